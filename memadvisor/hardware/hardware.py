@@ -1,0 +1,35 @@
+"""What one accelerator and its links can do. Unknown is None; no other machine's figure stands in for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCurve:
+    """Measured seconds of one collective against its full message size, for one number of ranks.
+
+    `operation` is all_reduce, all_gather, reduce_scatter or broadcast. Points ascend in bytes.
+    """
+
+    operation: str
+    num_ranks: int
+    sizes_bytes: tuple[int, ...]
+    durations_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """`kind` says where the figures come from: `datasheet`, `measured` (calibrate) or `given` (by the user).
+
+    Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`).
+    """
+
+    name: str
+    kind: str
+    source: str
+    memory_bytes: int | None
+    memory_bandwidth_bytes_per_s: float | None
+    peak_flops_per_s: Mapping[str, float]
+    collectives: tuple[CollectiveCurve, ...] = ()

@@ -1,0 +1,160 @@
+"""A plan: what to change about a training, and what that is predicted to give. Pure data, kept as JSON.
+
+A plan names units of one model (memadvisor/run/cut.py) and says for each its ZeRO stage and whether
+its forward is recomputed in the backward. The model's fingerprint keeps it from being applied to another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memadvisor.errors import PlanError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPlan:
+    """`zero_stage` 0 replicates everything, 1 shards optimizer state, 2 gradients too, 3 parameters too."""
+
+    name: str
+    zero_stage: int
+    recompute: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the simulator says of a plan, per rank; the largest rank where ranks differ."""
+
+    peak_bytes: int
+    step_time_s: float
+    by_category_bytes: dict[str, int]  # at the peak
+    exposed_communication_s: float
+    peak_position: str  # "backward of blocks.3", where the peak is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`units` empty: a plan made by hand, whose `zero_stage` and `policy` are worked out on the live model.
+
+    `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
+    leaves them as they are.
+    """
+
+    fingerprint: str | None
+    num_ranks: int
+    zero_stage: int
+    policy: str  # "chosen" (see units), "none", "every-layer" or "sqrt"
+    units: tuple[UnitPlan, ...]
+    micro_batch_size: int | None
+    grad_accum: int | None
+    prediction: Prediction | None
+    budget_bytes: int | None
+    why: str
+
+    @property
+    def recomputed_units(self) -> tuple[str, ...]:
+        return tuple(unit.name for unit in self.units if unit.recompute)
+
+
+def fingerprint(parameters: Iterable[tuple[str, str, str]]) -> str:
+    """A short hash of a model's (parameter name, full shape, dtype) triples, in any order."""
+    lines = sorted("\t".join(triple) for triple in parameters)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    return {"format": FORMAT, **dataclasses.asdict(plan)}
+
+
+def plan_from_json(value: Any, source: str) -> Plan:
+    """The inverse of `plan_to_json`. Raises PlanError, naming `source`, for anything that is no plan."""
+    try:
+        if value["format"] != FORMAT:
+            raise PlanError(
+                f"{source} has plan format {value['format']!r}, and this version reads {FORMAT}.",
+                hint="make the plan again with `memadvisor advise`.",
+            )
+        prediction = value["prediction"]
+        plan = Plan(
+            fingerprint=_typed(value["fingerprint"], str, optional=True),
+            num_ranks=_typed(value["num_ranks"], int),
+            zero_stage=_typed(value["zero_stage"], int),
+            policy=_typed(value["policy"], str),
+            units=tuple(
+                UnitPlan(
+                    name=_typed(unit["name"], str),
+                    zero_stage=_typed(unit["zero_stage"], int),
+                    recompute=_typed(unit["recompute"], bool),
+                )
+                for unit in value["units"]
+            ),
+            micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
+            grad_accum=_typed(value["grad_accum"], int, optional=True),
+            prediction=None if prediction is None else _prediction_from_json(prediction),
+            budget_bytes=_typed(value["budget_bytes"], int, optional=True),
+            why=_typed(value["why"], str),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlanError(
+            f"{source} is not a plan: {_what(error)}.",
+            hint="make one with `memadvisor advise RUN -o plan.json`.",
+        ) from error
+    _check(plan, source)
+    return plan
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan file. Raises PlanError when it is missing or no plan."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(
+            f"{str(path)!r} cannot be read: {error.strerror}.",
+            hint="make a plan with `memadvisor advise RUN -o plan.json`.",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(
+            f"{str(path)!r} is not JSON.", hint="make a plan with `memadvisor advise RUN -o plan.json`."
+        ) from error
+    return plan_from_json(value, repr(str(path)))
+
+
+def _prediction_from_json(value: Any) -> Prediction:
+    return Prediction(
+        peak_bytes=_typed(value["peak_bytes"], int),
+        step_time_s=float(value["step_time_s"]),
+        by_category_bytes={str(name): _typed(size, int) for name, size in value["by_category_bytes"].items()},
+        exposed_communication_s=float(value["exposed_communication_s"]),
+        peak_position=_typed(value["peak_position"], str),
+    )
+
+
+def _typed(value: Any, kind: type, *, optional: bool = False) -> Any:
+    if value is None and optional:
+        return None
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{value!r} stands where {kind.__name__} belongs")
+    return value
+
+
+def _what(error: Exception) -> str:
+    return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def _check(plan: Plan, source: str) -> None:
+    stages = {plan.zero_stage, *(unit.zero_stage for unit in plan.units)}
+    if not stages <= {0, 1, 2, 3}:
+        raise PlanError(f"{source} asks for ZeRO stage {max(stages)}.", hint="stages are 0 to 3.")
+    if plan.num_ranks < 1:
+        raise PlanError(f"{source} is for {plan.num_ranks} ranks.", hint="a plan is for 1 rank or more.")
+    if plan.policy not in ("chosen", "none", "every-layer", "sqrt"):
+        raise PlanError(
+            f"{source} names the policy {plan.policy!r}.", hint="use chosen, none, every-layer or sqrt."
+        )

@@ -1,0 +1,1 @@
+"""The run format: rows, journals, directories (docs/run-format.md)."""

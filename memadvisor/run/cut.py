@@ -1,0 +1,93 @@
+"""How a model is cut into units: the one rule that capture, planner and engines share.
+
+Every parameter belongs to exactly one unit. Where a module has two or more children of one class
+that hold parameters and are themselves made of modules (transformer blocks, residual blocks), each
+such child is a unit; elsewhere the rule descends, and a leaf with parameters is a unit of its own.
+Parameters that a module holds directly, beside such children, belong to that module's unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleNode:
+    """A module as the cut sees it: `parameters` are the names it holds itself, children by position."""
+
+    name: str
+    type_name: str
+    num_own_parameters: int
+    children: tuple[ModuleNode, ...]
+
+
+def cut_units(root: ModuleNode) -> dict[str, str]:
+    """The unit of every module: module name -> unit name, in order of definition.
+
+    A unit's name is that of its topmost module; the root's is "" for a single model.
+    """
+    units: dict[str, str] = {}
+    _cut(root, root.name, units)
+    return units
+
+
+def _cut(node: ModuleNode, enclosing: str, units: dict[str, str]) -> None:
+    repeated = _repeated_blocks(node.children)
+    is_unit = not node.children or node.num_own_parameters > 0
+    own = node.name if is_unit and _has_parameters(node) else enclosing
+    units[node.name] = own
+    for child in node.children:
+        if child.type_name in repeated and child.children and _has_parameters(child):
+            _assign(child, child.name, units)
+        else:
+            _cut(child, own, units)
+
+
+def _repeated_blocks(children: Sequence[ModuleNode]) -> set[str]:
+    names = [child.type_name for child in children if child.children and _has_parameters(child)]
+    return {name for name in names if names.count(name) >= 2}
+
+
+def _assign(node: ModuleNode, unit: str, units: dict[str, str]) -> None:
+    units[node.name] = unit
+    for child in node.children:
+        _assign(child, unit, units)
+
+
+def _has_parameters(node: ModuleNode) -> bool:
+    return node.num_own_parameters > 0 or any(_has_parameters(child) for child in node.children)
+
+
+def unwrap(model: Any) -> Any:
+    """The script's own model inside DistributedDataParallel, DataParallel and torch.compile wrappers."""
+    while True:
+        if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif any(
+            base.__name__ in ("DistributedDataParallel", "DataParallel") for base in type(model).__mro__
+        ):
+            model = model.module
+        else:
+            return model
+
+
+def module_tree(model: Any, name: str = "") -> ModuleNode:
+    """A live torch module as the cut sees it; a module met twice is described where it is met first."""
+    return _describe(model, name, set())
+
+
+def _describe(module: Any, name: str, seen: set[int]) -> ModuleNode:
+    seen.add(id(module))
+    prefix = f"{name}." if name else ""
+    return ModuleNode(
+        name=name,
+        type_name=type(module).__name__,
+        num_own_parameters=sum(parameter is not None for parameter in module._parameters.values()),
+        children=tuple(
+            _describe(child, prefix + child_name, seen)
+            for child_name, child in module._modules.items()
+            if child is not None and id(child) not in seen
+        ),
+    )

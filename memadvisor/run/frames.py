@@ -1,0 +1,124 @@
+"""Frames: the self-checking pieces that a journal is made of (docs/run-format.md).
+
+A frame is a 32-byte header and a payload. The header holds magic, type, schema, row count and
+lengths; its CRC covers header and payload, so a flipped bit loses one frame and never yields a wrong row.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MAGIC = b"MADV"
+MAJOR, MINOR = 1, 0
+HEADER = struct.Struct("<4sBBHIIIIII")  # magic, major, type, schema, rows, stored, raw, 0, 0, crc
+MAX_RAW_BYTES = 64 * 2**20  # a declared size above this is damage, not data
+
+JSON_FRAME, STRINGS_FRAME, TABLE_FRAME = 1, 2, 3
+
+# A missing whole number or text; a missing fraction is NaN.
+MISSING_INT = -(2**63)
+_FLIPPABLE = np.dtype("<i8")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: int
+    schema: int
+    num_rows: int
+    payload: bytes
+
+
+def pack_frame(kind: int, schema: int, num_rows: int, payload: bytes) -> bytes:
+    """A whole frame, ready to be appended. Raises ValueError if the payload is over MAX_RAW_BYTES."""
+    if len(payload) > MAX_RAW_BYTES:
+        raise ValueError(f"a frame of {len(payload)} bytes is over the limit of {MAX_RAW_BYTES}")
+    stored = zlib.compress(payload, 1)
+    fields = (MAGIC, MAJOR, kind, schema, num_rows, len(stored), len(payload), 0, 0)
+    crc = zlib.crc32(stored, zlib.crc32(HEADER.pack(*fields, 0)))
+    return HEADER.pack(*fields, crc) + stored
+
+
+def read_frames(data: bytes) -> Iterator[Frame | str]:
+    """Every whole frame of `data`; a text instead of a frame says what is damaged, and where.
+
+    After damage the next magic that starts a whole frame goes on. An unfinished last frame is silent:
+    a run that is still growing, or was killed, ends so.
+    """
+    position = 0
+    while position < len(data):
+        frame, size, damage = _frame_at(data, position)
+        if frame is not None:
+            yield frame
+            position += size
+            continue
+        following = _next_whole_frame(data, position + 1)
+        if following is None:
+            if damage != "unfinished":
+                yield f"{damage} at byte {position}; the rest is lost"
+            return
+        yield f"{damage} at byte {position}; {following - position} bytes are lost"
+        position = following
+
+
+def _frame_at(data: bytes, position: int) -> tuple[Frame | None, int, str]:
+    if len(data) - position < HEADER.size:
+        return None, 0, "unfinished"
+    magic, major, kind, schema, rows, stored, raw, _, _, crc = HEADER.unpack_from(data, position)
+    if magic != MAGIC:
+        return None, 0, "no frame"
+    if raw > MAX_RAW_BYTES or stored > raw + raw // 100 + 1024:
+        return None, 0, "impossible length"
+    end = position + HEADER.size + stored
+    if end > len(data):
+        return None, 0, "unfinished"
+    header = data[position : position + HEADER.size - 4] + b"\0\0\0\0"
+    body = data[position + HEADER.size : end]
+    if zlib.crc32(body, zlib.crc32(header)) != crc:
+        return None, 0, "checksum mismatch"
+    if major != MAJOR:
+        return Frame(0, schema, rows, b""), HEADER.size + stored, ""  # a later format: skipped by length
+    inflate = zlib.decompressobj()
+    try:
+        payload = inflate.decompress(body, raw)
+    except zlib.error:
+        return None, 0, "undecodable payload"
+    if len(payload) != raw:
+        return None, 0, "payload of a wrong length"
+    return Frame(kind, schema, rows, payload), HEADER.size + stored, ""
+
+
+def _next_whole_frame(data: bytes, start: int) -> int | None:
+    position = data.find(MAGIC, start)
+    while position != -1:
+        if _frame_at(data, position)[0] is not None:
+            return position
+        position = data.find(MAGIC, position + 1)
+    return None
+
+
+def pack_column(values: Any, *, fraction: bool) -> bytes:
+    """One column of 8-byte values: whole numbers as differences, both kinds byte-transposed."""
+    if fraction:
+        bits = np.asarray(values, dtype="<f8").view(_FLIPPABLE)
+    else:
+        bits = np.asarray(values, dtype=_FLIPPABLE)
+        with np.errstate(over="ignore"):
+            bits = np.diff(bits, prepend=bits.dtype.type(0))
+    return bits.view(np.uint8).reshape(-1, 8).T.tobytes()
+
+
+def unpack_column(data: bytes, num_rows: int, *, fraction: bool) -> list[Any]:
+    """The inverse of `pack_column`, with None for what was missing."""
+    table = np.frombuffer(data, dtype=np.uint8).reshape(8, num_rows).T
+    bits = np.ascontiguousarray(table).view(_FLIPPABLE).reshape(num_rows)
+    if fraction:
+        return [None if value != value else value for value in bits.view("<f8").tolist()]
+    with np.errstate(over="ignore"):
+        whole = np.cumsum(bits, dtype=_FLIPPABLE)
+    return [None if value == MISSING_INT else value for value in whole.tolist()]

@@ -1,0 +1,276 @@
+"""What one profiled process leaves behind, as rows; each class is one table of the journal.
+
+Times are seconds of the process's monotonic clock (`time.monotonic`), which all processes of one
+machine share; `ProcessInfo.unix_offset_s` turns them into wall-clock time. `None` always means
+"not recorded", never zero. Names of modules and units are `named_modules` names; the model itself is
+"" and a second root model found in the same script is `model1`, its children `model1.layer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Every live byte belongs to one of these. `unexplained` is what the allocator reports and no label explains.
+CATEGORIES = (
+    "parameter",
+    "gradient",
+    "optimizer_state",
+    "activation",
+    "input",
+    "temporary",
+    "communication",
+    "other",
+)
+UNEXPLAINED = "unexplained"
+
+# `outside` is everything that is in no model's forward, no backward and no optimizer step.
+PHASES = ("baseline", "outside", "forward", "recompute", "backward", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of a discovered model; `unit` is the unit that its parameters belong to."""
+
+    name: str
+    type_name: str
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A subtree of modules, the grain of every decision; in order of first execution.
+
+    Counts and bytes are of the full, unsharded model. A tied parameter counts in the first unit alone.
+    `is_block`: made of further modules, unlike a single layer such as an embedding.
+    """
+
+    name: str
+    type_name: str
+    is_block: bool
+    num_parameters: int
+    parameter_bytes: int
+    trainable_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`size_bytes` is what the parameter's own elements take; `tied_to` names the first of tied ones."""
+
+    name: str
+    unit: str
+    shape: str
+    dtype: str
+    num_elements: int
+    size_bytes: int
+    requires_grad: bool
+    tied_to: str
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """One tensor of an optimizer's state at the traced step; `component` is its key (`exp_avg`)."""
+
+    parameter: str
+    component: str
+    dtype: str
+    num_elements: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From the end of one optimizer step to the end of the next.
+
+    `recorder_s` is the time that memadvisor's own hooks took inside the step. A traced step's times
+    never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has one.
+    """
+
+    index: int
+    start_s: float
+    end_s: float
+    traced: bool
+    num_micro_batches: int
+    num_samples: int | None
+    num_tokens: int | None
+    allocated_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    recorder_s: float | None
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a step: kind is forward, backward, optimizer, unit_forward or unit_backward.
+
+    A `unit_forward` inside a backward is a recomputation and has kind `unit_recompute`.
+    """
+
+    step: int
+    kind: str
+    unit: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One allocation of the traced step, or one that was alive when it began (phase `baseline`).
+
+    `death_s` None: still alive at the end of the step. `module` is the innermost module that was
+    running at birth. For a temporary inside an operator, `operator` names that operator.
+    """
+
+    storage_id: int
+    birth_s: float
+    death_s: float | None
+    size_bytes: int
+    category: str
+    dtype: str
+    shape: str
+    module: str
+    unit: str
+    phase: str
+    micro_batch: int
+    operator: str
+    device: str
+    last_use_s: float | None
+    last_forward_use_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """From `time_s` on, the allocator reports this many bytes more than all `Storage` rows explain."""
+
+    time_s: float
+    unexplained_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A tensor that autograd keeps for the backward of the traced step.
+
+    Several rows may name one storage, whose bytes count once. `released_s` None: never, in this step.
+    """
+
+    storage_id: int
+    module: str
+    unit: str
+    micro_batch: int
+    size_bytes: int
+    shape: str
+    saved_s: float
+    unpacked_s: float | None
+    released_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of the traced step. FLOPs are 2 per multiply-add of matrix products and convolutions.
+
+    `executed_flops` is what ran; `model_flops` leaves out recomputation (FACTS of MFU: analyzers/utilization.py)
+    and counts causal attention as the T(T+1)/2 pairs that the model needs.
+    """
+
+    name: str
+    module: str
+    unit: str
+    phase: str
+    start_s: float
+    end_s: float
+    executed_flops: int
+    model_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective or point-to-point operation of a traced step.
+
+    `size_bytes` is the full message: for all_gather the gathered tensor, for reduce_scatter its input,
+    else the tensor. `sequence` counts the operations of a group, so (group, sequence) matches ranks.
+    `end_s` is true completion; wait times are None where nobody waited in Python.
+    """
+
+    step: int
+    operation: str
+    group: str
+    group_size: int
+    sequence: int
+    size_bytes: int
+    dtype: str
+    phase: str
+    unit: str
+    asynchronous: bool
+    issue_s: float
+    end_s: float | None
+    wait_start_s: float | None
+    wait_end_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A sample of the process's and the device's own counters."""
+
+    time_s: float
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    resident_bytes: int | None
+    device_used_bytes: int | None
+    device_utilization: float | None
+
+
+TABLES: dict[str, type] = {
+    "modules": Module,
+    "units": Unit,
+    "parameters": Parameter,
+    "optimizer_states": OptimizerState,
+    "steps": Step,
+    "spans": Span,
+    "storages": Storage,
+    "residuals": Residual,
+    "saved": Saved,
+    "operators": Operator,
+    "collectives": Collective,
+    "counters": Counter,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """Who wrote a journal."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    pid: int
+    host: str
+    device: str  # "cpu" or "cuda:0": whose allocator the peaks are of
+    device_name: str  # "NVIDIA H200", or the processor's name
+    device_memory_bytes: int | None
+    num_threads: int | None
+    unix_offset_s: float  # wall clock = monotonic + this
+    start_s: float
+    torch_version: str
+    python_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something that the reader should know: level is info, warning or error."""
+
+    level: str
+    text: str
+    time_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the script ended. A run without one was killed, or is still going."""
+
+    exit_code: int
+    exception: str | None  # type name alone; the message is the script's own affair
+    time_s: float

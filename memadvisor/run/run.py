@@ -1,0 +1,86 @@
+"""A run: everything that one profiled training left behind, of all its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from memadvisor.plan import Plan
+from memadvisor.run.records import (
+    Collective,
+    Counter,
+    Ending,
+    Module,
+    Note,
+    Operator,
+    OptimizerState,
+    Parameter,
+    ProcessInfo,
+    Residual,
+    Saved,
+    Span,
+    Step,
+    Storage,
+    Unit,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What all ranks of a run share. `arguments` are the script's, as given."""
+
+    format: tuple[int, int]
+    memadvisor_version: str
+    created_unix_s: float
+    world_size: int
+    script: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRun:
+    """The journal of one rank; tables that were not recorded are empty."""
+
+    process: ProcessInfo
+    modules: tuple[Module, ...]
+    units: tuple[Unit, ...]
+    parameters: tuple[Parameter, ...]
+    optimizer_states: tuple[OptimizerState, ...]
+    steps: tuple[Step, ...]
+    spans: tuple[Span, ...]
+    storages: tuple[Storage, ...]
+    residuals: tuple[Residual, ...]
+    saved: tuple[Saved, ...]
+    operators: tuple[Operator, ...]
+    collectives: tuple[Collective, ...]
+    counters: tuple[Counter, ...]
+    notes: tuple[Note, ...]
+    ending: Ending | None
+
+    @property
+    def traced_step(self) -> Step | None:
+        """The last step that was traced; storages, saved tensors and operators are of this one."""
+        return next((step for step in reversed(self.steps) if step.traced), None)
+
+    def steady_steps(self) -> tuple[Step, ...]:
+        """Timed steps that are neither warm-up nor next to a traced one; what throughput is made of."""
+        traced = {step.index for step in self.steps if step.traced}
+        timed = [step for step in self.steps if not step.traced]
+        steady = [step for step in timed if step.index >= 2 and step.index - 1 not in traced]
+        return tuple(steady or timed[-1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`missing_ranks` wrote nothing readable; `problems` say in words what is damaged or absent."""
+
+    path: Path
+    manifest: Manifest
+    ranks: tuple[RankRun, ...]
+    missing_ranks: tuple[int, ...]
+    problems: tuple[str, ...]
+    plan: Plan | None  # the plan that was applied, where one was
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.missing_ranks and all(rank.ending is not None for rank in self.ranks)

@@ -1,0 +1,187 @@
+"""The run directory: `manifest.json`, one `rank<N>.pid<P>.journal` a process, `plan.json` where one was applied."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+from memadvisor.errors import MemadvisorError, PlanError, RunFormatError, UsageError
+from memadvisor.plan import Plan, load_plan
+from memadvisor.run.frames import MAJOR, MINOR
+from memadvisor.run.journal import JournalContents, read_journal
+from memadvisor.run.records import Ending, Note, ProcessInfo
+from memadvisor.run.run import Manifest, RankRun, Run
+
+_JOURNAL = re.compile(r"rank(\d+)\.pid(\d+)\.journal")
+_MAX_JOURNAL_BYTES = 4 * 2**30
+_T = TypeVar("_T")
+
+
+def journal_path(directory: Path, rank: int) -> Path:
+    return directory / f"rank{rank}.pid{os.getpid()}.journal"
+
+
+def create_run_directory(directory: Path) -> None:
+    """Make the directory, or raise UsageError in one line. An existing run is never written into."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"--out {str(directory)!r} cannot be made: {error.strerror}.", hint="name a writable directory."
+        ) from error
+    if any(directory.iterdir()):
+        raise UsageError(f"--out {str(directory)!r} is not empty.", hint="name a new directory.")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {str(directory)!r} is not writable.", hint="name a writable directory.")
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest unless another rank already has: all ranks would write the same."""
+    text = json.dumps(dataclasses.asdict(manifest), indent=1)
+    write_private_file(directory / "manifest.json", text, replace=False)
+
+
+def write_private_file(path: Path, text: str, *, replace: bool = True) -> None:
+    """Write a whole file or nothing, readable by its owner alone. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        if replace:
+            temporary.replace(path)
+        else:
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run directory, whatever of it is whole; also while it is being written.
+
+    Raises RunFormatError when the directory is no run, or no rank of it can be read at all.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise RunFormatError(
+            f"{str(path)!r} {what}.", hint="name the directory that `memadvisor profile` wrote."
+        )
+    journals = sorted(p for p in directory.iterdir() if _JOURNAL.fullmatch(p.name))
+    if not journals and not (directory / "manifest.json").exists():
+        raise RunFormatError(
+            f"{str(path)!r} is not a run: it holds no manifest.json and no journal.",
+            hint="name the directory that `memadvisor profile` wrote.",
+        )
+    problems: list[str] = []
+    ranks: dict[int, RankRun] = {}
+    for journal in journals:
+        rank = _load_rank(journal, problems)
+        if rank is not None:
+            known = ranks.get(rank.process.rank)
+            if known is None or len(rank.steps) >= len(known.steps):
+                ranks[rank.process.rank] = rank
+    if not ranks:
+        detail = "; ".join(problems[:1]) or "no rank has written anything yet"
+        raise RunFormatError(
+            f"{str(path)!r} has no readable rank: {detail}.", hint="profile the script again."
+        )
+    manifest = _load_manifest(directory, tuple(ranks.values()), problems)
+    world_size = max(manifest.world_size, 1 + max(ranks))
+    return Run(
+        path=directory,
+        manifest=manifest,
+        ranks=tuple(ranks[number] for number in sorted(ranks)),
+        missing_ranks=tuple(sorted(set(range(min(world_size, 1_000_000))) - set(ranks))),
+        problems=tuple(problems),
+        plan=_load_plan(directory, problems),
+    )
+
+
+def _load_rank(journal: Path, problems: list[str]) -> RankRun | None:
+    try:
+        if journal.stat().st_size > _MAX_JOURNAL_BYTES:
+            problems.append(f"{journal.name}: larger than 4 GiB; not read")
+            return None
+        contents = read_journal(journal)
+    except OSError as error:
+        problems.append(f"{journal.name}: {error.strerror}")
+        return None
+    problems += contents.problems
+    process = _last_document(contents, "process", ProcessInfo, problems, journal.name)
+    if process is None:
+        problems.append(f"{journal.name}: the frame that says who wrote it is missing")
+        return None
+    ending = _last_document(contents, "ending", Ending, problems, journal.name)
+    notes = tuple(
+        note
+        for name, value in contents.documents
+        if name == "note" and (note := _document(Note, value, problems, journal.name)) is not None
+    )
+    tables: dict[str, Any] = {name: tuple(rows) for name, rows in contents.rows.items()}
+    return RankRun(process=process, notes=notes, ending=ending, **tables)
+
+
+def _last_document(
+    contents: JournalContents, name: str, kind: type[_T], problems: list[str], file: str
+) -> _T | None:
+    values = [value for found, value in contents.documents if found == name]
+    return _document(kind, values[-1], problems, file) if values else None
+
+
+def _document(kind: type[_T], value: Any, problems: list[str], file: str) -> _T | None:
+    try:
+        known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        return kind(**{key: item for key, item in value.items() if key in known})
+    except (TypeError, AttributeError):
+        problems.append(f"{file}: a {kind.__name__} makes no sense; it is left out")
+        return None
+
+
+def _load_manifest(directory: Path, ranks: tuple[RankRun, ...], problems: list[str]) -> Manifest:
+    try:
+        value = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+        manifest = Manifest(
+            format=(int(value["format"][0]), int(value["format"][1])),
+            memadvisor_version=str(value["memadvisor_version"]),
+            created_unix_s=float(value["created_unix_s"]),
+            world_size=int(value["world_size"]),
+            script=str(value["script"]),
+            arguments=tuple(str(argument) for argument in value["arguments"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        problems.append("manifest.json is missing or damaged; what it held is taken from the journals")
+        world_size = max(rank.process.world_size for rank in ranks)
+        start = min(rank.process.start_s + rank.process.unix_offset_s for rank in ranks)
+        return Manifest(
+            format=(MAJOR, MINOR),
+            memadvisor_version="unknown",
+            created_unix_s=start,
+            world_size=world_size,
+            script="unknown",
+            arguments=(),
+        )
+    if manifest.format[0] > MAJOR:
+        raise RunFormatError(
+            f"{str(directory)!r} was written in format {manifest.format[0]}, and this version reads {MAJOR}.",
+            hint="upgrade memadvisor.",
+        )
+    return manifest
+
+
+def _load_plan(directory: Path, problems: list[str]) -> Plan | None:
+    path = directory / "plan.json"
+    if not path.exists():
+        return None
+    try:
+        return load_plan(path)
+    except (PlanError, MemadvisorError) as error:
+        problems.append(f"plan.json: {error}")
+        return None

@@ -1,0 +1,161 @@
+"""The schedule: which action happens at which boundary of a step.
+
+The simulator (memadvisor/cost/simulate.py) plays it against measured costs, the executor
+(memadvisor/engines/executor.py) plays the very same object on the live model. What a ZeRO stage or a
+checkpoint *means* is therefore written once, here, as actions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.run.records import Unit
+
+
+class Point(StrEnum):
+    """Where in a step: around a unit's forward, around its backward, around the optimizer step."""
+
+    BEFORE_FORWARD = "before_forward"
+    AFTER_FORWARD = "after_forward"
+    BEFORE_BACKWARD = "before_backward"
+    AFTER_BACKWARD = "after_backward"
+    BEFORE_OPTIMIZER = "before_optimizer"
+    AFTER_OPTIMIZER = "after_optimizer"
+
+
+class ActionKind(StrEnum):
+    """What is done to a unit.
+
+    gather: make its full parameters present. release: free them, keep the shard. reduce: sum its
+    gradients over the ranks, leaving all of them (all_reduce) or this rank's shard (reduce_scatter) as
+    `shard` says. recompute: run the forward without saving, and again in the backward. update: step
+    the optimizer on what this rank holds.
+    """
+
+    GATHER = "gather"
+    RELEASE = "release"
+    REDUCE = "reduce"
+    RECOMPUTE = "recompute"
+    UPDATE = "update"
+
+
+class Lane(StrEnum):
+    """What an action occupies; lanes run at the same time, actions of one lane one after another."""
+
+    COMPUTE = "compute"
+    COLLECTIVE = "collective"
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    point: Point
+    unit: str  # "" with BEFORE_OPTIMIZER and AFTER_OPTIMIZER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """`shard` matters to `reduce` alone: True leaves each rank its shard of the sum and frees the rest."""
+
+    kind: ActionKind
+    unit: str
+    lane: Lane
+    shard: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Actions by boundary. `units` are in order of execution; `num_ranks` share each sharded unit.
+
+    With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point)
+    and one without `shard` in the last micro-batch alone.
+    """
+
+    num_ranks: int
+    units: tuple[UnitPlan, ...]
+    actions: dict[Boundary, tuple[Action, ...]]
+
+    def at(self, point: Point, unit: str = "") -> tuple[Action, ...]:
+        return self.actions.get(Boundary(point, unit), ())
+
+
+def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
+    """The schedule that a plan asks of a model with these units, in order of execution.
+
+    - Stage 0: all_reduce the unit's gradient after its backward.
+    - Stage 1: the same (every rank keeps the whole summed gradient, so a script may still read it), but each
+      rank updates its shard alone, and the updated parameters are gathered after the optimizer step.
+    - Stage 2: reduce_scatter after the backward, then free the rest of the gradient.
+    - Stage 3: as 2; parameters are gathered before and released after each forward and each backward.
+
+    A unit without trainable parameters has nothing to reduce or update.
+    """
+    chosen = resolve_units(plan, units)
+    trainable = {unit.name for unit in units if unit.trainable_bytes > 0}
+    actions: dict[Boundary, list[Action]] = {}
+
+    def add(point: Point, boundary_unit: str, kind: ActionKind, unit: str, *, shard: bool = False) -> None:
+        lane = Lane.COLLECTIVE if kind in (ActionKind.GATHER, ActionKind.REDUCE) else Lane.COMPUTE
+        action = Action(kind=kind, unit=unit, lane=lane, shard=shard)
+        actions.setdefault(Boundary(point, boundary_unit), []).append(action)
+
+    for unit in chosen:
+        name, stage = unit.name, unit.zero_stage if plan.num_ranks > 1 else 0
+        if stage == 3:
+            for before, after in (
+                (Point.BEFORE_FORWARD, Point.AFTER_FORWARD),
+                (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD),
+            ):
+                add(before, name, ActionKind.GATHER, name)
+                add(after, name, ActionKind.RELEASE, name)
+        if unit.recompute:
+            add(Point.BEFORE_FORWARD, name, ActionKind.RECOMPUTE, name)
+        if name in trainable:
+            if plan.num_ranks > 1:
+                add(Point.AFTER_BACKWARD, name, ActionKind.REDUCE, name, shard=stage >= 2)
+            add(Point.BEFORE_OPTIMIZER, "", ActionKind.UPDATE, name)
+            if stage in (1, 2):
+                add(Point.AFTER_OPTIMIZER, "", ActionKind.GATHER, name)
+    return Schedule(
+        num_ranks=plan.num_ranks,
+        units=chosen,
+        actions={boundary: tuple(items) for boundary, items in actions.items()},
+    )
+
+
+def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
+    """The plan's word on each of `units`: its own entry, else its `zero_stage` and `policy`.
+
+    `every-layer` recomputes every block; `sqrt` leaves every round(sqrt(n))-th of n blocks as it is, so that
+    about sqrt(n) stretches are recomputed (arXiv:1604.06174). A block is one of several units of one class
+    that stand side by side in the model.
+    """
+    given = {unit.name: unit for unit in plan.units}
+    recomputed = _recomputed_by_policy(plan.policy, blocks_of(units))
+    return tuple(
+        given.get(
+            unit.name,
+            UnitPlan(name=unit.name, zero_stage=plan.zero_stage, recompute=unit.name in recomputed),
+        )
+        for unit in units
+    )
+
+
+def blocks_of(units: Sequence[Unit]) -> tuple[str, ...]:
+    """Names of the units that are blocks: two or more of one class under one parent, holding modules."""
+    kinds = [(unit.name.rpartition(".")[0], unit.type_name) for unit in units]
+    return tuple(
+        unit.name for unit, kind in zip(units, kinds, strict=True) if unit.is_block and kinds.count(kind) > 1
+    )
+
+
+def _recomputed_by_policy(policy: str, blocks: Sequence[str]) -> frozenset[str]:
+    if policy == "every-layer":
+        return frozenset(blocks)
+    if policy == "sqrt" and blocks:
+        stride = max(2, round(math.sqrt(len(blocks))))
+        return frozenset(name for position, name in enumerate(blocks, start=1) if position % stride)
+    return frozenset()

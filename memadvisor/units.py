@@ -1,0 +1,88 @@
+"""The only place that turns bytes, seconds and rates into words, and words into bytes.
+
+GiB means 2**30 bytes, GB means 10**9. Inside memadvisor everything is bytes and seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from memadvisor.errors import UsageError
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    **{
+        unit + suffix: factor
+        for unit, factor in (("k", KIB), ("m", MIB), ("g", GIB), ("t", TIB))
+        for suffix in ("", "ib")
+    },
+    **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes meant by a size such as `24GiB`, `10 GB`, `512M` or `1000`.
+
+    A bare K, M, G or T is binary, as in GPU data sheets. Raises UsageError for anything else.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(
+            f"{text!r} is not a size.", hint="write it as 24GiB, 10GB, 512MiB or a number of bytes."
+        )
+    size_bytes = round(float(match.group(1)) * factor)
+    if not 0 < size_bytes < 2**60:
+        raise UsageError(
+            f"{text!r} is not a usable size.", hint="it must be more than 0 and less than 1 EiB."
+        )
+    return size_bytes
+
+
+def format_bytes(size_bytes: float | None) -> str:
+    """`None` reads "not recorded"; anything else has three significant digits: `1.46 GiB`."""
+    if size_bytes is None:
+        return "not recorded"
+    magnitude = abs(size_bytes)
+    for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if magnitude >= factor:
+            return f"{_three_digits(size_bytes / factor)} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_seconds(duration_s: float | None) -> str:
+    """`2.50 s`, `13.1 ms`, `7.20 us`."""
+    if duration_s is None:
+        return "not recorded"
+    magnitude = abs(duration_s)
+    if magnitude >= 1 or magnitude == 0:
+        return f"{_three_digits(duration_s)} s"
+    factor, unit = (1e3, "ms") if magnitude >= 1e-3 else (1e6, "us")
+    return f"{_three_digits(duration_s * factor)} {unit}"
+
+
+def format_fraction(fraction: float | None) -> str:
+    """A fraction of 1 as a percentage: `41.2 %`."""
+    return "not recorded" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def format_count(count: float | None, unit: str = "") -> str:
+    """`1.24 G`, `51.0 M`, `983`: decimal prefixes, for parameters, FLOPs and rates."""
+    if count is None:
+        return "not recorded"
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= factor:
+            return f"{_three_digits(count / factor)} {prefix}{unit}"
+    return f"{count:g} {unit}".strip()
+
+
+def _three_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"

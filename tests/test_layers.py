@@ -1,0 +1,66 @@
+"""Imports point one way: data, then capture and analysis, then planning, then views."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# First matching prefix wins; each entry lists what that layer may import of ours.
+DATA = (
+    "memadvisor.units",
+    "memadvisor.errors",
+    "memadvisor.run",
+    "memadvisor.hardware",
+    "memadvisor.plan",
+    "memadvisor.schedule",
+)
+COST = "memadvisor.cost"
+ANALYZERS = "memadvisor.analyzers"
+ALLOWED = {
+    **dict.fromkeys(DATA, DATA),
+    "memadvisor.capture": DATA,
+    "memadvisor.calibrate": DATA,
+    COST: DATA,
+    ANALYZERS: (*DATA, COST),
+    "memadvisor.planning": (*DATA, COST, ANALYZERS),
+    "memadvisor.engines": (*DATA, COST),
+    "memadvisor.export": DATA,
+    "memadvisor.report": (*DATA, COST, ANALYZERS),
+    "memadvisor.gates": (*DATA, ANALYZERS),
+    "memadvisor.tui": (*DATA, COST, ANALYZERS, "memadvisor.planning", "memadvisor.report"),
+}
+MAY_IMPORT_TORCH = ("memadvisor.capture", "memadvisor.calibrate", "memadvisor.engines")
+
+
+def _inside(module, packages):
+    return any(module == p or module.startswith(p + ".") for p in packages)
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+
+
+def _module(path):
+    """Import name of a file: the folders analyzers/ and tui/ are installed under memadvisor."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] == "memadvisor" else ("memadvisor", *parts))
+
+
+def violations():
+    for path in sorted(p for top in ("memadvisor", "analyzers", "tui") for p in (ROOT / top).rglob("*.py")):
+        module = _module(path)
+        layer = next((name for name in ALLOWED if _inside(module, [name])), None)
+        for target in _imports(path):
+            ours = _inside(target, ("memadvisor",))
+            if layer and ours and not _inside(target, (layer, *ALLOWED[layer])):
+                yield f"{module} imports {target}"
+            if _inside(target, ["torch"]) and not _inside(module, MAY_IMPORT_TORCH):
+                yield f"{module} imports torch"
+
+
+def test_imports_follow_the_layers():
+    assert list(violations()) == []
