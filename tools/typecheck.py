@@ -18,7 +18,15 @@ def main() -> int:
     shutil.copytree(ROOT / "memadvisor", TYPED / "memadvisor", ignore=ignore)
     for folder in ("analyzers", "tui"):
         shutil.copytree(ROOT / folder, TYPED / "memadvisor" / folder, ignore=ignore)
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", "memadvisor"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(ROOT / "pyproject.toml"),
+        "-p",
+        "memadvisor",
+    ]
     return subprocess.run(command, cwd=TYPED, check=False).returncode
 
 

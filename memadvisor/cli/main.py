@@ -1,0 +1,56 @@
+"""The command `memadvisor`: finds the command's file, and turns every user error into one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from memadvisor import __version__
+from memadvisor.errors import MemadvisorError
+
+# One file a command: memadvisor/cli/<name>.py with configure(parser) and run(arguments) -> exit code.
+COMMANDS = {
+    "profile": "run a script unchanged and record its memory and time",
+    "show": "print what a run recorded",
+    "report": "write a run as one offline HTML file",
+    "tui": "look at a run in the terminal, finished or growing",
+    "advise": "rank plans that fit a memory budget",
+    "run": "apply a plan to an unchanged script, and compare prediction with measurement",
+    "calibrate": "measure this machine's arithmetic and collectives",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        print(f"Hint: `{self.prog} --help` lists the options.", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; a user's mistake is one line on stderr and code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(
+        prog="memadvisor",
+        description="What to change when PyTorch training does not fit",
+        add_help=True,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"memadvisor {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for name, purpose in COMMANDS.items():
+        command = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+        if words[:1] == [name]:  # only the chosen command's file, and what it needs, is imported
+            import_module(f"memadvisor.cli.{name}").configure(command)
+    arguments = parser.parse_args(words)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        code: int = import_module(f"memadvisor.cli.{arguments.command}").run(arguments)
+    except MemadvisorError as error:
+        print(f"memadvisor {arguments.command}: {error.one_line()}", file=sys.stderr)
+        return 2
+    return code
