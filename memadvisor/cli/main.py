@@ -24,8 +24,7 @@ COMMANDS = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        print(f"Hint: `{self.prog} --help` lists the options.", file=sys.stderr)
+        print(f"{self.prog}: {message}. Hint: `{self.prog} --help` lists the options.", file=sys.stderr)
         raise SystemExit(2)
 
 
