@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from memadvisor import __version__
+from memadvisor.capture.script import Target, split_command
 from memadvisor.errors import MemadvisorError
 
 # One file a command: memadvisor/cli/<name>.py with configure(parser) and run(arguments) -> exit code.
@@ -38,12 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"memadvisor {__version__}")
+    target: Target | None = None
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, purpose in COMMANDS.items():
         command = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
         if words[:1] == [name]:  # only the chosen command's file, and what it needs, is imported
-            import_module(f"memadvisor.cli.{name}").configure(command)
-    arguments = parser.parse_args(words)
+            chosen = import_module(f"memadvisor.cli.{name}")
+            chosen.configure(command)
+            if getattr(chosen, "TAKES_SCRIPT", False):
+                words, target = split_command(words)
+    arguments = parser.parse_args(words, argparse.Namespace(target=target))
     if arguments.command is None:
         parser.print_help(sys.stderr)
         return 2

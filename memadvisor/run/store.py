@@ -41,6 +41,26 @@ def create_run_directory(directory: Path) -> None:
         raise UsageError(f"--out {str(directory)!r} is not writable.", hint="name a writable directory.")
 
 
+def join_run_directory(directory: Path, launch: str) -> None:
+    """As `create_run_directory`, for ranks that are started together: the first to come makes it.
+
+    `launch` tells one launch from the next, so that no rank writes into an older run.
+    """
+    marker = directory / ".launch"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if marker.exists() or not any(directory.iterdir()):
+            write_private_file(marker, launch, replace=False)
+        if marker.exists() and marker.read_text(encoding="utf-8") == launch:
+            return
+    except (OSError, ValueError) as error:
+        detail = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise UsageError(
+            f"--out {str(directory)!r} cannot be used: {detail}.", hint="name a writable directory."
+        ) from error
+    raise UsageError(f"--out {str(directory)!r} is not empty.", hint="name a new directory.")
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest unless another rank already has: all ranks would write the same."""
     text = json.dumps(dataclasses.asdict(manifest), indent=1)

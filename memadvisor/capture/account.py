@@ -1,0 +1,284 @@
+"""Joining the two layers: the allocator's events say when and how much, the labels say what.
+
+Pure Python, no torch. What only the allocator saw is a temporary inside the operator that ran;
+bytes that were there before the step and that nobody knows are "unexplained".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from memadvisor.capture.labels import LabelLog, Named, OperatorCall, Place, SavedTensor
+from memadvisor.capture.truth import AllocatorEvent
+from memadvisor.run.records import Residual, Saved, Storage
+
+# The allocator's and Python's clocks agree to far less than this.
+_CLOCK_SLACK_NS = 20_000
+# The first category wins where several people named one storage.
+_PRIORITY = (
+    "parameter",
+    "gradient",
+    "optimizer_state",
+    "communication",
+    "input",
+    "activation",
+    "other",
+    "temporary",
+)
+_BASELINE = Place("baseline", "", "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A storage that was alive when the step began, and what the census knows of it."""
+
+    address: int
+    size_bytes: int
+    category: str
+    unit: str
+    dtype: str
+    shape: str
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """One allocation on its way to becoming a Storage row."""
+
+    address: int
+    size_bytes: int
+    birth_ns: int
+    death_ns: int | None
+    place: Place
+    operator: str
+    categories: set[str] = field(default_factory=set)
+    unit: str | None = None
+    dtype: str = ""
+    shape: str = ""
+    is_result: bool = False  # an operator returned it; otherwise it never left the operator
+    last_use_ns: int | None = None
+    last_forward_use_ns: int | None = None
+    number: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The rows of one traced step; times in nanoseconds have become seconds by `to_s`."""
+
+    storages: list[Storage]
+    saved: list[Saved]
+    residuals: list[Residual]
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+
+
+class Ledger:
+    """All blocks of a step, found by address and time."""
+
+    def __init__(self, residents: Iterable[Resident], start_ns: int) -> None:
+        self.blocks: list[_Block] = []
+        self._by_address: dict[int, list[_Block]] = {}
+        self._start_ns = start_ns
+        for resident in residents:
+            block = self._add(resident.address, resident.size_bytes, start_ns, _BASELINE, "")
+            block.categories.add(resident.category)
+            block.unit, block.dtype, block.shape = resident.unit, resident.dtype, resident.shape
+
+    def _add(self, address: int, size_bytes: int, birth_ns: int, place: Place, operator: str) -> _Block:
+        block = _Block(address, size_bytes, birth_ns, None, place, operator)
+        self.blocks.append(block)
+        self._by_address.setdefault(address, []).append(block)
+        return block
+
+    def play(self, events: Sequence[AllocatorEvent], places: Sequence[tuple[int, Place]]) -> None:
+        """Births and deaths, as the allocator saw them."""
+        times = [time_ns for time_ns, _ in places]
+        for event in events:
+            if event.delta_bytes > 0:
+                position = bisect_right(times, event.time_ns) - 1
+                place = places[position][1] if position >= 0 else Place("outside", "", "", 0)
+                self._add(event.address, event.delta_bytes, event.time_ns, place, event.operator)
+                continue
+            living = self._by_address.get(event.address)
+            if living and living[-1].death_ns is None:
+                living[-1].death_ns = event.time_ns
+            else:  # it was there before the step, and nobody knew it
+                block = self._add(event.address, -event.delta_bytes, self._start_ns, _BASELINE, "")
+                block.death_ns = event.time_ns
+
+    def at(self, address: int, time_ns: int) -> _Block | None:
+        """The block that lived at this address at this time."""
+        for block in reversed(self._by_address.get(address, ())):
+            if block.birth_ns <= time_ns + _CLOCK_SLACK_NS:
+                alive = block.death_ns is None or block.death_ns >= time_ns - _CLOCK_SLACK_NS
+                return block if alive else None
+        return None
+
+    def sight(self, address: int, time_ns: int, size_bytes: int, dtype: str, shape: str) -> None:
+        """A storage that the step used; if the allocator never saw its birth, it was there before."""
+        block = self.at(address, time_ns)
+        if block is None and not any(b.birth_ns <= time_ns for b in self._by_address.get(address, ())):
+            block = _Block(address, size_bytes, self._start_ns, None, _BASELINE, "")
+            later = self._by_address.setdefault(address, [])
+            block.death_ns = None
+            later.insert(0, block)
+            self.blocks.append(block)
+        if block is not None and not block.dtype:
+            block.dtype, block.shape = dtype, shape
+
+
+def make_account(
+    *,
+    residents: Iterable[Resident],
+    events: Sequence[AllocatorEvent],
+    log: LabelLog,
+    final: Iterable[Named],
+    start_ns: int,
+    end_ns: int,
+    start_allocated_bytes: int | None,
+    offset_ns: int,
+    device: str,
+) -> Account:
+    """The rows of a traced step.
+
+    `offset_ns` turns the layers' wall clock into the journal's monotonic clock. `final` names storages
+    as they are at the end of the step; `start_allocated_bytes` is the allocator's total at its start.
+    """
+
+    ledger = Ledger(residents, start_ns)
+    ledger.play(events, sorted(log.places, key=lambda entry: entry[0]))
+    for address, sighting in log.sightings.items():
+        ledger.sight(address, sighting.time_ns, sighting.size_bytes, sighting.dtype, sighting.shape)
+    for call in log.calls:
+        _apply_call(ledger, call)
+    saved_blocks = _apply_saved(ledger, log.saved)
+    for named in (*log.named, *final):
+        block = ledger.at(named.address, named.time_ns)
+        if block is not None:
+            block.categories.add(named.category)
+            block.unit = named.unit or block.unit
+    _apply_positions(ledger, log)
+
+    def seconds(time_ns: int | None) -> float | None:
+        return None if time_ns is None else (time_ns + offset_ns) / 1e9
+
+    storages = []
+    for number, block in enumerate(sorted(ledger.blocks, key=lambda b: b.birth_ns)):
+        block.number = number
+        storages.append(_storage_row(block, seconds, device))
+    saved = [
+        Saved(
+            storage_id=block.number,
+            module=row.place.module,
+            unit=row.place.unit,
+            micro_batch=row.place.micro_batch,
+            size_bytes=row.size_bytes,
+            shape=row.shape,
+            saved_s=(row.saved_ns + offset_ns) / 1e9,
+            unpacked_s=seconds(row.unpacked_ns),
+            released_s=seconds(row.released_ns if row.released_ns and row.released_ns <= end_ns else None),
+        )
+        for row, block in saved_blocks
+    ]
+    residuals, peak_bytes, peak_reserved_bytes = _residuals(
+        ledger, events, start_allocated_bytes, start_ns, offset_ns
+    )
+    return Account(storages, saved, residuals, peak_bytes, peak_reserved_bytes)
+
+
+def _apply_call(ledger: Ledger, call: OperatorCall) -> None:
+    for address, dtype, shape in call.outputs:
+        block = ledger.at(address, call.end_ns)
+        if block is not None and block.birth_ns >= call.start_ns - _CLOCK_SLACK_NS:
+            block.dtype, block.shape, block.is_result = dtype, shape, True
+            block.place, block.operator = call.place, call.name
+            block.last_use_ns = block.last_use_ns or call.end_ns
+            if call.place.phase == "forward":
+                block.last_forward_use_ns = block.last_forward_use_ns or call.end_ns
+    for address in call.inputs:
+        block = ledger.at(address, call.start_ns)
+        if block is not None:
+            block.last_use_ns = call.end_ns
+            if call.place.phase in ("forward", "outside"):
+                block.last_forward_use_ns = call.end_ns
+
+
+def _apply_saved(ledger: Ledger, rows: Iterable[SavedTensor]) -> list[tuple[SavedTensor, _Block]]:
+    found = []
+    for row in rows:
+        block = ledger.at(row.address, row.saved_ns)
+        if block is not None:
+            found.append((row, block))
+            block.categories.add("activation")
+    return found
+
+
+def _apply_positions(ledger: Ledger, log: LabelLog) -> None:
+    """What follows from where in the step a block was born, and how long it lived."""
+    for block in ledger.blocks:
+        if block.place.phase == "outside" and _alive_at_any(block, log.forward_starts_ns):
+            block.categories.add("input")
+        elif block.place.phase == "recompute" and _alive_at_any(block, log.recompute_ends_ns):
+            block.categories.add("activation")
+
+
+def _alive_at_any(block: _Block, times_ns: Sequence[int]) -> bool:
+    """Whether the block was alive at the first of these moments after its birth."""
+    position = bisect_right(times_ns, block.birth_ns)
+    return position < len(times_ns) and (block.death_ns is None or block.death_ns > times_ns[position])
+
+
+def _storage_row(block: _Block, seconds: object, device: str) -> Storage:
+    category = next((name for name in _PRIORITY if name in block.categories), None)
+    if category is None:
+        category = "other" if block.place.phase == "baseline" else "temporary"
+    if category == "activation" and block.place.phase == "baseline":
+        category = "other"  # saved by autograd, but it was there before and stays
+    operator = block.operator
+    if not block.is_result and block.place.phase != "baseline" and category == "temporary":
+        operator = f"inside {operator}" if operator else ""
+    birth_s, death_s, last_use_s, last_forward_use_s = (
+        seconds(t)  # type: ignore[operator]
+        for t in (block.birth_ns, block.death_ns, block.last_use_ns, block.last_forward_use_ns)
+    )
+    return Storage(
+        storage_id=block.number,
+        birth_s=birth_s,
+        death_s=death_s,
+        size_bytes=block.size_bytes,
+        category=category,
+        dtype=block.dtype,
+        shape=block.shape,
+        module=block.place.module,
+        unit=block.unit if block.unit is not None else block.place.unit,
+        phase=block.place.phase,
+        micro_batch=block.place.micro_batch,
+        operator=operator,
+        device=device,
+        last_use_s=last_use_s,
+        last_forward_use_s=last_forward_use_s,
+    )
+
+
+def _residuals(
+    ledger: Ledger,
+    events: Sequence[AllocatorEvent],
+    start_allocated_bytes: int | None,
+    start_ns: int,
+    offset_ns: int,
+) -> tuple[list[Residual], int | None, int | None]:
+    """Allocator's total minus what the blocks explain, wherever it changes; and the allocator's peaks."""
+    if start_allocated_bytes is None:
+        return [], None, None
+    explained = sum(block.size_bytes for block in ledger.blocks if block.place.phase == "baseline")
+    rows = [Residual((start_ns + offset_ns) / 1e9, start_allocated_bytes - explained)]
+    peak_bytes, peak_reserved_bytes = start_allocated_bytes, 0
+    for event in events:
+        explained += event.delta_bytes
+        unexplained = event.allocated_bytes - explained
+        if unexplained != rows[-1].unexplained_bytes:
+            rows.append(Residual((event.time_ns + offset_ns) / 1e9, unexplained))
+        peak_bytes = max(peak_bytes, event.allocated_bytes)
+        peak_reserved_bytes = max(peak_reserved_bytes, event.reserved_bytes)
+    return rows, peak_bytes, peak_reserved_bytes or None

@@ -1,0 +1,101 @@
+"""Who is alive at a boundary: parameters, gradients, optimizer state, and every other tensor Python can reach."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from memadvisor.capture.account import Resident
+from memadvisor.capture.labels import describe, storage_address
+from memadvisor.capture.models import Models
+from memadvisor.run.records import OptimizerState
+
+Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
+# CUDA's caching allocator hands out multiples of this; torch's CPU allocator hands out what is asked.
+_CUDA_GRAIN_BYTES = 512
+
+
+def known_tensors(
+    models: Models,
+    optimizers: Iterable[torch.optim.Optimizer],
+    sources: Iterable[Callable[[], Iterable[Labelled]]],
+) -> Iterator[Labelled]:
+    """Tensors whose category is certain, engines' own buffers first."""
+    for source in sources:
+        yield from source()
+    for _, unit, parameter in models.parameters():
+        yield parameter, "parameter", unit
+        if parameter.grad is not None:
+            yield parameter.grad, "gradient", unit
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for tensor in state_tensors(state):
+                yield tensor, "optimizer_state", ""
+    for buffer in models.buffers():
+        yield buffer, "other", ""
+
+
+def state_tensors(state: object) -> Iterator[torch.Tensor]:
+    """Tensors inside an optimizer's state of one parameter, however nested."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from state_tensors(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from state_tensors(value)
+
+
+def residents(known: Iterable[Labelled], device: torch.device) -> list[Resident]:
+    """Every allocator-owned storage on `device` that Python can reach, once; the first label wins."""
+    found: dict[int, Resident] = {}
+    for tensor, category, unit in known:
+        _take(tensor, category, unit, device, found)
+    for item in gc.get_objects():
+        # type() and not isinstance(): a proxy's __class__ may run the script's code.
+        if issubclass(type(item), torch.Tensor):
+            _take(item, "other", "", device, found)
+    return list(found.values())
+
+
+def _take(
+    tensor: torch.Tensor, category: str, unit: str, device: torch.device, found: dict[int, Resident]
+) -> None:
+    try:
+        if tensor.device.type != device.type or tensor.layout != torch.strided:
+            return
+        address = storage_address(tensor)
+        if not address or address in found:
+            return
+        storage = tensor.untyped_storage()
+        size_bytes = storage.nbytes()
+        if not size_bytes or not storage.resizable():  # numpy's and shared memory are not the allocator's
+            return
+    except Exception:
+        return  # a half-made or exotic tensor; its bytes show up as unexplained
+    if device.type == "cuda":
+        size_bytes = -(-size_bytes // _CUDA_GRAIN_BYTES) * _CUDA_GRAIN_BYTES
+    found[address] = Resident(address, size_bytes, category, unit, *describe(tensor))
+
+
+def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> list[OptimizerState]:
+    """Each tensor of each optimizer's state; a parameter that no model knows (a shard) has no name."""
+    names = {id(parameter): name for name, _, parameter in models.parameters()}
+    rows = []
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items() if isinstance(state, dict) else ():
+                for tensor in state_tensors(value):
+                    rows.append(
+                        OptimizerState(
+                            parameter=names.get(id(parameter), ""),
+                            component=str(key),
+                            dtype=describe(tensor)[0],
+                            num_elements=tensor.numel(),
+                            size_bytes=tensor.numel() * tensor.element_size(),
+                        )
+                    )
+    return rows

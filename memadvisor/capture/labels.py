@@ -1,0 +1,291 @@
+"""What the script's tensors are: a lean dispatch mode and saved-tensor hooks, active in a traced step alone.
+
+They only append plain tuples to lists; account.py makes sense of them afterwards. Nothing here keeps a
+tensor alive beyond the call that it is seen in, and nothing changes what an operator computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memadvisor.capture.collectives import CollectiveLog
+from memadvisor.capture.flops import operator_flops
+from memadvisor.capture.position import Position
+
+_NAMESPACES_OF_COLLECTIVES = ("c10d", "_c10d_functional")
+
+
+class Place(NamedTuple):
+    """Where the training stood when something happened."""
+
+    phase: str
+    module: str
+    unit: str
+    micro_batch: int
+
+
+class OperatorCall(NamedTuple):
+    start_ns: int
+    end_ns: int
+    name: str
+    place: Place
+    inputs: tuple[int, ...]  # addresses of the storages read
+    outputs: tuple[tuple[int, str, str], ...]  # (address, dtype, shape) of the storages that are not inputs
+    executed_flops: int
+    model_flops: int
+
+
+class Named(NamedTuple):
+    """From somebody who knows: the storage at `address` is of `category`."""
+
+    time_ns: int
+    address: int
+    category: str
+    unit: str
+
+
+class Sighting(NamedTuple):
+    """A storage met as an input: if the allocator never saw its birth, it was there before the step."""
+
+    time_ns: int
+    size_bytes: int
+    dtype: str
+    shape: str
+
+
+@dataclass(slots=True, eq=False)
+class SavedTensor:
+    """A tensor that autograd packed. `released_ns` is when autograd let go of it."""
+
+    address: int
+    size_bytes: int
+    shape: str
+    place: Place
+    saved_ns: int
+    unpacked_ns: int | None = None
+    released_ns: int | None = None
+
+
+@dataclass(slots=True)
+class LabelLog:
+    """Everything that the label layer saw of one step, in order of time."""
+
+    calls: list[OperatorCall] = field(default_factory=list)
+    places: list[tuple[int, Place]] = field(default_factory=list)
+    named: list[Named] = field(default_factory=list)
+    saved: list[SavedTensor] = field(default_factory=list)
+    sightings: dict[int, Sighting] = field(default_factory=dict)
+    forward_starts_ns: list[int] = field(default_factory=list)
+    recompute_ends_ns: list[int] = field(default_factory=list)
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Address of the tensor's storage, 0 where it has none (meta, sparse, wrapper subclasses)."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def describe(tensor: torch.Tensor) -> tuple[str, str]:
+    """(dtype, shape) as the run records them."""
+    return str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))
+
+
+class LabelMode(TorchDispatchMode):
+    """Sees every operator of the step, its place, and which storages it reads and makes."""
+
+    def __init__(
+        self, log: LabelLog, collectives: CollectiveLog, position: Position, device: torch.device
+    ) -> None:
+        super().__init__()
+        self._log = log
+        self._collectives = collectives
+        self._position = position
+        self._device_type = device.type
+        self._modules_by_sequence: list[tuple[int, Place]] = []
+        self._last_place: Place | None = None
+        self.is_active = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # Without this a mode switches torch.compile off, for good.
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self.is_active or any(issubclass(t, _distributed_tensor()) for t in types):
+            if self.is_active and types:
+                return NotImplemented  # DTensor then runs its local operators, which are seen
+            return func(*args, **kwargs)
+        place = self._place()
+        start_ns = time.time_ns()
+        out = func(*args, **kwargs)
+        end_ns = time.time_ns()
+        if func.namespace in _NAMESPACES_OF_COLLECTIVES:
+            for tensor in self._collectives.record(func, args, kwargs, out, start_ns, place):
+                self.name(tensor, "communication", "")
+        inputs = self._inputs(args, kwargs, start_ns)
+        outputs = tuple(
+            (address, *describe(tensor))
+            for tensor in _tensors(out)
+            if (address := self._address(tensor)) and address not in inputs
+        )
+        executed, needed = operator_flops(func, args, kwargs, out)
+        name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
+        self._log.calls.append(OperatorCall(start_ns, end_ns, name, place, inputs, outputs, executed, needed))
+        return out
+
+    def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:
+        address = self._address(tensor)
+        if address:
+            now_ns = time.time_ns()
+            self._sight(tensor, address, now_ns)
+            self._log.named.append(Named(now_ns, address, category, unit))
+
+    def note_place(self) -> None:
+        """A module was entered or left, or the phase changed."""
+        place = self._live_place()
+        self._log.places.append((time.time_ns(), place))
+        if place.phase == "forward":
+            # Nodes made from here on belong to this place: the backward finds its modules by them.
+            self._modules_by_sequence.append((torch.autograd._get_sequence_nr(), place))
+
+    def _live_place(self) -> Place:
+        position = self._position
+        return Place(position.phase, position.module, position.unit, position.micro_batch)
+
+    def _place(self) -> Place:
+        place = self._live_place()
+        if place.phase == "backward":
+            place = self._place_of_node(place)
+            if place != self._last_place:
+                self._log.places.append((time.time_ns(), place))
+        self._last_place = place
+        return place
+
+    def _place_of_node(self, place: Place) -> Place:
+        """The module whose forward made the running backward node, by the node's sequence number."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return place
+        number = node._sequence_nr()
+        marks = self._modules_by_sequence
+        low, high = 0, len(marks)
+        while low < high:
+            middle = (low + high) // 2
+            if marks[middle][0] <= number:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0 or number >= 2**62:  # gradient accumulation nodes carry the largest number
+            return place
+        made = marks[low - 1][1]
+        return Place("backward", made.module, made.unit, place.micro_batch)
+
+    def _address(self, tensor: torch.Tensor) -> int:
+        return storage_address(tensor) if tensor.device.type == self._device_type else 0
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], now_ns: int) -> tuple[int, ...]:
+        found: list[int] = []
+        for tensor in _tensors(args):
+            address = self._address(tensor)
+            if address and address not in found:
+                found.append(address)
+                self._sight(tensor, address, now_ns)
+        for tensor in _tensors(kwargs.values()) if kwargs else ():
+            address = self._address(tensor)
+            if address and address not in found:
+                found.append(address)
+                self._sight(tensor, address, now_ns)
+        return tuple(found)
+
+    def _sight(self, tensor: torch.Tensor, address: int, now_ns: int) -> None:
+        if address not in self._log.sightings:
+            storage = tensor.untyped_storage()
+            if storage.resizable():  # numpy's and shared memory are not the allocator's
+                self._log.sightings[address] = Sighting(now_ns, storage.nbytes(), *describe(tensor))
+
+
+class SavedTensorHooks:
+    """Pack and unpack hooks that give autograd back the very tensor, and note when it lets go."""
+
+    def __init__(self, mode: LabelMode, log: LabelLog) -> None:
+        self._mode = mode
+        self._log = log
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        address = self._mode._address(tensor)
+        if not address or not self._mode.is_active:
+            return _Kept(tensor, None)
+        size_bytes = tensor.untyped_storage().nbytes()
+        now_ns = time.time_ns()
+        self._mode._sight(tensor, address, now_ns)
+        row = SavedTensor(address, size_bytes, str(list(tensor.shape)), self._mode._live_place(), now_ns)
+        self._log.saved.append(row)
+        return _Kept(tensor, row)
+
+    @staticmethod
+    def unpack(kept: Any) -> torch.Tensor:
+        if kept.row is not None:
+            kept.row.unpacked_ns = time.time_ns()
+        tensor: torch.Tensor = kept.tensor
+        return tensor
+
+
+class _Kept:
+    """Stands for a saved tensor inside autograd; its end is the moment that autograd lets go."""
+
+    __slots__ = ("row", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, row: SavedTensor | None) -> None:
+        self.tensor = tensor
+        self.row = row
+
+    def __del__(self) -> None:
+        if self.row is not None:
+            self.row.released_ns = time.time_ns()
+
+
+def _tensors(values: Any) -> Iterable[torch.Tensor]:
+    """Tensors among an operator's arguments or results: flat, or in lists one or two levels deep."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)) or type(values).__name__ == "dict_values":
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif isinstance(value, (list, tuple)):
+                yield from _tensors(value)
+
+
+def _load_distributed_tensor() -> type:
+    try:
+        from torch.distributed.tensor import DTensor
+    except ImportError:  # a build of torch without torch.distributed
+        return _Never
+    return DTensor
+
+
+class _Never:
+    pass
+
+
+_dtensor: list[type] = []
+
+
+def _distributed_tensor() -> type:
+    if not _dtensor:
+        _dtensor.append(_load_distributed_tensor())
+    return _dtensor[0]
+
+
+LabelCallback = Callable[[torch.Tensor, str, str], None]

@@ -1,0 +1,143 @@
+"""The models that the script trains, discovered at their first call: names, units, parameters."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from memadvisor.run.cut import cut_units, module_tree, unwrap
+from memadvisor.run.records import Module, Parameter, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """What the hooks need to know of a module, found by its id."""
+
+    name: str
+    unit: str
+    is_unit: bool  # the topmost module of a unit
+    is_root: bool
+
+
+class Models:
+    """All discovered root models, by module id. Holds no strong reference to any of them."""
+
+    def __init__(self) -> None:
+        self._infos: dict[int, ModuleInfo] = {}
+        self._roots: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        self._order: list[str] = []  # units in order of first execution
+
+    def info(self, module: torch.nn.Module) -> ModuleInfo | None:
+        return self._infos.get(id(module))
+
+    def discover(self, module: torch.nn.Module, *, is_outermost: bool) -> ModuleInfo:
+        """Name a module that is called for the first time; the outermost one with parameters is a model."""
+        root = unwrap(module) if is_outermost else module
+        if is_outermost and id(root) not in self._infos and any(True for _ in root.parameters()):
+            self._add_root(root)
+        info = self._infos.get(id(root))
+        if info is None:
+            # A loss function, or a module made inside a forward: its work belongs to whatever encloses it.
+            return ModuleInfo(f"({type(module).__name__})", "", False, False)
+        if root is not module:  # the wrapper, whose own call stands for the model's
+            info = ModuleInfo(info.name, info.unit, False, True)
+            self._remember(module, info)
+        return info
+
+    def note_order(self, unit: str) -> None:
+        if unit not in self._order:
+            self._order.append(unit)
+
+    def _add_root(self, root: torch.nn.Module) -> None:
+        prefix = f"model{len(self._roots)}" if self._roots else ""
+        units = cut_units(module_tree(root, prefix))
+        self._roots.append((prefix, weakref.ref(root)))
+        for name, module in root.named_modules(prefix=prefix):
+            if id(module) not in self._infos:
+                unit = units.get(name, prefix)
+                self._remember(module, ModuleInfo(name, unit, unit == name, module is root))
+
+    def _remember(self, module: torch.nn.Module, info: ModuleInfo) -> None:
+        key = id(module)
+        self._infos[key] = info
+        weakref.finalize(module, self._infos.pop, key, None).atexit = False
+
+    def roots(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """(prefix, model) of the models that are still alive."""
+        for prefix, reference in self._roots:
+            root = reference()
+            if root is not None:
+                yield prefix, root
+
+    def parameters(self) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
+        """(name, unit, parameter), a tied parameter once, under its first name."""
+        seen: set[int] = set()
+        for name, unit, parameter in self._all_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, unit, parameter
+
+    def _all_parameters(self) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
+        for prefix, root in self.roots():
+            for module_name, module in root.named_modules(prefix=prefix):
+                info = self._infos.get(id(module))
+                for name, parameter in module.named_parameters(recurse=False):
+                    full = f"{module_name}.{name}" if module_name else name
+                    yield full, info.unit if info else prefix, parameter
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        for _, root in self.roots():
+            yield from root.buffers()
+
+    def parameter_rows(self) -> list[Parameter]:
+        first_name: dict[int, str] = {}
+        rows = []
+        for prefix, root in self.roots():
+            for name, parameter in root.named_parameters(prefix=prefix, remove_duplicate=False):
+                tied_to = first_name.setdefault(id(parameter), name)
+                rows.append(
+                    Parameter(
+                        name=name,
+                        unit=self._unit_of(name, root, prefix),
+                        shape=str(list(parameter.shape)),
+                        dtype=str(parameter.dtype).removeprefix("torch."),
+                        num_elements=parameter.numel(),
+                        size_bytes=parameter.numel() * parameter.element_size(),
+                        requires_grad=parameter.requires_grad,
+                        tied_to=tied_to if tied_to != name else "",
+                    )
+                )
+        return rows
+
+    def _unit_of(self, parameter: str, root: torch.nn.Module, prefix: str) -> str:
+        inside = parameter[len(prefix) + 1 :] if prefix else parameter
+        info = self._infos.get(id(root.get_submodule(inside.rpartition(".")[0])))
+        return info.unit if info else prefix
+
+    def module_rows(self) -> list[Module]:
+        rows = []
+        for prefix, root in self.roots():
+            for name, module in root.named_modules(prefix=prefix):
+                info = self._infos.get(id(module))
+                rows.append(Module(name, type(module).__name__, info.unit if info else prefix))
+        return rows
+
+    def unit_rows(self) -> list[Unit]:
+        """Units with their full parameters, in order of first execution; never executed ones come last."""
+        sizes: dict[str, list[int]] = {}
+        for _, unit, parameter in self.parameters():
+            entry = sizes.setdefault(unit, [0, 0, 0])
+            size_bytes = parameter.numel() * parameter.element_size()
+            entry[0] += parameter.numel()
+            entry[1] += size_bytes
+            entry[2] += size_bytes if parameter.requires_grad else 0
+        blocks = {}
+        for prefix, root in self.roots():
+            for name, module in root.named_modules(prefix=prefix):
+                blocks[name] = (type(module).__name__, any(True for _ in module.children()))
+        order = [unit for unit in self._order if unit in sizes]
+        order += [unit for unit in sizes if unit not in order]
+        return [Unit(name, *blocks[name], *sizes[name]) for name in order if name in blocks]

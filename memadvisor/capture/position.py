@@ -1,0 +1,40 @@
+"""Where the training stands: the stack of running modules, the phase, the micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memadvisor.capture.models import ModuleInfo
+
+
+@dataclass(slots=True)
+class Position:
+    """Changed by the hooks, read by whoever records. `outer` is the module stack outside the backward."""
+
+    stack: list[ModuleInfo] = field(default_factory=list)
+    backward_depth: int = 0
+    in_optimizer: bool = False
+    micro_batch: int = 0
+    backward_unit: str = ""
+    stack_depth_before_backward: int = 0
+
+    @property
+    def phase(self) -> str:
+        """One of records.PHASES without `baseline`."""
+        if self.backward_depth:
+            return "recompute" if len(self.stack) > self.stack_depth_before_backward else "backward"
+        if self.in_optimizer:
+            return "optimizer"
+        return "forward" if self.stack else "outside"
+
+    @property
+    def module(self) -> str:
+        if self.backward_depth and len(self.stack) <= self.stack_depth_before_backward:
+            return self.backward_unit
+        return self.stack[-1].name if self.stack else ""
+
+    @property
+    def unit(self) -> str:
+        if self.backward_depth and len(self.stack) <= self.stack_depth_before_backward:
+            return self.backward_unit
+        return self.stack[-1].unit if self.stack else ""

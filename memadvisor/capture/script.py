@@ -1,0 +1,120 @@
+"""Run the script as `python script.py` would: argv, __main__, sys.path, exit code, exceptions, signals."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from memadvisor.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A script's file name, or a module's name as for `python -m`; and its own arguments."""
+
+    name: str
+    is_module: bool
+    arguments: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """A short name for a directory: `train_gpt`."""
+        stem = self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
+        return "".join(c if c.isalnum() or c in "-_" else "_" for c in stem) or "script"
+
+
+def check_target(target: Target) -> None:
+    """Raise UsageError for a script that is not there; a missing module is found out by running it."""
+    path = Path(target.name)
+    if target.is_module:
+        return
+    if not path.exists():
+        raise UsageError(f"There is no script {target.name!r}.", hint="give the path of the training script.")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise UsageError(
+            f"{target.name!r} is a directory without __main__.py.", hint="give the training script itself."
+        )
+    try:
+        path.open("rb").close() if path.is_file() else None
+    except OSError as error:
+        raise UsageError(
+            f"{target.name!r} cannot be read: {error.strerror}.", hint="check its permissions."
+        ) from error
+
+
+def run_target(target: Target) -> None:
+    """Run it in this process. Whatever it raises comes out, SystemExit and KeyboardInterrupt included."""
+    sys.argv = [target.name, *target.arguments]
+    if target.is_module:
+        _replace_first_path(str(Path.cwd()))
+        runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+        return
+    _replace_first_path(str(Path(target.name).resolve().parent))
+    runpy.run_path(target.name, run_name="__main__")
+
+
+def _replace_first_path(directory: str) -> None:
+    # Replaced, never removed: a script may rely on its own directory being first.
+    if not sys.flags.safe_path:
+        sys.path[0] = directory
+
+
+def hide_our_frames(error: BaseException) -> None:
+    """Let Python print the traceback that it would have printed without us."""
+    original = sys.excepthook
+
+    def excepthook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        sys.excepthook = original
+        if value is error:
+            traceback = _without_leading_frames(traceback)
+            value = value.with_traceback(traceback)
+        original(kind, value, traceback)
+
+    sys.excepthook = excepthook
+
+
+def _without_leading_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """The part that the script is to blame for: what follows `run_target` and runpy."""
+    remaining = traceback
+    while remaining is not None and remaining.tb_frame.f_code is not run_target.__code__:
+        remaining = remaining.tb_next
+    remaining = remaining.tb_next if remaining is not None else None
+    while remaining is not None and "runpy" in remaining.tb_frame.f_code.co_filename:
+        remaining = remaining.tb_next
+    return remaining or traceback
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """The code that Python will end with."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        code = error.code
+        return 0 if code is None else code if isinstance(code, int) else 1
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
+    """Split `profile ...` into our words and the script with its own arguments.
+
+    Our options end at the first word that is neither an option nor an option's value, or at `-m`.
+    """
+    takes_value = {"--nproc", "--out", "--trace-step", "--plan", "--zero", "--policy"}
+    position = 1
+    while position < len(words):
+        word = words[position]
+        if word == "-m":
+            rest = tuple(words[position + 2 :])
+            if position + 1 >= len(words):
+                return list(words[:position]), None
+            return list(words[:position]), Target(name=words[position + 1], is_module=True, arguments=rest)
+        if not word.startswith("-"):
+            return list(words[:position]), Target(
+                name=word, is_module=False, arguments=tuple(words[position + 1 :])
+            )
+        position += 2 if word in takes_value else 1
+    return list(words), None

@@ -1,0 +1,124 @@
+"""One traced step: both layers on at its first boundary, off at its last, then joined into rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch._C._autograd import _pop_saved_tensors_default_hooks, _push_saved_tensors_default_hooks
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from memadvisor.capture.account import Account, Resident, make_account
+from memadvisor.capture.census import Labelled, residents
+from memadvisor.capture.collectives import CollectiveCall, CollectiveLog
+from memadvisor.capture.labels import (
+    LabelLog,
+    LabelMode,
+    Named,
+    OperatorCall,
+    SavedTensorHooks,
+    storage_address,
+)
+from memadvisor.capture.position import Position
+from memadvisor.capture.truth import is_profiler_free, start_allocator_account, stop_allocator_account
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a traced step gave; `offset_ns` turns wall clock into the monotonic clock."""
+
+    account: Account
+    calls: list[OperatorCall]
+    collectives: list[CollectiveCall]
+    offset_ns: int
+    has_allocator_account: bool
+
+
+class Tracer:
+    """Traces from construction to `finish` or `abandon`. Raises RuntimeError where it may not start."""
+
+    def __init__(
+        self,
+        position: Position,
+        device: torch.device,
+        known: Callable[[], Iterable[Labelled]],
+        *,
+        counts_cpu: bool,
+    ) -> None:
+        if _get_current_dispatch_mode() is not None:
+            raise RuntimeError("the script has a dispatch mode of its own around its steps")
+        self._position = position
+        self._device = device
+        self._known = known
+        self._counts_cpu = counts_cpu
+        self._has_truth = is_profiler_free()
+        self.log = LabelLog()
+        self.collectives = CollectiveLog()
+        self.mode = LabelMode(self.log, self.collectives, position, device)
+        self._hooks = SavedTensorHooks(self.mode, self.log)
+        self._residents: list[Resident] = residents(known(), device)
+        self._start_allocated_bytes: int | None = None
+        self.offset_ns = time.monotonic_ns() - time.time_ns()
+        self._start_layers()
+
+    def _start_layers(self) -> None:
+        if self._device.type == "cuda":
+            self._start_allocated_bytes = torch.cuda.memory_allocated(self._device)
+        if self._has_truth:
+            start_allocator_account()
+            if self._device.type == "cpu":
+                torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
+        self._start_ns = time.time_ns()
+        self.collectives.watch_waits()
+        self.mode.__enter__()
+        _push_saved_tensors_default_hooks(self._hooks.pack, self._hooks.unpack)
+        self.mode.note_place()
+
+    def yield_profiler(self) -> None:
+        """The script starts a profiler of its own: ours gives way, and the step has no truth layer."""
+        if self._has_truth:
+            self._has_truth = False
+            stop_allocator_account(self._device)
+
+    def can_finish(self) -> bool:
+        """Whether our mode is on top; a script that opened one of its own must close it first."""
+        return _get_current_dispatch_mode() is self.mode
+
+    def finish(self) -> Trace:
+        end_ns = time.time_ns()
+        final = [
+            Named(end_ns, storage_address(tensor), category, unit)
+            for tensor, category, unit in self._known()
+            if tensor.device.type == self._device.type and storage_address(tensor)
+        ]
+        self._stop_labels()
+        events = stop_allocator_account(self._device) if self._has_truth else []
+        if self._device.type == "cpu" and events and self._counts_cpu:
+            marker = events[0]
+            self._start_allocated_bytes = marker.allocated_bytes - marker.delta_bytes
+        account = make_account(
+            residents=self._residents,
+            events=[event for event in events if event.time_ns <= end_ns],
+            log=self.log,
+            final=final,
+            start_ns=self._start_ns if not events else min(self._start_ns, events[0].time_ns - 1),
+            end_ns=end_ns,
+            start_allocated_bytes=self._start_allocated_bytes if self._has_truth else None,
+            offset_ns=self.offset_ns,
+            device=str(self._device),
+        )
+        return Trace(account, self.log.calls, self.collectives.calls, self.offset_ns, self._has_truth)
+
+    def abandon(self) -> None:
+        """Switch everything off and forget the step."""
+        self._stop_labels()
+        self.yield_profiler()
+
+    def _stop_labels(self) -> None:
+        self.mode.is_active = False
+        if self.can_finish():
+            self.mode.__exit__(None, None, None)
+        _pop_saved_tensors_default_hooks()
+        self.collectives.close()

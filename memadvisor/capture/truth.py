@@ -1,0 +1,87 @@
+"""The allocator's own account of a step: every allocation and free, from torch's profiler.
+
+The profiler is driven through its own low-level calls: no report is built, and the event tree is read
+directly. Works the same on CPU and CUDA. An event's time is wall-clock nanoseconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.autograd as autograd
+from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+_QUIET = "KINETO_LOG_LEVEL"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorEvent:
+    """`delta_bytes` > 0 allocates, < 0 frees; totals are the allocator's, after the event."""
+
+    time_ns: int
+    address: int
+    delta_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    operator: str
+
+
+def is_profiler_free() -> bool:
+    """Whether nobody else (the script itself) is profiling; torch allows one at a time."""
+    return not torch._C._autograd._profiler_enabled()
+
+
+def start_allocator_account() -> None:
+    """Begin to record. The first start in a process would print two lines; they are silenced."""
+    config = _config()
+    quiet_before = os.environ.get(_QUIET)
+    os.environ[_QUIET] = "6"
+    try:
+        autograd._prepare_profiler(config, {ProfilerActivity.CPU})  # type: ignore[attr-defined]
+        autograd._enable_profiler(config, {ProfilerActivity.CPU})  # type: ignore[attr-defined]
+    finally:
+        if quiet_before is None:
+            os.environ.pop(_QUIET, None)
+        else:
+            os.environ[_QUIET] = quiet_before
+
+
+def stop_allocator_account(device: torch.device) -> list[AllocatorEvent]:
+    """End recording; the events of `device`, in order of time."""
+    result = autograd._disable_profiler()  # type: ignore[attr-defined]
+    events = [
+        AllocatorEvent(
+            node.start_time_ns,
+            fields.ptr,
+            fields.alloc_size,
+            fields.total_allocated,
+            fields.total_reserved,
+            name,
+        )
+        for node, name in _memory_nodes(result.experimental_event_tree())
+        if (fields := node.extra_fields).device.type == device.type
+        and (device.index is None or fields.device.index in (device.index, -1))
+    ]
+    return sorted(events, key=lambda event: event.time_ns)
+
+
+def _config() -> ProfilerConfig:
+    # kind, shapes, memory, stack, flops, modules
+    return ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
+
+
+def _memory_nodes(roots: list[Any]) -> Iterator[tuple[Any, str]]:
+    """Memory events with the name of the innermost operator around each, without recursion."""
+    pending = [(root, "") for root in roots]
+    while pending:
+        node, operator = pending.pop()
+        name = node.name
+        if name == "[memory]":
+            yield node, operator
+            continue
+        inner = name if name.startswith("aten::") or not operator else operator
+        pending += [(child, inner) for child in node.children]

@@ -1,0 +1,99 @@
+"""`memadvisor profile [--nproc N] [--out DIR] [--live] SCRIPT|-m MODULE [ARGS...]`, also under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from memadvisor.capture.launch import launch_ranks
+from memadvisor.capture.script import Target, check_target
+from memadvisor.capture.session import profile_script, rank_identity, start_manifest
+from memadvisor.cli.closing import print_closing
+from memadvisor.cli.directory import choose_directory
+from memadvisor.errors import UsageError
+
+TAKES_SCRIPT = True
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "memadvisor profile [--nproc N] [--out DIR] [--live] [--trace-step K] SCRIPT|-m MODULE [ARGS...]"
+    )
+    parser.epilog = "Options after the script are the script's own. Under torchrun: torchrun ... -m memadvisor profile ..."
+    add_recording_options(parser)
+    parser.add_argument(
+        "--live", action="store_true", help="print how to watch the run from another terminal"
+    )
+
+
+def add_recording_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `profile` and `run` share."""
+    parser.add_argument("--nproc", type=_positive, metavar="N", help="start N ranks on this machine")
+    parser.add_argument(
+        "--out", metavar="DIR", help="the run directory to make (default: memadvisor-runs/...)"
+    )
+    parser.add_argument(
+        "--trace-step",
+        type=_positive,
+        default=2,
+        metavar="K",
+        help="trace the step with this index (default: 2)",
+    )
+    parser.add_argument("--joined", action="store_true", help=argparse.SUPPRESS)  # a rank of our own launcher
+
+
+def run(arguments: argparse.Namespace) -> int:
+    target = target_of(arguments)
+    directory = choose_directory(arguments, target)
+    if arguments.live and rank_identity().rank == 0 and not arguments.joined:
+        print(f"memadvisor: watch it with `memadvisor tui {directory}`", file=sys.stderr)
+    if arguments.nproc:
+        return launch(arguments, target, directory, "profile", [])
+    start(directory, target, rank_identity().world_size)
+    profile_script(
+        target, directory, trace_step=arguments.trace_step, after=lambda: close(arguments, directory)
+    )
+    return 0
+
+
+def target_of(arguments: argparse.Namespace) -> Target:
+    """The script that follows our options. Raises UsageError when there is none."""
+    target: Target | None = arguments.target
+    if target is None:
+        raise UsageError("No script is named.", hint="memadvisor profile train.py, or -m package.module.")
+    check_target(target)
+    return target
+
+
+def start(directory: Path, target: Target, world_size: int) -> None:
+    try:
+        start_manifest(directory, target, world_size)
+    except OSError as error:
+        raise UsageError(
+            f"{str(directory)!r} cannot be written: {error.strerror}.", hint="name another --out."
+        ) from error
+
+
+def launch(
+    arguments: argparse.Namespace, target: Target, directory: Path, command: str, options: list[str]
+) -> int:
+    """Start the ranks, wait for them, and close with the whole run's summary."""
+    start(directory, target, arguments.nproc)
+    named = ["-m", target.name] if target.is_module else [target.name]
+    own = [command, "--joined", "--out", str(directory), "--trace-step", str(arguments.trace_step), *options]
+    code = launch_ranks(arguments.nproc, [*own, *named, *target.arguments])
+    print_closing(directory)
+    return code
+
+
+def close(arguments: argparse.Namespace, directory: Path) -> None:
+    """The closing summary, once a run: from rank 0, unless our own launcher prints it."""
+    if not arguments.joined and rank_identity().rank == 0:
+        print_closing(directory)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
