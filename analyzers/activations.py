@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memadvisor.run.records import Saved
 from memadvisor.run.run import RankRun
+
+NUM_LISTED = 20
+_MODEL_STATES = ("parameter", "gradient", "optimizer_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +45,8 @@ class Lifetime:
 class SavedBytes:
     """What one unit or module keeps for the backward in one micro-batch (the one that kept most).
 
-    A storage counts once, for the one that saved it first. Parameters, gradients and optimizer state do
-    not count: they would be alive anyway. `by_operator_bytes` says which operators made it.
+    A storage counts once, for the one that saved it first. Model states and what was there before the
+    step do not count: they would be alive anyway. `by_operator_bytes` says which operators made it.
     """
 
     name: str
@@ -55,7 +61,7 @@ class Activations:
     """Everything that autograd kept in the traced step.
 
     `saved_bytes` is what one micro-batch keeps (the one that kept most); units and modules are in order of
-    first save, and their bytes sum to it where one micro-batch was the largest for all of them.
+    first save, and their bytes sum to it where the same micro-batch was the largest for all of them.
     """
 
     saved_bytes: int
@@ -68,4 +74,71 @@ class Activations:
 
 def activations(rank: RankRun) -> Activations | None:
     """Join saved tensors with their storages. None when no step was traced."""
-    raise NotImplementedError
+    step = rank.traced_step
+    if step is None or not rank.storages:
+        return None
+    lifetimes = sorted(_lifetimes(rank, step.start_s), key=lambda life: (life.born_s, life.storage_id))
+    by_micro_batch: dict[int, int] = defaultdict(int)
+    for life in lifetimes:
+        by_micro_batch[life.micro_batch] += life.size_bytes
+    in_order = sorted(lifetimes, key=lambda life: life.saved_s)
+    kept = [life for life in lifetimes if life.kept_s is not None]
+    return Activations(
+        saved_bytes=max(by_micro_batch.values(), default=0),
+        units=_saved_bytes(in_order, by="unit"),
+        modules=_saved_bytes(in_order, by="module"),
+        lifetimes=tuple(lifetimes),
+        largest=tuple(sorted(lifetimes, key=lambda life: -life.size_bytes)[:NUM_LISTED]),
+        longest=tuple(sorted(kept, key=lambda life: -(life.kept_s or 0.0))[:NUM_LISTED]),
+    )
+
+
+def _lifetimes(rank: RankRun, start_s: float) -> Iterator[Lifetime]:
+    storages = {storage.storage_id: storage for storage in rank.storages}
+    saves: dict[int, list[Saved]] = defaultdict(list)
+    for row in rank.saved:
+        saves[row.storage_id].append(row)
+    for storage_id, rows in saves.items():
+        storage = storages.get(storage_id)
+        if storage is None or storage.phase == "baseline" or storage.category in _MODEL_STATES:
+            continue  # alive anyway, whoever saves it
+        first = min(rows, key=lambda row: row.saved_s)
+        releases = [row.released_s for row in rows if row.released_s is not None]
+        released_s = max(releases) if len(releases) == len(rows) else None
+        yield Lifetime(
+            storage_id=storage_id,
+            module=first.module,
+            unit=first.unit,
+            micro_batch=first.micro_batch,
+            operator=storage.operator,
+            category=storage.category,
+            dtype=storage.dtype,
+            shape=storage.shape,
+            size_bytes=storage.size_bytes,
+            born_s=storage.birth_s - start_s,
+            saved_s=first.saved_s - start_s,
+            last_used_s=None if storage.last_use_s is None else storage.last_use_s - start_s,
+            released_s=None if released_s is None else released_s - start_s,
+        )
+
+
+def _saved_bytes(lifetimes: list[Lifetime], *, by: str) -> tuple[SavedBytes, ...]:
+    groups: dict[str, dict[int, list[Lifetime]]] = {}
+    for life in lifetimes:
+        name = life.unit if by == "unit" else life.module
+        groups.setdefault(name, {}).setdefault(life.micro_batch, []).append(life)
+    return tuple(_fullest(name, list(micro_batches.values())) for name, micro_batches in groups.items())
+
+
+def _fullest(name: str, micro_batches: list[list[Lifetime]]) -> SavedBytes:
+    lives = max(micro_batches, key=lambda lives: sum(life.size_bytes for life in lives))
+    operators: dict[str, int] = defaultdict(int)
+    for life in lives:
+        operators[life.operator] += life.size_bytes
+    return SavedBytes(
+        name=name,
+        unit=lives[0].unit,
+        saved_bytes=sum(life.size_bytes for life in lives),
+        num_storages=len(lives),
+        by_operator_bytes=dict(sorted(operators.items(), key=lambda item: -item[1])),
+    )

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memadvisor.analyzers.activations import Activations
-from memadvisor.analyzers.communication import Communication
-from memadvisor.analyzers.comparison import Comparison
-from memadvisor.analyzers.model_states import ModelStates
-from memadvisor.analyzers.peak import PeakBreakdown
-from memadvisor.analyzers.skew import Skew
-from memadvisor.analyzers.step_time import StepTime
-from memadvisor.analyzers.timeline import MemoryTimeline
-from memadvisor.analyzers.utilization import Utilization
+from memadvisor.analyzers.activations import Activations, activations
+from memadvisor.analyzers.communication import Communication, communication
+from memadvisor.analyzers.comparison import Compared, Comparison, comparison
+from memadvisor.analyzers.matching import Key, Matched, match_collectives
+from memadvisor.analyzers.model_states import ModelStates, model_states
+from memadvisor.analyzers.peak import PeakBreakdown, peak_breakdown
+from memadvisor.analyzers.skew import Skew, skew
+from memadvisor.analyzers.step_time import StepTime, step_time
+from memadvisor.analyzers.timeline import MemoryTimeline, memory_timeline
+from memadvisor.analyzers.utilization import Utilization, utilization
 
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.run.run import Run
+from memadvisor.run.records import CATEGORIES
+from memadvisor.run.run import RankRun, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,10 +59,176 @@ class Analysis:
 
 
 def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
-    """Run every analyzer."""
-    raise NotImplementedError
+    """Run every analyzer. Without `hardware` there are FLOPs but no MFU."""
+    matched = match_collectives(run.ranks)
+    ranks = tuple(_analyze_rank(rank, run, hardware, matched) for rank in run.ranks)
+    times = [rank.step_time for rank in ranks]
+    peaks = [rank.peak for rank in ranks]
+    return Analysis(
+        run=run,
+        hardware=hardware,
+        ranks=ranks,
+        skew=skew(run.ranks, matched, times, [rank.communication for rank in ranks], peaks),
+        comparison=comparison(run.plan, peaks, times),
+        samples_per_s=_sum([None if t is None else t.samples_per_s for t in times], run),
+        tokens_per_s=_sum([None if t is None else t.tokens_per_s for t in times], run),
+    )
+
+
+def _analyze_rank(
+    rank: RankRun, run: Run, hardware: Hardware | None, matched: Mapping[Key, Matched]
+) -> RankAnalysis:
+    timeline = memory_timeline(rank)
+    time = step_time(rank)
+    return RankAnalysis(
+        rank=rank.process.rank,
+        timeline=timeline,
+        peak=peak_breakdown(rank, timeline),
+        model_states=model_states(rank, run.plan),
+        activations=activations(rank),
+        step_time=time,
+        utilization=utilization(rank, time, hardware),
+        communication=communication(rank, matched),
+    )
+
+
+def _sum(values: list[float | None], run: Run) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(run.ranks) and not run.missing_ranks else None
 
 
 def analysis_to_json(analysis: Analysis) -> dict[str, Any]:
-    """The stable JSON of `memadvisor show --json` (docs/json.md)."""
-    raise NotImplementedError
+    """The stable JSON of `memadvisor show --json`, defined key by key in docs/json.md."""
+    run = analysis.run
+    return {
+        "format": 1,
+        "run": _run_to_json(run),
+        "ranks": [
+            _rank_to_json(rank, process) for rank, process in zip(analysis.ranks, run.ranks, strict=True)
+        ],
+        "missing_ranks": list(run.missing_ranks),
+        "prediction": None if analysis.comparison is None else _comparison_to_json(analysis.comparison),
+        "skew": None if analysis.skew is None else dataclasses.asdict(analysis.skew),
+        "samples_per_s": analysis.samples_per_s,
+        "tokens_per_s": analysis.tokens_per_s,
+        "problems": list(run.problems),
+    }
+
+
+def _run_to_json(run: Run) -> dict[str, Any]:
+    return {
+        "path": str(run.path),
+        "script": run.manifest.script,
+        "arguments": list(run.manifest.arguments),
+        "world_size": run.manifest.world_size,
+        "created_unix_s": run.manifest.created_unix_s,
+        "memadvisor_version": run.manifest.memadvisor_version,
+        "format": list(run.manifest.format),
+        "finished": run.is_finished,
+        "planned": run.plan is not None,
+    }
+
+
+def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
+    time = rank.step_time
+    return {
+        "rank": rank.rank,
+        "device": recorded.process.device,
+        "device_name": recorded.process.device_name,
+        "num_steps": len(recorded.steps),
+        "exit_code": None if recorded.ending is None else recorded.ending.exit_code,
+        "exception": None if recorded.ending is None else recorded.ending.exception,
+        "notes": [{"level": note.level, "text": note.text} for note in recorded.notes],
+        "peak": _peak_to_json(rank.peak),
+        "model_states": _model_states_to_json(rank.model_states),
+        "activations": _activations_to_json(rank.activations),
+        "step_time_s": None if time is None else time.median_s,
+        "num_steady_steps": 0 if time is None else time.num_steps,
+        "by_phase_s": None if time is None else time.by_phase_s,
+        "units": [] if time is None else [dataclasses.asdict(unit) for unit in time.units],
+        "samples_per_s": None if time is None else time.samples_per_s,
+        "tokens_per_s": None if time is None else time.tokens_per_s,
+        "utilization": dataclasses.asdict(rank.utilization),
+        "communication": _communication_to_json(rank.communication),
+        "overhead": {
+            "timed_step_fraction": None if time is None else time.recorder_fraction,
+            "traced_step_s": None if time is None else time.traced_step_s,
+        },
+    }
+
+
+def _peak_to_json(peak: PeakBreakdown | None) -> dict[str, Any]:
+    """All stable keys, with null where nothing was recorded."""
+    if peak is None:
+        nothing = dict.fromkeys(("allocated_bytes", "reserved_bytes", "unexplained_bytes", "position"))
+        return {**nothing, "by_category_bytes": dict.fromkeys(CATEGORIES)}
+    return {
+        "allocated_bytes": peak.allocated_bytes,
+        "reserved_bytes": peak.reserved_bytes,
+        "unexplained_bytes": peak.unexplained_bytes,
+        "position": peak.position,
+        "by_category_bytes": peak.by_category_bytes,
+        "is_allocators": peak.is_allocators,
+        "time_s": peak.time_s,
+        "by_module": [dataclasses.asdict(row) for row in peak.by_module],
+    }
+
+
+def _model_states_to_json(states: ModelStates | None) -> dict[str, Any]:
+    names = (
+        "num_params",
+        "num_trainable",
+        "parameter_bytes",
+        "gradient_bytes",
+        "optimizer_state_bytes",
+        "expected_bytes",
+        "expected_parameter_bytes",
+        "expected_gradient_bytes",
+        "expected_optimizer_state_bytes",
+        "padding_bytes",
+    )
+    if states is None:
+        return {**dict.fromkeys(names), "zero_stages": None, "components": []}
+    return {
+        **{name: getattr(states, name) for name in names},
+        "zero_stages": list(states.zero_stages),
+        "components": [dataclasses.asdict(component) for component in states.components],
+    }
+
+
+def _activations_to_json(kept: Activations | None) -> dict[str, Any]:
+    return {
+        "saved_bytes": None if kept is None else kept.saved_bytes,
+        "units": [] if kept is None else [dataclasses.asdict(unit) for unit in kept.units],
+    }
+
+
+def _communication_to_json(traffic: Communication | None) -> dict[str, Any]:
+    names = ("bytes", "time_s", "exposed_s", "overlapped_s", "waiting_s", "num_calls", "num_unfinished")
+    if traffic is None:
+        return {**dict.fromkeys(names), "operations": []}
+    return {
+        **{name: getattr(traffic, name) for name in names},
+        "operations": [dataclasses.asdict(row) for row in traffic.operations],
+    }
+
+
+def _comparison_to_json(compared: Comparison) -> dict[str, Any]:
+    return {
+        "peak_bytes": _compared_to_json(compared.peak_bytes),
+        "step_time_s": _compared_to_json(compared.step_time_s),
+        "by_category_bytes": {
+            name: _compared_to_json(pair) for name, pair in compared.by_category_bytes.items()
+        },
+        "peak_position": dict(zip(("predicted", "measured"), compared.peak_position, strict=True)),
+        "budget_bytes": compared.budget_bytes,
+        "within_budget": compared.within_budget,
+    }
+
+
+def _compared_to_json(pair: Compared) -> dict[str, Any]:
+    return {
+        "predicted": pair.predicted,
+        "measured": pair.measured,
+        "error_fraction": pair.error_fraction,
+    }

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from memadvisor.analyzers.intervals import Intervals, length, minus, union
+from memadvisor.analyzers.matching import Key, Matched, key_of, traced_collectives
+
+from memadvisor.run.records import Collective
 from memadvisor.run.run import RankRun
+
+_COLLECTIVE_OPERATORS = ("c10d::", "c10d_functional::", "_c10d_functional::")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,72 @@ class Communication:
     operations: tuple[OperationBandwidth, ...]  # most bytes first
 
 
-def communication(rank: RankRun, ranks: Sequence[RankRun]) -> Communication | None:
-    """Analyse `rank`'s collectives, matched with those of all `ranks`. None when no step was traced."""
-    raise NotImplementedError
+def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communication | None:
+    """Analyse one rank's collectives, `matched` with the other ranks'. None when no step was traced."""
+    if rank.traced_step is None:
+        return None
+    own = traced_collectives(rank)
+    busy = union((call.issue_s, call.end_s) for call in own if call.end_s is not None)
+    exposed_s = length(minus(busy, compute_intervals(rank)))
+    return Communication(
+        bytes=sum(call.size_bytes for call in own),
+        num_calls=len(own),
+        num_unfinished=sum(call.end_s is None for call in own),
+        time_s=length(busy),
+        exposed_s=exposed_s,
+        overlapped_s=length(busy) - exposed_s,
+        waiting_s=_waiting_s(rank, own, matched),
+        operations=_operations(own, matched),
+    )
+
+
+def compute_intervals(rank: RankRun) -> Intervals:
+    """When operators other than collectives themselves ran, in the traced step."""
+    return union((o.start_s, o.end_s) for o in rank.operators if not o.name.startswith(_COLLECTIVE_OPERATORS))
+
+
+def _waiting_s(rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched]) -> float | None:
+    """Moments in which at least one of the rank's collectives had not been started by all others."""
+    if any(key_of(call) not in matched for call in own):
+        return None
+    found = [matched[key_of(call)] for call in own]
+    return length(union((match.issue_s[rank.process.rank], match.last_start_s) for match in found))
+
+
+def _operations(own: Sequence[Collective], matched: Mapping[Key, Matched]) -> tuple[OperationBandwidth, ...]:
+    groups: dict[tuple[str, int, int], list[Collective]] = defaultdict(list)
+    for call in own:
+        groups[call.operation, call.size_bytes, call.group_size].append(call)
+    rows = [_bandwidth(*kind, calls, matched) for kind, calls in groups.items()]
+    return tuple(sorted(rows, key=lambda row: -row.size_bytes * row.num_calls))
+
+
+def _bandwidth(
+    operation: str, size_bytes: int, group_size: int, calls: list[Collective], matched: Mapping[Key, Matched]
+) -> OperationBandwidth:
+    durations = [
+        match.end_s - match.last_start_s
+        for call in calls
+        if (match := matched.get(key_of(call))) is not None and match.end_s is not None
+    ]
+    duration_s = median(durations) if durations else None
+    is_known = duration_s is not None and duration_s > 0 and size_bytes > 0
+    algorithm = size_bytes / duration_s if is_known and duration_s else None
+    return OperationBandwidth(
+        operation=operation,
+        size_bytes=size_bytes,
+        group_size=group_size,
+        num_calls=len(calls),
+        duration_s=duration_s,
+        algorithm_bytes_per_s=algorithm,
+        bus_bytes_per_s=None if algorithm is None else algorithm * bus_factor(operation, group_size),
+    )
+
+
+def bus_factor(operation: str, num_ranks: int) -> float:
+    """Bus over algorithm bandwidth, from nccl-tests, doc/PERFORMANCE.md."""
+    if operation == "all_reduce":
+        return 2 * (num_ranks - 1) / num_ranks
+    if operation in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (num_ranks - 1) / num_ranks
+    return 1.0

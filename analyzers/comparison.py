@@ -9,6 +9,7 @@ from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.step_time import StepTime
 
 from memadvisor.plan import Plan
+from memadvisor.run.records import CATEGORIES, UNEXPLAINED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,4 +45,26 @@ def comparison(
     plan: Plan | None, peaks: Sequence[PeakBreakdown | None], times: Sequence[StepTime | None]
 ) -> Comparison | None:
     """Put prediction beside measurement. None without a plan that predicts."""
-    raise NotImplementedError
+    if plan is None or plan.prediction is None:
+        return None
+    predicted = plan.prediction
+    peak = max((p for p in peaks if p is not None), key=lambda p: p.allocated_bytes, default=None)
+    slowest_s = max((time.median_s for time in times if time is not None), default=None)
+    measured = {} if peak is None else {**peak.by_category_bytes, UNEXPLAINED: peak.unexplained_bytes}
+    names = (*CATEGORIES, UNEXPLAINED)
+    return Comparison(
+        peak_bytes=Compared(
+            predicted=predicted.peak_bytes, measured=None if peak is None else peak.allocated_bytes
+        ),
+        step_time_s=Compared(predicted=predicted.step_time_s, measured=slowest_s),
+        by_category_bytes={
+            name: Compared(predicted=predicted.by_category_bytes.get(name), measured=measured.get(name))
+            for name in names
+            if predicted.by_category_bytes.get(name) is not None or measured.get(name) is not None
+        },
+        peak_position=(predicted.peak_position, None if peak is None else peak.position),
+        budget_bytes=plan.budget_bytes,
+        within_budget=None
+        if peak is None or plan.budget_bytes is None
+        else peak.allocated_bytes <= plan.budget_bytes,
+    )

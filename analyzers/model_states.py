@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
+from memadvisor.analyzers.peak import alive_storages
+
 from memadvisor.plan import Plan
+from memadvisor.run.records import OptimizerState, Parameter
 from memadvisor.run.run import RankRun
+from memadvisor.schedule import resolve_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,8 +18,8 @@ class StateComponent:
     """One kind of model state in one dtype: `parameter`, `gradient`, or a key of the optimizer's state.
 
     `expected_bytes` is the theory's; 0 for what it does not know (step counters, factored states).
-    `recorded_bytes` is the sum over the tensors that the training itself holds of this component, None
-    for gradients, which are not recorded one by one.
+    `recorded_bytes` is the sum over the optimizer's own tensors of this component; None for parameters
+    and gradients, which are measured as storages alone.
     """
 
     kind: str  # "parameter", "gradient" or "optimizer_state"
@@ -69,4 +74,143 @@ class ModelStates:
 
 def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
     """Measured and expected model states. None when no step was traced or it had no optimizer step."""
-    raise NotImplementedError
+    begins_s = _optimizer_begins_s(rank)
+    if begins_s is None or not rank.storages:
+        return None
+    measured = {"parameter": 0, "gradient": 0, "optimizer_state": 0}
+    for storage in alive_storages(rank, begins_s):
+        if storage.category in measured:
+            measured[storage.category] += storage.size_bytes
+    num_ranks = rank.process.world_size
+    stages = _zero_stages(rank, plan)
+    components = (
+        *_parameters(rank, stages, num_ranks),
+        *_gradients(rank, stages, num_ranks),
+        *_optimizer_states(rank, stages, num_ranks),
+    )
+    expected = {kind: sum(c.expected_bytes for c in components if c.kind == kind) for kind in measured}
+    own = _own_parameters(rank)
+    return ModelStates(
+        num_params=sum(p.num_elements for p in own),
+        num_trainable=sum(p.num_elements for p in own if p.requires_grad),
+        num_ranks=num_ranks,
+        zero_stages=tuple(sorted(set(stages.values()))) or (0,),
+        parameter_bytes=measured["parameter"],
+        gradient_bytes=measured["gradient"],
+        optimizer_state_bytes=measured["optimizer_state"],
+        expected_parameter_bytes=expected["parameter"],
+        expected_gradient_bytes=expected["gradient"],
+        expected_optimizer_state_bytes=expected["optimizer_state"],
+        components=components,
+    )
+
+
+def _optimizer_begins_s(rank: RankRun) -> float | None:
+    step = rank.traced_step
+    if step is None:
+        return None
+    starts = [s.start_s for s in rank.spans if s.step == step.index and s.kind == "optimizer"]
+    return min(starts, default=None)
+
+
+def _own_parameters(rank: RankRun) -> list[Parameter]:
+    return [parameter for parameter in rank.parameters if not parameter.tied_to]
+
+
+def _zero_stages(rank: RankRun, plan: Plan | None) -> dict[str, int]:
+    """ZeRO stage by unit; 0 without a plan, and on a single rank."""
+    if plan is None or rank.process.world_size == 1:
+        return {unit.name: 0 for unit in rank.units}
+    return {unit.name: unit.zero_stage for unit in resolve_units(plan, rank.units)}
+
+
+class _Share:
+    """Bytes of a component, whole units and shards apart, so that shards are divided once, rounded up."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._whole_bytes = self._shared_bytes = 0
+        self.num_elements = 0
+
+    def add(self, num_elements: int, size_bytes: int, *, is_sharded: bool) -> None:
+        self.num_elements += num_elements
+        if is_sharded:
+            self._shared_bytes += size_bytes
+        else:
+            self._whole_bytes += size_bytes
+
+    @property
+    def expected_bytes(self) -> int:
+        return self._whole_bytes - (-self._shared_bytes // self._num_ranks)
+
+
+def _parameters(rank: RankRun, stages: dict[str, int], num_ranks: int) -> list[StateComponent]:
+    own = _own_parameters(rank)
+    return _one_per_dtype("parameter", own, stages, num_ranks, sharded_from=3)
+
+
+def _gradients(rank: RankRun, stages: dict[str, int], num_ranks: int) -> list[StateComponent]:
+    trainable = [parameter for parameter in _own_parameters(rank) if parameter.requires_grad]
+    return _one_per_dtype("gradient", trainable, stages, num_ranks, sharded_from=2)
+
+
+def _one_per_dtype(
+    kind: str, parameters: list[Parameter], stages: dict[str, int], num_ranks: int, *, sharded_from: int
+) -> list[StateComponent]:
+    shares: dict[str, _Share] = {}
+    for p in parameters:
+        share = shares.setdefault(p.dtype, _Share(num_ranks))
+        share.add(p.num_elements, p.size_bytes, is_sharded=stages.get(p.unit, 0) >= sharded_from)
+    return [
+        StateComponent(
+            kind=kind,
+            component=kind,
+            dtype=dtype,
+            num_elements=share.num_elements,
+            expected_bytes=share.expected_bytes,
+            recorded_bytes=None,
+        )
+        for dtype, share in shares.items()
+    ]
+
+
+def _optimizer_states(rank: RankRun, stages: dict[str, int], num_ranks: int) -> list[StateComponent]:
+    """One row per component and dtype of the optimizer's state, theory beside the tensors recorded."""
+    rows: dict[tuple[str, str], list[OptimizerState]] = defaultdict(list)
+    for state in rank.optimizer_states:
+        rows[state.component, state.dtype].append(state)
+    return [
+        _optimizer_component(component, dtype, states, rank, stages, num_ranks)
+        for (component, dtype), states in rows.items()
+    ]
+
+
+def _optimizer_component(
+    component: str,
+    dtype: str,
+    states: list[OptimizerState],
+    rank: RankRun,
+    stages: dict[str, int],
+    num_ranks: int,
+) -> StateComponent:
+    own = {parameter.name: parameter for parameter in _own_parameters(rank)}
+    recorded = {state.parameter: state for state in states}
+    item_bytes = max((s.size_bytes // s.num_elements for s in states if s.num_elements), default=0)
+    share = _Share(num_ranks)
+    if any(state.num_elements > 1 for state in states):  # else a step counter: theory has none
+        for name, parameter in own.items():
+            is_sharded = stages.get(parameter.unit, 0) >= 1
+            state = recorded.get(name)
+            is_whole = state is not None and state.num_elements == parameter.num_elements
+            # A rank holds pieces of sharded parameters, of some of them none; theory wants its share of each.
+            if parameter.requires_grad and (is_sharded or is_whole):
+                size_bytes = item_bytes * parameter.num_elements
+                share.add(parameter.num_elements, size_bytes, is_sharded=is_sharded)
+    return StateComponent(
+        kind="optimizer_state",
+        component=component,
+        dtype=dtype,
+        num_elements=share.num_elements or sum(state.num_elements for state in states),
+        expected_bytes=share.expected_bytes,
+        recorded_bytes=sum(state.size_bytes for state in states),
+    )

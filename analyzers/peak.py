@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
+import numpy as np
 from memadvisor.analyzers.timeline import MemoryTimeline
 
-from memadvisor.run.records import Storage
+from memadvisor.run.records import CATEGORIES, Storage
 from memadvisor.run.run import RankRun
+
+NUM_LARGEST = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,4 +52,79 @@ class PeakBreakdown:
 
 def peak_breakdown(rank: RankRun, timeline: MemoryTimeline | None) -> PeakBreakdown | None:
     """Break the traced step's peak down. None when no step was traced."""
-    raise NotImplementedError
+    step = rank.traced_step
+    if step is None or timeline is None:
+        return None
+    index = int(np.argmax(timeline.total_bytes))
+    clock_s = float(timeline.clock_s[index])
+    timeline_bytes = int(timeline.total_bytes[index])
+    by_category = {name: int(timeline.by_category_bytes[name][index]) for name in CATEGORIES}
+    is_allocators = step.peak_allocated_bytes is not None
+    allocated_bytes = timeline_bytes if step.peak_allocated_bytes is None else step.peak_allocated_bytes
+    alive = alive_storages(rank, clock_s)
+    phase, unit, micro_batch = where(rank, clock_s)
+    return PeakBreakdown(
+        time_s=float(timeline.times_s[index]),
+        step=step.index,
+        phase=phase,
+        unit=unit,
+        micro_batch=micro_batch,
+        position=position_in_words(phase, unit),
+        allocated_bytes=allocated_bytes,
+        is_allocators=is_allocators,
+        reserved_bytes=step.peak_reserved_bytes,
+        timeline_bytes=timeline_bytes,
+        unexplained_bytes=allocated_bytes - sum(by_category.values()),
+        by_category_bytes=by_category,
+        by_module=_by_module(alive),
+        largest=tuple(sorted(alive, key=lambda s: -s.size_bytes)[:NUM_LARGEST]),
+    )
+
+
+def alive_storages(rank: RankRun, time_s: float) -> list[Storage]:
+    """Storages alive on the rank's own device at this moment of the process's clock."""
+    return [
+        storage
+        for storage in rank.storages
+        if storage.device == rank.process.device
+        and storage.birth_s <= time_s
+        and (storage.death_s is None or time_s < storage.death_s)
+    ]
+
+
+def where(rank: RankRun, time_s: float) -> tuple[str, str, int | None]:
+    """Phase, unit and micro-batch that the traced step is in at this moment of the process's clock.
+
+    The unit is that of the innermost span around the moment; "" where there is none.
+    """
+    step = rank.traced_step
+    around = [
+        span
+        for span in rank.spans
+        if step is not None and span.step == step.index and span.start_s <= time_s < span.end_s
+    ]
+    if not around:
+        return "outside", "", None
+    # Of spans that begin together, the one of a unit lies inside the one of the phase.
+    span = max(around, key=lambda s: (s.start_s, s.kind.startswith("unit_"), -s.end_s))
+    phase = span.kind.removeprefix("unit_")
+    return phase, span.unit, None if phase == "optimizer" else span.micro_batch
+
+
+def position_in_words(phase: str, unit: str) -> str:
+    """`backward of blocks.3`, `forward`, `optimizer step`, `outside forward, backward and optimizer`."""
+    words = {
+        "optimizer": "optimizer step",
+        "recompute": "recomputation",
+        "outside": "outside forward, backward and optimizer",
+    }.get(phase, phase)
+    return f"{words} of {unit}" if unit else words
+
+
+def _by_module(alive: list[Storage]) -> tuple[ModuleBytes, ...]:
+    sizes: dict[tuple[str, str, str], int] = defaultdict(int)
+    for storage in alive:
+        category = storage.category if storage.category in CATEGORIES else "other"
+        sizes[storage.module, storage.unit, category] += storage.size_bytes
+    rows = [ModuleBytes(module=m, unit=u, category=c, size_bytes=n) for (m, u, c), n in sizes.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.size_bytes, row.module, row.category)))

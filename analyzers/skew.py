@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+
+from memadvisor.analyzers.communication import Communication, compute_intervals
+from memadvisor.analyzers.intervals import length
+from memadvisor.analyzers.matching import Key, Matched
+from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.analyzers.step_time import StepTime
 
 from memadvisor.run.run import RankRun
 
@@ -38,6 +45,48 @@ class Skew:
     peak_spread: float | None
 
 
-def skew(ranks: Sequence[RankRun]) -> Skew | None:
-    """Compare the ranks. None for a single one."""
-    raise NotImplementedError
+def skew(
+    ranks: Sequence[RankRun],
+    matched: Mapping[Key, Matched],
+    times: Sequence[StepTime | None],
+    traffic: Sequence[Communication | None],
+    peaks: Sequence[PeakBreakdown | None],
+) -> Skew | None:
+    """Compare the ranks; the other results are in the ranks' order. None for a single rank."""
+    if len(ranks) < 2:
+        return None
+    caused = _caused_waiting_s(ranks, matched)
+    rows = tuple(
+        RankTimes(
+            rank=rank.process.rank,
+            step_time_s=None if time is None else time.median_s,
+            compute_s=length(compute_intervals(rank)) if rank.traced_step and rank.operators else None,
+            waiting_s=None if sent is None else sent.waiting_s,
+            caused_waiting_s=caused.get(rank.process.rank),
+            peak_allocated_bytes=None if peak is None else peak.allocated_bytes,
+        )
+        for rank, time, sent, peak in zip(ranks, times, traffic, peaks, strict=True)
+    )
+    worst = max(caused, key=lambda rank: caused[rank]) if caused else None
+    return Skew(
+        ranks=rows,
+        straggler=worst if worst is not None and caused[worst] > 0 else None,
+        step_time_spread=_spread([row.step_time_s for row in rows]),
+        compute_spread=_spread([row.compute_s for row in rows]),
+        peak_spread=_spread([row.peak_allocated_bytes for row in rows]),
+    )
+
+
+def _caused_waiting_s(ranks: Sequence[RankRun], matched: Mapping[Key, Matched]) -> dict[int, float]:
+    """By rank; empty where no collective could be matched."""
+    caused = {rank.process.rank: 0.0 for rank in ranks} if matched else {}
+    for match in matched.values():
+        caused[match.last_rank] += sum(match.last_start_s - issue_s for issue_s in match.issue_s.values())
+    return caused
+
+
+def _spread(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < 2 or median(known) <= 0:
+        return None
+    return (max(known) - min(known)) / median(known)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from statistics import median
 
+from memadvisor.analyzers.intervals import length, minus, union
+
+from memadvisor.run.records import Span, Step
 from memadvisor.run.run import RankRun
+
+_PHASE_KINDS = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,4 +46,67 @@ class StepTime:
 
 def step_time(rank: RankRun) -> StepTime | None:
     """Break the median steady step down. None when no timed step was finished."""
-    raise NotImplementedError
+    steps = rank.steady_steps()
+    if not steps:
+        return None
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for span in rank.spans:
+        spans[span.step].append(span)
+    median_s = median(step.duration_s for step in steps)
+    phases = [_phase_times(spans[step.index]) for step in steps]
+    by_phase = {name: median(times[name] for times in phases) for name in _PHASE_KINDS}
+    traced = rank.traced_step
+    recorder = [s.recorder_s / s.duration_s for s in steps if s.recorder_s is not None and s.duration_s > 0]
+    return StepTime(
+        median_s=median_s,
+        num_steps=len(steps),
+        durations_s=tuple(step.duration_s for step in steps),
+        by_phase_s={**by_phase, "outside": median_s - sum(by_phase.values())},
+        units=_unit_times(rank, steps, spans),
+        samples_per_s=_rate(steps, "num_samples"),
+        tokens_per_s=_rate(steps, "num_tokens"),
+        recorder_fraction=median(recorder) if recorder else None,
+        traced_step_s=None if traced is None else traced.duration_s,
+    )
+
+
+def _phase_times(spans: list[Span]) -> dict[str, float]:
+    """Seconds of one step in each phase; a closure's forward and backward are not the optimizer's own."""
+    moments = {kind: union((s.start_s, s.end_s) for s in spans if s.kind == kind) for kind in _PHASE_KINDS}
+    backward, forward = moments["backward"], moments["forward"]
+    own_forward = minus(forward, backward)
+    own_optimizer = minus(minus(moments["optimizer"], backward), forward)
+    return {
+        "forward": length(own_forward),
+        "backward": length(backward),
+        "optimizer": length(own_optimizer),
+    }
+
+
+def _unit_times(rank: RankRun, steps: tuple[Step, ...], spans: dict[int, list[Span]]) -> tuple[UnitTime, ...]:
+    totals: dict[tuple[str, str, int], float] = defaultdict(float)
+    names = dict.fromkeys(unit.name for unit in rank.units)
+    for step in steps:
+        for span in spans[step.index]:
+            if span.kind.startswith("unit_"):
+                names[span.unit] = None
+                totals[span.unit, span.kind, step.index] += span.end_s - span.start_s
+
+    def median_of(unit: str, kind: str) -> float:
+        return median(totals.get((unit, kind, step.index), 0.0) for step in steps)
+
+    return tuple(
+        UnitTime(
+            unit=name,
+            forward_s=median_of(name, "unit_forward"),
+            backward_s=median_of(name, "unit_backward"),
+            recompute_s=median_of(name, "unit_recompute"),
+        )
+        for name in names
+    )
+
+
+def _rate(steps: tuple[Step, ...], field: str) -> float | None:
+    counts = [(getattr(step, field), step.duration_s) for step in steps]
+    rates = [count / duration_s for count, duration_s in counts if count is not None and duration_s > 0]
+    return median(rates) if rates else None

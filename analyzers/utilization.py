@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 
 from memadvisor.analyzers.step_time import StepTime
 
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.run.run import RankRun
+
+# Parts of the names of operators that are, or hold, matrix products.
+_PRODUCTS = ("mm", "matmul", "linear", "conv", "attention", "rnn", "lstm", "gru", "einsum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,4 +42,69 @@ class Utilization:
 
 def utilization(rank: RankRun, time: StepTime | None, hardware: Hardware | None) -> Utilization:
     """MFU and HFU; what cannot be worked out is None."""
-    raise NotImplementedError
+    is_traced = rank.traced_step is not None and bool(rank.operators)
+    model_flops = sum(row.model_flops for row in rank.operators) if is_traced else None
+    executed_flops = sum(row.executed_flops for row in rank.operators) if is_traced else None
+    palm_flops = _palm_flops(rank)
+    dtype = compute_dtype(rank)
+    peak = hardware.peak_flops_per_s.get(dtype) if hardware is not None and dtype is not None else None
+    step_time_s = time.median_s if time is not None else None
+
+    def share(flops: int | None) -> float | None:
+        if flops is None or not peak or not step_time_s:
+            return None
+        return flops / step_time_s / peak
+
+    return Utilization(
+        mfu=share(model_flops),
+        hfu=share(executed_flops),
+        convention="exact",
+        mfu_palm=share(palm_flops),
+        model_flops_per_step=model_flops,
+        executed_flops_per_step=executed_flops,
+        palm_flops_per_step=palm_flops,
+        step_time_s=step_time_s,
+        dtype=dtype,
+        peak_flops_per_s=peak,
+        hardware_name=None if hardware is None else hardware.name,
+        hardware_kind=None if hardware is None else hardware.kind,
+    )
+
+
+def compute_dtype(rank: RankRun) -> str | None:
+    """The dtype that most output bytes of matrix products and convolutions have; else most parameters'.
+
+    Under autocast the parameters are float32 and the products bfloat16: the products decide the peak.
+    """
+    products: Counter[str] = Counter()
+    for storage in rank.storages:
+        if storage.dtype and any(word in storage.operator for word in _PRODUCTS):
+            products[storage.dtype] += storage.size_bytes
+    parameters: Counter[str] = Counter()
+    for parameter in rank.parameters:
+        parameters[parameter.dtype] += parameter.num_elements
+    most = (products or parameters).most_common(1)
+    return most[0][0] if most else None
+
+
+def _palm_flops(rank: RankRun) -> int | None:
+    """(6N + 12 L H Q T) times the tokens of the traced step; None for what is no plain transformer.
+
+    L is the number of units that ran a fused attention, H Q the width that most dimensions of their
+    weight matrices have, T the tokens of a sample.
+    """
+    step = rank.traced_step
+    if step is None or not step.num_tokens or not step.num_samples:
+        return None
+    layers = {row.unit for row in rank.operators if "attention" in row.name and row.phase == "forward"}
+    shapes = [dims for p in rank.parameters if p.unit in layers and len(dims := _dimensions(p.shape)) == 2]
+    widths = Counter(width for dims in shapes for width in dims).most_common(1)
+    if not widths or any(widths[0][0] not in dims for dims in shapes):
+        return None
+    num_parameters = sum(p.num_elements for p in rank.parameters if not p.tied_to)
+    sequence = step.num_tokens / step.num_samples
+    return round((6 * num_parameters + 12 * len(layers) * widths[0][0] * sequence) * step.num_tokens)
+
+
+def _dimensions(shape: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", shape))

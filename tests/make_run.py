@@ -37,11 +37,16 @@ from memadvisor.run.store import write_manifest, write_private_file
 
 ITEM = 4  # bytes of a float32
 TRACED_SLOWDOWN = 3.0
+ALL_REDUCE_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What `make_run` may be told; times are of a timed step, `rank_delay_s` is what rank r adds r times."""
+    """What `make_run` may be told. Times are of a timed step; a traced one takes TRACED_SLOWDOWN as long.
+
+    By default a step of one rank takes 0.1 s. With several, ALL_REDUCE_S more is exposed before the optimizer
+    step; rank r begins each step `rank_delay_s` r times late, and the others wait for it there.
+    """
 
     num_ranks: int = 2
     num_blocks: int = 3
@@ -363,6 +368,9 @@ class _StepPlayer:
         self._free("old gradients")
         for micro_batch in range(settings.num_micro_batches):
             self._micro_batch(micro_batch)
+        if settings.num_ranks > 1:
+            self._advance(settings.rank_delay_s * (settings.num_ranks - 1 - recorder.rank))
+            self.now_s += ALL_REDUCE_S
         optimizer_start_s = self.now_s
         self._operator("aten::_fused_adamw_", "", "", "optimizer", settings.optimizer_s, 0, 0)
         self._span("optimizer", "", settings.num_micro_batches - 1, optimizer_start_s)
@@ -471,13 +479,13 @@ class _StepPlayer:
             self._all_reduce(unit)
 
     def _all_reduce(self, unit: str) -> None:
-        """Issued when the unit's backward ends; all ranks end together, 2 ms after the last has issued."""
+        """Issued when the unit's backward ends; all ranks end together, ALL_REDUCE_S after the last has issued."""
         if not self.traced:
             return
         settings, recorder = self.settings, self.recorder
         last_delay_s = settings.rank_delay_s * (settings.num_ranks - 1)
         own_delay_s = settings.rank_delay_s * recorder.rank
-        end_s = self.now_s + (last_delay_s - own_delay_s) * self.scale + 0.002
+        end_s = self.now_s + (last_delay_s - own_delay_s) * self.scale + ALL_REDUCE_S
         recorder.collectives.append(
             Collective(
                 step=self.index,
