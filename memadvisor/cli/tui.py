@@ -1,0 +1,38 @@
+"""`memadvisor tui RUN`: look at a run in the terminal, finished or growing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from memadvisor.errors import RunFormatError, UsageError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", type=Path, help="directory that `memadvisor profile` writes")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Open the terminal application. Without a terminal: UsageError, as Textual would print escapes."""
+    _check_directory(arguments.run)
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        raise UsageError(
+            "`memadvisor tui` needs a terminal, and this is none.",
+            hint="use `memadvisor show RUN` or `memadvisor report RUN` here.",
+        )
+    from memadvisor.tui.app import RunApp  # Textual: only where there is a terminal
+
+    error = RunApp(arguments.run).run()
+    if error is not None:
+        raise error
+    return 0
+
+
+def _check_directory(directory: Path) -> None:
+    """Refuse what plainly is no run before the terminal is taken over."""
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise RunFormatError(
+            f"{str(directory)!r} {what}.", hint="name the directory that `memadvisor profile` wrote."
+        )

@@ -1,0 +1,91 @@
+"""The Activations tab: every storage that autograd kept for the backward, by whom and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memadvisor.analyzers.activations import Activations, Lifetime
+from memadvisor.tui.drawing import CATEGORY_COLORS
+from memadvisor.tui.pane import Pane, why_untraced
+from memadvisor.tui.table import Column, Row, SearchTable, matcher
+from memadvisor.tui.text import number, paragraph, words
+from memadvisor.tui.view import View
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.widgets import Static
+
+from memadvisor.units import format_bytes, format_seconds
+
+_NUM_SHOWN = 1000
+_COLUMNS = (
+    Column("bytes", is_number=True),
+    Column("module"),
+    Column("born", is_number=True),
+    Column("kept", is_number=True),
+    Column("released", is_number=True),
+    Column("operator"),
+    Column("shape"),
+    Column("dtype"),
+    Column("category"),
+)
+# Position of the sorted column, what it is called, and the key that puts the most interesting first.
+_SORTS: tuple[tuple[int, Callable[[Lifetime], float | str]], ...] = (
+    (0, lambda life: -life.size_bytes),
+    (1, lambda life: life.module),
+    (2, lambda life: life.born_s),
+    (3, lambda life: -(life.kept_s or 0.0)),
+)
+
+
+class ActivationsPane(Pane):
+    """A searchable table of lifetimes; `s` goes round bytes, module, birth and time kept."""
+
+    def content(self) -> ComposeResult:
+        yield Static(id="activations-summary", markup=False)
+        yield SearchTable("activations")
+
+    def missing(self, view: View) -> str | None:
+        return why_untraced(view) if view.result.activations is None else None
+
+    @on(SearchTable.Changed)
+    def _changed(self) -> None:
+        if self.view is not None:
+            self.fill(self.view)
+
+    def fill(self, view: View) -> None:
+        found = view.result.activations
+        if found is None:
+            return
+        table = self.query_one(SearchTable)
+        matches = matcher(table.query_text)
+        chosen = [life for life in found.lifetimes if matches(f"{life.module} {life.operator} {life.shape}")]
+        marked, key = _SORTS[table.sort % len(_SORTS)]
+        chosen.sort(key=key)
+        self.query_one("#activations-summary", Static).update(_summary(found, len(chosen)))
+        table.fill(_COLUMNS, [_row(life) for life in chosen[:_NUM_SHOWN]], marked)
+
+
+def _summary(found: Activations, num_chosen: int) -> Text:
+    shown = f"{min(num_chosen, _NUM_SHOWN)} of {len(found.lifetimes)} shown"
+    return paragraph(
+        (format_bytes(found.saved_bytes), "bold #2ec4a6"),
+        f" kept for the backward by one micro-batch, parameters not counted; {shown}",
+    )
+
+
+def _row(life: Lifetime) -> Row:
+    return Row(
+        key=str(life.storage_id),
+        cells=(
+            number(format_bytes(life.size_bytes)),
+            words(life.module or "(model)"),
+            number(format_seconds(life.born_s)),
+            number(format_seconds(life.kept_s) if life.kept_s is not None else "-"),
+            number(format_seconds(life.released_s) if life.released_s is not None else "-"),
+            words(life.operator),
+            words(life.shape),
+            words(life.dtype),
+            words(life.category, CATEGORY_COLORS.get(life.category, "")),
+        ),
+    )

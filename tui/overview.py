@@ -1,0 +1,199 @@
+"""The Overview tab: the peak and its parts, the step's time and its parts, utilization, and how the run stands."""
+
+from __future__ import annotations
+
+from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.analyzers.step_time import StepTime
+from memadvisor.analyzers.utilization import Utilization
+from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, bar, stacked_bar
+from memadvisor.tui.pane import Pane, why_untraced
+from memadvisor.tui.text import lines, paragraph
+from memadvisor.tui.view import View
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from memadvisor.run.records import UNEXPLAINED
+from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
+
+_NAME_WIDTH = 16
+_FIGURE_WIDTH = 11
+
+
+class OverviewPane(Pane):
+    """Two columns of text, memory and time; one below the other in a narrow terminal."""
+
+    def content(self) -> ComposeResult:
+        with VerticalScroll(id="overview-scroll"):
+            yield Static(id="overview-memory", markup=False)
+            yield Static(id="overview-time", markup=False)
+
+    def missing(self, view: View) -> str | None:
+        return None
+
+    def fill(self, view: View) -> None:
+        memory = self.query_one("#overview-memory", Static)
+        time = self.query_one("#overview-time", Static)
+        is_wide = self.size.width >= 120
+        self.set_class(is_wide, "wide")
+        width = max(40, (self.size.width - 8) // 2 if is_wide else self.size.width - 4)
+        memory.update(lines([*_memory(view, width), *_run(view)]))
+        time.update(lines([*_time(view, width), *_utilization(view.result.utilization)]))
+
+    def on_resize(self) -> None:
+        if self.view is not None:
+            self.fill(self.view)
+
+
+def _memory(view: View, width: int) -> list[Text]:
+    peak = view.result.peak
+    if peak is None:
+        reason = why_untraced(view) or "The traced step left no storages behind."
+        return [paragraph(("Peak memory  not recorded", "bold")), paragraph((reason, "dim")), Text("")]
+    source = "by the allocator" if peak.is_allocators else "summed over storages; the allocator kept none"
+    rows = [
+        paragraph(
+            ("Peak memory  ", "bold"), (format_bytes(peak.allocated_bytes), "bold #2ec4a6"), f"  {source}"
+        ),
+        paragraph(
+            (f"in {peak.position}, step {peak.step}, {format_seconds(peak.time_s)} after its start", "dim")
+        ),
+    ]
+    if peak.reserved_bytes is not None:
+        rows.append(paragraph(("reserved from the device: " + format_bytes(peak.reserved_bytes), "dim")))
+    parts = _parts(peak)
+    rows.append(stacked_bar([(size, CATEGORY_COLORS.get(name, "#9aa4b2")) for name, size in parts], width))
+    rows += [_part_row(name, size, peak.allocated_bytes, width) for name, size in parts]
+    return [*rows, *_model_states(view), Text("")]
+
+
+def _parts(peak: PeakBreakdown) -> list[tuple[str, int]]:
+    """The categories that hold anything, in the charts' order; unexplained always."""
+    sizes = {**peak.by_category_bytes, UNEXPLAINED: peak.unexplained_bytes}
+    return [(name, sizes[name]) for name in CATEGORY_COLORS if sizes.get(name) or name == UNEXPLAINED]
+
+
+def _part_row(name: str, size_bytes: int, total_bytes: int, width: int) -> Text:
+    share = size_bytes / total_bytes if total_bytes else None
+    figures = f"{format_bytes(size_bytes):>{_FIGURE_WIDTH}} {format_fraction(share):>8}  "
+    room = width - _NAME_WIDTH - len(figures)
+    color = CATEGORY_COLORS.get(name, "")
+    return paragraph(
+        f"{name.replace('_', ' '):<{_NAME_WIDTH}}", figures, (bar(size_bytes, total_bytes, room), color)
+    )
+
+
+def _model_states(view: View) -> list[Text]:
+    states = view.result.model_states
+    if states is None:
+        return []
+    per_parameter = states.bytes_per_parameter
+    each = "" if per_parameter is None else f" ({per_parameter:.2f} B each)"
+    return [
+        paragraph(
+            (f"{'model states':<{_NAME_WIDTH}}", "bold"),
+            f"{format_bytes(states.measured_bytes):>{_FIGURE_WIDTH}} measured, "
+            f"{format_bytes(states.expected_bytes)} expected, "
+            f"for {format_count(states.num_params)} parameters{each}",
+        )
+    ]
+
+
+def _time(view: View, width: int) -> list[Text]:
+    time = view.result.step_time
+    if time is None:
+        return [
+            paragraph(("Step time    not recorded", "bold")),
+            paragraph(("No timed step has ended yet.", "dim")),
+        ]
+    rows = [
+        paragraph(
+            ("Step time    ", "bold"),
+            (format_seconds(time.median_s), "bold #2ec4a6"),
+            f"  median of {time.num_steps} timed step{'s' if time.num_steps != 1 else ''}",
+        )
+    ]
+    phases = [(name, seconds) for name, seconds in time.by_phase_s.items() if seconds > 0]
+    rows.append(stacked_bar([(s, PHASE_COLORS.get(name, "#9aa4b2")) for name, s in phases], width))
+    for name, seconds in phases:
+        figures = (
+            f"{format_seconds(seconds):>{_FIGURE_WIDTH}} {format_fraction(seconds / time.median_s):>8}  "
+        )
+        room = width - _NAME_WIDTH - len(figures)
+        block = bar(seconds, time.median_s, room)
+        rows.append(paragraph(f"{name:<{_NAME_WIDTH}}", figures, (block, PHASE_COLORS.get(name, ""))))
+    return [*rows, *_throughput(view, time)]
+
+
+def _throughput(view: View, time: StepTime) -> list[Text]:
+    rows = [Text("")]
+    for name, whole, own in (
+        ("tokens", view.analysis.tokens_per_s, time.tokens_per_s),
+        ("samples", view.analysis.samples_per_s, time.samples_per_s),
+    ):
+        if own is not None:
+            ranks = (
+                f"{format_count(whole)}/s all ranks, "
+                if whole is not None and len(view.run.ranks) > 1
+                else ""
+            )
+            rows.append(_fact(name, f"{ranks}{format_count(own)}/s this rank"))
+    if time.recorder_fraction is not None:
+        rows.append(
+            _fact(
+                "recording", f"{format_fraction(time.recorder_fraction)} of step time in memadvisor's hooks"
+            )
+        )
+    return rows
+
+
+def _utilization(utilization: Utilization) -> list[Text]:
+    if utilization.mfu is None:
+        rows = [_fact("MFU", f"not recorded: {_why_no_mfu(utilization)}")]
+    else:
+        rows = [
+            _fact(
+                "MFU",
+                f"{format_fraction(utilization.mfu)} ({utilization.convention}), "
+                f"HFU {format_fraction(utilization.hfu)}, {utilization.dtype} on {utilization.hardware_name} "
+                f"({utilization.hardware_kind})",
+            )
+        ]
+    if utilization.model_flops_per_step is not None:
+        rows.append(
+            _fact(
+                "FLOPs a step",
+                f"{format_count(utilization.model_flops_per_step)} needed, "
+                f"{format_count(utilization.executed_flops_per_step)} executed",
+            )
+        )
+    return rows
+
+
+def _why_no_mfu(utilization: Utilization) -> str:
+    if utilization.model_flops_per_step is None:
+        return "FLOPs come with the traced step"
+    if utilization.step_time_s is None:
+        return "no timed step yet"
+    return f"no peak FLOP/s known for {utilization.hardware_name or 'this hardware'}"
+
+
+def _run(view: View) -> list[Text]:
+    process = view.rank.process
+    rows = [
+        _fact("device", f"{process.device_name} ({process.device}) on {process.host}"),
+        _fact("state", view.message),
+    ]
+    if view.run.missing_ranks:
+        shown = ", ".join(str(rank) for rank in view.run.missing_ranks[:12])
+        more = ", ..." if len(view.run.missing_ranks) > 12 else ""
+        rows.append(_fact("missing ranks", f"{shown}{more}: nothing readable from them", "#e5484d"))
+    num_notes = len(view.run.problems) + sum(len(rank.notes) for rank in view.run.ranks)
+    if num_notes:
+        rows.append(_fact("notes", f"{num_notes}, under Notes"))
+    return [*rows, Text("")]
+
+
+def _fact(name: str, text: str, style: str = "") -> Text:
+    return paragraph((f"{name:<{_NAME_WIDTH}}", "bold"), (text, style))

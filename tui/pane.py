@@ -1,0 +1,61 @@
+"""What the tabs have in common: they show a view, or say in one sentence why there is nothing to show."""
+
+from __future__ import annotations
+
+from memadvisor.tui.text import paragraph
+from memadvisor.tui.view import View
+from memadvisor.tui.watch import State
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widget import Widget
+from textual.widgets import Static
+
+NOT_TRACED = "No traced step yet. It follows the warm-up; what is timed already stands under Steps."
+NEVER_TRACED = "The run ended before a step was traced, so this was not recorded."
+
+
+class Pane(Vertical):
+    """A tab's content. `show` is called with every new view while the tab is in sight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view: View | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(classes="absent", markup=False)
+        with Vertical(classes="content"):
+            yield from self.content()
+
+    def content(self) -> ComposeResult:
+        """The widgets under the sentence that says why there is nothing."""
+        raise NotImplementedError
+
+    def missing(self, view: View) -> str | None:
+        """Why this view has nothing to show here; None where it has."""
+        raise NotImplementedError
+
+    def fill(self, view: View) -> None:
+        """Put the view's figures into the widgets."""
+        raise NotImplementedError
+
+    def show(self, view: View) -> None:
+        self.view = view
+        reason = self.missing(view)
+        self.query_one(".absent", Static).update(paragraph(reason or ""))
+        self.query_one(".absent").display = reason is not None
+        self.query_one(".content").display = reason is None
+        if reason is None:
+            self.fill(view)
+
+    def focus_first(self) -> None:
+        """Give the keys to the first widget that takes them."""
+        first = next((w for w in self.query(Widget) if w.focusable and w.is_on_screen), None)
+        if first is not None:
+            first.focus()
+
+
+def why_untraced(view: View) -> str | None:
+    """The sentence for figures that only a traced step has; None once there is one."""
+    if view.rank.traced_step is not None:
+        return None
+    return NOT_TRACED if view.state in (State.RUNNING, State.SILENT) else NEVER_TRACED

@@ -1,0 +1,119 @@
+"""The Plan tab: what the applied plan promised beside what this run measured, and what it does to each unit."""
+
+from __future__ import annotations
+
+from memadvisor.analyzers.comparison import Compared, Comparison
+from memadvisor.tui.drawing import CATEGORY_COLORS
+from memadvisor.tui.pane import Pane
+from memadvisor.tui.table import Column, Row, refill, row_table
+from memadvisor.tui.text import lines, number, paragraph, words
+from memadvisor.tui.view import View
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.widgets import DataTable, Static
+
+from memadvisor.plan import Plan
+from memadvisor.units import format_bytes, format_seconds
+
+_NO_PLAN = (
+    "No plan was applied in this run. `memadvisor advise RUN --memory SIZE -o plan.json` makes one, "
+    "`memadvisor run --plan plan.json SCRIPT` applies it."
+)
+_COMPARED = (
+    Column("figure"),
+    Column("predicted", is_number=True),
+    Column("measured", is_number=True),
+    Column("error", is_number=True),
+)
+_UNITS = (Column("unit"), Column("ZeRO stage", is_number=True), Column("forward"))
+
+
+class PlanPane(Pane):
+    """Predicted and measured in one table, the plan's units in another."""
+
+    def content(self) -> ComposeResult:
+        yield Static(id="plan-summary", markup=False)
+        yield row_table("plan-compared")
+        yield row_table("plan-units")
+
+    def missing(self, view: View) -> str | None:
+        return _NO_PLAN if view.run.plan is None else None
+
+    def fill(self, view: View) -> None:
+        plan, found = view.run.plan, view.analysis.comparison
+        if plan is None:
+            return
+        self.query_one("#plan-summary", Static).update(lines(_summary(plan, found)))
+        compared = self.query_one("#plan-compared", DataTable)
+        compared.display = found is not None
+        if found is not None:
+            refill(compared, _COMPARED, _compared_rows(found))
+        units = self.query_one("#plan-units", DataTable)
+        units.display = bool(plan.units)
+        refill(units, _UNITS, [_unit_row(i, plan) for i in range(len(plan.units))])
+
+
+def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
+    rows = [
+        paragraph(
+            (f"ZeRO stage {plan.zero_stage}, {plan.num_ranks} ranks, policy {plan.policy}", "bold"),
+            f"; {len(plan.recomputed_units)} of {len(plan.units)} units recomputed" if plan.units else "",
+        ),
+        paragraph((plan.why, "dim")),
+    ]
+    if found is None:
+        rows.append(paragraph("The plan carries no prediction, so there is nothing to compare."))
+    elif found.budget_bytes is not None:
+        verdict = {
+            True: ("kept", "#2ec4a6"),
+            False: ("exceeded", "#e5484d"),
+            None: ("not checked yet", "dim"),
+        }
+        rows.append(
+            paragraph(
+                ("budget ", "bold"), f"{format_bytes(found.budget_bytes)}: ", verdict[found.within_budget]
+            )
+        )
+    if found is not None:
+        predicted, measured = found.peak_position
+        rows.append(
+            paragraph(f"peak predicted in {predicted}, measured in {measured or 'nothing traced yet'}")
+        )
+    return rows
+
+
+def _compared_rows(found: Comparison) -> list[Row]:
+    rows = [
+        _compared_row("peak", found.peak_bytes, in_seconds=False),
+        _compared_row("step time", found.step_time_s, in_seconds=True),
+    ]
+    names = [name for name in CATEGORY_COLORS if name in found.by_category_bytes]
+    return rows + [_compared_row(name, found.by_category_bytes[name], in_seconds=False) for name in names]
+
+
+def _compared_row(name: str, figure: Compared, *, in_seconds: bool) -> Row:
+    def shown(value: float | None) -> str:
+        return format_seconds(value) if in_seconds else format_bytes(value)
+
+    error = figure.error_fraction
+    return Row(
+        key=name,
+        cells=(
+            words(name.replace("_", " "), CATEGORY_COLORS.get(name, "bold")),
+            number(shown(figure.predicted)),
+            number(shown(figure.measured)),
+            number("-" if error is None else f"{100 * error:+.1f} %"),
+        ),
+    )
+
+
+def _unit_row(position: int, plan: Plan) -> Row:
+    unit = plan.units[position]
+    return Row(
+        key=str(position),
+        cells=(
+            words(unit.name or "(model)"),
+            number(str(unit.zero_stage)),
+            words("recomputed" if unit.recompute else "kept", "#f2c14e" if unit.recompute else ""),
+        ),
+    )

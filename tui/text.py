@@ -1,0 +1,53 @@
+"""How words that came from the user's program reach the terminal: plain, whatever they hold.
+
+A module may be called `layers[/0]`, `[red]x` or "\\x1b[31m". Everything here returns rich Text, which
+never reads markup; a str handed to a widget may be read as markup, so views hand over none.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from rich.text import Text
+
+# Controls, invisible formatting (bidirectional overrides among it), lone surrogates, line separators.
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def plain(text: str) -> str:
+    """`text` on one line, with every character gone that a terminal would act on instead of show."""
+    if text.isascii() and text.isprintable():
+        return text
+    spaced = text.replace("\n", " ").replace("\t", " ")
+    return "".join(char for char in spaced if unicodedata.category(char) not in _UNPRINTABLE)
+
+
+def words(text: str, style: str = "") -> Text:
+    """One piece of text, shown as it stands."""
+    return Text(plain(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def number(text: str, style: str = "") -> Text:
+    """A figure for a table's column: aligned right."""
+    return Text(plain(text), style=style, justify="right", no_wrap=True)
+
+
+def paragraph(*pieces: str | tuple[str, str]) -> Text:
+    """Pieces, each a text or a (text, style), joined into one line that wraps."""
+    joined = Text()
+    for piece in pieces:
+        text, style = (piece, "") if isinstance(piece, str) else piece
+        joined.append(plain(text), style)
+    return joined
+
+
+def lines(rows: Iterable[Text]) -> Text:
+    """Rows, one below the other."""
+    return Text("\n").join(rows)
+
+
+def shorten_left(text: str, width: int) -> str:
+    """The end of a dotted name, where modules differ: `...blocks.3.attn`."""
+    text = plain(text)
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :] if width > 1 else text[:width]

@@ -1,0 +1,29 @@
+"""What every tab is given to show: one rank of one snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memadvisor.analyzers.analysis import Analysis, RankAnalysis
+from memadvisor.tui.watch import State
+
+from memadvisor.run.run import RankRun, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """`position` is the rank's place among the ranks that wrote something, not its number."""
+
+    run: Run
+    analysis: Analysis
+    position: int
+    state: State
+    message: str
+
+    @property
+    def rank(self) -> RankRun:
+        return self.run.ranks[self.position]
+
+    @property
+    def result(self) -> RankAnalysis:
+        return self.analysis.ranks[self.position]
