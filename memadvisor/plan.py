@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memadvisor.errors import PlanError
+from memadvisor.errors import PlanError, UsageError
+from memadvisor.run.files import write_private_file
 
 FORMAT = 1
 
@@ -124,6 +125,16 @@ def load_plan(path: str | Path) -> Plan:
             f"{str(path)!r} is not JSON.", hint="make a plan with `memadvisor advise RUN -o plan.json`."
         ) from error
     return plan_from_json(value, repr(str(path)))
+
+
+def save_plan(plan: Plan, path: Path, *, replace: bool = True) -> None:
+    """Write a plan whole or not at all, readable by its owner alone. Raises UsageError."""
+    try:
+        write_private_file(path, json.dumps(plan_to_json(plan), indent=1) + "\n", replace=replace)
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)!r} cannot be written: {error.strerror}.", hint="name a writable file."
+        ) from error
 
 
 def _prediction_from_json(value: Any) -> Prediction:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -16,19 +17,34 @@ import torch
 from memadvisor.run.records import Counter
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+# c10::profiledCPUMemoryReporter() and ProfiledCPUMemoryReporter::New(void*, size_t)
+_REPORTER = "_ZN3c1025profiledCPUMemoryReporterEv"
+_NEW = "_ZN3c1025ProfiledCPUMemoryReporter3NewEPvm"
 _STATM = Path("/proc/self/statm")
 
 
-def enable_cpu_account() -> bool:
-    """Make torch's CPU allocator count from now on; False where this build does not let us."""
+def enable_cpu_account(alive: Iterable[tuple[int, int]]) -> bool:
+    """Make torch's CPU allocator count from now on; False where this build does not let us.
+
+    `alive` are (address, bytes) of the blocks that are there already: the allocator is told of them, or it
+    would neither count them nor, when they are freed, know their size (and say so on stderr).
+    """
     if os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("INFO", "0"):
         return False  # every allocation would be logged to the script's stderr
-    library = Path(torch.__file__).parent / "lib" / "libc10.so"
     try:
-        flag = ctypes.c_bool.in_dll(ctypes.CDLL(str(library)), "FLAGS_caffe2_report_cpu_memory_usage")
-    except (OSError, ValueError):
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        flag = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
+        reporter_of, note_new = getattr(library, _REPORTER), getattr(library, _NEW)
+    except (OSError, ValueError, AttributeError):
         return False
+    if flag.value:
+        return True  # an earlier recorder, or the script, has switched it on
     flag.value = True
+    reporter_of.restype, note_new.restype = ctypes.c_void_p, None
+    note_new.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    reporter = reporter_of()
+    for address, size_bytes in alive:
+        note_new(reporter, address, size_bytes)
     return True
 
 

@@ -27,13 +27,13 @@ class _DeviceMark:
 
     def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
-        self._event = torch.cuda.Event(enable_timing=True)
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record(torch.cuda.current_stream(clock.device))
         self._known_s: float | None = None
 
     @property
     def time_s(self) -> float | None:
-        if self._known_s is None and self._event.query():
+        if self._known_s is None and self._event.query():  # type: ignore[no-untyped-call]
             self._known_s = self._clock.base_s + self._clock.base.elapsed_time(self._event) / 1e3
         return self._known_s
 
@@ -53,7 +53,7 @@ class DeviceClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.base = torch.cuda.Event(enable_timing=True)
+        self.base = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
         self.base.record(torch.cuda.current_stream(device))
         torch.cuda.synchronize(device)

@@ -109,7 +109,7 @@ class CollectiveLog:
             finally:
                 self._note_wait(start_ns, time.time_ns())
 
-        dist.Work.wait = wait  # type: ignore[method-assign]
+        dist.Work.wait = wait  # type: ignore[method-assign, assignment]
 
     def close(self) -> None:
         if self._original_wait is not None:

@@ -67,7 +67,7 @@ class Hooks:
 
     def _wrap_backward(self) -> None:
         # torch.autograd.backward and .grad both call the engine through this name of their module.
-        original = torch.autograd._engine_run_backward
+        original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
         enter = self._guarded(self._observer.enter_backward)
         leave = self._guarded(self._observer.leave_backward)
 
@@ -82,7 +82,7 @@ class Hooks:
 
     def _wrap_profiler(self) -> None:
         module = torch.autograd.profiler
-        original = module._prepare_profiler
+        original = module._prepare_profiler  # type: ignore[attr-defined]
         starts = self._guarded(self._observer.profiler_starts)
 
         def prepare(*args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.capture.collectives import CollectiveLog
@@ -98,13 +99,13 @@ def describe(tensor: torch.Tensor) -> tuple[str, str]:
     return str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))
 
 
-class LabelMode(TorchDispatchMode):
+class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator of the step, its place, and which storages it reads and makes."""
 
     def __init__(
         self, log: LabelLog, collectives: CollectiveLog, position: Position, device: torch.device
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
         self._collectives = collectives
         self._position = position
@@ -157,7 +158,7 @@ class LabelMode(TorchDispatchMode):
         self._log.places.append((time.time_ns(), place))
         if place.phase == "forward":
             # Nodes made from here on belong to this place: the backward finds its modules by them.
-            self._modules_by_sequence.append((torch.autograd._get_sequence_nr(), place))
+            self._modules_by_sequence.append((_get_sequence_nr(), place))
 
     def _live_place(self) -> Place:
         position = self._position

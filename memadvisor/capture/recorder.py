@@ -20,7 +20,12 @@ from typing import Any
 import torch
 
 from memadvisor.capture.allocator import counter, enable_cpu_account, open_nvml
-from memadvisor.capture.census import Labelled, known_tensors, optimizer_state_rows
+from memadvisor.capture.census import (
+    Labelled,
+    known_tensors,
+    optimizer_state_rows,
+    residents,
+)
 from memadvisor.capture.clock import DeviceClock, HostClock, Mark, clock_for
 from memadvisor.capture.hooks import Hooks
 from memadvisor.capture.models import Models, ModuleInfo
@@ -75,7 +80,8 @@ class Recorder:
     def __init__(self, options: RecorderOptions) -> None:
         self.label_sources: list[Callable[[], Iterable[Labelled]]] = []
         self._options = options
-        self._counts_cpu = enable_cpu_account()
+        alive = residents((), torch.device("cpu"))
+        self._counts_cpu = enable_cpu_account((block.address, block.size_bytes) for block in alive)
         self._journal = JournalWriter(journal_path(options.directory, options.rank))
         self._pid = os.getpid()
         self._start_s = time.monotonic()
@@ -249,11 +255,15 @@ class Recorder:
 
     def _enter_unit(self, info: ModuleInfo) -> None:
         self._models.note_order(info.unit)
-        in_backward = self._position.backward_depth > 0
-        if info.is_root and not in_backward and len(self._position.stack) == 1:
+        if self._position.backward_depth:
+            kind = "unit_recompute"
+        elif not info.is_root:
+            kind = "unit_forward"
+        elif len(self._position.stack) == 1:
             kind = "forward" if torch.is_grad_enabled() else "evaluation"
-        else:
-            kind = "unit_recompute" if in_backward else "unit_forward"
+        else:  # the model inside its wrapper: the wrapper's span stands for both
+            self._unit_stack.append(_OpenSpan("forward", info.unit, 0, self._clock.mark()))
+            return
         self._unit_stack.append(self._open_span(kind, info.unit))
 
     def _leave_unit(self, info: ModuleInfo, args: Any, kwargs: Any, output: Any, was_recompute: bool) -> None:
@@ -368,7 +378,10 @@ class Recorder:
     def _start_trace(self) -> None:
         try:
             self._tracer = Tracer(
-                self._position, self._device, self._known_tensors, counts_cpu=self._counts_cpu
+                self._position,
+                self._device,
+                self._known_tensors,
+                counts_cpu=self._counts_cpu,
             )
         except RuntimeError as error:
             self.note("warning", f"No step was traced: {error}.")

@@ -37,7 +37,10 @@ class Trace:
 
 
 class Tracer:
-    """Traces from construction to `finish` or `abandon`. Raises RuntimeError where it may not start."""
+    """Traces from construction to `finish` or `abandon`. Raises RuntimeError where it may not start.
+
+    `counts_cpu` says whether the CPU allocator's totals can be trusted.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class Tracer:
                 torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
         self._start_ns = time.time_ns()
         self.collectives.watch_waits()
-        self.mode.__enter__()
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
         _push_saved_tensors_default_hooks(self._hooks.pack, self._hooks.unpack)
         self.mode.note_place()
 
@@ -96,8 +99,7 @@ class Tracer:
         self._stop_labels()
         events = stop_allocator_account(self._device) if self._has_truth else []
         if self._device.type == "cpu" and events and self._counts_cpu:
-            marker = events[0]
-            self._start_allocated_bytes = marker.allocated_bytes - marker.delta_bytes
+            self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
         account = make_account(
             residents=self._residents,
             events=[event for event in events if event.time_ns <= end_ns],
@@ -119,6 +121,6 @@ class Tracer:
     def _stop_labels(self) -> None:
         self.mode.is_active = False
         if self.can_finish():
-            self.mode.__exit__(None, None, None)
+            self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         _pop_saved_tensors_default_hooks()
         self.collectives.close()

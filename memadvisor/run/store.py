@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from memadvisor.errors import MemadvisorError, PlanError, RunFormatError, UsageError
 from memadvisor.plan import Plan, load_plan
+from memadvisor.run.files import write_private_file
 from memadvisor.run.frames import MAJOR, MINOR
 from memadvisor.run.journal import JournalContents, read_journal
 from memadvisor.run.records import Ending, Note, ProcessInfo
@@ -65,22 +64,6 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest unless another rank already has: all ranks would write the same."""
     text = json.dumps(dataclasses.asdict(manifest), indent=1)
     write_private_file(directory / "manifest.json", text, replace=False)
-
-
-def write_private_file(path: Path, text: str, *, replace: bool = True) -> None:
-    """Write a whole file or nothing, readable by its owner alone. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        if replace:
-            temporary.replace(path)
-        else:
-            with contextlib.suppress(FileExistsError):
-                path.hardlink_to(temporary)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_run(path: str | Path) -> Run:

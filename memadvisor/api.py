@@ -1,0 +1,109 @@
+"""The Python interface: the same loop as the command line's, around code that you hold in your hands."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from memadvisor.plan import Plan, load_plan
+from memadvisor.run.run import Run
+from memadvisor.run.store import create_run_directory, load_run
+from memadvisor.units import parse_bytes
+
+if TYPE_CHECKING:
+    from memadvisor.analyzers.analysis import Analysis
+    from memadvisor.engines.apply import Applied
+    from memadvisor.hardware.hardware import Hardware
+    from memadvisor.planning.advise import Advice
+
+
+class Profile:
+    """What `with memadvisor.profile() as prof:` gives: where the run is, and afterwards what it says."""
+
+    def __init__(self, directory: Path, trace_step: int) -> None:
+        self.directory = directory
+        self._trace_step = trace_step
+        self._recorder: Any = None
+
+    def __enter__(self) -> Profile:
+        from memadvisor.capture.recorder import Recorder, RecorderOptions
+        from memadvisor.capture.script import Target
+        from memadvisor.capture.session import rank_identity, start_manifest
+
+        identity = rank_identity()
+        script = Target(name=sys.argv[0] if sys.argv else "", is_module=False, arguments=tuple(sys.argv[1:]))
+        start_manifest(self.directory, script, identity.world_size)
+        options = RecorderOptions(
+            directory=self.directory, trace_step=self._trace_step, **dataclasses.asdict(identity)
+        )
+        self._recorder = Recorder(options)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._recorder.finish(0 if error is None else 1, kind.__name__ if kind is not None else None)
+
+    @property
+    def run(self) -> Run:
+        """What has been recorded so far. Raises RunFormatError before the first step has ended."""
+        return load_run(self.directory)
+
+    @property
+    def analysis(self) -> Analysis:
+        from memadvisor.analyzers.analysis import analyze
+
+        return analyze(self.run)
+
+
+def profile(out: str | Path | None = None, *, trace_step: int = 2) -> Profile:
+    """Record the training inside a `with` block into the directory `out` (default: memadvisor-runs/...).
+
+    Model and optimizer are found by themselves. Step `trace_step` (counted from 0) is traced. Raises
+    UsageError when the directory cannot be made or is not empty.
+    """
+    directory = Path(out) if out is not None else _default_directory()
+    create_run_directory(directory)
+    return Profile(directory, trace_step)
+
+
+def load(path: str | Path) -> Run:
+    """Read a run directory. Raises RunFormatError when it is none."""
+    return load_run(path)
+
+
+def advise(
+    run: Run | str | Path,
+    *,
+    memory: int | str,
+    gpus: int | None = None,
+    hardware: Hardware | None = None,
+) -> Advice:
+    """Rank the plans for a memory budget a rank (`"24GiB"`, or bytes). Raises MemadvisorError."""
+    from memadvisor.planning.advise import advise as plan_advice
+
+    taken = run if isinstance(run, Run) else load_run(run)
+    memory_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    return plan_advice(taken, memory_bytes=memory_bytes, num_ranks=gpus, hardware=hardware)
+
+
+def apply(plan: Plan | str | Path, model: Any, optimizer: Any) -> Applied:
+    """Apply a plan to a live model and optimizer; `.remove()` takes it off again. Raises PlanError."""
+    from memadvisor.engines.apply import apply as apply_plan
+
+    return apply_plan(plan if isinstance(plan, Plan) else load_plan(plan), model, optimizer)
+
+
+def _default_directory() -> Path:
+    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
+    base = Path("memadvisor-runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    path = base
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path

@@ -1,0 +1,24 @@
+"""Files that appear whole or not at all, for their owner alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_private_file(path: Path, text: str, *, replace: bool = True) -> None:
+    """Write a whole file or nothing, readable by its owner alone. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        if replace:
+            temporary.replace(path)
+        else:
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
