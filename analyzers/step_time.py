@@ -16,7 +16,10 @@ _PHASE_KINDS = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTime:
-    """Median over steady steps of the time spent in one unit per step, all micro-batches together."""
+    """Median over steady steps of the time spent in one unit per step, all micro-batches together.
+
+    What runs inside a unit but in another unit's span, or in its own recomputation, counts there alone.
+    """
 
     unit: str
     forward_s: float
@@ -87,10 +90,9 @@ def _unit_times(rank: RankRun, steps: tuple[Step, ...], spans: dict[int, list[Sp
     totals: dict[tuple[str, str, int], float] = defaultdict(float)
     names = dict.fromkeys(unit.name for unit in rank.units)
     for step in steps:
-        for span in spans[step.index]:
-            if span.kind.startswith("unit_"):
-                names[span.unit] = None
-                totals[span.unit, span.kind, step.index] += span.end_s - span.start_s
+        for span, own_s in _own_times([s for s in spans[step.index] if s.kind.startswith("unit_")]):
+            names[span.unit] = None
+            totals[span.unit, span.kind, step.index] += own_s
 
     def median_of(unit: str, kind: str) -> float:
         return median(totals.get((unit, kind, step.index), 0.0) for step in steps)
@@ -104,6 +106,22 @@ def _unit_times(rank: RankRun, steps: tuple[Step, ...], spans: dict[int, list[Sp
         )
         for name in names
     )
+
+
+def _own_times(spans: list[Span]) -> list[tuple[Span, float]]:
+    """Each span with its length less the spans directly inside it."""
+    own_s: list[float] = []
+    ordered = sorted(spans, key=lambda span: (span.start_s, -span.end_s))
+    around: list[int] = []  # positions of the spans that are open, outermost first
+    for span in ordered:
+        while around and ordered[around[-1]].end_s <= span.start_s:
+            around.pop()
+        duration_s = span.end_s - span.start_s
+        if around and span.end_s <= ordered[around[-1]].end_s:
+            own_s[around[-1]] -= duration_s
+        around.append(len(own_s))
+        own_s.append(duration_s)
+    return list(zip(ordered, own_s, strict=True))
 
 
 def _rate(steps: tuple[Step, ...], field: str) -> float | None:

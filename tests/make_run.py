@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memadvisor.plan import Plan, plan_to_json
+from memadvisor.run.files import write_private_file
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.records import (
     TABLES,
@@ -33,7 +34,7 @@ from memadvisor.run.records import (
     Unit,
 )
 from memadvisor.run.run import Manifest, RankRun, Run
-from memadvisor.run.store import write_manifest, write_private_file
+from memadvisor.run.store import write_manifest
 
 ITEM = 4  # bytes of a float32
 TRACED_SLOWDOWN = 3.0

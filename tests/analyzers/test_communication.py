@@ -1,0 +1,141 @@
+import dataclasses
+
+import pytest
+from memadvisor.analyzers.communication import bus_factor, communication
+from memadvisor.analyzers.matching import match_collectives
+
+from memadvisor.run.records import Collective, Operator
+from tests.make_run import make_run, step
+
+
+def call(rank, sequence, issue_s, end_s, *, size_bytes=1000, operation="all_reduce"):
+    return Collective(
+        step=0,
+        operation=operation,
+        group="default",
+        group_size=2,
+        sequence=sequence,
+        size_bytes=size_bytes,
+        dtype="float32",
+        phase="backward",
+        unit="head",
+        asynchronous=True,
+        issue_s=issue_s,
+        end_s=end_s,
+        wait_start_s=None,
+        wait_end_s=None,
+    )
+
+
+def two_ranks(first, second, operators=()):
+    rows = tuple(Operator(name, "", "", "backward", start, end, 0, 0) for name, start, end in operators)
+    return tuple(
+        dataclasses.replace(
+            rank, steps=(step(end_s=10.0, traced=True),), collectives=tuple(calls), operators=rows
+        )
+        for rank, calls in zip(make_run().ranks, (first, second), strict=True)
+    )
+
+
+def traffic_of(ranks, number=0):
+    return communication(ranks[number], match_collectives(ranks))
+
+
+def test_exposed_is_communication_outside_every_operator():
+    """Communication from 1 to 6 s, operators from 0 to 2 and 4 to 5 s: 2 s overlapped, 3 s exposed."""
+    calls = [call(0, 0, 1.0, 4.0), call(0, 1, 3.0, 6.0)]
+    ranks = two_ranks(calls, calls, [("aten::mm", 0.0, 2.0), ("aten::mm", 4.0, 5.0)])
+    traffic = traffic_of(ranks)
+
+    assert (traffic.bytes, traffic.num_calls) == (2000, 2)
+    assert (traffic.time_s, traffic.exposed_s, traffic.overlapped_s) == (5.0, 3.0, 2.0)
+
+
+def test_a_collectives_own_operator_hides_nothing():
+    calls = [call(0, 0, 1.0, 4.0)]
+    traffic = traffic_of(two_ranks(calls, calls, [("c10d::allreduce_", 1.0, 4.0)]))
+
+    assert traffic.exposed_s == 3.0
+
+
+def test_waiting_lasts_until_the_last_rank_starts():
+    """Rank 0 starts at 1 s, rank 1 at 3 s, both end at 5 s: rank 0 waits 2 s; the rest takes 2 s."""
+    ranks = two_ranks([call(0, 0, 1.0, 5.0)], [call(1, 0, 3.0, 5.0)])
+
+    assert traffic_of(ranks, 0).waiting_s == 2.0
+    assert traffic_of(ranks, 1).waiting_s == 0.0
+    assert traffic_of(ranks, 0).operations[0].duration_s == 2.0
+
+
+def test_collectives_that_wait_together_wait_once():
+    """Two started at 1 and 2 s, and the other rank starts both at 4 s: 3 s, not 5 s."""
+    ranks = two_ranks(
+        [call(0, 0, 1.0, 5.0), call(0, 1, 2.0, 5.0)], [call(1, 0, 4.0, 5.0), call(1, 1, 4.0, 5.0)]
+    )
+
+    assert traffic_of(ranks).waiting_s == 3.0
+
+
+def test_bandwidths_follow_nccl_tests():
+    """1000 bytes in 2 s: 500 B/s; an all_reduce of 2 ranks moves 2(n-1)/n = 1 times as much a link."""
+    ranks = two_ranks(
+        [call(0, 0, 1.0, 3.0), call(0, 1, 4.0, 6.0, operation="all_gather")],
+        [call(1, 0, 1.0, 3.0), call(1, 1, 4.0, 6.0, operation="all_gather")],
+    )
+    rows = {row.operation: row for row in traffic_of(ranks).operations}
+
+    assert (rows["all_reduce"].algorithm_bytes_per_s, rows["all_reduce"].bus_bytes_per_s) == (500, 500)
+    assert (rows["all_gather"].algorithm_bytes_per_s, rows["all_gather"].bus_bytes_per_s) == (500, 250)
+
+
+@pytest.mark.parametrize(
+    ("operation", "factor"),
+    [
+        ("all_reduce", 1.75),
+        ("all_gather", 0.875),
+        ("reduce_scatter", 0.875),
+        ("all_to_all", 0.875),
+        ("broadcast", 1),
+    ],
+)
+def test_bus_factors_of_eight_ranks(operation, factor):
+    assert bus_factor(operation, 8) == factor
+
+
+def test_an_operation_that_never_ended_counts_but_takes_no_time():
+    calls = [call(0, 0, 1.0, None)]
+    traffic = traffic_of(two_ranks(calls, calls))
+
+    assert (traffic.num_calls, traffic.num_unfinished, traffic.time_s) == (1, 1, 0.0)
+    assert traffic.operations[0].bus_bytes_per_s is None
+
+
+def test_waiting_is_unknown_while_another_rank_is_missing():
+    ranks = make_run(num_ranks=2, missing_ranks=(1,)).ranks
+    traffic = communication(ranks[0], match_collectives(ranks))
+
+    assert traffic.waiting_s is None
+    assert traffic.bytes == 4 * 212_992
+    assert all(row.bus_bytes_per_s is None for row in traffic.operations)
+
+
+def test_in_the_synthetic_run_only_the_last_all_reduce_is_exposed():
+    """It takes 2 ms after the embedding's backward, when nothing else runs; the others hide."""
+    ranks = make_run().ranks
+    traffic = communication(ranks[0], match_collectives(ranks))
+
+    assert traffic.time_s == pytest.approx(5 * 0.002)
+    assert traffic.exposed_s == pytest.approx(0.002)
+
+
+def test_a_single_rank_communicates_nothing():
+    ranks = make_run(num_ranks=1).ranks
+    traffic = communication(ranks[0], match_collectives(ranks))
+
+    assert (traffic.bytes, traffic.time_s, traffic.waiting_s) == (0, 0.0, 0.0)
+
+
+def test_without_a_traced_step_nothing_is_known():
+    ranks = make_run(traced_step=None).ranks
+
+    assert communication(ranks[0], match_collectives(ranks)) is None

@@ -1,0 +1,90 @@
+import dataclasses
+
+import pytest
+from memadvisor.analyzers.analysis import analyze
+
+from memadvisor.plan import Plan, Prediction
+from tests.make_run import make_run
+
+PREDICTION = Prediction(
+    peak_bytes=5_000_000,
+    step_time_s=0.0816,
+    by_category_bytes={"parameter": 851_968, "gradient": 0, "activation": 1_000_000},
+    exposed_communication_s=0.0,
+    peak_position="backward of head",
+)
+PLAN = Plan(
+    fingerprint=None,
+    num_ranks=2,
+    zero_stage=0,
+    policy="none",
+    units=(),
+    micro_batch_size=None,
+    grad_accum=None,
+    prediction=PREDICTION,
+    budget_bytes=4_500_000,
+    why="a test",
+)
+
+
+def test_errors_are_relative_to_what_was_measured():
+    """5 000 000 predicted against 4 052 872 measured; 81.6 ms against 102 ms, which is 20 % low."""
+    compared = analyze(make_run(plan=PLAN)).comparison
+
+    assert compared.peak_bytes.error_fraction == pytest.approx(5_000_000 / 4_052_872 - 1)
+    assert compared.step_time_s.error_fraction == pytest.approx(-0.2)
+    assert compared.peak_position == ("backward of head", "backward of blocks.2")
+
+
+def test_a_category_that_was_not_predicted_has_no_error():
+    by_category = analyze(make_run(plan=PLAN)).comparison.by_category_bytes
+
+    assert by_category["parameter"].error_fraction == 0
+    assert by_category["other"].predicted is None
+    assert by_category["other"].error_fraction is None
+    assert by_category["unexplained"].measured == 4096
+
+
+def test_measured_categories_sum_to_the_measured_peak():
+    compared = analyze(make_run(plan=PLAN)).comparison
+
+    measured = sum(pair.measured for pair in compared.by_category_bytes.values())
+    assert measured == compared.peak_bytes.measured
+
+
+@pytest.mark.parametrize(("budget_bytes", "within"), [(4_052_872, True), (4_052_871, False), (None, None)])
+def test_the_budget_is_held_or_not(budget_bytes, within):
+    plan = dataclasses.replace(PLAN, budget_bytes=budget_bytes)
+
+    assert analyze(make_run(plan=plan)).comparison.within_budget is within
+
+
+def test_the_largest_rank_and_the_slowest_count():
+    run = make_run(plan=PLAN)
+    first, second = run.ranks
+    steps = tuple(
+        dataclasses.replace(step, peak_allocated_bytes=9_000_000, end_s=step.end_s + 1.0)
+        if step.traced
+        else dataclasses.replace(step, end_s=step.end_s + 1.0)
+        for step in second.steps
+    )
+    compared = analyze(
+        dataclasses.replace(run, ranks=(first, dataclasses.replace(second, steps=steps)))
+    ).comparison
+
+    assert compared.peak_bytes.measured == 9_000_000
+    assert compared.step_time_s.measured == pytest.approx(1.102)
+    assert compared.within_budget is False
+
+
+def test_a_run_without_a_traced_step_compares_time_alone():
+    compared = analyze(make_run(plan=PLAN, traced_step=None)).comparison
+
+    assert compared.peak_bytes.measured is None
+    assert compared.peak_bytes.error_fraction is None
+    assert compared.step_time_s.error_fraction == pytest.approx(-0.2)
+
+
+def test_a_plan_that_predicts_nothing_is_not_compared():
+    assert analyze(make_run(plan=dataclasses.replace(PLAN, prediction=None))).comparison is None
+    assert analyze(make_run()).comparison is None

@@ -1,0 +1,50 @@
+import dataclasses
+
+from memadvisor.analyzers.matching import match_collectives
+
+from tests.make_run import make_run
+
+
+def test_the_last_rank_to_start_is_named():
+    matched = match_collectives(make_run(num_ranks=3, rank_delay_s=0.001).ranks)
+
+    assert len(matched) == 5  # one all_reduce a unit
+    assert {match.last_rank for match in matched.values()} == {2}
+
+
+def test_a_collective_that_one_rank_of_the_group_did_not_record_is_left_out():
+    assert match_collectives(make_run(num_ranks=3, missing_ranks=(1,)).ranks) == {}
+
+
+def test_a_send_meets_its_receive():
+    ranks = []
+    for rank, operation in zip(make_run().ranks, ("send", "recv"), strict=True):
+        call = dataclasses.replace(rank.collectives[0], operation=operation)
+        ranks.append(dataclasses.replace(rank, collectives=(call,)))
+
+    assert [key[0] for key in match_collectives(ranks)] == ["send/recv"]
+
+
+def test_machines_are_compared_by_their_wall_clocks():
+    """The second machine booted 50 s later: its monotonic clock is 50 s behind, its offset 50 s ahead."""
+    first, second = make_run().ranks
+    calls = tuple(
+        dataclasses.replace(call, issue_s=call.issue_s - 50.0, end_s=call.end_s - 50.0)
+        for call in second.collectives
+    )
+    process = dataclasses.replace(
+        second.process, host="node1", unix_offset_s=second.process.unix_offset_s + 50.0
+    )
+    ranks = (first, dataclasses.replace(second, process=process, collectives=calls))
+
+    for match in match_collectives(ranks).values():
+        assert abs(match.issue_s[0] - match.issue_s[1]) < 1e-6
+
+
+def test_only_the_traced_step_counts():
+    rank = make_run(num_ranks=1).ranks[0]
+    elsewhere = tuple(
+        dataclasses.replace(call, step=1, group_size=1) for call in make_run().ranks[0].collectives
+    )
+
+    assert match_collectives([dataclasses.replace(rank, collectives=elsewhere)]) == {}

@@ -1,0 +1,111 @@
+import dataclasses
+
+import pytest
+from memadvisor.analyzers.model_states import model_states
+
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.run.records import OptimizerState, Parameter
+from tests.make_run import make_run
+
+P = 212_992  # parameters of the synthetic GPT: 2 x 512 x 64, and 3 blocks of 12 x 64 x 64
+
+
+def plan(stage, units=(), num_ranks=2):
+    return Plan(
+        fingerprint=None,
+        num_ranks=num_ranks,
+        zero_stage=stage,
+        policy="none",
+        units=units,
+        micro_batch_size=None,
+        grad_accum=None,
+        prediction=None,
+        budget_bytes=None,
+        why="",
+    )
+
+
+def test_adam_in_float32_takes_sixteen_bytes_a_parameter():
+    """4 as parameter, 4 as gradient, 8 in two moments; only the step counters are beyond theory."""
+    states = model_states(make_run(num_ranks=1).ranks[0], None)
+
+    assert states.num_params == P
+    assert states.expected_bytes == 16 * P
+    assert (states.parameter_bytes, states.gradient_bytes) == (4 * P, 4 * P)
+    assert states.padding_bytes == 14 * 4  # 14 parameters with a step counter of 4 bytes each
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize(("stage", "whole", "shared"), [(0, 16, 0), (1, 8, 8), (2, 4, 12), (3, 0, 16)])
+def test_a_zero_stage_divides_what_it_shards(stage, whole, shared, num_ranks):
+    """arXiv:1910.02054 with float32 throughout: 8P + 8P/n, 4P + 12P/n, 16P/n."""
+    rank = make_run(num_ranks=num_ranks).ranks[0]
+    states = model_states(rank, plan(stage, num_ranks=num_ranks))
+
+    assert states.expected_bytes == whole * P + shared * P // num_ranks
+    assert states.zero_stages == (stage,)
+
+
+def test_stages_may_differ_by_unit():
+    """The head (512 x 64) at stage 3 and the rest at stage 0, on two ranks."""
+    mixed = plan(0, units=(UnitPlan(name="head", zero_stage=3, recompute=False),))
+    states = model_states(make_run().ranks[0], mixed)
+
+    head = 512 * 64
+    assert states.expected_bytes == 16 * (P - head) + 16 * head // 2
+    assert states.zero_stages == (0, 3)
+
+
+def test_a_plan_shards_nothing_on_a_single_rank():
+    assert model_states(make_run(num_ranks=1).ranks[0], plan(3)).expected_bytes == 16 * P
+
+
+def test_an_odd_share_is_rounded_up_once():
+    rank = make_run(num_ranks=4).ranks[0]
+    odd = Parameter("w", "head", "(7,)", "bfloat16", 7, 14, True, "")
+    rank = dataclasses.replace(rank, parameters=(odd,), optimizer_states=())
+    states = model_states(rank, plan(3, num_ranks=4))
+
+    assert states.expected_parameter_bytes == 4  # 14 / 4 = 3.5
+
+
+def test_tied_parameters_count_once_and_frozen_ones_have_no_gradient():
+    rank = make_run(num_ranks=1).ranks[0]
+    parameters = (
+        Parameter("a", "head", "(10,)", "float32", 10, 40, True, ""),
+        Parameter("b", "head", "(10,)", "float32", 10, 40, True, "a"),
+        Parameter("c", "head", "(5,)", "float32", 5, 20, False, ""),
+    )
+    states = model_states(dataclasses.replace(rank, parameters=parameters, optimizer_states=()), None)
+
+    assert (states.num_params, states.num_trainable) == (15, 10)
+    assert (states.expected_parameter_bytes, states.expected_gradient_bytes) == (60, 40)
+
+
+def test_components_show_theory_beside_the_tensors_recorded():
+    """Mixed precision: bfloat16 parameters and gradients, float32 moments and master copy: 2 + 2 + 12."""
+    rank = make_run(num_ranks=1).ranks[0]
+    parameters = (Parameter("w", "head", "(1000,)", "bfloat16", 1000, 2000, True, ""),)
+    components = ("exp_avg", "exp_avg_sq", "master")
+    optimizer_states = (
+        *(OptimizerState("w", name, "float32", 1000, 4000) for name in components),
+        OptimizerState("w", "step", "float32", 1, 4),
+        OptimizerState("w", "row_sums", "float32", 50, 200),  # a factored state: theory is silent
+    )
+    rank = dataclasses.replace(rank, parameters=parameters, optimizer_states=optimizer_states)
+    states = model_states(rank, None)
+    rows = {row.component: row for row in states.components}
+
+    assert states.expected_bytes == 16 * 1000
+    assert [rows[name].expected_bytes for name in components] == [4000, 4000, 4000]
+    assert (rows["step"].expected_bytes, rows["step"].recorded_bytes) == (0, 4)
+    assert (rows["row_sums"].expected_bytes, rows["row_sums"].recorded_bytes) == (0, 200)
+
+
+def test_gradients_count_when_the_optimizer_step_begins_not_before():
+    """At the beginning of the step the old gradients are alive, then the new ones; never both count."""
+    assert model_states(make_run().ranks[0], None).gradient_bytes == 4 * P
+
+
+def test_without_a_traced_step_nothing_is_known():
+    assert model_states(make_run(traced_step=None).ranks[0], None) is None

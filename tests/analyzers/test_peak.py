@@ -1,0 +1,122 @@
+import dataclasses
+
+import pytest
+from memadvisor.analyzers.peak import peak_breakdown, where
+from memadvisor.analyzers.timeline import memory_timeline
+
+from memadvisor.run.records import CATEGORIES, Residual, Span
+from tests.make_run import make_run, storage
+
+
+def peak_of(rank):
+    return peak_breakdown(rank, memory_timeline(rank))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_ranks": 1, "num_micro_batches": 3},
+        {"recompute": ("blocks.0", "blocks.1", "blocks.2")},
+        {"device": "cuda:0"},
+        {"unexplained_bytes": -100},
+    ],
+)
+def test_categories_and_unexplained_sum_to_the_allocators_peak(changes):
+    for rank in make_run(**changes).ranks:
+        peak = peak_of(rank)
+
+        assert tuple(peak.by_category_bytes) == CATEGORIES
+        assert peak.allocated_bytes == rank.traced_step.peak_allocated_bytes
+        assert sum(peak.by_category_bytes.values()) + peak.unexplained_bytes == peak.allocated_bytes
+        assert peak.timeline_bytes == peak.allocated_bytes
+
+
+@pytest.mark.parametrize("difference", [-5000, 12345])
+def test_what_the_timeline_misses_of_the_allocators_peak_is_unexplained(difference):
+    rank = make_run(num_ranks=1).ranks[0]
+    changed = [
+        dataclasses.replace(step, peak_allocated_bytes=step.peak_allocated_bytes + difference)
+        if step.traced
+        else step
+        for step in rank.steps
+    ]
+    before = peak_of(rank)
+    after = peak_of(dataclasses.replace(rank, steps=tuple(changed)))
+
+    assert after.allocated_bytes == before.allocated_bytes + difference
+    assert after.unexplained_bytes == before.unexplained_bytes + difference
+    assert after.by_category_bytes == before.by_category_bytes
+    assert after.timeline_bytes == before.timeline_bytes
+
+
+def test_without_the_allocators_peak_the_storages_own_is_shown_as_such():
+    rank = make_run(num_ranks=1).ranks[0]
+    steps = [dataclasses.replace(step, peak_allocated_bytes=None) for step in rank.steps]
+    peak = peak_of(dataclasses.replace(rank, steps=tuple(steps)))
+
+    assert not peak.is_allocators
+    assert peak.allocated_bytes == peak.timeline_bytes
+
+
+def test_modules_sum_to_their_categories():
+    peak = peak_of(make_run().ranks[0])
+
+    for category in CATEGORIES:
+        of_modules = sum(row.size_bytes for row in peak.by_module if row.category == category)
+        assert of_modules == peak.by_category_bytes[category]
+
+
+def test_the_peak_names_phase_unit_and_micro_batch():
+    """The synthetic GPT is fullest in the last block's backward, before any of its activations are freed."""
+    peak = peak_of(make_run().ranks[0])
+
+    assert (peak.phase, peak.unit, peak.micro_batch) == ("backward", "blocks.2", 0)
+    assert peak.position == "backward of blocks.2"
+
+
+def test_the_largest_storages_are_alive_at_the_peak():
+    rank = make_run().ranks[0]
+    peak = peak_of(rank)
+    clock_s = rank.traced_step.start_s + peak.time_s
+
+    sizes = [storage.size_bytes for storage in peak.largest]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(s.birth_s <= clock_s + 1e-9 for s in peak.largest)
+    assert all(s.death_s is None or s.death_s > clock_s - 1e-9 for s in peak.largest)
+
+
+def test_recomputing_the_blocks_lowers_the_activations_at_the_peak():
+    plain = peak_of(make_run().ranks[0])
+    recomputed = peak_of(make_run(recompute=("blocks.0", "blocks.1", "blocks.2")).ranks[0])
+
+    assert recomputed.by_category_bytes["activation"] < plain.by_category_bytes["activation"]
+
+
+def test_a_recomputation_inside_a_backward_is_named():
+    rank = make_run(num_ranks=1).ranks[0]
+    spans = (
+        Span(3, "backward", "", 1, 10.0, 20.0),
+        Span(3, "unit_backward", "blocks.1", 1, 12.0, 18.0),
+        Span(3, "unit_recompute", "blocks.1", 1, 12.0, 14.0),
+        Span(2, "forward", "", 0, 0.0, 50.0),
+    )
+    rank = dataclasses.replace(rank, spans=spans)
+
+    assert where(rank, 11.0) == ("backward", "", 1)
+    assert where(rank, 13.0) == ("recompute", "blocks.1", 1)
+    assert where(rank, 14.0) == ("backward", "blocks.1", 1)
+    assert where(rank, 20.0) == ("outside", "", None)
+
+
+def test_a_category_that_nobody_knows_counts_as_other():
+    rank = make_run(num_ranks=1).ranks[0]
+    start_s = rank.traced_step.start_s
+    strange = storage(storage_id=9, birth_s=start_s, size_bytes=999, category="from-the-future")
+    rank = dataclasses.replace(rank, storages=(strange,), residuals=(Residual(start_s, 0),))
+
+    assert peak_of(rank).by_category_bytes["other"] == 999
+
+
+def test_without_a_traced_step_there_is_no_peak():
+    assert peak_of(make_run(traced_step=None).ranks[0]) is None

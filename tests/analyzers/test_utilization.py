@@ -1,0 +1,97 @@
+import dataclasses
+
+import pytest
+from memadvisor.analyzers.step_time import step_time
+from memadvisor.analyzers.utilization import compute_dtype, utilization
+
+from memadvisor.hardware.hardware import Hardware
+from tests.make_run import make_run
+
+TOKENS, HIDDEN, VOCABULARY, SEQUENCE, BATCH = 128, 64, 512, 32, 4
+WEIGHTS = 3 * 12 * HIDDEN**2 + HIDDEN * VOCABULARY  # of the matrix products: blocks and head
+HARDWARE = Hardware(
+    name="a machine",
+    kind="given",
+    source="a test",
+    memory_bytes=None,
+    memory_bandwidth_bytes_per_s=None,
+    peak_flops_per_s={"float32": 1e10},
+)
+
+
+def utilization_of(hardware=HARDWARE, **changes):
+    rank = make_run(num_ranks=1, **changes).ranks[0]
+    return utilization(rank, step_time(rank), hardware)
+
+
+def test_model_flops_are_six_a_weight_and_token_and_the_needed_pairs_of_attention():
+    """Causal attention: 2 products of 2 FLOPs on T(T+1)/2 pairs forward, and twice that backward."""
+    result = utilization_of()
+
+    pairs = SEQUENCE * (SEQUENCE + 1) // 2
+    attention = 3 * 3 * (2 * 2 * BATCH * HIDDEN * pairs)
+    assert result.model_flops_per_step == 6 * WEIGHTS * TOKENS + attention
+
+
+def test_mfu_is_flops_by_time_by_peak():
+    result = utilization_of()
+
+    assert result.step_time_s == pytest.approx(0.1)
+    assert result.mfu == pytest.approx(result.model_flops_per_step / 0.1 / 1e10)
+    assert result.convention == "exact"
+
+
+def test_recomputation_raises_executed_flops_only():
+    plain, recomputed = utilization_of(), utilization_of(recompute=("blocks.1",))
+
+    block_forward = 2 * 12 * HIDDEN**2 * TOKENS + 4 * BATCH * HIDDEN * SEQUENCE**2
+    assert recomputed.model_flops_per_step == plain.model_flops_per_step
+    assert recomputed.executed_flops_per_step == plain.executed_flops_per_step + block_forward
+    assert recomputed.hfu > recomputed.mfu
+
+
+def test_palm_counts_six_a_parameter_and_the_full_square_of_attention():
+    result = utilization_of()
+
+    num_parameters = WEIGHTS + HIDDEN * VOCABULARY
+    per_token = 6 * num_parameters + 12 * 3 * HIDDEN * SEQUENCE
+    assert result.palm_flops_per_step == per_token * TOKENS
+    assert result.mfu_palm == pytest.approx(per_token * TOKENS / 0.1 / 1e10)
+
+
+def test_palm_is_unknown_where_no_attention_was_seen():
+    rank = make_run(num_ranks=1).ranks[0]
+    rank = dataclasses.replace(
+        rank, operators=tuple(row for row in rank.operators if "attention" not in row.name)
+    )
+
+    assert utilization(rank, step_time(rank), HARDWARE).palm_flops_per_step is None
+
+
+def test_without_a_peak_for_the_dtype_there_are_flops_but_no_mfu():
+    half = dataclasses.replace(HARDWARE, peak_flops_per_s={"bfloat16": 1e12})
+
+    for hardware in (None, half):
+        result = utilization_of(hardware)
+        assert (result.mfu, result.hfu, result.mfu_palm) == (None, None, None)
+        assert result.model_flops_per_step > 0
+
+
+def test_without_a_traced_step_flops_are_unknown_not_zero():
+    result = utilization_of(traced_step=None)
+
+    assert result.model_flops_per_step is None
+    assert result.executed_flops_per_step is None
+    assert result.mfu is None
+
+
+def test_under_autocast_the_products_decide_the_dtype():
+    """Parameters stay float32 while matrix products give bfloat16."""
+    rank = make_run(num_ranks=1).ranks[0]
+    storages = tuple(
+        dataclasses.replace(row, dtype="bfloat16") if row.operator == "aten::mm" else row
+        for row in rank.storages
+    )
+
+    assert compute_dtype(rank) == "float32"
+    assert compute_dtype(dataclasses.replace(rank, storages=storages)) == "bfloat16"
