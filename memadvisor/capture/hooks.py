@@ -7,6 +7,7 @@ A hook never raises into the training; the first failure switches the recorder o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ class Observer(Protocol):
     """Who is told: the recorder."""
 
     def enter_module(self, module: torch.nn.Module, args: Any) -> None: ...
-    def leave_module(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None: ...
+    def leave_module(self, module: torch.nn.Module, args: Any, *rest: Any) -> None: ...
     def enter_backward(self) -> None: ...
     def leave_backward(self) -> None: ...
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None: ...
@@ -37,14 +38,13 @@ class Hooks:
         guard = self._guarded
         self._undo += [
             register_module_forward_pre_hook(guard(observer.enter_module)).remove,
-            register_module_forward_hook(
-                guard(observer.leave_module), with_kwargs=True, always_call=True
-            ).remove,
+            self._forward_hook(),
             register_optimizer_step_pre_hook(self._optimizer(observer.enter_optimizer)).remove,
             register_optimizer_step_post_hook(self._optimizer(observer.leave_optimizer)).remove,
         ]
         self._wrap_backward()
         self._wrap_profiler()
+        self._silence_compile()
 
     def remove(self) -> None:
         while self._undo:
@@ -60,6 +60,18 @@ class Hooks:
                 self._observer.fail(error)
 
         return guarded
+
+    def _forward_hook(self) -> Callable[[], None]:
+        leave = self._guarded(self._observer.leave_module)
+        handle = register_module_forward_hook(leave, with_kwargs=True, always_call=True)
+
+        def undo() -> None:
+            handle.remove()
+            # torch forgets these two (up to 2.13), and would for ever say that there are global hooks.
+            for marks in ("_global_forward_hooks_always_called", "_global_forward_hooks_with_kwargs"):
+                getattr(torch.nn.modules.module, marks, {}).pop(handle.id, None)
+
+        return undo
 
     def _optimizer(self, call: Callable[[torch.optim.Optimizer], None]) -> Callable[..., None]:
         call = self._guarded(call)
@@ -90,6 +102,21 @@ class Hooks:
             return original(*args, **kwargs)
 
         self._replace(module, "_prepare_profiler", prepare)
+
+    def _silence_compile(self) -> None:
+        # A compiled model warns that it sees global hooks; the warning is about us, not about the script.
+        before = list(warnings.filters)
+        warnings.filterwarnings(
+            "ignore", message="Using `torch.compile\\(module\\)` when there are global hooks"
+        )
+        ours = [entry for entry in warnings.filters if entry not in before]
+
+        def undo() -> None:
+            for entry in ours:
+                if entry in warnings.filters:
+                    warnings.filters.remove(entry)  # type: ignore[attr-defined]
+
+        self._undo.append(undo)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         original = getattr(owner, name)

@@ -100,6 +100,7 @@ class Recorder:
         self._unit_backward: _OpenSpan | None = None
         self._tracer: Tracer | None = None
         self._described = False
+        self._has_traced = False
         self._has_model = False
         self._last_flush_s = self._start_s
         self._running_peak_bytes = 0
@@ -128,7 +129,9 @@ class Recorder:
             if info.is_root and position.phase == "forward":
                 self._tracer.log.forward_starts_ns.append(time.time_ns())
 
-    def leave_module(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leave_module(self, module: torch.nn.Module, args: Any, *rest: Any) -> None:
+        # (kwargs, output); after an exception torch leaves the kwargs out.
+        kwargs, output = rest if len(rest) == 2 else ({}, rest[-1])
         position = self._position
         if not position.stack:
             return
@@ -176,7 +179,7 @@ class Recorder:
 
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self._cycle.before(id(optimizer)) and self._last_optimizer_mark is not None:
-            self._end_step(self._last_optimizer_mark)
+            self._end_step(self._last_optimizer_mark, is_over=True)
         if all(known() is not optimizer for known in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
         self._position.in_optimizer = True
@@ -328,7 +331,8 @@ class Recorder:
 
     # ---- steps ----------------------------------------------------------------------------------
 
-    def _end_step(self, end: Mark) -> None:
+    def _end_step(self, end: Mark, *, is_over: bool = False) -> None:
+        """`is_over`: the step ended some while ago, and the next one is under way: too late to trace it."""
         start_s = time.monotonic()
         step = self._step
         if step is None:
@@ -356,7 +360,8 @@ class Recorder:
         index = step.index + 1
         self._position.micro_batch = 0
         self._flush(start_s, force=step.traced)
-        if index == self._options.trace_step:
+        if not self._has_traced and index >= self._options.trace_step and not is_over:
+            self._has_traced = True
             self._start_trace()
         self._step = _OpenStep(index=index, start=end, traced=self._tracer is not None)
         if step.traced or self._tracer is not None:

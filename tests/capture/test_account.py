@@ -1,0 +1,115 @@
+"""Joining the allocator's events with the labels, on events small enough to work out by hand."""
+
+from memadvisor.capture.account import Resident, make_account
+from memadvisor.capture.labels import LabelLog, Named, OperatorCall, Place, SavedTensor, Sighting
+from memadvisor.capture.truth import AllocatorEvent
+
+MS = 1_000_000
+FORWARD = Place("forward", "block.linear", "block", 0)
+BACKWARD = Place("backward", "block.linear", "block", 0)
+
+
+def event(time_ms, address, delta, total, operator="aten::addmm"):
+    return AllocatorEvent(time_ms * MS, address, delta, total, 0, operator)
+
+
+def account(events, log=None, residents=(), final=(), total=0):
+    return make_account(
+        residents=residents,
+        events=events,
+        log=log or LabelLog(),
+        final=final,
+        start_ns=0,
+        end_ns=1000 * MS,
+        start_allocated_bytes=total,
+        offset_ns=0,
+        device="cpu",
+    )
+
+
+def by_address(result, events):
+    return {row.size_bytes: row for row in result.storages}
+
+
+def test_a_result_that_autograd_keeps_is_an_activation_of_its_module():
+    log = LabelLog()
+    log.places = [(1 * MS, FORWARD)]
+    log.calls = [
+        OperatorCall(1 * MS, 3 * MS, "aten::addmm", FORWARD, (), ((0xA, "float32", "[2, 5]"),), 0, 0)
+    ]
+    log.saved = [SavedTensor(0xA, 40, "[2, 5]", FORWARD, 4 * MS)]
+    result = account([event(2, 0xA, 40, 40), event(9, 0xA, -40, 0)], log)
+
+    (row,) = result.storages
+    assert (row.category, row.module, row.unit, row.operator) == (
+        "activation",
+        "block.linear",
+        "block",
+        "aten::addmm",
+    )
+    assert (row.birth_s, row.death_s, row.shape) == (0.002, 0.009, "[2, 5]")
+    assert result.saved[0].storage_id == row.storage_id
+
+
+def test_what_no_operator_returned_is_a_temporary_inside_the_operator_that_ran():
+    log = LabelLog(places=[(1 * MS, FORWARD)])
+    result = account([event(2, 0xA, 64, 64, "aten::cdist"), event(3, 0xA, -64, 0)], log)
+
+    assert [(row.category, row.operator, row.module) for row in result.storages] == [
+        ("temporary", "inside aten::cdist", "block.linear")
+    ]
+
+
+def test_one_address_used_twice_is_two_storages():
+    log = LabelLog(places=[(1 * MS, FORWARD), (5 * MS, BACKWARD)])
+    log.named = [Named(8 * MS, 0xA, "gradient", "block")]
+    result = account([event(2, 0xA, 10, 10), event(3, 0xA, -10, 0), event(7, 0xA, 20, 20)], log)
+
+    assert [(row.size_bytes, row.category) for row in result.storages] == [
+        (10, "temporary"),
+        (20, "gradient"),
+    ]
+
+
+def test_bytes_that_nobody_knows_are_unexplained_and_never_dropped():
+    residents = [Resident(0xB, 100, "parameter", "block", "float32", "[25]")]
+    result = account([event(2, 0xA, 10, 160)], residents=residents, total=150)
+
+    assert [row.unexplained_bytes for row in result.residuals] == [50]
+    assert result.peak_allocated_bytes == 160
+    assert sum(row.size_bytes for row in result.storages) + 50 == 160
+
+
+def test_a_storage_met_in_the_step_but_never_born_there_was_there_before():
+    """DDP's buckets are held by C++ alone: nobody finds them until the backward writes into them."""
+    log = LabelLog(named=[Named(5 * MS, 0xC, "communication", "")])
+    log.sightings = {0xC: Sighting(5 * MS, 80, "float32", "[20]")}
+    result = account([event(2, 0xA, 10, 90)], log, total=80)
+
+    (bucket,) = [row for row in result.storages if row.phase == "baseline"]
+    assert (bucket.category, bucket.size_bytes) == ("communication", 80)
+    assert [row.unexplained_bytes for row in result.residuals] == [0]
+
+
+def test_a_free_of_an_unknown_block_reveals_its_size():
+    result = account([event(4, 0xD, -30, 70)], total=100)
+
+    (row,) = result.storages
+    assert (row.phase, row.size_bytes, row.death_s) == ("baseline", 30, 0.004)
+    assert [entry.unexplained_bytes for entry in result.residuals] == [70]
+
+
+def test_what_waits_for_the_forward_is_input_and_what_does_not_is_temporary():
+    log = LabelLog(forward_starts_ns=[5 * MS])
+    events = [event(1, 0xA, 8, 8), event(2, 0xB, 16, 24), event(3, 0xB, -16, 8)]
+    result = account(events, log)
+
+    assert [(row.size_bytes, row.category) for row in result.storages] == [(8, "input"), (16, "temporary")]
+
+
+def test_what_a_recomputation_leaves_behind_is_an_activation():
+    again = Place("recompute", "block", "block", 0)
+    log = LabelLog(places=[(1 * MS, again)], recompute_ends_ns=[5 * MS])
+    events = [event(2, 0xA, 8, 8), event(3, 0xB, 16, 24), event(4, 0xB, -16, 8), event(7, 0xA, -8, 0)]
+
+    assert [row.category for row in account(events, log).storages] == ["activation", "temporary"]

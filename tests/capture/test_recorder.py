@@ -1,0 +1,140 @@
+"""What the recorder says of a training, and that it leaves nothing behind."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+
+import memadvisor
+
+
+def make_model():
+    torch.manual_seed(0)
+    block = lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU())  # noqa: E731
+    return nn.Sequential(
+        nn.Embedding(32, 16), nn.ModuleList([block(), block()])[0], block(), nn.Linear(16, 32)
+    )
+
+
+def train(model, steps=6, accumulate=1, optimizer=None):
+    optimizer = optimizer or torch.optim.AdamW(model.parameters())
+    losses = []
+    for _ in range(steps):
+        for _ in range(accumulate):
+            tokens = torch.randint(0, 32, (4, 8))
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_losses_and_random_numbers_are_what_they_were_without_us(tmp_path):
+    model = make_model()
+    plain = train(model)
+    after_plain = torch.rand(1)
+    model = make_model()
+    with memadvisor.profile(tmp_path / "run"):
+        profiled = train(model)
+        after_profiled = torch.rand(1)
+
+    assert profiled == plain
+    assert torch.equal(after_plain, after_profiled)
+
+
+def test_no_hook_is_left_behind(tmp_path):
+    engine, wait = torch.autograd._engine_run_backward, torch.distributed.Work.wait
+    with memadvisor.profile(tmp_path / "run"):
+        train(make_model())
+
+    assert not torch_module._has_any_global_hook()
+    assert not torch_optimizer._global_optimizer_post_hooks
+    assert torch.autograd._engine_run_backward is engine
+    assert torch.distributed.Work.wait is wait
+
+
+def test_steps_micro_batches_and_tokens_are_counted(tmp_path):
+    with memadvisor.profile(tmp_path / "run") as prof:
+        train(make_model(), steps=5, accumulate=3)
+    steps = prof.run.ranks[0].steps
+
+    assert [step.index for step in steps] == [0, 1, 2, 3, 4]
+    assert [step.traced for step in steps] == [False, False, True, False, False]
+    assert {step.num_micro_batches for step in steps} == {3}
+    assert {step.num_tokens for step in steps} == {3 * 4 * 8}
+    assert {step.num_samples for step in steps} == {3 * 4}
+
+
+def test_every_parameter_belongs_to_one_unit_and_units_come_in_order_of_execution(tmp_path):
+    with memadvisor.profile(tmp_path / "run") as prof:
+        train(make_model(), steps=4)
+    rank = prof.run.ranks[0]
+
+    units = [unit.name for unit in rank.units]
+    assert units == ["0", "1", "2", "3"]
+    assert sum(unit.num_parameters for unit in rank.units) == sum(row.num_elements for row in rank.parameters)
+    assert {row.unit for row in rank.parameters} == set(units)
+
+
+def test_spans_of_units_lie_inside_forward_and_backward(tmp_path):
+    with memadvisor.profile(tmp_path / "run") as prof:
+        train(make_model(), steps=4)
+    spans = [span for span in prof.run.ranks[0].spans if span.step == 3]
+    (forward,) = [span for span in spans if span.kind == "forward"]
+    (backward,) = [span for span in spans if span.kind == "backward"]
+
+    inner = [span for span in spans if span.kind == "unit_forward"]
+    assert {span.unit for span in inner} == {"0", "1", "2", "3"}
+    assert all(forward.start_s <= span.start_s <= span.end_s <= forward.end_s for span in inner)
+    inner = [span for span in spans if span.kind == "unit_backward"]
+    assert {"1", "2", "3"} <= {span.unit for span in inner}
+    assert all(backward.start_s <= span.start_s <= span.end_s <= backward.end_s for span in inner)
+
+
+def test_the_model_states_are_sixteen_bytes_a_parameter(tmp_path):
+    """fp32 Adam: 4 parameter + 4 gradient + 8 state, alive when the optimizer steps (and its step counters)."""
+    model = make_model()
+    with memadvisor.profile(tmp_path / "run") as prof:
+        train(model)
+    rank = prof.run.ranks[0]
+    (optimizer,) = [s for s in rank.spans if s.kind == "optimizer" and s.step == rank.traced_step.index]
+    alive = [
+        row
+        for row in rank.storages
+        if row.birth_s <= optimizer.start_s and (row.death_s is None or row.death_s > optimizer.start_s)
+    ]
+    total = lambda category: sum(row.size_bytes for row in alive if row.category == category)  # noqa: E731
+    num_params = sum(p.numel() for p in model.parameters())
+    num_tensors = len(list(model.parameters()))
+
+    assert total("parameter") == total("gradient") == 4 * num_params
+    assert total("optimizer_state") == 8 * num_params + 4 * num_tensors
+
+
+def test_a_failure_of_ours_is_one_line_and_the_training_goes_on(tmp_path, monkeypatch, capfd):
+    from memadvisor.capture import recorder
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(recorder, "_step_rows", broken)
+    with memadvisor.profile(tmp_path / "run"):
+        losses = train(make_model())
+
+    assert len(losses) == 6
+    assert capfd.readouterr().err.count("memadvisor stopped recording: RuntimeError: planted") == 1
+    assert not torch_module._has_any_global_hook()
+
+
+def test_the_scripts_own_profiler_takes_precedence(tmp_path):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        train(model, steps=2, optimizer=optimizer)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+            train(model, steps=3, optimizer=optimizer)
+
+    assert any(event.key == "aten::addmm" for event in theirs.key_averages())
+    assert any("profiler of its own" in note.text for note in prof.run.ranks[0].notes)
