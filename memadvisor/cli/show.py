@@ -1,0 +1,176 @@
+"""`memadvisor show RUN`: print what a run recorded, for people or (--json) for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from memadvisor.analyzers.analysis import Analysis, analysis_to_json, analyze
+from memadvisor.analyzers.utilization import compute_dtype
+from memadvisor.cli import summary
+from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.hardware.load import load_hardware, named_hardware
+from memadvisor.run.run import Run
+from memadvisor.run.store import load_run
+from memadvisor.tui.text import paragraph
+from memadvisor.units import format_bytes, format_fraction, format_seconds
+
+PLAIN_WIDTH = 110  # of text that goes to a file or a pipe
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", type=Path, help="directory that `memadvisor profile` wrote")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON (docs/json.md)")
+    hardware = parser.add_mutually_exclusive_group()
+    hardware.add_argument(
+        "--hardware", metavar="FILE|NAME", help="a device's name, or what `memadvisor calibrate` wrote"
+    )
+    hardware.add_argument(
+        "--peak-tflops", metavar="X", help="the device's dense peak, 1e12 FLOP/s, in the dtype in use"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the run's analysis to stdout."""
+    recorded = load_run(arguments.run)
+    hardware = choose_hardware(recorded, arguments.hardware, arguments.peak_tflops)
+    analysis = analyze(recorded, hardware)
+    try:
+        if arguments.json:
+            print(json.dumps(analysis_to_json(analysis), indent=1, allow_nan=False))
+        else:
+            print_analysis(analysis, stdout_console())
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def stdout_console() -> Console:
+    """The terminal as wide as it is; a file or pipe gets plain text of a fixed width."""
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal that cannot show a character gets a question mark
+        sys.stdout.reconfigure(errors="replace")
+    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, no_color=True)
+
+
+def choose_hardware(recorded: Run, name: str | None, peak_tflops: str | None) -> Hardware | None:
+    """What the user names or gives; else the data sheet of the very device that the run names; else nothing."""
+    if peak_tflops is not None:
+        return _given_hardware(recorded, peak_tflops)
+    if name is not None:
+        return load_hardware(name)
+    return named_hardware(recorded.ranks[0].process.device_name)
+
+
+def _given_hardware(recorded: Run, peak_tflops: str) -> Hardware:
+    try:
+        peak = float(peak_tflops) * 1e12
+    except ValueError:
+        peak = math.nan
+    if not (math.isfinite(peak) and peak > 0):
+        raise UsageError(
+            f"--peak-tflops {peak_tflops!r} is not a positive number.",
+            hint="write it as 989 for 989e12 FLOP/s.",
+        )
+    dtypes = {dtype for rank in recorded.ranks if (dtype := compute_dtype(rank)) is not None}
+    return Hardware(
+        name=recorded.ranks[0].process.device_name,
+        kind="given",
+        source="--peak-tflops",
+        memory_bytes=None,
+        memory_bandwidth_bytes_per_s=None,
+        peak_flops_per_s=dict.fromkeys(sorted(dtypes), peak),
+    )
+
+
+def print_analysis(analysis: Analysis, console: Console) -> None:
+    """The whole summary, section by section."""
+    has_color = console.is_terminal and not console.no_color
+    for section in summary.sections(analysis, console.width, has_color=has_color):
+        _print(console, section)
+        if not isinstance(section, Text) or section.plain.startswith(_TITLES_OF_LINES):
+            _print(console, Text(""))
+
+
+# Sections that are one line still stand apart; notes and problems stay together.
+_TITLES_OF_LINES = ("Peak", "Model", "Step", "Utilization", "Units", "Communication")
+
+
+def print_summary(recorded: Run, console: Console) -> None:
+    """The short form, about a dozen lines, with which `memadvisor profile` closes."""
+    analysis = analyze(recorded, choose_hardware(recorded, None, None))
+    for line in _short_lines(analysis):
+        _print(console, line)
+
+
+def _print(console: Console, what: RenderableType) -> None:
+    console.print(what, markup=False, highlight=False, emoji=False)
+
+
+def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
+    rank = analysis.largest_rank
+    yield summary.header(analysis.run)
+    yield from summary.trouble(analysis.run)
+    yield _short_peak(analysis)
+    states, kept, time = rank.model_states, rank.activations, rank.step_time
+    if states is not None and kept is not None:
+        yield paragraph(
+            ("states       ", "bold"),
+            f"{format_bytes(states.measured_bytes)} (theory {format_bytes(states.expected_bytes)}); ",
+            f"kept for the backward {format_bytes(kept.saved_bytes)}",
+        )
+    if time is None:
+        yield paragraph(("step         ", "bold"), "not recorded")
+    else:
+        phases = " + ".join(f"{name} {format_seconds(spent)}" for name, spent in time.by_phase_s.items())
+        yield paragraph(
+            ("step         ", "bold"),
+            f"{format_seconds(time.median_s)} = {phases}; {summary.throughput(analysis, rank)}",
+        )
+    used = rank.utilization
+    if used.mfu is not None:
+        yield paragraph(
+            ("utilization  ", "bold"),
+            f"MFU {format_fraction(used.mfu)}, HFU {format_fraction(used.hfu)} ({used.convention}, ",
+            f"{used.hardware_name} {used.hardware_kind}, {used.dtype})",
+        )
+    traffic = rank.communication
+    if traffic is not None and traffic.num_calls:
+        yield paragraph(
+            ("traffic      ", "bold"),
+            f"{format_bytes(traffic.bytes)} a step, {format_seconds(traffic.exposed_s)} exposed, ",
+            f"waiting {format_seconds(traffic.waiting_s)} (traced step)",
+        )
+    yield from _short_prediction(analysis)
+
+
+def _short_peak(analysis: Analysis) -> Text:
+    rank = analysis.largest_rank
+    if rank.peak is None:
+        return paragraph(("peak         ", "bold"), "not recorded: no traced step was finished")
+    parts = summary.peak_parts(rank.peak)
+    largest = [
+        part for part in sorted(parts, key=lambda part: -part[1]) if part[1] and part[0] != "unexplained"
+    ]
+    shares = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest[:4])
+    of_rank = f", rank {rank.rank}" if len(analysis.ranks) > 1 else ""
+    return paragraph(
+        ("peak         ", "bold"),
+        (format_bytes(rank.peak.allocated_bytes), "bold"),
+        f" in {rank.peak.position}{of_rank}: {shares}, ",
+        f"unexplained {format_bytes(rank.peak.unexplained_bytes)}",
+    )
+
+
+def _short_prediction(analysis: Analysis) -> Iterator[RenderableType]:
+    if analysis.comparison is not None:
+        yield summary.prediction(analysis)

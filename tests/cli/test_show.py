@@ -1,0 +1,175 @@
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from memadvisor.analyzers.analysis import analyze
+from rich.console import Console
+
+from memadvisor.cli.main import main
+from memadvisor.cli.show import print_analysis, print_summary
+from memadvisor.errors import UsageError
+from memadvisor.run.records import Note
+from tests.analyzers.test_comparison import PLAN
+from tests.make_run import make_run, write_run
+
+
+@pytest.fixture
+def run_directory(tmp_path):
+    return write_run(make_run(plan=PLAN), tmp_path / "run")
+
+
+def shown(run, width=110, printer=None):
+    """What a pipe would get."""
+    file = io.StringIO()
+    console = Console(file=file, width=width)
+    (printer or (lambda r, c: print_analysis(analyze(r), c)))(run, console)
+    return file.getvalue()
+
+
+def test_json_is_one_object_and_nothing_else(run_directory, capsys):
+    assert main(["show", str(run_directory), "--json"]) == 0
+
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["ranks"][0]["peak"]["allocated_bytes"] == 4_052_872
+    assert captured.err == ""
+
+
+def test_the_summary_answers_each_question(run_directory, capsys):
+    """Figures worked out by hand: 16 bytes for each of 212 992 parameters, steps of 102 ms."""
+    assert main(["show", str(run_directory)]) == 0
+
+    out = capsys.readouterr().out
+    for words in (
+        "train_gpt.py --blocks 3",
+        "Peak memory  3.87 MiB  in backward of blocks.2",
+        "unexplained",
+        "16.00 B each; theory: ZeRO stage 0 on 2 ranks",
+        "Step time  102 ms",
+        "MFU not recorded: no peak FLOP/s of float32 known for synthetic processor",
+        "Communication  832 KiB in 5 operations",
+        "spread of step time 0.0 %",
+        "+23.4 %",
+        "the budget of 4.29 MiB held",
+    ):
+        assert words in out, words
+    assert "\x1b" not in out
+
+
+def test_a_given_peak_makes_mfu(run_directory, capsys):
+    """143 278 080 FLOPs in 102 ms against 1e10 FLOP/s are 14.0 %."""
+    assert main(["show", str(run_directory), "--peak-tflops", "0.01"]) == 0
+
+    out = capsys.readouterr().out
+    assert "MFU 14.0 %" in out
+    assert "10.0 GFLOP/s in float32 (synthetic processor, given)" in out
+
+
+def test_named_hardware_makes_mfu_and_says_it_is_a_datasheet(run_directory, capsys):
+    assert main(["show", str(run_directory), "--hardware", "H200", "--json"]) == 0
+
+    used = json.loads(capsys.readouterr().out)["ranks"][0]["utilization"]
+    assert used["hardware_kind"] == "datasheet"
+    assert used["mfu"] == pytest.approx(143_278_080 / 0.102 / used["peak_flops_per_s"])
+
+
+def test_a_device_that_the_catalogue_knows_needs_no_option(tmp_path, capsys):
+    run = make_run(device="cuda:0", device_name="NVIDIA H200")
+    assert main(["show", str(write_run(run, tmp_path / "run")), "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["ranks"][0]["utilization"]["hardware_kind"] == "datasheet"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no/such/run"],
+        ["{run}", "--peak-tflops", "fast"],
+        ["{run}", "--peak-tflops", "-1"],
+        ["{run}", "--peak-tflops", "inf"],
+        ["{run}", "--hardware", "abacus"],
+    ],
+)
+def test_a_users_mistake_is_one_line_and_code_2(arguments, run_directory, capsys):
+    assert main(["show", *(a.format(run=run_directory) for a in arguments)]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert captured.err.startswith("memadvisor show: ")
+
+
+def test_a_hint_tells_how_to_write_the_peak(run_directory):
+    from memadvisor.cli.show import choose_hardware
+
+    with pytest.raises(UsageError) as raised:
+        choose_hardware(make_run(), None, "fast")
+    assert "989" in raised.value.one_line()
+
+
+HOSTILE = "layers[/0][red]x\x1b[31m<script>"
+
+
+def test_names_from_the_users_program_are_shown_as_they_are():
+    """No markup is read and no control character reaches the terminal."""
+    run = make_run(problems=(HOSTILE,), notes=(Note(level="warning", text=HOSTILE, time_s=None),))
+
+    for text in (shown(run), shown(run, printer=print_summary)):
+        assert text.count("layers[/0][red]x[31m<script>") == 2
+        assert "\x1b" not in text
+
+
+INCOMPLETE = [
+    {"num_steps": 0, "exit_code": None},
+    {"num_steps": 0, "exit_code": 1, "exception": "ValueError"},
+    {"num_steps": 1, "traced_step": None},
+    {"traced_step": None, "missing_ranks": (1,)},
+    {"num_steps": 4, "traced_step": 3},
+    {"num_steps": 1, "traced_step": 0},
+]
+
+
+@pytest.mark.parametrize("changes", INCOMPLETE)
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_incomplete_runs_are_shown_with_what_is_known(changes, width):
+    run = make_run(**changes)
+
+    assert "not recorded" in shown(run, width)
+    assert max(map(len, shown(run, width).splitlines())) <= width
+
+
+def test_a_killed_run_and_one_that_raised_say_so():
+    assert "no ending: killed, or still running" in shown(make_run(exit_code=None))
+    assert "exit code 1 (ValueError)" in shown(make_run(exit_code=1, exception="ValueError"))
+    assert "missing rank 1: no record" in shown(make_run(missing_ranks=(1,)))
+
+
+def test_the_closing_summary_is_short():
+    text = shown(make_run(), printer=print_summary)
+
+    assert len(text.splitlines()) <= 12
+    for words in ("peak", "states", "step", "tokens/s", "exposed"):
+        assert words in text
+
+
+def test_the_straggler_is_named():
+    assert "the others wait for rank 2" in shown(make_run(num_ranks=3, rank_delay_s=0.001))
+
+
+def test_many_units_and_ranks_stay_within_a_few_screens():
+    text = shown(make_run(num_ranks=20, num_blocks=60, num_steps=5))
+
+    assert len(text.splitlines()) < 120
+    assert "4 more" in text
+
+
+def test_a_reader_that_stops_early_is_no_error(run_directory):
+    """As `memadvisor show RUN --json | head -1` does."""
+    command = [sys.executable, "-m", "memadvisor", "show", str(run_directory), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+        code = process.wait(timeout=60)
+
+    assert (code, errors) == (0, b"")
