@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 Intervals = tuple[tuple[float, float], ...]
@@ -34,6 +35,12 @@ def minus(left: Intervals, right: Intervals) -> Intervals:
         if start < end:
             rest.append((start, end))
     return tuple(rest)
+
+
+def holds(intervals: Intervals, moment: float) -> bool:
+    """Whether one of the intervals, as `union` gives them, holds the moment."""
+    position = bisect_right(intervals, moment, key=lambda interval: interval[0]) - 1
+    return position >= 0 and moment < intervals[position][1]
 
 
 def length(intervals: Sequence[tuple[float, float]]) -> float:

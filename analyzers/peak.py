@@ -36,7 +36,7 @@ class PeakBreakdown:
 
     time_s: float  # since the traced step began
     step: int
-    phase: str  # one of PHASES
+    phase: str  # one of PHASES, or "evaluation"
     unit: str
     micro_batch: int | None  # None outside forward and backward
     position: str  # "backward of blocks.3"
@@ -107,6 +107,8 @@ def where(rank: RankRun, time_s: float) -> tuple[str, str, int | None]:
         return "outside", "", None
     # Of spans that begin together, the one of a unit lies inside the one of the phase.
     span = max(around, key=lambda s: (s.start_s, s.kind.startswith("unit_"), -s.end_s))
+    if any(other.kind == "evaluation" for other in around):
+        return "evaluation", span.unit, None
     phase = span.kind.removeprefix("unit_")
     return phase, span.unit, None if phase == "optimizer" else span.micro_batch
 

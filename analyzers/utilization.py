@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from memadvisor.analyzers.intervals import holds, union
 from memadvisor.analyzers.step_time import StepTime
 
 from memadvisor.hardware.hardware import Hardware
@@ -21,7 +22,7 @@ class Utilization:
 
     Convention "exact": MFU counts the FLOPs of the matrix products and convolutions that the model needs
     (causal attention as its T(T+1)/2 pairs, head in, embedding look-up out), HFU those that ran,
-    recomputation too. Convention "palm": (6N + 12 L H Q T) FLOPs a token (PaLM, arXiv:2204.02311,
+    recomputation too; evaluation passes count in neither. Convention "palm": (6N + 12 L H Q T) FLOPs a token (PaLM, arXiv:2204.02311,
     appendix B), with N all parameters. FLOPs are the traced step's; the time is the steady steps' median.
     Fractions are None where the peak for `dtype`, the FLOPs or the step time is not known.
     """
@@ -42,9 +43,7 @@ class Utilization:
 
 def utilization(rank: RankRun, time: StepTime | None, hardware: Hardware | None) -> Utilization:
     """MFU and HFU; what cannot be worked out is None."""
-    is_traced = rank.traced_step is not None and bool(rank.operators)
-    model_flops = sum(row.model_flops for row in rank.operators) if is_traced else None
-    executed_flops = sum(row.executed_flops for row in rank.operators) if is_traced else None
+    model_flops, executed_flops = _training_flops(rank)
     palm_flops = _palm_flops(rank)
     dtype = compute_dtype(rank)
     peak = hardware.peak_flops_per_s.get(dtype) if hardware is not None and dtype is not None else None
@@ -71,6 +70,22 @@ def utilization(rank: RankRun, time: StepTime | None, hardware: Hardware | None)
     )
 
 
+def _training_flops(rank: RankRun) -> tuple[int | None, int | None]:
+    """Needed and executed FLOPs of the traced step. None when no step was traced.
+
+    What an optimizer multiplies (Muon's Newton-Schulz steps) is executed, but no need of the model.
+    """
+    step = rank.traced_step
+    if step is None or not rank.operators:
+        return None, None
+    evaluations = union(
+        (s.start_s, s.end_s) for s in rank.spans if s.step == step.index and s.kind == "evaluation"
+    )
+    training = [row for row in rank.operators if not holds(evaluations, row.start_s)]
+    needed = sum(row.model_flops for row in training if row.phase != "optimizer")
+    return needed, sum(row.executed_flops for row in training)
+
+
 def compute_dtype(rank: RankRun) -> str | None:
     """The dtype that most output bytes of matrix products and convolutions have; else most parameters'.
 
@@ -78,7 +93,7 @@ def compute_dtype(rank: RankRun) -> str | None:
     """
     products: Counter[str] = Counter()
     for storage in rank.storages:
-        if storage.dtype and any(word in storage.operator for word in _PRODUCTS):
+        if _is_floating(storage.dtype) and any(word in storage.operator for word in _PRODUCTS):
             products[storage.dtype] += storage.size_bytes
     parameters: Counter[str] = Counter()
     for parameter in rank.parameters:
@@ -104,6 +119,11 @@ def _palm_flops(rank: RankRun) -> int | None:
     num_parameters = sum(p.num_elements for p in rank.parameters if not p.tied_to)
     sequence = step.num_tokens / step.num_samples
     return round((6 * num_parameters + 12 * len(layers) * widths[0][0] * sequence) * step.num_tokens)
+
+
+def _is_floating(dtype: str) -> bool:
+    """Not the workspace that an operator keeps as bytes."""
+    return dtype.startswith(("float", "bfloat", "complex"))
 
 
 def _dimensions(shape: str) -> tuple[int, ...]:

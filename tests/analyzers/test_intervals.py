@@ -2,7 +2,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from memadvisor.analyzers.intervals import length, minus, union
+from memadvisor.analyzers.intervals import holds, length, minus, union
 
 MOMENTS = range(-1, 22)
 INTERVALS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=12)
@@ -31,3 +31,8 @@ def test_minus_leaves_what_only_the_left_covers(left, right):
 
 def test_intervals_that_touch_become_one():
     assert union([(1, 2), (2, 3), (5, 5), (7, 6)]) == ((1, 3),)
+
+
+@given(INTERVALS, st.integers(-1, 21))
+def test_a_moment_is_held_from_start_to_before_the_end(intervals, moment):
+    assert holds(union(intervals), moment) == (moment in _inside(intervals))

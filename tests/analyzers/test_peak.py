@@ -109,6 +109,13 @@ def test_a_recomputation_inside_a_backward_is_named():
     assert where(rank, 20.0) == ("outside", "", None)
 
 
+def test_an_evaluation_pass_is_named():
+    rank = make_run(num_ranks=1).ranks[0]
+    spans = (Span(3, "evaluation", "", 0, 10.0, 20.0), Span(3, "unit_forward", "head", 0, 12.0, 18.0))
+
+    assert where(dataclasses.replace(rank, spans=spans), 13.0) == ("evaluation", "head", None)
+
+
 def test_a_category_that_nobody_knows_counts_as_other():
     rank = make_run(num_ranks=1).ranks[0]
     start_s = rank.traced_step.start_s

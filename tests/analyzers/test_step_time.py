@@ -99,3 +99,20 @@ def test_throughput_that_was_not_recorded_is_unknown():
 
 def test_without_a_timed_step_nothing_is_known():
     assert step_time(rank_of([], steps=(step(index=0, traced=True),))) is None
+
+
+def test_an_evaluation_pass_is_outside_and_no_units():
+    time = step_time(
+        rank_of(
+            [
+                Span(2, "evaluation", "", 0, 0.0, 3.0),
+                Span(2, "unit_forward", "head", 0, 1.0, 2.0),
+                Span(2, "forward", "", 0, 4.0, 9.0),
+                Span(2, "unit_forward", "head", 0, 5.0, 9.0),
+            ]
+        )
+    )
+    units = {unit.unit: unit for unit in time.units}
+
+    assert units["head"].forward_s == 4.0
+    assert (time.by_phase_s["forward"], time.by_phase_s["outside"]) == (5.0, 5.0)

@@ -5,7 +5,8 @@ from memadvisor.analyzers.step_time import step_time
 from memadvisor.analyzers.utilization import compute_dtype, utilization
 
 from memadvisor.hardware.hardware import Hardware
-from tests.make_run import make_run
+from memadvisor.run.records import Operator, Span
+from tests.make_run import make_run, storage
 
 TOKENS, HIDDEN, VOCABULARY, SEQUENCE, BATCH = 128, 64, 512, 32, 4
 WEIGHTS = 3 * 12 * HIDDEN**2 + HIDDEN * VOCABULARY  # of the matrix products: blocks and head
@@ -95,3 +96,35 @@ def test_under_autocast_the_products_decide_the_dtype():
 
     assert compute_dtype(rank) == "float32"
     assert compute_dtype(dataclasses.replace(rank, storages=storages)) == "bfloat16"
+
+
+def test_bytes_that_an_operator_keeps_as_workspace_are_no_dtype():
+    rank = make_run(num_ranks=1).ranks[0]
+    workspace = storage(operator="aten::mkldnn_rnn_layer", dtype="uint8", size_bytes=10**9)
+
+    assert compute_dtype(dataclasses.replace(rank, storages=(*rank.storages, workspace))) == "float32"
+
+
+def test_an_evaluation_pass_is_no_training():
+    """A forward between the steps runs, but neither the model's training nor MFU needs it."""
+    rank = make_run(num_ranks=1).ranks[0]
+    first_s = rank.operators[0].start_s
+    extra = Operator("aten::mm", "head", "head", "forward", first_s - 0.004, first_s - 0.003, 10**9, 10**9)
+    evaluation = Span(3, "evaluation", "", 0, first_s - 0.005, first_s - 0.002)
+    evaluating = dataclasses.replace(
+        rank, operators=(extra, *rank.operators), spans=(evaluation, *rank.spans)
+    )
+
+    before, after = (utilization(r, step_time(r), HARDWARE) for r in (rank, evaluating))
+    assert after.model_flops_per_step == before.model_flops_per_step
+    assert after.executed_flops_per_step == before.executed_flops_per_step
+
+
+def test_what_an_optimizer_multiplies_runs_but_is_not_needed():
+    rank = make_run(num_ranks=1).ranks[0]
+    newton_schulz = Operator("aten::mm", "", "", "optimizer", 0.0, 0.1, 1000, 1000)
+    muon = dataclasses.replace(rank, operators=(*rank.operators, newton_schulz))
+
+    before, after = (utilization(r, step_time(r), HARDWARE) for r in (rank, muon))
+    assert after.model_flops_per_step == before.model_flops_per_step
+    assert after.executed_flops_per_step == before.executed_flops_per_step + 1000
