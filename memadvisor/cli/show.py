@@ -59,7 +59,7 @@ def stdout_console() -> Console:
     """The terminal as wide as it is; a file or pipe gets plain text of a fixed width."""
     if hasattr(sys.stdout, "reconfigure"):  # a terminal that cannot show a character gets a question mark
         sys.stdout.reconfigure(errors="replace")
-    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, no_color=True)
+    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, force_terminal=False)
 
 
 def choose_hardware(recorded: Run, name: str | None, peak_tflops: str | None) -> Hardware | None:

@@ -376,7 +376,9 @@ def _rate(bytes_per_s: float | None) -> str:
 def ranks(analysis: Analysis) -> RenderableType:
     skew = analysis.skew
     assert skew is not None
-    straggler = "nobody waits" if skew.straggler is None else f"the others wait for rank {skew.straggler}"
+    straggler = (
+        "nobody waits" if skew.straggler is None else f"the others wait most for rank {skew.straggler}"
+    )
     if all(row.caused_waiting_s is None for row in skew.ranks):
         straggler = f"who waits for whom is {_NOT_RECORDED}"
     title = heading(

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -154,7 +155,7 @@ def test_the_closing_summary_is_short():
 
 
 def test_the_straggler_is_named():
-    assert "the others wait for rank 2" in shown(make_run(num_ranks=3, rank_delay_s=0.001))
+    assert "the others wait most for rank 2" in shown(make_run(num_ranks=3, rank_delay_s=0.001))
 
 
 def test_many_units_and_ranks_stay_within_a_few_screens():
@@ -173,3 +174,13 @@ def test_a_reader_that_stops_early_is_no_error(run_directory):
         code = process.wait(timeout=60)
 
     assert (code, errors) == (0, b"")
+
+
+def test_an_output_that_knows_only_ascii_gets_question_marks_for_bars(run_directory):
+    command = [sys.executable, "-m", "memadvisor", "show", str(run_directory)]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"}
+    done = subprocess.run(command, capture_output=True, timeout=60, env=environment, check=False)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"Peak memory  3.87 MiB" in done.stdout
+    assert b"\x1b" not in done.stdout
