@@ -156,7 +156,8 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
 def _short_peak(analysis: Analysis) -> Text:
     rank = analysis.largest_rank
     if rank.peak is None:
-        return paragraph(("peak         ", "bold"), "not recorded: no traced step was finished")
+        why = summary.why_no_peak(summary.record_of(rank, analysis))
+        return paragraph(("peak         ", "bold"), f"not recorded: {why}")
     parts = summary.peak_parts(rank.peak)
     largest = [
         part for part in sorted(parts, key=lambda part: -part[1]) if part[1] and part[0] != "unexplained"

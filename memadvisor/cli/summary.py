@@ -31,12 +31,12 @@ _NOT_RECORDED = "not recorded"
 def sections(analysis: Analysis, width: int, *, has_color: bool) -> Iterator[RenderableType]:
     """All sections, in the order in which a reader asks; details are of the rank with the highest peak."""
     rank = analysis.largest_rank
-    recorded = next(r for r in analysis.run.ranks if r.process.rank == rank.rank)
+    recorded = record_of(rank, analysis)
     yield header(analysis.run)
     yield from trouble(analysis.run)
     if analysis.comparison is not None:
         yield prediction(analysis)
-    yield peak(rank, len(analysis.ranks), width, has_color=has_color)
+    yield peak(rank, recorded, len(analysis.ranks), width, has_color=has_color)
     if rank.peak is not None:
         yield modules(rank.peak, width)
     yield model_states(rank.model_states)
@@ -46,6 +46,10 @@ def sections(analysis: Analysis, width: int, *, has_color: bool) -> Iterator[Ren
     yield communication(rank, analysis)
     if analysis.skew is not None:
         yield ranks(analysis)
+
+
+def record_of(rank: RankAnalysis, analysis: Analysis) -> RankRun:
+    return next(r for r in analysis.run.ranks if r.process.rank == rank.rank)
 
 
 def heading(title: str, *rest: str | tuple[str, str]) -> Text:
@@ -113,10 +117,12 @@ def trouble(run: Run) -> Iterator[RenderableType]:
         yield paragraph((f"{level} ", style), text, where)
 
 
-def peak(rank: RankAnalysis, num_ranks: int, width: int, *, has_color: bool) -> RenderableType:
+def peak(
+    rank: RankAnalysis, recorded: RankRun, num_ranks: int, width: int, *, has_color: bool
+) -> RenderableType:
     found = rank.peak
     if found is None:
-        return heading("Peak memory", f"{_NOT_RECORDED}: no traced step was finished")
+        return heading("Peak memory", f"{_NOT_RECORDED}: {why_no_peak(recorded)}")
     source = "the allocator's peak" if found.is_allocators else "summed over storages; no allocator peak"
     of_rank = f", rank {rank.rank}, the largest" if num_ranks > 1 else ""
     title = heading(
@@ -140,6 +146,13 @@ def peak(rank: RankAnalysis, num_ranks: int, width: int, *, has_color: bool) -> 
         return Group(title, table)
     shares = [(max(0, size), CATEGORY_COLORS[name]) for name, size in parts]
     return Group(title, Text("  ").append_text(stacked_bar(shares, min(width - 4, 100))), table)
+
+
+def why_no_peak(recorded: RankRun) -> str:
+    """The run was cut short, or damaged."""
+    if recorded.traced_step is None:
+        return "no traced step was finished"
+    return "a step was traced, but its storages are missing"
 
 
 def peak_parts(found: PeakBreakdown) -> list[tuple[str, int]]:

@@ -2,9 +2,11 @@ import dataclasses
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from memadvisor.analyzers.analysis import analysis_to_json, analyze
 
-from memadvisor.run.records import CATEGORIES
+from memadvisor.run.records import CATEGORIES, TABLES
 from memadvisor.run.store import load_run
 from tests.analyzers.test_comparison import PLAN
 from tests.analyzers.test_utilization import HARDWARE
@@ -115,3 +117,48 @@ def test_the_largest_rank_has_the_highest_peak():
 
     assert analyze(run).largest_rank.rank == 1
     assert analyze(make_run(**NO_STEP)).largest_rank.rank == 0
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_that_was_lost_takes_only_its_own_results_along(table):
+    """A damaged frame leaves a table empty; everything else is still worked out."""
+    run = make_run(plan=PLAN)
+    run = dataclasses.replace(
+        run, ranks=tuple(dataclasses.replace(rank, **{table: ()}) for rank in run.ranks)
+    )
+    rank = to_json(run, HARDWARE)["ranks"][0]
+
+    assert (rank["step_time_s"] is None) == (table == "steps")
+    assert (rank["peak"]["allocated_bytes"] is None) == (table in ("steps", "storages"))
+    assert (rank["utilization"]["model_flops_per_step"] is None) == (table in ("steps", "operators"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_ranks=st.integers(1, 3),
+    num_blocks=st.integers(1, 4),
+    num_micro_batches=st.integers(1, 3),
+    num_steps=st.integers(0, 6),
+    traced_step=st.one_of(st.none(), st.integers(0, 5)),
+    rank_delay_s=st.sampled_from((0.0, 0.001, 0.05)),
+    unexplained_bytes=st.integers(-(10**6), 10**6),
+    recompute=st.sets(st.sampled_from(("blocks.0", "blocks.1", "blocks.2"))).map(tuple),
+)
+def test_parts_sum_to_the_whole(**changes):
+    for rank in analyze(make_run(**changes), HARDWARE).ranks:
+        if rank.peak is not None:
+            parts = sum(rank.peak.by_category_bytes.values()) + rank.peak.unexplained_bytes
+            assert parts == rank.peak.allocated_bytes
+            modules = sum(row.size_bytes for row in rank.peak.by_module)
+            assert modules == sum(rank.peak.by_category_bytes.values())
+        if rank.step_time is not None:
+            assert sum(rank.step_time.by_phase_s.values()) == pytest.approx(rank.step_time.median_s)
+            units = sum(u.forward_s + u.backward_s + u.recompute_s for u in rank.step_time.units)
+            phases = rank.step_time.by_phase_s
+            assert units == pytest.approx(phases["forward"] + phases["backward"])
+        if rank.communication is not None:
+            traffic = rank.communication
+            assert traffic.exposed_s + traffic.overlapped_s == pytest.approx(traffic.time_s)
+            assert 0 <= traffic.waiting_s <= traffic.time_s + 1e-9
+        if rank.utilization.hfu is not None:
+            assert rank.utilization.hfu >= rank.utilization.mfu > 0

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 import os
@@ -11,7 +12,7 @@ from rich.console import Console
 from memadvisor.cli.main import main
 from memadvisor.cli.show import print_analysis, print_summary
 from memadvisor.errors import UsageError
-from memadvisor.run.records import Note
+from memadvisor.run.records import TABLES, Note
 from tests.analyzers.test_comparison import PLAN
 from tests.make_run import make_run, write_run
 
@@ -138,6 +139,17 @@ def test_incomplete_runs_are_shown_with_what_is_known(changes, width):
 
     assert "not recorded" in shown(run, width)
     assert max(map(len, shown(run, width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_run_that_lost_a_table_is_shown_without_it(table):
+    run = make_run(plan=PLAN)
+    run = dataclasses.replace(
+        run, ranks=tuple(dataclasses.replace(rank, **{table: ()}) for rank in run.ranks)
+    )
+
+    assert "train_gpt.py" in shown(run)
+    assert ("its storages are missing" in shown(run)) == (table == "storages")
 
 
 def test_a_killed_run_and_one_that_raised_say_so():
