@@ -1,0 +1,46 @@
+"""Which storages of a step would shrink with the micro-batch, and to what size."""
+
+from __future__ import annotations
+
+import re
+
+from memadvisor.run.records import Step, Storage
+from memadvisor.run.run import RankRun
+
+_SHAPE = re.compile(r"\d+")
+_KEPT = ("parameter", "gradient", "optimizer_state", "communication")
+
+
+def dimensions(shape: str) -> tuple[int, ...]:
+    """The whole numbers of a shape as it was recorded: `[8, 128]` or `(8, 128)`."""
+    return tuple(int(number) for number in _SHAPE.findall(shape))
+
+
+def shrink_batch(rank: RankRun, step: Step, divisor: int) -> dict[int, int]:
+    """New sizes, by storage, with micro-batches of 1/divisor of their size.
+
+    A storage born in the step shrinks where its first dimension is the micro-batch's samples or tokens
+    and its shape is no parameter's. What has no recorded shape keeps its size, so the step is never
+    made smaller than it is known to become.
+    """
+    if divisor == 1 or step.num_samples is None:
+        return {}
+    num_micro_batches = max(1, step.num_micro_batches)
+    per_batch = {step.num_samples // num_micro_batches}
+    if step.num_tokens is not None:
+        per_batch.add(step.num_tokens // num_micro_batches)
+    per_batch -= {0, 1}
+    weights = {dimensions(parameter.shape) for parameter in rank.parameters}
+    weights |= {shape[::-1] for shape in weights}
+    return {
+        row.storage_id: -(-row.size_bytes // divisor)
+        for row in rank.storages
+        if _has_batch(row, per_batch, weights, divisor)
+    }
+
+
+def _has_batch(row: Storage, per_batch: set[int], weights: set[tuple[int, ...]], divisor: int) -> bool:
+    shape = dimensions(row.shape)
+    if row.phase == "baseline" or row.category in _KEPT or not shape or shape in weights:
+        return False
+    return shape[0] in per_batch and shape[0] % divisor == 0

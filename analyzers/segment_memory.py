@@ -1,0 +1,360 @@
+"""Bytes alive in each segment of the traced step, and which of them a recomputation would set free.
+
+A storage is alive on [birth, death). What autograd keeps for one unit alone is `Inner`; what flows
+between units is a `BoundaryTensor`; everything else is in the segments' levels and stays as captured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from memadvisor.analyzers.batch_sizes import shrink_batch
+
+from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level
+from memadvisor.run.records import UNEXPLAINED, Saved, Step, Storage
+from memadvisor.run.run import RankRun
+
+
+class Stretch(Protocol):
+    """What this file needs of a piece of the step (analyzers/segments.py)."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def unit(self) -> str | None: ...
+    @property
+    def micro_batch(self) -> int | None: ...
+    @property
+    def start_s(self) -> float: ...
+    @property
+    def end_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentLevels:
+    """The levels of one segment; see cost/step.py."""
+
+    captured: Level
+    stateless: Level
+    own_gradients: Level
+    growth: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Levels of all segments and the storages that a plan can move. `peak_bytes` is that of the rows."""
+
+    levels: tuple[SegmentLevels, ...]
+    inner: tuple[Inner, ...]
+    boundaries: tuple[BoundaryTensor, ...]
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A storage and the segments of its birth and death (-1: before the step; number of segments: after)."""
+
+    row: Storage
+    birth: int
+    death: int
+    saved: tuple[Saved, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """A change of live bytes. Deaths come before births of the same time."""
+
+    time_s: float
+    delta_bytes: int
+    category: str
+    number: int  # of the placed storage; -1 for the unexplained rest
+    is_own: bool  # the storage was born in this segment
+
+
+def segment_memory(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int) -> Memory:
+    """Place every storage of the process's device on the segments, and sum them up."""
+    placed = _place(rank, step, pieces, divisor)
+    passes = _Passes(pieces)
+    freed = {number for number, item in enumerate(placed) if passes.unit_that_frees(item) is not None}
+    events, start = _events(rank, step, pieces, placed)
+    levels = []
+    for position in range(len(pieces)):
+        level = _levels(position, pieces, start, events[position], placed, freed)
+        levels.append(level)
+        _apply(start, events[position])
+    return Memory(
+        levels=tuple(levels),
+        inner=tuple(_inner(placed, freed, passes)),
+        boundaries=tuple(_boundaries(placed, freed, passes)),
+        peak_bytes=max(sum(level.captured.peak.values()) for level in levels),
+    )
+
+
+class _Passes:
+    """Where each unit's forward and backward of each micro-batch are, for units that run in one piece."""
+
+    def __init__(self, pieces: Sequence[Stretch]) -> None:
+        found: dict[tuple[str, str, int | None], list[int]] = defaultdict(list)
+        for position, piece in enumerate(pieces):
+            if piece.unit is not None:
+                found[piece.phase, piece.unit, piece.micro_batch].append(position)
+        self.pieces = pieces
+        self.forward: dict[int, tuple[str, int]] = {}  # forward segment -> unit, backward segment
+        self.backward: dict[int, str] = {}
+        split = {
+            unit
+            for (phase, unit, _), places in found.items()
+            if (phase == "forward" and len(places) > 1) or phase == "recompute"
+        }
+        for (phase, unit, micro_batch), places in found.items():
+            backward = found.get(("backward", unit, micro_batch))
+            if phase == "forward" and backward and unit not in split:
+                self.forward[places[0]] = unit, backward[0]
+                self.backward[backward[0]] = unit
+
+    def unit_that_frees(self, item: _Placed) -> str | None:
+        """The unit whose recomputation would free this storage: it alone keeps it, from its forward on."""
+        unit, backward = self.forward.get(item.birth, (None, 0))
+        if unit is None or not item.saved or item.row.category in STATES or item.death <= item.birth:
+            return None
+        if any(saved.unit != unit or saved.released_s is None for saved in item.saved):
+            return None
+        end_s = self.pieces[item.birth].end_s
+        used_later = item.row.last_forward_use_s is not None and item.row.last_forward_use_s > end_s
+        held_longer = item.death > self.last_of_backward(backward)
+        return None if used_later or held_longer else unit
+
+    def last_of_backward(self, position: int) -> int:
+        """The last segment in which what a unit's backward used may still be dropped: the next one."""
+        return position + 1
+
+    def forward_at(self, time_s: float | None) -> int | None:
+        """The forward segment of a whole unit that contains a time."""
+        if time_s is None:
+            return None
+        position = bisect_left(self.pieces, time_s, key=lambda piece: piece.start_s) - 1
+        return position if position in self.forward else None
+
+
+def _place(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int) -> list[_Placed]:
+    saved_of: dict[int, list[Saved]] = defaultdict(list)
+    for saved in rank.saved:
+        saved_of[saved.storage_id].append(saved)
+    starts = [piece.start_s for piece in pieces]
+    sizes = shrink_batch(rank, step, divisor)
+    placed = []
+    for row in rank.storages:
+        if row.device != rank.process.device or (row.death_s is not None and row.death_s <= step.start_s):
+            continue
+        death = len(pieces)
+        if row.death_s is not None and row.death_s < step.end_s:
+            death = max(0, bisect_left(starts, row.death_s) - 1)
+        sized = replace(row, size_bytes=sizes.get(row.storage_id, row.size_bytes))
+        birth = _birth_segment(row, step, pieces, starts)
+        placed.append(_Placed(sized, birth, max(death, birth), tuple(saved_of[row.storage_id])))
+    return placed
+
+
+def _birth_segment(row: Storage, step: Step, pieces: Sequence[Stretch], starts: Sequence[float]) -> int:
+    """What is born at the very moment a segment ends belongs to that segment if its unit ran there."""
+    if row.phase == "baseline" or row.birth_s <= step.start_s:
+        return -1
+    birth = bisect_right(starts, row.birth_s) - 1
+    if birth > 0 and starts[birth] == row.birth_s:
+        before = pieces[birth - 1]
+        if (before.unit, before.phase) == (row.unit, row.phase):
+            return birth - 1
+    return birth
+
+
+def _events(
+    rank: RankRun, step: Step, pieces: Sequence[Stretch], placed: Sequence[_Placed]
+) -> tuple[list[list[_Event]], Counter[str]]:
+    """Changes of live bytes by segment, in order of time, and what is alive when the step begins."""
+    events: list[list[_Event]] = [[] for _ in pieces]
+    start: Counter[str] = Counter()
+    for number, item in enumerate(placed):
+        row = item.row
+        if item.birth < 0:
+            start[row.category] += row.size_bytes
+        else:
+            events[item.birth].append(_Event(row.birth_s, row.size_bytes, row.category, number, True))
+        if item.death < len(pieces) and row.death_s is not None:
+            own = item.birth == item.death
+            events[item.death].append(_Event(row.death_s, -row.size_bytes, row.category, number, own))
+    _add_residuals(rank, step, pieces, events, start)
+    for changes in events:
+        changes.sort(key=lambda event: (event.time_s, event.delta_bytes > 0))
+    return events, start
+
+
+def _add_residuals(
+    rank: RankRun,
+    step: Step,
+    pieces: Sequence[Stretch],
+    events: list[list[_Event]],
+    start: Counter[str],
+) -> None:
+    starts = [piece.start_s for piece in pieces]
+    known_bytes = 0
+    for residual in sorted(rank.residuals, key=lambda row: row.time_s):
+        delta_bytes, known_bytes = residual.unexplained_bytes - known_bytes, residual.unexplained_bytes
+        if residual.time_s <= step.start_s:
+            start[UNEXPLAINED] += delta_bytes
+        elif residual.time_s < step.end_s:
+            position = bisect_right(starts, residual.time_s) - 1
+            events[position].append(_Event(residual.time_s, delta_bytes, UNEXPLAINED, -1, False))
+
+
+def _apply(level: Counter[str], events: Iterable[_Event]) -> None:
+    for event in events:
+        level[event.category] += event.delta_bytes
+
+
+def _highest(start: Mapping[str, int], events: Sequence[_Event]) -> dict[str, int]:
+    """The composition at the highest instant, the first one if there are several."""
+    total = highest = sum(start.values())
+    count = 0
+    for position, event in enumerate(events, start=1):
+        total += event.delta_bytes
+        if total > highest:
+            highest, count = total, position
+    level = Counter(start)
+    _apply(level, events[:count])
+    return _plain(level)
+
+
+def _plain(level: Mapping[str, int]) -> dict[str, int]:
+    return {category: size for category, size in level.items() if size}
+
+
+def _levels(
+    position: int,
+    pieces: Sequence[Stretch],
+    start: Mapping[str, int],
+    events: Sequence[_Event],
+    placed: Sequence[_Placed],
+    freed: set[int],
+) -> SegmentLevels:
+    unsaved = _without_saving(pieces[position], events, placed, freed)
+    others = {category: size for category, size in start.items() if category not in STATES}
+    return SegmentLevels(
+        captured=_level(start, events, unsaved),
+        stateless=_level(others, _outside_states(events), _outside_states(unsaved)),
+        own_gradients=_level(others, _and_own_gradients(events), _and_own_gradients(unsaved)),
+        growth=_growth(pieces[position], events, placed),
+    )
+
+
+def _level(start: Mapping[str, int], events: Sequence[_Event], unsaved: Sequence[_Event]) -> Level:
+    peak = _highest(start, events)
+    return Level(
+        start=_plain(start),
+        peak=peak,
+        peak_unsaved=peak if unsaved is events else _highest(start, unsaved),
+    )
+
+
+def _outside_states(events: Sequence[_Event]) -> Sequence[_Event]:
+    return [event for event in events if event.category not in STATES]
+
+
+def _and_own_gradients(events: Sequence[_Event]) -> Sequence[_Event]:
+    return [e for e in events if e.category not in STATES or (e.category == "gradient" and e.is_own)]
+
+
+def _without_saving(
+    piece: Stretch, events: Sequence[_Event], placed: Sequence[_Placed], freed: set[int]
+) -> Sequence[_Event]:
+    """The same forward if it saved nothing: what it would have kept dies at its last use, its inputs stay."""
+    if piece.unit is None or piece.phase != "forward":
+        return events
+    changed = [e for e in events if e.delta_bytes > 0 or e.is_own or e.number < 0]
+    for event in events:
+        if event.delta_bytes > 0 and event.number in freed:
+            row = placed[event.number].row
+            end_s = piece.end_s if row.last_forward_use_s is None else row.last_forward_use_s
+            changed.append(replace(event, time_s=max(end_s, row.birth_s), delta_bytes=-event.delta_bytes))
+    changed.sort(key=lambda event: (event.time_s, event.delta_bytes > 0))
+    return changed
+
+
+def _growth(piece: Stretch, events: Sequence[_Event], placed: Sequence[_Placed]) -> dict[str, int]:
+    """What the segment's own storages reach until its unit has saved its last tensor.
+
+    Non-reentrant checkpointing stops a recomputation there (torch.utils.checkpoint, early stop).
+    """
+    if piece.unit is None or piece.phase != "forward":
+        return {}
+    own = [event for event in events if event.is_own and event.category not in STATES]
+    last_saved_s = max(
+        (
+            saved.saved_s
+            for event in own
+            for saved in placed[event.number].saved
+            if saved.unit == piece.unit and saved.saved_s <= piece.end_s
+        ),
+        default=piece.start_s,
+    )
+    return _highest({}, [event for event in own if event.time_s <= last_saved_s])
+
+
+def _inner(placed: Sequence[_Placed], freed: set[int], passes: _Passes) -> Iterable[Inner]:
+    """Freed storages of one unit, category and lifetime are one item."""
+    sizes: Counter[tuple[str, str, int, int]] = Counter()
+    for number in sorted(freed):
+        item = placed[number]
+        unit, backward = passes.forward[item.birth]
+        sizes[unit, item.row.category, item.birth, min(item.death, backward)] += item.row.size_bytes
+    for (unit, category, birth, death), size_bytes in sizes.items():
+        yield Inner(
+            unit=unit,
+            category=category,
+            size_bytes=size_bytes,
+            birth_segment=birth,
+            death_segment=death,
+        )
+
+
+def _boundaries(placed: Sequence[_Placed], freed: set[int], passes: _Passes) -> Iterable[BoundaryTensor]:
+    """Crossing storages that a unit takes as input, or that autograd keeps for units of several sorts."""
+    starts = [piece.start_s for piece in passes.pieces]
+    for number, item in enumerate(placed):
+        row = item.row
+        crossing = item.death > item.birth and item.death < len(passes.pieces)
+        if number in freed or row.category in STATES or not crossing:
+            continue
+        input_of = _units_fed(item, passes)
+        if not input_of:
+            continue
+        saved_until: dict[str, int] = {}
+        for saved in item.saved:
+            end_s = saved.released_s if saved.released_s is not None else row.death_s or saved.saved_s
+            until = max(0, bisect_left(starts, end_s) - 1)
+            saved_until[saved.unit] = max(until, saved_until.get(saved.unit, 0))
+        last_use_s = row.last_forward_use_s
+        yield BoundaryTensor(
+            category=row.category,
+            size_bytes=row.size_bytes,
+            birth_segment=item.birth,
+            death_segment=item.death,
+            last_use_segment=item.birth if last_use_s is None else bisect_left(starts, last_use_s) - 1,
+            saved_until=saved_until,
+            input_of=input_of,
+        )
+
+
+def _units_fed(item: _Placed, passes: _Passes) -> dict[str, int]:
+    """Units that use a storage born before their forward, with the segment of their backward."""
+    times = [item.row.last_forward_use_s, *(saved.saved_s for saved in item.saved)]
+    fed: dict[str, int] = {}
+    for time_s in times:
+        position = passes.forward_at(time_s)
+        if position is not None and position > item.birth:
+            unit, backward = passes.forward[position]
+            fed[unit] = backward
+    return fed

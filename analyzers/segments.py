@@ -1,0 +1,325 @@
+"""The traced step as a chain of segments with measured times: what the simulator replays and changes.
+
+Memory comes from the traced step, exactly; times come from the timed steps, since a traced step is slow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+
+from memadvisor.analyzers.segment_memory import Memory, segment_memory
+
+from memadvisor.cost.collectives import Observation
+from memadvisor.cost.step import CapturedStep, Segment, UnitStates
+from memadvisor.errors import UsageError
+from memadvisor.run.records import Collective, Parameter, Span, Step
+from memadvisor.run.run import RankRun, Run
+
+# Phase, unit, micro-batch, and how many such pieces came before it in the step.
+_Key = tuple[str, str | None, int | None, int]
+_UNIT_PHASES = {"unit_forward": "forward", "unit_recompute": "recompute", "unit_backward": "backward"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A stretch of one step in which no boundary is crossed.
+
+    `unit` None: outside any unit. `micro_batch` None: before, between or after the micro-batches; from the
+    first forward of a micro-batch to its last backward everything belongs to it.
+    """
+
+    phase: str
+    unit: str | None
+    micro_batch: int | None
+    start_s: float
+    end_s: float
+
+
+def captured_step(run: Run, *, micro_batch_divisor: int = 1) -> CapturedStep:
+    """The step of the rank whose traced peak is highest.
+
+    With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many:
+    storages with a batch dimension shrink, states do not (docs/planning.md). Raises UsageError when no
+    step was traced, or the run already carries a plan.
+    """
+    if run.plan is not None:
+        raise UsageError(
+            "This run was made with a plan applied, and a plan is worked out from a plain run.",
+            hint="profile the script without a plan, and advise on that run.",
+        )
+    traced = [rank for rank in run.ranks if rank.traced_step is not None and rank.storages]
+    if not traced:
+        raise UsageError(
+            "No step of this run was traced, so nothing is known of its memory.",
+            hint="profile it for more steps: the traced one comes after the warm-up.",
+        )
+    rank = max(traced, key=_traced_peak_bytes)
+    step = rank.traced_step
+    if step is None:
+        raise AssertionError("a traced rank has a traced step")
+    pieces = cut_step(rank.spans, step)
+    durations, step_time_s = _durations(rank, pieces)
+    memory = segment_memory(rank, step, pieces, micro_batch_divisor)
+    exposed_s = _take_exposed_tail(rank, pieces, durations)
+    batch = _micro_batch_size(step)
+    return CapturedStep(
+        rank=rank.process.rank,
+        world_size=rank.process.world_size,
+        device=rank.process.device,
+        units=rank.units,
+        states=_unit_states(rank),
+        segments=_segments(pieces, durations, memory, micro_batch_divisor),
+        inner=memory.inner,
+        boundaries=memory.boundaries,
+        recomputable=_recomputable(rank, memory, pieces, durations),
+        constant_state_bytes=_constant_states(rank, step),
+        step_time_s=step_time_s,
+        exposed_communication_s=exposed_s,
+        peak_bytes=_traced_peak_bytes(rank) or memory.peak_bytes,
+        num_micro_batches=max(1, step.num_micro_batches),
+        repeats=micro_batch_divisor,
+        micro_batch_size=None if batch is None else batch // micro_batch_divisor,
+    )
+
+
+def _traced_peak_bytes(rank: RankRun) -> int:
+    step = rank.traced_step
+    return (step.peak_allocated_bytes if step is not None else None) or 0
+
+
+def _micro_batch_size(step: Step) -> int | None:
+    if step.num_samples is None or step.num_samples % max(1, step.num_micro_batches):
+        return None
+    return step.num_samples // max(1, step.num_micro_batches)
+
+
+def cut_step(spans: Sequence[Span], step: Step) -> tuple[Piece, ...]:
+    """Cut a step at every start and end of a span; the innermost span running then owns a piece.
+
+    Innermost is the one that started last, a unit before a phase. Pieces cover the step without gap.
+    """
+    own = [s for s in spans if s.step == step.index and s.end_s > step.start_s and s.start_s < step.end_s]
+    times = {step.start_s, step.end_s}
+    for span in own:
+        times |= {max(span.start_s, step.start_s), min(span.end_s, step.end_s)}
+    starting = sorted(own, key=_nesting)
+    ordered = sorted(times)
+    active: list[Span] = []
+    pieces: list[Piece] = []
+    position = 0
+    for start_s, end_s in pairwise(ordered):
+        while position < len(starting) and starting[position].start_s <= start_s:
+            active.append(starting[position])
+            position += 1
+        active = [span for span in active if span.end_s > start_s]
+        _append(pieces, max(active, key=_nesting) if active else None, start_s, end_s)
+    return _fill_micro_batches(pieces)
+
+
+def _fill_micro_batches(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Give what runs between a micro-batch's forward and backward, such as the loss, to that micro-batch."""
+    last: dict[int, int] = {}
+    for position, piece in enumerate(pieces):
+        if piece.phase in ("forward", "backward", "recompute") and piece.micro_batch is not None:
+            last[piece.micro_batch] = position
+    filled: list[Piece] = []
+    current: int | None = None
+    for position, piece in enumerate(pieces):
+        if piece.phase in ("forward", "backward", "recompute"):
+            current = piece.micro_batch
+        elif current is not None and position < last[current]:
+            piece = replace(piece, micro_batch=current)
+        filled.append(piece)
+    return tuple(filled)
+
+
+def _nesting(span: Span) -> tuple[float, bool, float]:
+    return span.start_s, span.kind in _UNIT_PHASES, -span.end_s
+
+
+def _append(pieces: list[Piece], span: Span | None, start_s: float, end_s: float) -> None:
+    if span is None:
+        owner: tuple[str, str | None, int | None] = ("outside", None, None)
+    elif span.kind in _UNIT_PHASES:
+        owner = (_UNIT_PHASES[span.kind], span.unit, span.micro_batch)
+    else:
+        owner = (span.kind, None, None if span.kind == "optimizer" else span.micro_batch)
+    if pieces and (pieces[-1].phase, pieces[-1].unit, pieces[-1].micro_batch) == owner:
+        start_s = pieces.pop().start_s
+    pieces.append(Piece(phase=owner[0], unit=owner[1], micro_batch=owner[2], start_s=start_s, end_s=end_s))
+
+
+def _durations(rank: RankRun, pieces: Sequence[Piece]) -> tuple[list[float], float]:
+    """Median duration of each piece over the steady steps, scaled to sum to the median step time.
+
+    A run without a timed step has only the traced step's own times.
+    """
+    steady = rank.steady_steps()
+    if not steady:
+        own = [piece.end_s - piece.start_s for piece in pieces]
+        return own, sum(own)
+    spans_of: dict[int, list[Span]] = defaultdict(list)
+    for span in rank.spans:
+        spans_of[span.step].append(span)
+    seen: dict[_Key, list[float]] = defaultdict(list)
+    for step in steady:
+        found = cut_step(spans_of[step.index], step)
+        for key, piece in zip(_keys(found), found, strict=True):
+            seen[key].append(piece.end_s - piece.start_s)
+    step_time_s = median(step.duration_s for step in steady)
+    typical = [median(seen[key]) if key in seen else 0.0 for key in _keys(pieces)]
+    total_s = sum(typical)
+    if total_s <= 0:
+        return [step_time_s / len(pieces)] * len(pieces), step_time_s
+    return [duration * step_time_s / total_s for duration in typical], step_time_s
+
+
+def _keys(pieces: Sequence[Piece]) -> list[_Key]:
+    """What names a piece in every step."""
+    counts: Counter[tuple[str, str | None, int | None]] = Counter()
+    keys = []
+    for piece in pieces:
+        owner = (piece.phase, piece.unit, piece.micro_batch)
+        keys.append((*owner, counts[owner]))
+        counts[owner] += 1
+    return keys
+
+
+def _take_exposed_tail(rank: RankRun, pieces: Sequence[Piece], durations: list[float]) -> float:
+    """Take out of `durations` the end of each backward in which only collectives were still running.
+
+    DDP issues its last bucket when the last gradient is there, and then waits for it; under our engine
+    that wait is not there. How much of a piece is waiting is known from the traced step alone.
+    """
+    exposed_s = 0.0
+    for first, last in _backwards(pieces):
+        start_s, end_s = pieces[first].start_s, pieces[last].end_s
+        issues = [
+            row.issue_s
+            for row in rank.collectives
+            if row.phase == "backward" and row.asynchronous and start_s <= row.issue_s <= end_s
+        ]
+        for position in range(first, last + 1) if issues else ():
+            piece = pieces[position]
+            waiting_s = piece.end_s - max(piece.start_s, *issues)
+            if waiting_s > 0 and piece.end_s > piece.start_s:
+                taken_s = durations[position] * waiting_s / (piece.end_s - piece.start_s)
+                durations[position] -= taken_s
+                exposed_s += taken_s
+    return exposed_s
+
+
+def _backwards(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
+    """First and last piece of each backward."""
+    first: int | None = None
+    for position, piece in enumerate(pieces):
+        if piece.phase in ("backward", "recompute") and first is None:
+            first = position
+        following = pieces[position + 1].phase if position + 1 < len(pieces) else ""
+        if first is not None and following not in ("backward", "recompute"):
+            yield first, position
+            first = None
+
+
+def _segments(
+    pieces: Sequence[Piece], durations: Sequence[float], memory: Memory, divisor: int
+) -> tuple[Segment, ...]:
+    return tuple(
+        Segment(
+            phase=piece.phase,
+            unit=piece.unit,
+            micro_batch=piece.micro_batch,
+            duration_s=duration / (1 if piece.micro_batch is None else divisor),
+            captured=levels.captured,
+            stateless=levels.stateless,
+            own_gradients=levels.own_gradients,
+            growth=levels.growth,
+        )
+        for piece, duration, levels in zip(pieces, durations, memory.levels, strict=True)
+    )
+
+
+def _recomputable(
+    rank: RankRun, memory: Memory, pieces: Sequence[Piece], durations: Sequence[float]
+) -> dict[str, float]:
+    """Seconds of forward, over all micro-batches, of each unit that recomputing would free bytes of."""
+    known = {unit.name for unit in rank.units}
+    seconds: dict[str, float] = {}
+    for unit in dict.fromkeys(item.unit for item in memory.inner if item.unit in known):
+        seconds[unit] = sum(
+            duration
+            for piece, duration in zip(pieces, durations, strict=True)
+            if piece.unit == unit and piece.phase == "forward"
+        )
+    return seconds
+
+
+def _unit_states(rank: RankRun) -> dict[str, UnitStates]:
+    parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in rank.units}
+    for parameter in rank.parameters:
+        if not parameter.tied_to:
+            parameters.setdefault(parameter.unit, []).append(parameter)
+    by_name = {p.name: p for p in rank.parameters}
+    state_bytes: Counter[str] = Counter()
+    scalar_bytes: Counter[str] = Counter()
+    for state in rank.optimizer_states:
+        owner = by_name.get(state.parameter)
+        if owner is None:
+            continue
+        whole = state.num_elements == owner.num_elements and owner.num_elements > 1
+        (state_bytes if whole else scalar_bytes)[owner.unit] += state.size_bytes
+    return {
+        name: UnitStates(
+            name=name,
+            parameters=tuple(rows),
+            optimizer_bytes=state_bytes[name],
+            optimizer_scalar_bytes=scalar_bytes[name],
+        )
+        for name, rows in parameters.items()
+    }
+
+
+def _constant_states(rank: RankRun, step: Step) -> dict[str, int]:
+    """Parameter and optimizer bytes that were alive through the step, but belong to no listed parameter."""
+    alive: Counter[str] = Counter()
+    for row in rank.storages:
+        if row.device == rank.process.device and row.birth_s <= step.start_s and row.death_s is None:
+            alive[row.category] += row.size_bytes
+    listed = {
+        "parameter": sum(p.size_bytes for p in rank.parameters if not p.tied_to),
+        "optimizer_state": sum(s.size_bytes for s in rank.optimizer_states),
+    }
+    return {category: max(0, alive[category] - known) for category, known in listed.items()}
+
+
+def observed_collectives(run: Run) -> tuple[Observation, ...]:
+    """Each collective of the traced steps with its own duration.
+
+    It starts when the last rank has issued it and the one before it in its group has ended. Ranks are
+    matched by (group, sequence); where not all ranks recorded one, it is left out.
+    """
+    rows: dict[tuple[int, str, int], list[Collective]] = defaultdict(list)
+    for rank in run.ranks:
+        for row in rank.collectives:
+            if row.end_s is not None:
+                rows[row.step, row.group, row.sequence].append(row)
+    found = []
+    ends: dict[str, float] = {}
+    for (_, group, _), same in sorted(rows.items()):
+        end_s = max(row.end_s for row in same if row.end_s is not None)
+        start_s = max(ends.get(group, 0.0), *(row.issue_s for row in same))
+        ends[group] = end_s
+        if len(same) == same[0].group_size and end_s > start_s:
+            found.append(
+                Observation(
+                    operation=same[0].operation,
+                    num_ranks=same[0].group_size,
+                    size_bytes=same[0].size_bytes,
+                    duration_s=end_s - start_s,
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,49 @@
+"""Measure this machine: arithmetic by dtype, memory bandwidth, collectives against size."""
+
+from __future__ import annotations
+
+import platform
+import time
+
+import torch
+
+from memadvisor.calibrate.arithmetic import measure_bandwidth, measure_flops
+from memadvisor.calibrate.links import SIZES_BYTES, measure_collectives
+from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import Hardware
+
+
+def calibrate(num_ranks: int | None = None, *, sizes_bytes: tuple[int, ...] = SIZES_BYTES) -> Hardware:
+    """Hardware of kind `measured`. One rank measures no collectives; None means all devices, or 2 on CPU."""
+    on_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", 0) if on_cuda else torch.device("cpu")
+    if num_ranks is None:
+        num_ranks = torch.cuda.device_count() if on_cuda else 2
+    if num_ranks < 1:
+        raise UsageError(f"--ranks {num_ranks} is no number of processes.", hint="give 1 or more.")
+    if on_cuda and num_ranks > torch.cuda.device_count():
+        raise UsageError(
+            f"--ranks {num_ranks} needs as many CUDA devices, and there are {torch.cuda.device_count()}.",
+            hint="leave --ranks out to use all devices.",
+        )
+    curves = measure_collectives(device.type, num_ranks, sizes_bytes=sizes_bytes) if num_ranks > 1 else ()
+    return Hardware(
+        name=_device_name(device),
+        kind="measured",
+        source=f"memadvisor calibrate, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}",
+        memory_bytes=_memory_bytes(device),
+        memory_bandwidth_bytes_per_s=measure_bandwidth(device),
+        peak_flops_per_s=measure_flops(device),
+        collectives=curves,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine() or "cpu"
+
+
+def _memory_bytes(device: torch.device) -> int | None:
+    """A CPU process's share of the machine's memory is nobody's figure, so it stays unknown."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None

@@ -1,0 +1,137 @@
+"""How long this machine's collectives take against message size, measured among processes of its own.
+
+Gloo on CPU, NCCL on CUDA with one process a device. A point is the median of repeated runs, each from
+the moment all ranks are ready to the moment the last is done.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from memadvisor.errors import MemadvisorError
+from memadvisor.hardware.hardware import CollectiveCurve
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+SIZES_BYTES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24, 26))
+_TIMEOUT = datetime.timedelta(seconds=60)
+
+
+def measure_collectives(
+    device_type: str,
+    num_ranks: int,
+    *,
+    sizes_bytes: tuple[int, ...] = SIZES_BYTES,
+    budget_s: float = 20.0,
+) -> tuple[CollectiveCurve, ...]:
+    """Start `num_ranks` processes and measure; raises MemadvisorError when they cannot talk."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="memadvisor-") as directory:
+        arguments = (directory, device_type, num_ranks, sizes_bytes, budget_s)
+        processes = [
+            context.Process(target=_rank_main, args=(rank, *arguments), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        for process in processes:
+            process.start()
+        _join(processes, budget_s + _TIMEOUT.total_seconds())
+        result = Path(directory) / "durations.json"
+        if not result.exists():
+            raise MemadvisorError(
+                f"{num_ranks} processes could not run collectives with each other.",
+                hint="see their messages above; measure arithmetic alone with --ranks 1.",
+            )
+        durations = json.loads(result.read_text())
+    return tuple(
+        CollectiveCurve(
+            operation=operation,
+            num_ranks=num_ranks,
+            sizes_bytes=sizes_bytes,
+            durations_s=tuple(durations[operation]),
+        )
+        for operation in OPERATIONS
+    )
+
+
+def _join(processes: list[multiprocessing.context.SpawnProcess], limit_s: float) -> None:
+    """Wait for all of them; once one has failed or time is up, end the rest."""
+    deadline_s = time.monotonic() + limit_s
+    while any(process.is_alive() for process in processes):
+        failed = any(process.exitcode not in (None, 0) for process in processes)
+        if failed or time.monotonic() > deadline_s:
+            for process in processes:
+                process.terminate()
+        processes[0].join(0.05)
+        time.sleep(0.05)
+
+
+def _rank_main(
+    rank: int, directory: str, device_type: str, num_ranks: int, sizes_bytes: tuple[int, ...], budget_s: float
+) -> None:
+    # torch 2.13 gave the tensor collectives new names, which 2.11 does not know.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{directory}/store",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=_TIMEOUT,
+    )
+    share_s = budget_s / (len(OPERATIONS) * len(sizes_bytes))
+    durations = {
+        operation: [_seconds(operation, size, device, num_ranks, share_s) for size in sizes_bytes]
+        for operation in OPERATIONS
+    }
+    if rank == 0:
+        (Path(directory) / "durations.json").write_text(json.dumps(durations))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _seconds(operation: str, size_bytes: int, device: torch.device, num_ranks: int, budget_s: float) -> float:
+    """Median of repeated runs; all ranks agree on how many from rank 0's first two."""
+    run = _collective(operation, size_bytes, device, num_ranks)
+    run()  # the first one of a size connects and allocates
+    trial_s = _timed(run, device)
+    count = torch.tensor([min(200, max(3, int(budget_s / max(trial_s, 1e-6))))], device=device)
+    dist.broadcast(count, 0)
+    return median(_timed(run, device) for _ in range(int(count.item())))
+
+
+def _timed(run: Callable[[], object], device: torch.device) -> float:
+    dist.barrier()
+    start_s = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start_s
+
+
+def _collective(
+    operation: str, size_bytes: int, device: torch.device, num_ranks: int
+) -> Callable[[], object]:
+    """The collective as our engine issues it, on float32 of `size_bytes` in full."""
+    num_elements = max(num_ranks, size_bytes // 4 // num_ranks * num_ranks)
+    full = torch.zeros(num_elements, device=device)
+    shard = torch.zeros(num_elements // num_ranks, device=device)
+    runs: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(full),
+        "all_gather": lambda: dist.all_gather_into_tensor(full, shard),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(shard, full),
+    }
+    return runs[operation]

@@ -1,0 +1,154 @@
+"""`memadvisor advise`: rank plans for a memory budget, show them, write the best one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memadvisor.errors import UsageError
+from memadvisor.hardware.load import load_hardware
+from memadvisor.plan import Plan, plan_to_json
+from memadvisor.planning.advise import Advice, RankedPlan, advise
+from memadvisor.run.files import write_private_file
+from memadvisor.run.store import load_run
+from memadvisor.units import format_bytes, format_seconds, parse_bytes
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN", help="the directory that `memadvisor profile` wrote")
+    parser.add_argument("--memory", required=True, metavar="SIZE", help="budget of one rank: 24GiB, 512MiB")
+    parser.add_argument("--gpus", type=int, metavar="N", help="ranks to plan for (default: those of the run)")
+    parser.add_argument(
+        "--hardware", metavar="FILE|NAME", help="a file of `memadvisor calibrate`, or a device"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the best plan that fits")
+    parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code 0 where a plan fits, 1 where none does; then nothing is written."""
+    advice = advise(
+        load_run(arguments.path),
+        memory_bytes=parse_bytes(arguments.memory),
+        num_ranks=arguments.gpus,
+        hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
+    )
+    if advice.best is not None and arguments.output is not None:
+        _write(advice.best, arguments.output)
+    if arguments.json:
+        print(json.dumps(advice_to_json(advice), indent=1))
+    else:
+        _print(advice, Console(), arguments.output)
+    return 0 if advice.best is not None else 1
+
+
+def advice_to_json(advice: Advice) -> dict[str, Any]:
+    """The stable JSON of docs/architecture.md. `p_oom` is null: the simulator states no error distribution."""
+    return {
+        "budget_bytes": advice.budget_bytes,
+        "plans": [_plan_to_json(order, ranked) for order, ranked in enumerate(advice.plans, start=1)],
+        "smallest_budget_bytes": advice.smallest_budget_bytes,
+        "measured": {"peak_bytes": advice.measured_peak_bytes, "step_time_s": advice.measured_step_time_s},
+        "notes": list(advice.notes),
+    }
+
+
+def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
+    plan, prediction = ranked.plan, ranked.prediction
+    return {
+        "rank_order": order,
+        "fits": ranked.fits,
+        "predicted_peak_bytes": prediction.peak_bytes,
+        "predicted_by_category_bytes": prediction.by_category_bytes,
+        "predicted_step_time_s": prediction.step_time_s,
+        "predicted_exposed_communication_s": prediction.exposed_communication_s,
+        "peak_position": prediction.peak_position,
+        "p_oom": None,
+        "zero_stage": plan.zero_stage,
+        "recompute": list(plan.recomputed_units),
+        "offload": {},
+        "micro_batch_size": plan.micro_batch_size,
+        "grad_accum": plan.grad_accum,
+        "layout": {"data_parallel": plan.num_ranks},
+        "why": plan.why,
+    }
+
+
+def _write(plan: Plan, output: str) -> None:
+    try:
+        write_private_file(Path(output), json.dumps(plan_to_json(plan), indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"{output!r} cannot be written: {error.strerror}.", hint="name a file in a writable directory."
+        ) from error
+
+
+def _print(advice: Advice, console: Console, output: str | None) -> None:
+    ranks = f"{advice.num_ranks} rank{'s' * (advice.num_ranks != 1)}"
+    console.print(
+        Text(
+            f"Budget {format_bytes(advice.budget_bytes)} a rank, {ranks}. Measured without a plan: peak "
+            f"{format_bytes(advice.measured_peak_bytes)}, step {format_seconds(advice.measured_step_time_s)}. "
+            "Everything below is predicted."
+        )
+    )
+    console.print(_table(advice))
+    for order, ranked in enumerate(advice.plans[:3], start=1):
+        console.print(printable(f"{order}. {ranked.plan.why}"))
+        if ranked.plan.recomputed_units:
+            console.print(printable(f"   recomputed: {', '.join(ranked.plan.recomputed_units)}"))
+        if ranked.changes_script:
+            console.print(
+                printable(
+                    f"   set in your script: micro-batch {ranked.plan.micro_batch_size}, "
+                    f"gradient accumulation {ranked.plan.grad_accum}"
+                )
+            )
+    for note in advice.notes:
+        console.print(printable(f"Note: {note}"))
+    _print_ending(advice, console, output)
+
+
+def _print_ending(advice: Advice, console: Console, output: str | None) -> None:
+    if advice.best is None:
+        smallest = advice.smallest_budget_bytes
+        console.print(
+            printable(
+                f"Nothing fits {format_bytes(advice.budget_bytes)}. The smallest budget that would is "
+                f"{format_bytes(smallest)} ({smallest} bytes)."
+            )
+        )
+    elif output is not None:
+        console.print(printable(f"Plan 1 is written to {output}; apply it with"))
+        console.print(printable(f"  memadvisor run --plan {output} SCRIPT"))
+
+
+def _table(advice: Advice) -> Table:
+    table = Table()
+    for heading in ("", "fits", "peak", "step time", "waiting", "ZeRO", "recomputed", "micro-batch x steps"):
+        table.add_column(heading, justify="left" if heading in ("", "fits") else "right")
+    for order, ranked in enumerate(advice.plans, start=1):
+        plan, prediction = ranked.plan, ranked.prediction
+        batch = "as it is" if plan.micro_batch_size is None else str(plan.micro_batch_size)
+        table.add_row(
+            str(order),
+            "yes" if ranked.fits else "no",
+            format_bytes(prediction.peak_bytes),
+            format_seconds(prediction.step_time_s),
+            format_seconds(prediction.exposed_communication_s),
+            str(plan.zero_stage),
+            f"{len(plan.recomputed_units)} of {len(plan.units)}",
+            f"{batch} x {plan.grad_accum}",
+        )
+    return table
+
+
+def printable(text: str) -> Text:
+    """Words that may hold names of the user's program: no markup, no control characters."""
+    return Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))

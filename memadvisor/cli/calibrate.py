@@ -1,0 +1,54 @@
+"""`memadvisor calibrate`: measure this machine, print the figures, keep them as a hardware file."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.hardware.load import save_hardware
+from memadvisor.units import format_bytes, format_count, format_seconds
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the figures to this hardware file")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="processes for the collectives (default: all devices, 2 on CPU)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from memadvisor.calibrate.calibrate import calibrate  # torch takes seconds to import
+
+    hardware = calibrate(arguments.ranks)
+    _print(hardware)
+    if arguments.output is not None:
+        save_hardware(hardware, arguments.output)
+        Console().print(Text(f"Written to {arguments.output}"))
+    return 0
+
+
+def _print(hardware: Hardware) -> None:
+    console = Console()
+    console.print(Text(f"{hardware.name} ({hardware.kind}: {hardware.source})"))
+    for dtype, rate in hardware.peak_flops_per_s.items():
+        console.print(Text(f"  {dtype} matrix product  {format_count(rate, 'FLOP/s')}"))
+    bandwidth = hardware.memory_bandwidth_bytes_per_s
+    console.print(Text(f"  memory copy  {format_bytes(bandwidth)}/s, read and write counted"))
+    if not hardware.collectives:
+        return
+    num_ranks = hardware.collectives[0].num_ranks
+    table = Table(title=f"Collectives among {num_ranks} ranks", title_justify="left")
+    table.add_column("message", justify="right")
+    for curve in hardware.collectives:
+        table.add_column(curve.operation, justify="right")
+    for position, size_bytes in enumerate(hardware.collectives[0].sizes_bytes):
+        durations = [format_seconds(curve.durations_s[position]) for curve in hardware.collectives]
+        table.add_row(format_bytes(size_bytes), *durations)
+    console.print(table)

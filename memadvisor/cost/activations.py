@@ -1,0 +1,117 @@
+"""What is alive in each segment of a step when chosen units recompute their forward in the backward.
+
+A recomputed unit's own saved tensors (`Inner`) die in its forward and come back before its backward. A
+tensor between units (`BoundaryTensor`) lives until its last use in the forward, the release by every unit
+that still saves it, and the end of every recomputed unit that takes it as input.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from itertools import accumulate
+
+from memadvisor.cost.step import BoundaryTensor, Bytes, CapturedStep, Level, Segment
+
+VIEWS = ("captured", "stateless", "own_gradients")
+
+
+class Activations:
+    """Levels of one view of a step (cost/step.py) under a choice of recomputed units."""
+
+    def __init__(self, step: CapturedStep, recomputed: Collection[str], view: str) -> None:
+        self.step = step
+        self.recomputed = frozenset(recomputed)
+        self.view = view
+        num_segments = len(step.segments)
+        during = _Changes(num_segments)
+        at_start = _Changes(num_segments)
+        for category, first, last, delta_bytes in _changes(step, self.recomputed):
+            during.add(category, first, last - (delta_bytes < 0), delta_bytes)
+            at_start.add(category, first, last, delta_bytes)
+        self._during = during.sums()
+        self._at_start = at_start.sums()
+
+    def level(self, position: int) -> Level:
+        segment = self.step.segments[position]
+        views = {
+            "captured": segment.captured,
+            "stateless": segment.stateless,
+            "own_gradients": segment.own_gradients,
+        }
+        return views[self.view]
+
+    def start(self, position: int) -> Counter[str]:
+        """Alive when the segment begins, before anything is recomputed for it."""
+        return _sum(self.level(position).start, self._at_start, position)
+
+    def peak(self, position: int) -> Counter[str]:
+        """Alive at the segment's highest instant."""
+        segment, level = self.step.segments[position], self.level(position)
+        forgets = segment.phase == "forward" and segment.unit in self.recomputed
+        return _sum(level.peak_unsaved if forgets else level.peak, self._during, position)
+
+    def recomputation(self, position: int) -> Counter[str]:
+        """Alive at the highest instant of the forward that is run again before this backward."""
+        level = self.start(position)
+        level.update(_forward_of(self.step, self.step.segments[position]).growth)
+        return level
+
+
+class _Changes:
+    """Signed bytes added to ranges of segments, by category; sums cost one pass."""
+
+    def __init__(self, num_segments: int) -> None:
+        self._num_segments = num_segments
+        self._steps: dict[str, list[int]] = {}
+
+    def add(self, category: str, first: int, last: int, delta_bytes: int) -> None:
+        if first <= last:
+            steps = self._steps.setdefault(category, [0] * (self._num_segments + 1))
+            steps[first] += delta_bytes
+            steps[min(last, self._num_segments - 1) + 1] -= delta_bytes
+
+    def sums(self) -> dict[str, list[int]]:
+        return {category: list(accumulate(steps)) for category, steps in self._steps.items()}
+
+
+def _changes(step: CapturedStep, recomputed: frozenset[str]) -> Iterable[tuple[str, int, int, int]]:
+    """Category, first and last segment, signed bytes. A negative change ends where the storage died."""
+    for item in step.inner:
+        if item.unit in recomputed:
+            yield item.category, item.birth_segment + 1, item.death_segment, -item.size_bytes
+    for tensor in step.boundaries:
+        needed = needed_until(tensor, recomputed)
+        if needed < tensor.death_segment:
+            yield tensor.category, needed + 1, tensor.death_segment, -tensor.size_bytes
+        elif needed > tensor.death_segment:
+            yield tensor.category, tensor.death_segment + 1, needed, tensor.size_bytes
+
+
+def needed_until(tensor: BoundaryTensor, recomputed: frozenset[str]) -> int:
+    """The last segment that a tensor between units is alive in, when these units are recomputed."""
+    if recomputed.isdisjoint(tensor.saved_until) and recomputed.isdisjoint(tensor.input_of):
+        return tensor.death_segment
+    needs = [tensor.last_use_segment]
+    needs += [until for unit, until in tensor.saved_until.items() if unit not in recomputed]
+    needs += [until for unit, until in tensor.input_of.items() if unit in recomputed]
+    kept_by_autograd = max([tensor.last_use_segment, *tensor.saved_until.values()])
+    if tensor.death_segment > kept_by_autograd:  # the script holds it
+        needs.append(tensor.death_segment)
+    return max(needs)
+
+
+def _forward_of(step: CapturedStep, backward: Segment) -> Segment:
+    return next(
+        segment
+        for segment in step.segments
+        if (segment.phase, segment.unit, segment.micro_batch)
+        == ("forward", backward.unit, backward.micro_batch)
+    )
+
+
+def _sum(level: Bytes, changes: dict[str, list[int]], position: int) -> Counter[str]:
+    total = Counter(level)
+    for category, sums in changes.items():
+        total[category] += sums[position]
+    return total

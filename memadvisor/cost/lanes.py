@@ -1,0 +1,46 @@
+"""Two lanes and their clocks: compute and collective. Work of one lane runs one piece after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memadvisor.schedule import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What a lane does from one moment of the step to another, in seconds from its start."""
+
+    lane: Lane
+    label: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(slots=True)
+class Lanes:
+    """`compute_s` and `collective_s` are when each lane is free again; `exposed_s` is compute's waiting."""
+
+    compute_s: float = 0.0
+    collective_s: float = 0.0
+    exposed_s: float = 0.0
+    intervals: list[Interval] = field(default_factory=list)
+
+    def compute(self, label: str, duration_s: float) -> None:
+        start_s = self.compute_s
+        self.compute_s += duration_s
+        self.intervals.append(Interval(Lane.COMPUTE, label, start_s, self.compute_s))
+
+    def collective(self, label: str, duration_s: float, waits: bool) -> None:
+        """Queue a collective that may start now; `waits`: compute goes on only when it has ended."""
+        start_s = max(self.collective_s, self.compute_s)
+        self.collective_s = start_s + duration_s
+        self.intervals.append(Interval(Lane.COLLECTIVE, label, start_s, self.collective_s))
+        if waits:
+            self.wait_for_collectives()
+
+    def wait_for_collectives(self) -> None:
+        """Compute stands still until all queued collectives have ended."""
+        waiting_s = max(0.0, self.collective_s - self.compute_s)
+        self.exposed_s += waiting_s
+        self.compute_s += waiting_s

@@ -1,0 +1,207 @@
+"""Play a schedule over a captured step: step time, exposed communication, and memory at every moment.
+
+The same schedule is played by the executor on the live model. Time runs on two lanes; memory is a list
+of moments, each the highest instant of a segment, of a recomputation or of an action.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memadvisor.cost.activations import Activations
+from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.engine_memory import EngineMemory
+from memadvisor.cost.lanes import Lanes
+from memadvisor.cost.step import Bytes, CapturedStep, Segment
+from memadvisor.plan import Prediction
+from memadvisor.schedule import ActionKind, Point, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Bytes alive at the highest instant of a part of the step, by category."""
+
+    position: str  # "backward of blocks.3"
+    segment: int  # of the captured step
+    by_category_bytes: Bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.by_category_bytes.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What a schedule is predicted to give on one rank.
+
+    `exposed_communication_s` is the part of `step_time_s` in which compute waits for collectives.
+    """
+
+    step_time_s: float
+    exposed_communication_s: float
+    lanes: Lanes
+    moments: tuple[Moment, ...]
+
+    @property
+    def peak(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.total_bytes)
+
+    def prediction(self) -> Prediction:
+        peak = self.peak
+        return Prediction(
+            peak_bytes=peak.total_bytes,
+            step_time_s=self.step_time_s,
+            by_category_bytes={name: size for name, size in peak.by_category_bytes.items() if size},
+            exposed_communication_s=self.exposed_communication_s,
+            peak_position=peak.position,
+        )
+
+
+def recomputed_units(schedule: Schedule) -> frozenset[str]:
+    """Units whose forward the schedule runs again in the backward."""
+    return frozenset(
+        action.unit
+        for actions in schedule.actions.values()
+        for action in actions
+        if action.kind is ActionKind.RECOMPUTE
+    )
+
+
+def simulate(step: CapturedStep, schedule: Schedule, times: CollectiveTimes | None) -> Simulation:
+    """Play `schedule` over `step`. `times` may be None where one rank needs no collective."""
+    if schedule.num_ranks > 1 and times is None:
+        raise AssertionError("several ranks need times of collectives")
+    return _Player(step, schedule, times).play()
+
+
+class _Player:
+    """The state of one simulation: the lanes' clocks, and the moments so far."""
+
+    def __init__(self, step: CapturedStep, schedule: Schedule, times: CollectiveTimes | None) -> None:
+        self.step = step
+        self.schedule = schedule
+        self.times = times
+        self.recomputed = recomputed_units(schedule)
+        self.engine = EngineMemory(step, schedule)
+        self.activations = Activations(step, self.recomputed, self.engine.view)
+        self.lanes = Lanes()
+        self.moments: list[Moment] = []
+        self.edges = _unit_edges(step)
+
+    def play(self) -> Simulation:
+        for position, is_later, is_last in _play_order(self.step):
+            self._segment(position, is_later, is_last)
+        self.lanes.wait_for_collectives()
+        return Simulation(
+            step_time_s=self.lanes.compute_s,
+            exposed_communication_s=self.lanes.exposed_s,
+            lanes=self.lanes,
+            moments=tuple(self.moments),
+        )
+
+    def _segment(self, position: int, is_later: bool, is_last: bool) -> None:
+        segment, place = self.step.segments[position], place_of(self.step.segments[position])
+        enters, leaves = self.edges[position]
+        if enters:
+            self._actions(_POINTS[segment.phase][0], segment, position, is_last)
+        if enters and segment.phase == "backward" and segment.unit in self.recomputed:
+            name = f"recomputation of {segment.unit}"
+            self._moment(name, position, self.activations.recomputation(position))
+            self.lanes.compute(name, self._forward_s(segment))
+        self.engine.enter(segment, is_later=is_later)
+        self._moment(place, position, self.engine.scaled_peak(segment, self.activations, position))
+        self.lanes.compute(place, segment.duration_s)
+        self.engine.leave(segment)
+        if leaves:
+            self._actions(_POINTS[segment.phase][1], segment, position, is_last)
+
+    def _actions(self, point: Point, segment: Segment, position: int, is_last: bool) -> None:
+        unit = segment.unit or "" if segment.phase != "optimizer" else ""
+        following = position + (point in _AFTER)
+        base = self.activations.start(min(following, len(self.step.segments) - 1))
+        for action in self.schedule.at(point, unit):
+            if action.kind is ActionKind.REDUCE and not (action.shard or is_last):
+                continue
+            work = self.engine.act(action, point)
+            if work is None:
+                continue
+            self._moment(f"{action.kind} of {action.unit}", position, base + Counter(work.staging))
+            if self.times is not None and work.operation is not None:
+                duration_s = self.times.seconds(work.operation, work.size_bytes, self.schedule.num_ranks)
+                self.lanes.collective(f"{action.kind} {action.unit}", duration_s * work.count, work.waits)
+
+    def _moment(self, place: str, segment: int, activations: Counter[str]) -> None:
+        activations.update(self.engine.held())
+        self.moments.append(Moment(position=place, segment=segment, by_category_bytes=activations))
+
+    def _forward_s(self, backward: Segment) -> float:
+        return sum(
+            segment.duration_s
+            for segment in self.step.segments
+            if (segment.phase, segment.unit, segment.micro_batch)
+            == ("forward", backward.unit, backward.micro_batch)
+        )
+
+
+_POINTS = {
+    "forward": (Point.BEFORE_FORWARD, Point.AFTER_FORWARD),
+    "backward": (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD),
+    "optimizer": (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER),
+}
+_AFTER = tuple(after for _, after in _POINTS.values())
+
+
+def place_of(segment: Segment) -> str:
+    """Words for where a segment is: `backward of blocks.3`."""
+    names = {"optimizer": "optimizer step", "outside": "outside forward and backward"}
+    if segment.phase in names:
+        return names[segment.phase]
+    if segment.unit is None:
+        return f"{segment.phase} outside any unit"
+    return f"{segment.phase} of {segment.unit or 'the model itself'}"
+
+
+def _play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
+    """Positions in order of execution, each micro-batch `repeats` times.
+
+    With each, whether another micro-batch has already gone before, and whether it is of the last one.
+    """
+    blocks = dict.fromkeys(s.micro_batch for s in step.segments if s.micro_batch is not None)
+    last = next(reversed(blocks), None)
+    position = 0
+    while position < len(step.segments):
+        micro_batch = step.segments[position].micro_batch
+        if micro_batch is None:
+            yield position, False, False
+            position += 1
+            continue
+        end = position
+        while end < len(step.segments) and step.segments[end].micro_batch == micro_batch:
+            end += 1
+        for repeat in range(step.repeats):
+            is_last = micro_batch == last and repeat == step.repeats - 1
+            for inside in range(position, end):
+                yield inside, repeat > 0, is_last
+        position = end
+
+
+def _unit_edges(step: CapturedStep) -> list[tuple[bool, bool]]:
+    """For each segment, whether its boundary is crossed before it, and after it.
+
+    A unit that runs in several pieces of one micro-batch (others run inside it) is entered before the
+    first and left after the last.
+    """
+    first: dict[tuple[str, str | None, int | None], int] = {}
+    last: dict[tuple[str, str | None, int | None], int] = {}
+    for position, segment in enumerate(step.segments):
+        key = (segment.phase, segment.unit, segment.micro_batch)
+        first.setdefault(key, position)
+        last[key] = position
+    edges = []
+    for position, segment in enumerate(step.segments):
+        key = (segment.phase, segment.unit, segment.micro_batch)
+        counts = segment.phase == "optimizer" or (segment.phase in _POINTS and segment.unit is not None)
+        edges.append((counts and first[key] == position, counts and last[key] == position))
+    return edges

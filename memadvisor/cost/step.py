@@ -1,0 +1,132 @@
+"""One captured training step as the simulator needs it: segments in order, and what outlives them.
+
+A segment is a stretch of the step in which no unit boundary is crossed. Bytes that a plan can move are
+told apart from bytes that it cannot, so that replaying the segments unchanged gives the measured peak.
+`analyzers/segments.py` makes these from a run; docs/planning.md explains the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memadvisor.run.records import Parameter, Unit
+
+Bytes = Mapping[str, int]  # by category
+
+# Categories that a plan rewrites as a whole: under our engine they are modelled, not replayed.
+STATES = ("parameter", "gradient", "optimizer_state", "communication")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Bytes alive in a segment, at its start and at its highest instant.
+
+    `peak_unsaved`: the highest instant had this forward kept nothing for the backward but its inputs.
+    It equals `peak` for segments that are not a unit's forward.
+    """
+
+    start: Bytes
+    peak: Bytes
+    peak_unsaved: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """`unit` None: outside any unit, such as the loss or the optimizer step. `micro_batch` None: in none.
+
+    captured: everything that was alive. stateless: without the categories of `STATES`.
+    own_gradients: stateless, and the gradients that are born in this very segment.
+    growth: what the segment itself brings into being and had alive at its highest instant: the cost
+    of running a forward again, until the last tensor that its backward needs is there.
+    """
+
+    phase: str
+    unit: str | None
+    micro_batch: int | None
+    duration_s: float
+    captured: Level
+    stateless: Level
+    own_gradients: Level
+    growth: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """Bytes that only unit `unit` keeps for its backward: alive from one segment of it to another.
+
+    They vanish between the two (both excluded) where the unit is recomputed.
+    """
+
+    unit: str
+    category: str
+    size_bytes: int
+    birth_segment: int
+    death_segment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundaryTensor:
+    """A tensor that flows between units, and how long each of them needs it.
+
+    `last_use_segment` is its last use in the forward. `saved_until` says for each unit that autograd keeps
+    it for, in which segment it is released. `input_of` gives the backward segment of each unit that takes
+    it as input: recomputing that unit keeps it so long.
+    """
+
+    category: str
+    size_bytes: int
+    birth_segment: int
+    death_segment: int
+    last_use_segment: int
+    saved_until: Mapping[str, int]
+    input_of: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitStates:
+    """A unit's parameters, tied ones once, and what the optimizer keeps for them in the plain run.
+
+    `optimizer_bytes` are the tensors with one element per parameter element (momenta);
+    `optimizer_scalar_bytes` are the rest (step counters), which sharding does not shrink.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    optimizer_bytes: int
+    optimizer_scalar_bytes: int
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(parameter.size_bytes for parameter in self.parameters)
+
+    @property
+    def trainable_bytes(self) -> int:
+        return sum(parameter.size_bytes for parameter in self.parameters if parameter.requires_grad)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedStep:
+    """The traced step of one rank. Durations are of the timed steps and sum to `step_time_s`.
+
+    `peak_bytes` is the allocator's own where it was recorded, else that of the rows. `constant_state_bytes` are
+    state bytes that belong to no unit's parameters. `exposed_communication_s` is inside `step_time_s`, and in no
+    segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured.
+    """
+
+    rank: int
+    world_size: int
+    device: str
+    units: tuple[Unit, ...]
+    states: Mapping[str, UnitStates]
+    segments: tuple[Segment, ...]
+    inner: tuple[Inner, ...]
+    boundaries: tuple[BoundaryTensor, ...]
+    recomputable: Mapping[str, float]  # unit -> seconds of its forward in one step
+    constant_state_bytes: Mapping[str, int]
+    step_time_s: float
+    exposed_communication_s: float
+    peak_bytes: int
+    num_micro_batches: int
+    repeats: int
+    micro_batch_size: int | None

@@ -1,0 +1,151 @@
+"""Hardware by name (the catalogue of data sheets) or from a file (what `memadvisor calibrate` wrote).
+
+The file is one JSON object with the fields of `Hardware`:
+
+    {"format": 1, "name": "...", "kind": "measured", "source": "...",
+     "memory_bytes": 85899345920 | null, "memory_bandwidth_bytes_per_s": 1.9e12 | null,
+     "peak_flops_per_s": {"bfloat16": 2.8e14},
+     "collectives": [{"operation": "all_reduce", "num_ranks": 8,
+                      "sizes_bytes": [1024, 1048576], "durations_s": [2e-5, 9e-5]}]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from memadvisor.errors import UnknownHardwareError, UsageError
+from memadvisor.hardware.catalogue import CATALOGUE, find_entry
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware
+from memadvisor.run.files import write_private_file
+
+FORMAT = 1
+KINDS = ("datasheet", "measured", "given")
+
+
+def load_hardware(name_or_path: str) -> Hardware:
+    """The catalogue's entry of that name, else the file of that name.
+
+    Raises UnknownHardwareError when it is neither, UsageError when the file is broken.
+    """
+    known = named_hardware(name_or_path)
+    if known is not None:
+        return known
+    path = Path(name_or_path)
+    if path.suffix == ".json" or path.exists():
+        return _read(path)
+    names = ", ".join(entry.name for entry in CATALOGUE)
+    raise UnknownHardwareError(
+        f"{name_or_path!r} is neither a known device nor a file.",
+        hint=f"known are {names}; measure yours with `memadvisor calibrate -o hardware.json`.",
+    )
+
+
+def named_hardware(name: str) -> Hardware | None:
+    """What the data sheet says of a device, by its catalogue name or the name its driver reports."""
+    entry = find_entry(name)
+    if entry is None:
+        return None
+    return Hardware(
+        name=entry.name,
+        kind="datasheet",
+        source="; ".join(dict.fromkeys(entry.sources.values())),
+        memory_bytes=entry.memory_bytes,
+        memory_bandwidth_bytes_per_s=entry.memory_bandwidth_bytes_per_s,
+        peak_flops_per_s=dict(entry.peak_flops_per_s),
+    )
+
+
+def save_hardware(hardware: Hardware, path: str | Path) -> None:
+    """Write a hardware file, readable by its owner alone. Raises UsageError when it cannot be written."""
+    fields = {f.name: getattr(hardware, f.name) for f in dataclasses.fields(hardware)}
+    fields["peak_flops_per_s"] = dict(hardware.peak_flops_per_s)
+    fields["collectives"] = [dataclasses.asdict(curve) for curve in hardware.collectives]
+    try:
+        write_private_file(Path(path), json.dumps({"format": FORMAT, **fields}, indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)!r} cannot be written: {error.strerror}.", hint="name a file in a writable directory."
+        ) from error
+
+
+def _read(path: Path) -> Hardware:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)!r} cannot be read: {error.strerror}.",
+            hint="write one with `memadvisor calibrate -o hardware.json`.",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{str(path)!r} is not JSON.", hint="write one with `memadvisor calibrate -o hardware.json`."
+        ) from error
+    return hardware_from_json(value, repr(str(path)))
+
+
+def hardware_from_json(value: Any, source: str) -> Hardware:
+    """Hardware from the JSON object described above. Raises UsageError, naming `source`, for anything else."""
+    try:
+        if value["format"] != FORMAT:
+            raise ValueError(f"format {value['format']!r} is not {FORMAT}")
+        if value["kind"] not in KINDS:
+            raise ValueError(f"kind {value['kind']!r} is none of {', '.join(KINDS)}")
+        memory_bytes = value["memory_bytes"]
+        bandwidth = value["memory_bandwidth_bytes_per_s"]
+        return Hardware(
+            name=_text(value["name"]),
+            kind=value["kind"],
+            source=_text(value["source"]),
+            memory_bytes=None if memory_bytes is None else _whole(memory_bytes),
+            memory_bandwidth_bytes_per_s=None if bandwidth is None else _positive(bandwidth),
+            peak_flops_per_s={
+                _text(dtype): _positive(rate) for dtype, rate in value["peak_flops_per_s"].items()
+            },
+            collectives=tuple(_curve(item) for item in value["collectives"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise UsageError(
+            f"{source} is not a hardware file: {what}.",
+            hint="write one with `memadvisor calibrate -o hardware.json`.",
+        ) from error
+
+
+def _curve(value: Any) -> CollectiveCurve:
+    sizes = tuple(_whole(size) for size in value["sizes_bytes"])
+    durations = tuple(_positive(duration) for duration in value["durations_s"])
+    if len(sizes) != len(durations) or not sizes:
+        raise ValueError("a collective needs as many durations as sizes, and at least one")
+    if any(after <= before for before, after in pairwise(sizes)):
+        raise ValueError("a collective's sizes must ascend")
+    return CollectiveCurve(
+        operation=_text(value["operation"]),
+        num_ranks=_whole(value["num_ranks"]),
+        sizes_bytes=sizes,
+        durations_s=durations,
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} stands where text belongs")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ValueError(f"{value!r} stands where a positive whole number belongs")
+    return value
+
+
+def _positive(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{value!r} stands where a number belongs")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{value!r} is not a positive number")
+    return float(value)

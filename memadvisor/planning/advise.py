@@ -1,0 +1,231 @@
+"""From a recorded run and a memory budget to ranked plans, each with a prediction and its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from memadvisor.analyzers.segments import captured_step, observed_collectives
+from memadvisor.cost.collectives import CollectiveTimes, times_from_curves, times_from_observations
+from memadvisor.cost.simulate import Simulation, simulate
+from memadvisor.cost.step import CapturedStep
+from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
+from memadvisor.planning.reasons import explain
+from memadvisor.planning.recompute import Choice, choose_recomputed, smallest_peak
+from memadvisor.run.run import Run
+from memadvisor.schedule import write_schedule
+
+MAX_MICRO_BATCH_DIVISOR = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """A plan and whether its predicted peak is within the budget.
+
+    `changes_script`: its micro-batch and accumulation are the user's own settings, to be changed by hand.
+    """
+
+    plan: Plan
+    prediction: Prediction
+    fits: bool
+    changes_script: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Plans from best to worst, those that fit first.
+
+    `measured_peak_bytes` and `measured_step_time_s` are the plain run's own. `smallest_budget_bytes` is the lowest
+    predicted peak over all plans searched. `notes` are assumptions that the reader should know.
+    """
+
+    budget_bytes: int
+    num_ranks: int
+    plans: tuple[RankedPlan, ...]
+    smallest_budget_bytes: int
+    measured_peak_bytes: int
+    measured_step_time_s: float
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> Plan | None:
+        """The first plan that fits; None where none does."""
+        return next((ranked.plan for ranked in self.plans if ranked.fits), None)
+
+
+def advise(
+    run: Run, *, memory_bytes: int, num_ranks: int | None = None, hardware: Hardware | None = None
+) -> Advice:
+    """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
+
+    `num_ranks` defaults to the run's. Raises UsageError where the run has no traced step, or where nothing
+    is known of the collectives that several ranks need.
+    """
+    ranks = run.manifest.world_size if num_ranks is None else num_ranks
+    if ranks < 1:
+        raise UsageError(f"--gpus {ranks} is no number of ranks.", hint="give 1 or more.")
+    plain = captured_step(run)
+    times = _collective_times(run, ranks, hardware)
+    search = _Search(run, times, ranks, memory_bytes)
+    found = _worth_showing([plan for step in _splits(run, plain) for plan in search.plans(step)])
+    found.sort(key=_order)
+    return Advice(
+        budget_bytes=memory_bytes,
+        num_ranks=ranks,
+        plans=_explained(found, memory_bytes),
+        smallest_budget_bytes=min(search.peaks),
+        measured_peak_bytes=plain.peak_bytes,
+        measured_step_time_s=plain.step_time_s,
+        notes=tuple(_notes(run, ranks, times)),
+    )
+
+
+def _worth_showing(found: list[RankedPlan]) -> list[RankedPlan]:
+    """All plans that leave the script alone; of the others, those that nothing beats.
+
+    Splitting a micro-batch has a cost that is not predicted (small operators are less efficient), so of
+    two plans that fit and are predicted equally fast, the one that splits less is the better one.
+    """
+    return [ranked for ranked in found if not ranked.changes_script or not _is_beaten(ranked, found)]
+
+
+def _is_beaten(ranked: RankedPlan, found: list[RankedPlan]) -> bool:
+    if not ranked.fits:
+        smallest = min(found, key=lambda other: other.prediction.peak_bytes)
+        return ranked is not smallest
+    limit_s = ranked.prediction.step_time_s * (1 + 1e-9)
+    return any(
+        other.fits and other.prediction.step_time_s <= limit_s and _effort(other) < _effort(ranked)
+        for other in found
+    )
+
+
+def _effort(ranked: RankedPlan) -> tuple[int, float, int]:
+    """Micro-batches a step, then time, then peak."""
+    prediction = ranked.prediction
+    return ranked.plan.grad_accum or 1, prediction.step_time_s, prediction.peak_bytes
+
+
+def _order(ranked: RankedPlan) -> tuple[bool, bool, float, int]:
+    """Those that fit first; of these, those that leave the script alone; then by time, then by peak."""
+    prediction = ranked.prediction
+    if not ranked.fits:
+        return True, False, prediction.peak_bytes, 0
+    return False, ranked.changes_script, prediction.step_time_s, prediction.peak_bytes
+
+
+def _explained(found: list[RankedPlan], budget_bytes: int) -> tuple[RankedPlan, ...]:
+    explained = []
+    for ranked, following in zip(found, [*found[1:], None], strict=True):
+        why = explain(
+            ranked.plan,
+            ranked.prediction,
+            None if following is None else (following.plan, following.prediction),
+            budget_bytes,
+        )
+        explained.append(replace(ranked, plan=replace(ranked.plan, why=why)))
+    return tuple(explained)
+
+
+def _splits(run: Run, plain: CapturedStep) -> Iterator[CapturedStep]:
+    """The step as captured, and with its micro-batch halved again and again, for as long as it divides."""
+    yield plain
+    divisor = 2
+    batch = plain.micro_batch_size
+    while batch is not None and batch % divisor == 0 and divisor <= MAX_MICRO_BATCH_DIVISOR:
+        yield captured_step(run, micro_batch_divisor=divisor)
+        divisor *= 2
+
+
+class _Search:
+    """Plans of every stage for one step, and the smallest peaks met on the way."""
+
+    def __init__(self, run: Run, times: CollectiveTimes | None, num_ranks: int, budget_bytes: int) -> None:
+        self.times = times
+        self.num_ranks = num_ranks
+        self.budget_bytes = budget_bytes
+        self.peaks: list[int] = []
+        self.fingerprint = fingerprint(
+            (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
+        )
+
+    def plans(self, step: CapturedStep) -> Iterator[RankedPlan]:
+        for stage in range(4) if self.num_ranks > 1 else (0,):
+            evaluate = self._evaluator(step, stage)
+            smallest = smallest_peak(step, evaluate)
+            self.peaks.append(smallest.peak_bytes)
+            choice = choose_recomputed(step, evaluate, self.budget_bytes)
+            if choice is None and smallest.peak_bytes <= self.budget_bytes:
+                choice = smallest
+            yield self._ranked(step, stage, choice or smallest)
+
+    def _evaluator(self, step: CapturedStep, stage: int) -> Callable[[frozenset[str]], Simulation]:
+        known: dict[frozenset[str], Simulation] = {}
+
+        def evaluate(recomputed: frozenset[str]) -> Simulation:
+            if recomputed not in known:
+                schedule = write_schedule(self._plan(step, stage, recomputed), step.units)
+                known[recomputed] = simulate(step, schedule, self.times)
+            return known[recomputed]
+
+        return evaluate
+
+    def _ranked(self, step: CapturedStep, stage: int, choice: Choice) -> RankedPlan:
+        prediction = choice.simulation.prediction()
+        plan = replace(self._plan(step, stage, choice.recomputed), prediction=prediction)
+        return RankedPlan(
+            plan=plan,
+            prediction=prediction,
+            fits=prediction.peak_bytes <= self.budget_bytes,
+            changes_script=step.repeats > 1,
+        )
+
+    def _plan(self, step: CapturedStep, stage: int, recomputed: frozenset[str]) -> Plan:
+        return Plan(
+            fingerprint=self.fingerprint,
+            num_ranks=self.num_ranks,
+            zero_stage=stage,
+            policy="chosen",
+            units=tuple(
+                UnitPlan(name=unit.name, zero_stage=stage, recompute=unit.name in recomputed)
+                for unit in step.units
+            ),
+            micro_batch_size=step.micro_batch_size,
+            grad_accum=step.num_micro_batches * step.repeats,
+            prediction=None,
+            budget_bytes=self.budget_bytes,
+            why="",
+        )
+
+
+def _collective_times(run: Run, num_ranks: int, hardware: Hardware | None) -> CollectiveTimes | None:
+    """Measured curves of `hardware`, else what the run's own collectives tell; None for one rank."""
+    if num_ranks == 1:
+        return None
+    if hardware is not None:
+        times = times_from_curves(hardware.collectives, num_ranks, hardware.source)
+        if times is not None:
+            return times
+    times = times_from_observations(observed_collectives(run), "the traced step's own collectives")
+    if times is not None:
+        return times
+    raise UsageError(
+        f"Nothing is known of how long collectives among {num_ranks} ranks take, so no step time can be predicted.",
+        hint=f"measure them with `memadvisor calibrate --ranks {num_ranks} -o hardware.json`, "
+        "and pass --hardware hardware.json.",
+    )
+
+
+def _notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Iterator[str]:
+    recorded = run.manifest.world_size
+    if num_ranks != recorded:
+        yield (
+            f"Recorded with {recorded} rank{'s' * (recorded != 1)}, planned for {num_ranks}: each rank is assumed to "
+            "keep its own micro-batch, so the batch of a step grows or shrinks with the ranks."
+        )
+    if run.missing_ranks:
+        yield f"{len(run.missing_ranks)} ranks left nothing readable; the plan rests on the others."
+    if times is not None:
+        yield f"Times of collectives: {times.kind} ({times.source})."

@@ -1,0 +1,71 @@
+"""Why a plan stands where it does, in two or three plain sentences."""
+
+from __future__ import annotations
+
+from memadvisor.plan import Plan, Prediction
+from memadvisor.units import format_bytes, format_fraction, format_seconds
+
+
+def explain(
+    plan: Plan, prediction: Prediction, following: tuple[Plan, Prediction] | None, budget_bytes: int
+) -> str:
+    """What the plan does, where its peak is and what fills it, and how the next plan compares."""
+    sentences = [_deed(plan), _limit(prediction, budget_bytes)]
+    if following is not None:
+        sentences.append(_comparison(prediction, *following))
+    return " ".join(sentences)
+
+
+def _deed(plan: Plan) -> str:
+    num_recomputed = len(plan.recomputed_units)
+    parts = []
+    if plan.num_ranks > 1:
+        sharding = f"ZeRO {plan.zero_stage}" if plan.zero_stage else "no sharding"
+        parts.append(f"{sharding} on {plan.num_ranks} ranks")
+    parts.append(
+        f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
+        if num_recomputed
+        else "recomputes nothing"
+    )
+    text = " and ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _limit(prediction: Prediction, budget_bytes: int) -> str:
+    category, size_bytes = max(prediction.by_category_bytes.items(), key=lambda item: item[1])
+    share = format_fraction(size_bytes / prediction.peak_bytes)
+    room_bytes = budget_bytes - prediction.peak_bytes
+    room = (
+        f"{format_bytes(room_bytes)} under the budget"
+        if room_bytes >= 0
+        else f"{format_bytes(-room_bytes)} over the budget"
+    )
+    return (
+        f"Its peak of {format_bytes(prediction.peak_bytes)} is in the {prediction.peak_position}, "
+        f"{room}; {category.replace('_', ' ')} is {share} of it."
+    )
+
+
+def _comparison(prediction: Prediction, other_plan: Plan, other: Prediction) -> str:
+    """The next plan's time and memory against this one's."""
+    seconds = other.step_time_s - prediction.step_time_s
+    size_bytes = other.peak_bytes - prediction.peak_bytes
+    time = (
+        "takes as long"
+        if abs(seconds) < 5e-4 * prediction.step_time_s
+        else f"takes {format_seconds(abs(seconds))} {'more' if seconds > 0 else 'less'}"
+    )
+    memory = (
+        "needs as much memory"
+        if size_bytes == 0
+        else f"needs {format_bytes(abs(size_bytes))} {'more' if size_bytes > 0 else 'less'}"
+    )
+    return f"The next plan ({_short(other_plan)}) {time} a step and {memory}."
+
+
+def _short(plan: Plan) -> str:
+    words = [f"ZeRO {plan.zero_stage}" if plan.num_ranks > 1 else "one rank"]
+    words.append(f"{len(plan.recomputed_units)} recomputed")
+    if plan.micro_batch_size is not None and plan.grad_accum is not None:
+        words.append(f"micro-batch {plan.micro_batch_size} x {plan.grad_accum}")
+    return ", ".join(words)

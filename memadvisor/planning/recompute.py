@@ -1,0 +1,212 @@
+"""Which units to recompute: the least added time whose peak stays within a budget.
+
+Saved tensors of a chain live nested: those of early units outlast those of late ones. So the bytes that
+a choice frees at a moment are those of all chosen units before it, and a dynamic programme from the
+first unit to the last, over (added time, freed bytes) with dominated pairs pruned, is exact for the
+level of a chain. Tensors that flow between units bend that a little; therefore every answer is
+simulated, the budget inside the programme is tightened until the simulation agrees, and a local search
+ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from memadvisor.cost.simulate import Simulation
+from memadvisor.cost.step import CapturedStep
+
+# Simulate with these units recomputed.
+Evaluate = Callable[[frozenset[str]], Simulation]
+
+_MAX_STATES = 4000  # pairs kept after each unit; reached only where hundreds of units all differ
+_MAX_TIGHTENINGS = 12
+_MAX_DESCENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Units to recompute, and the simulation of just these."""
+
+    recomputed: frozenset[str]
+    simulation: Simulation
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.simulation.peak.total_bytes
+
+
+def choose_recomputed(step: CapturedStep, evaluate: Evaluate, budget_bytes: int) -> Choice | None:
+    """The choice of least step time within the budget; None where none was found."""
+    nothing = Choice(frozenset(), evaluate(frozenset()))
+    if nothing.peak_bytes <= budget_bytes or not step.recomputable:
+        return nothing if nothing.peak_bytes <= budget_bytes else None
+    chain = _Chain(step, evaluate)
+    inner_budget_bytes = budget_bytes
+    for _ in range(_MAX_TIGHTENINGS):
+        recomputed = chain.solve(inner_budget_bytes)
+        if recomputed is None:
+            break
+        choice = Choice(recomputed, evaluate(recomputed))
+        if choice.peak_bytes <= budget_bytes:
+            return _improve(step, evaluate, choice, budget_bytes)
+        inner_budget_bytes -= choice.peak_bytes - budget_bytes
+    everything = Choice(frozenset(step.recomputable), evaluate(frozenset(step.recomputable)))
+    if everything.peak_bytes <= budget_bytes:
+        return _improve(step, evaluate, everything, budget_bytes)
+    return None
+
+
+def smallest_peak(step: CapturedStep, evaluate: Evaluate) -> Choice:
+    """The choice of least peak that the search can find, and among those of one peak the fastest."""
+    best = min(
+        (Choice(units, evaluate(units)) for units in (frozenset(), frozenset(step.recomputable))),
+        key=lambda choice: choice.peak_bytes,
+    )
+    for _ in range(_MAX_DESCENTS):
+        lower = choose_recomputed(step, evaluate, best.peak_bytes - 1)
+        if lower is None:
+            break
+        best = lower
+    return choose_recomputed(step, evaluate, best.peak_bytes) or best
+
+
+def _improve(step: CapturedStep, evaluate: Evaluate, choice: Choice, budget_bytes: int) -> Choice:
+    """Drop one unit, or exchange one for another, as long as it stays within the budget and gets faster."""
+    while True:
+        better = next(
+            (
+                candidate
+                for units in _neighbours(step, choice.recomputed)
+                if (candidate := Choice(units, evaluate(units))).peak_bytes <= budget_bytes
+                and candidate.simulation.step_time_s < choice.simulation.step_time_s * (1 - 1e-9)
+            ),
+            None,
+        )
+        if better is None:
+            return choice
+        choice = better
+
+
+def _neighbours(step: CapturedStep, recomputed: frozenset[str]) -> Iterator[frozenset[str]]:
+    """Choices that take less time: one unit less, slowest first, or a slower one for a faster one."""
+    seconds = step.recomputable
+    for unit in sorted(recomputed, key=lambda name: -seconds[name]):
+        yield recomputed - {unit}
+    if (
+        len(recomputed) * len(seconds) > 400
+    ):  # exchanges are a square; long chains leave them to the programme
+        return
+    for unit in recomputed:
+        for other in seconds.keys() - recomputed:
+            if seconds[other] < seconds[unit] * (1 - 1e-9):
+                yield recomputed - {unit} | {other}
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A pair that nothing dominates; `previous` and `taken` lead back to the choice."""
+
+    added_s: float
+    freed_bytes: int
+    previous: _State | None
+    taken: str | None
+
+
+class _Chain:
+    """The levels of a step as the dynamic programme sees them.
+
+    `needs[k]`: highest level where just the first k units' tensors are alive. `own[k]`: the same for the
+    k-th unit's own forward and backward, if it is kept and if it is recomputed. All before anything is freed.
+    """
+
+    def __init__(self, step: CapturedStep, evaluate: Evaluate) -> None:
+        self.seconds = step.recomputable
+        first: dict[str, int] = {}
+        for item in step.inner:
+            first.setdefault(item.unit, item.birth_segment)
+        self.order = sorted(first, key=lambda unit: first[unit])
+        self.sizes = dict.fromkeys(self.order, 0)
+        freed = [0] * (len(step.segments) + 1)
+        depth = [0] * (len(step.segments) + 1)
+        for unit in self.order:
+            spans: dict[int, int] = {}
+            for item in (item for item in step.inner if item.unit == unit):
+                freed[item.birth_segment + 1] += item.size_bytes
+                freed[item.death_segment] -= item.size_bytes
+                spans[item.birth_segment] = max(spans.get(item.birth_segment, 0), item.death_segment)
+            for birth, death in spans.items():
+                depth[birth + 1] += 1
+                depth[death] -= 1
+            self.sizes[unit] = _bytes_of_first_pass(step, unit)
+        kept, all_freed = evaluate(frozenset()), evaluate(frozenset(self.order))
+        self.needs = [0] * (len(self.order) + 1)
+        self.own = {unit: [0, 0] for unit in self.order}
+        self._fill(step, kept, all_freed, _running(freed), _running(depth))
+
+    def _fill(
+        self, step: CapturedStep, kept: Simulation, all_freed: Simulation, freed: list[int], depth: list[int]
+    ) -> None:
+        for moment in kept.moments:
+            unit = step.segments[moment.segment].unit
+            if unit in self.own:
+                self.own[unit][0] = max(self.own[unit][0], moment.total_bytes)
+            else:
+                place = depth[moment.segment]
+                self.needs[place] = max(self.needs[place], moment.total_bytes)
+        for moment in all_freed.moments:
+            unit = step.segments[moment.segment].unit
+            if unit in self.own:
+                level = moment.total_bytes + freed[moment.segment]
+                self.own[unit][1] = max(self.own[unit][1], level)
+
+    def solve(self, budget_bytes: int) -> frozenset[str] | None:
+        """Units of least added time such that each level less what is freed by then is within the budget."""
+        states = [_State(0.0, 0, None, None)]
+        for position, unit in enumerate(self.order):
+            states = [s for s in states if self.needs[position] - s.freed_bytes <= budget_bytes]
+            kept_level, recomputed_level = self.own[unit]
+            following = [s for s in states if kept_level - s.freed_bytes <= budget_bytes]
+            following += [
+                _State(s.added_s + self.seconds[unit], s.freed_bytes + self.sizes[unit], s, unit)
+                for s in states
+                if recomputed_level - s.freed_bytes <= budget_bytes
+            ]
+            states = _undominated(following)
+        last = [s for s in states if self.needs[-1] - s.freed_bytes <= budget_bytes]
+        return _units_of(min(last, key=lambda s: s.added_s)) if last else None
+
+
+def _bytes_of_first_pass(step: CapturedStep, unit: str) -> int:
+    births = [item.birth_segment for item in step.inner if item.unit == unit]
+    return sum(i.size_bytes for i in step.inner if i.unit == unit and i.birth_segment == min(births))
+
+
+def _running(steps: list[int]) -> list[int]:
+    total, sums = 0, []
+    for change in steps:
+        total += change
+        sums.append(total)
+    return sums
+
+
+def _undominated(states: list[_State]) -> list[_State]:
+    """Keep a state only if no other is as fast and frees as much."""
+    states.sort(key=lambda s: (s.added_s, -s.freed_bytes))
+    kept: list[_State] = []
+    for state in states:
+        if not kept or state.freed_bytes > kept[-1].freed_bytes:
+            kept.append(state)
+    if len(kept) > _MAX_STATES:
+        stride = len(kept) / _MAX_STATES
+        kept = [kept[int(i * stride)] for i in range(_MAX_STATES - 1)] + [kept[-1]]
+    return kept
+
+
+def _units_of(state: _State | None) -> frozenset[str]:
+    units = set()
+    while state is not None:
+        if state.taken is not None:
+            units.add(state.taken)
+        state = state.previous
+    return frozenset(units)
