@@ -43,7 +43,7 @@ class ActivationsPane(Pane):
 
     def content(self) -> ComposeResult:
         yield Static(id="activations-summary", markup=False)
-        yield SearchTable("activations")
+        yield SearchTable("activations-list")
 
     def missing(self, view: View) -> str | None:
         return why_untraced(view) if view.result.activations is None else None

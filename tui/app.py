@@ -16,16 +16,17 @@ from memadvisor.tui.pane import Pane
 from memadvisor.tui.plan import PlanPane
 from memadvisor.tui.steps import StepsPane
 from memadvisor.tui.style import CSS
-from memadvisor.tui.text import paragraph
+from memadvisor.tui.text import paragraph, plain
 from memadvisor.tui.view import View
 from memadvisor.tui.watch import POLL_S, Snapshot, State, Watcher
 from rich.text import Text
 from textual import on, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Footer, Static, TabbedContent, TabPane
+from textual.widgets import Footer, Static, TabbedContent, TabPane, Tabs
 
 from memadvisor.errors import RunFormatError
+from memadvisor.hardware.hardware import Hardware
 
 _STATE_STYLES = {
     State.WAITING: ("◌", "#f2c14e"),
@@ -46,8 +47,8 @@ class RunApp(App[RunFormatError | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
         Binding("question_mark", "help", "Help", key_display="?"),
-        Binding("left_square_bracket", "rank(-1)", "Rank", key_display="["),
-        Binding("right_square_bracket", "rank(1)", "Rank", key_display="]"),
+        Binding("left_square_bracket", "rank(-1)", "Rank", key_display="[ ]"),
+        Binding("right_square_bracket", "rank(1)", "Next rank", show=False),
         *(
             Binding(str(number), f"tab('{name}')", name.title(), show=False)
             for number, name in enumerate(
@@ -56,9 +57,9 @@ class RunApp(App[RunFormatError | None]):
         ),
     ]
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, hardware: Hardware | None = None) -> None:
         super().__init__()
-        self.watcher = Watcher(directory)
+        self.watcher = Watcher(directory, hardware)
         self.snapshot: Snapshot | None = None
         self.rank_number: int | None = None
         self._is_reading = False
@@ -145,24 +146,21 @@ class RunApp(App[RunFormatError | None]):
         )
 
     def _show_headline(self) -> None:
-        headline = Text(" memadvisor  ", style="bold", no_wrap=True, overflow="ellipsis")
+        """Warnings before names: a narrow terminal cuts the end off."""
         snapshot, view = self.snapshot, self.view
+        headline = Text(" memadvisor  ", style="bold", no_wrap=True, overflow="ellipsis")
         if snapshot is not None:
             sign, color = _STATE_STYLES[snapshot.state]
-            headline.append(f"{sign} {snapshot.state} ", color)
-        if view is not None:
-            newest = view.rank.steps[-1].index if view.rank.steps else None
-            headline.append_text(
-                paragraph(
-                    (f" rank {view.rank.process.rank} of {view.run.manifest.world_size} ", "bold"),
-                    f" {'no step yet' if newest is None else f'step {newest}'} ",
-                    (f" {PurePath(view.run.manifest.script).name} ", "dim"),
-                )
-            )
+            headline.append(f"{sign} {snapshot.state}  ", color)
         if self.watcher.is_gone:
-            headline.append(" the run directory is gone; this was read last ", "bold #e5484d")
+            headline.append("directory is gone; this was read last  ", "bold #e5484d")
         elif view is not None and view.run.missing_ranks:
-            headline.append(f" {len(view.run.missing_ranks)} ranks missing ", "#e5484d")
+            headline.append(f"{len(view.run.missing_ranks)} ranks missing  ", "#e5484d")
+        if view is not None:
+            newest = f"step {view.rank.steps[-1].index}" if view.rank.steps else "no step yet"
+            rank = f"rank {view.rank.process.rank} of {view.run.manifest.world_size}"
+            headline.append(f"{rank}  {newest}  ")
+            headline.append(plain(PurePath(view.run.manifest.script).name), "dim")
         self.query_one("#headline", Static).update(headline)
 
     def _active_pane(self) -> Pane | None:
@@ -172,7 +170,7 @@ class RunApp(App[RunFormatError | None]):
     def _show_pane(self) -> None:
         """Only the tab in sight is filled; the others are when they come into sight."""
         pane, view = self._active_pane(), self.view
-        if pane is not None and view is not None and pane.view != view:
+        if pane is not None and view is not None and not view.shows_the_same_as(pane.view):
             pane.show(view)
 
     @on(TabbedContent.TabActivated)
@@ -180,6 +178,8 @@ class RunApp(App[RunFormatError | None]):
         self._show_pane()
 
     def action_tab(self, name: str) -> None:
+        # What has the focus must not be hidden with its tab: Textual would come back to that tab.
+        self.query_one(Tabs).focus()
         self.query_one(TabbedContent).active = name
         self.call_after_refresh(self._focus_pane)
 

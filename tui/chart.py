@@ -60,15 +60,15 @@ class MemoryChart(Widget, can_focus=True):
     """Bytes alive by category over the traced step: a marker row, the area, the phases, the time axis."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1)", "Earlier", key_display="←"),
-        Binding("right", "move(1)", "Later", key_display="→"),
+        Binding("left", "move(-1)", "Cursor", key_display="← →"),
+        Binding("right", "move(1)", "Later", show=False),
         Binding("shift+left", "move(-10)", "Earlier", show=False),
         Binding("shift+right", "move(10)", "Later", show=False),
         Binding("home", "move(-100000)", "Start", show=False),
         Binding("end", "move(100000)", "End", show=False),
         Binding("p", "peak", "Peak"),
-        Binding("plus,equals_sign", "zoom(0.5)", "Zoom", key_display="+"),
-        Binding("minus", "zoom(2)", "Out", key_display="-"),
+        Binding("plus,equals_sign", "zoom(0.5)", "Zoom", key_display="+ -"),
+        Binding("minus", "zoom(2)", "Zoom out", show=False),
         Binding("0", "whole", "Whole", show=False),
     ]
 

@@ -7,7 +7,7 @@ from memadvisor.analyzers.skew import RankTimes, Skew
 from memadvisor.tui.drawing import stacked_bar
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, refill, row_table
-from memadvisor.tui.text import lines, number, paragraph, words
+from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
 from memadvisor.tui.view import View
 from rich.text import Text
 from textual.app import ComposeResult
@@ -15,6 +15,7 @@ from textual.widgets import DataTable, Static
 
 from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
 
+_EXPOSED, _OVERLAPPED = "#e5484d", "#2ec4a6"
 _OPERATIONS = (
     Column("operation"),
     Column("bytes", is_number=True),
@@ -74,17 +75,22 @@ def _summary(found: Communication, width: int) -> list[Text]:
             (format_bytes(found.bytes), "bold #2ec4a6"),
             f" in {found.num_calls} collectives of the traced step{unfinished}",
         ),
-        paragraph(
-            f"{format_seconds(found.time_s)} in all: ",
-            ("■ ", "#e5484d"),
-            f"exposed {format_seconds(found.exposed_s)}  ",
-            ("■ ", "#2ec4a6"),
-            f"behind compute {format_seconds(found.overlapped_s)}  ",
-            f"waiting for others {format_seconds(found.waiting_s)}",
+        *flow(
+            [
+                paragraph(f"{format_seconds(found.time_s)} in all:"),
+                *legend(
+                    [
+                        ("exposed", _EXPOSED, format_seconds(found.exposed_s)),
+                        ("behind compute", _OVERLAPPED, format_seconds(found.overlapped_s)),
+                    ]
+                ),
+                paragraph(f"waiting for others {format_seconds(found.waiting_s)}"),
+            ],
+            width,
         ),
     ]
     if found.time_s > 0:
-        rows.append(stacked_bar([(found.exposed_s, "#e5484d"), (found.overlapped_s, "#2ec4a6")], width))
+        rows.append(stacked_bar([(found.exposed_s, _EXPOSED), (found.overlapped_s, _OVERLAPPED)], width))
     return rows
 
 

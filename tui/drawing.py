@@ -41,7 +41,7 @@ def bar(value: float, largest: float, width: int) -> str:
     """A horizontal bar of `value / largest` of `width` cells; more than nothing shows at least a sliver."""
     if largest <= 0 or value <= 0 or width <= 0:
         return ""
-    eighths = min(8 * width, max(1, round(8 * width * value / largest)))
+    eighths = max(1, round(8 * width * min(1.0, value / largest)))
     full, rest = divmod(eighths, 8)
     return "█" * full + (_LEFT_EIGHTHS[rest] if rest else "")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from memadvisor.analyzers.segments import Piece, cut_step
+from heapq import nlargest
+
+from memadvisor.analyzers.peak import alive_storages, position_in_words, where
+from memadvisor.analyzers.segments import cut_step
 from memadvisor.tui.chart import MemoryChart, PhaseSpan
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, refill, row_table
-from memadvisor.tui.text import number, paragraph, words
+from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
 from memadvisor.tui.view import View
 from rich.text import Text
 from textual import on
@@ -33,9 +36,7 @@ class MemoryPane(Pane):
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_size: tuple[Storage, ...] = ()
-        self._pieces: tuple[Piece, ...] = ()
-        self._shown: tuple[int, int] | None = None
+        self._shown: tuple[int, int, int] | None = None
 
     def content(self) -> ComposeResult:
         yield MemoryChart()
@@ -49,16 +50,13 @@ class MemoryPane(Pane):
         timeline, step = view.result.timeline, view.rank.traced_step
         if timeline is None or step is None:
             return
-        if self._shown == (view.rank.process.rank, step.index):
+        shown = (view.rank.process.rank, step.index, len(view.rank.storages))
+        if self._shown == shown:
             return  # a traced step does not change any more; the cursor stays where it is
-        self._shown = (view.rank.process.rank, step.index)
-        device = view.rank.process.device
-        own = [storage for storage in view.rank.storages if storage.device == device]
-        self._by_size = tuple(sorted(own, key=lambda storage: -storage.size_bytes))
-        self._pieces = cut_step(view.rank.spans, step)
+        self._shown = shown
         phases = tuple(
             PhaseSpan(piece.phase, piece.start_s - timeline.start_s, piece.end_s - timeline.start_s)
-            for piece in self._pieces
+            for piece in cut_step(view.rank.spans, step)
         )
         peak_s = view.result.peak.time_s if view.result.peak is not None else 0.0
         self.query_one(MemoryChart).draw(timeline, phases, peak_s, step.duration_s)
@@ -68,42 +66,27 @@ class MemoryPane(Pane):
         timeline = None if self.view is None else self.view.result.timeline
         if self.view is None or timeline is None:
             return
-        time_s = timeline.start_s + event.time_s
         entry = max(0, int(timeline.times_s.searchsorted(event.time_s, side="right")) - 1)
+        clock_s = float(timeline.clock_s[entry])
         by_category = {name: int(sizes[entry]) for name, sizes in timeline.by_category_bytes.items()}
-        moment = self.query_one("#memory-moment", Static)
-        moment.update(
-            _moment(event.time_s, self._place(time_s), int(timeline.total_bytes[entry]), by_category)
-        )
-        table = self.query_one("#memory-alive", DataTable)
-        refill(table, _COLUMNS, [_row(storage) for storage in self._alive(time_s)])
-
-    def _place(self, time_s: float) -> str:
-        piece = next((p for p in self._pieces if p.start_s <= time_s < p.end_s), None)
-        if piece is None:
-            return "outside"
-        return (
-            f"{piece.phase} of {piece.unit or 'the model itself'}" if piece.unit is not None else piece.phase
-        )
-
-    def _alive(self, time_s: float) -> list[Storage]:
-        """The largest storages alive at a moment, as the timeline counts them."""
-        found: list[Storage] = []
-        for storage in self._by_size:
-            if storage.birth_s <= time_s and (storage.death_s is None or time_s < storage.death_s):
-                found.append(storage)
-                if len(found) == _NUM_ALIVE:
-                    break
-        return found
+        phase, unit, _ = where(self.view.rank, max(clock_s, timeline.start_s + event.time_s))
+        place, total_bytes = position_in_words(phase, unit), int(timeline.total_bytes[entry])
+        rows = _moment(event.time_s, place, total_bytes, by_category, max(20, self.size.width - 4))
+        self.query_one("#memory-moment", Static).update(lines(rows))
+        alive = nlargest(_NUM_ALIVE, alive_storages(self.view.rank, clock_s), key=lambda row: row.size_bytes)
+        refill(self.query_one("#memory-alive", DataTable), _COLUMNS, [_row(storage) for storage in alive])
 
 
-def _moment(time_s: float, place: str, total_bytes: int, by_category: dict[str, int]) -> Text:
-    line = paragraph((f"{format_bytes(total_bytes)}", "bold"), f" at {format_seconds(time_s)}, {place}  ")
-    for name, color in CATEGORY_COLORS.items():
-        if by_category.get(name, 0):
-            line.append("■ ", color)
-            line.append(f"{name.replace('_', ' ')} {format_bytes(by_category[name])}  ")
-    return line
+def _moment(
+    time_s: float, place: str, total_bytes: int, by_category: dict[str, int], width: int
+) -> list[Text]:
+    line = paragraph((format_bytes(total_bytes), "bold #2ec4a6"), f" at {format_seconds(time_s)}, {place}")
+    parts = [
+        (name, color, format_bytes(by_category[name]))
+        for name, color in CATEGORY_COLORS.items()
+        if by_category.get(name)
+    ]
+    return [line, *flow(legend(parts), width)]
 
 
 def _row(storage: Storage) -> Row:

@@ -45,7 +45,7 @@ class ModulesPane(Pane):
 
     def content(self) -> ComposeResult:
         yield Static(id="modules-summary", markup=False)
-        yield SearchTable("modules")
+        yield SearchTable("modules-list")
 
     def missing(self, view: View) -> str | None:
         return None if view.rank.modules else "No model has been seen yet."

@@ -7,7 +7,7 @@ from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.utilization import Utilization
 from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, bar, stacked_bar
 from memadvisor.tui.pane import Pane, why_untraced
-from memadvisor.tui.text import lines, paragraph
+from memadvisor.tui.text import flow, lines, paragraph
 from memadvisor.tui.view import View
 from rich.text import Text
 from textual.app import ComposeResult
@@ -25,6 +25,7 @@ class OverviewPane(Pane):
     """Two columns of text, memory and time; one below the other in a narrow terminal."""
 
     def content(self) -> ComposeResult:
+        yield Static(id="overview-figures", markup=False)
         with VerticalScroll(id="overview-scroll"):
             yield Static(id="overview-memory", markup=False)
             yield Static(id="overview-time", markup=False)
@@ -38,12 +39,29 @@ class OverviewPane(Pane):
         is_wide = self.size.width >= 120
         self.set_class(is_wide, "wide")
         width = max(40, (self.size.width - 8) // 2 if is_wide else self.size.width - 4)
-        memory.update(lines([*_memory(view, width), *_run(view)]))
-        time.update(lines([*_time(view, width), *_utilization(view.result.utilization)]))
+        self.query_one("#overview-figures", Static).update(lines(flow(_figures(view), self.size.width - 4)))
+        memory.update(lines(_memory(view, width)))
+        time.update(
+            lines([*_time(view, width), *_utilization(view.result.utilization), Text(""), *_run(view)])
+        )
 
-    def on_resize(self) -> None:
-        if self.view is not None:
-            self.fill(self.view)
+
+def _figures(view: View) -> list[Text]:
+    """The run in one row: what most readers came for."""
+    result = view.result
+    figures = [
+        ("peak", None if result.peak is None else format_bytes(result.peak.allocated_bytes)),
+        ("step", None if result.step_time is None else format_seconds(result.step_time.median_s)),
+        ("MFU", None if result.utilization.mfu is None else format_fraction(result.utilization.mfu)),
+    ]
+    if view.analysis.tokens_per_s is not None:
+        figures.append(("tokens/s", format_count(view.analysis.tokens_per_s)))
+    return [
+        paragraph((f" {name} ", "bold #10141a on #2ec4a6"), (f" {figure} ", "bold"))
+        if figure is not None
+        else paragraph((f" {name} ", "#10141a on #5b6675"), (" not recorded ", "dim"))
+        for name, figure in figures
+    ]
 
 
 def _memory(view: View, width: int) -> list[Text]:
@@ -89,13 +107,12 @@ def _model_states(view: View) -> list[Text]:
     if states is None:
         return []
     per_parameter = states.bytes_per_parameter
-    each = "" if per_parameter is None else f" ({per_parameter:.2f} B each)"
+    each = "" if per_parameter is None else f" ({per_parameter:.2f} B a parameter)"
     return [
         paragraph(
             (f"{'model states':<{_NAME_WIDTH}}", "bold"),
-            f"{format_bytes(states.measured_bytes):>{_FIGURE_WIDTH}} measured, "
-            f"{format_bytes(states.expected_bytes)} expected, "
-            f"for {format_count(states.num_params)} parameters{each}",
+            f"{format_bytes(states.measured_bytes):>{_FIGURE_WIDTH}}, expected "
+            f"{format_bytes(states.expected_bytes)}{each}",
         )
     ]
 
@@ -133,12 +150,8 @@ def _throughput(view: View, time: StepTime) -> list[Text]:
         ("samples", view.analysis.samples_per_s, time.samples_per_s),
     ):
         if own is not None:
-            ranks = (
-                f"{format_count(whole)}/s all ranks, "
-                if whole is not None and len(view.run.ranks) > 1
-                else ""
-            )
-            rows.append(_fact(name, f"{ranks}{format_count(own)}/s this rank"))
+            ranks = f"{_rate(whole)} all ranks, " if whole is not None and len(view.run.ranks) > 1 else ""
+            rows.append(_fact(name, f"{ranks}{_rate(own)} this rank"))
     if time.recorder_fraction is not None:
         rows.append(
             _fact(
@@ -146,6 +159,10 @@ def _throughput(view: View, time: StepTime) -> list[Text]:
             )
         )
     return rows
+
+
+def _rate(per_s: float) -> str:
+    return f"{format_count(float(f'{per_s:.3g}'))}/s"
 
 
 def _utilization(utilization: Utilization) -> list[Text]:
@@ -176,7 +193,7 @@ def _why_no_mfu(utilization: Utilization) -> str:
         return "FLOPs come with the traced step"
     if utilization.step_time_s is None:
         return "no timed step yet"
-    return f"no peak FLOP/s known for {utilization.hardware_name or 'this hardware'}"
+    return "no peak FLOP/s known for this device; `memadvisor calibrate -o FILE`, then --hardware FILE"
 
 
 def _run(view: View) -> list[Text]:
@@ -192,7 +209,7 @@ def _run(view: View) -> list[Text]:
     num_notes = len(view.run.problems) + sum(len(rank.notes) for rank in view.run.ranks)
     if num_notes:
         rows.append(_fact("notes", f"{num_notes}, under Notes"))
-    return [*rows, Text("")]
+    return rows
 
 
 def _fact(name: str, text: str, style: str = "") -> Text:

@@ -47,6 +47,11 @@ class Pane(Vertical):
         if reason is None:
             self.fill(view)
 
+    def on_resize(self) -> None:
+        """Bars and charts are as wide as the tab, whose size is known only once it is in sight."""
+        if self.view is not None:
+            self.show(self.view)
+
     def focus_first(self) -> None:
         """Give the keys to the first widget that takes them."""
         first = next((w for w in self.query(Widget) if w.focusable and w.is_on_screen), None)

@@ -8,7 +8,7 @@ from memadvisor.analyzers.segments import cut_step
 from memadvisor.tui.drawing import PHASE_COLORS, sparkline, stacked_bar
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Row, refill, row_table
-from memadvisor.tui.text import lines, number, paragraph, words
+from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
 from memadvisor.tui.view import View
 from rich.text import Text
 from textual.app import ComposeResult
@@ -49,10 +49,6 @@ class StepsPane(Pane):
         table = self.query_one("#steps-table", DataTable)
         refill(table, _COLUMNS, [_row(step, spans_of[step.index]) for step in reversed(newest)])
 
-    def on_resize(self) -> None:
-        if self.view is not None and self.view.rank.steps:
-            self.fill(self.view)
-
 
 def _summary(view: View, width: int) -> list[Text]:
     steps = view.rank.steps
@@ -70,12 +66,12 @@ def _summary(view: View, width: int) -> list[Text]:
         )
     if time is not None:
         rows.append(stacked_bar([(time.by_phase_s.get(p, 0.0), PHASE_COLORS[p]) for p in _PHASES], width))
-        legend = Text()
-        for phase in _PHASES:
-            if time.by_phase_s.get(phase, 0.0) > 0:
-                legend.append("■ ", PHASE_COLORS[phase])
-                legend.append(f"{phase} {format_seconds(time.by_phase_s[phase])}  ")
-        rows.append(legend)
+        parts = [
+            (phase, PHASE_COLORS[phase], format_seconds(time.by_phase_s[phase]))
+            for phase in _PHASES
+            if time.by_phase_s.get(phase, 0.0) > 0
+        ]
+        rows += flow(legend(parts), width)
     return rows
 
 

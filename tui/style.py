@@ -15,6 +15,7 @@ SearchTable Input { dock: bottom; height: 1; }
 MemoryChart { height: 3fr; min-height: 8; }
 MemoryChart:focus { background-tint: $foreground 3%; }
 #memory-alive { height: 2fr; min-height: 4; }
+#overview-figures { padding: 0 1 1 1; }
 #overview-scroll { height: 1fr; }
 #overview-memory, #overview-time { width: 1fr; padding: 0 1; }
 OverviewPane.wide #overview-scroll { layout: horizontal; }

@@ -49,6 +49,8 @@ def refill(table: DataTable[Text], columns: Sequence[Column], rows: Sequence[Row
         found = next((i for i, row in enumerate(rows) if row.key == kept_key), min(kept_row, len(rows) - 1))
         table.move_cursor(row=max(0, found), scroll=False)
         table.scroll_to(y=scroll_y, animate=False)
+    # A table as high as its rows learns of them only after this refresh.
+    table.call_after_refresh(table.refresh, layout=True)
 
 
 def _cursor_key(table: DataTable[Text]) -> str | None:

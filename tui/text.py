@@ -7,7 +7,7 @@ never reads markup; a str handed to a widget may be read as markup, so views han
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
@@ -47,7 +47,17 @@ def lines(rows: Iterable[Text]) -> Text:
     return Text("\n").join(rows)
 
 
-def shorten_left(text: str, width: int) -> str:
-    """The end of a dotted name, where modules differ: `...blocks.3.attn`."""
-    text = plain(text)
-    return text if len(text) <= width else "…" + text[len(text) - width + 1 :] if width > 1 else text[:width]
+def flow(items: Sequence[Text], width: int) -> list[Text]:
+    """Items side by side, two spaces apart, in as many rows as they need; no item is broken."""
+    rows: list[Text] = []
+    for item in items:
+        if rows and rows[-1].cell_len + 2 + item.cell_len <= width:
+            rows[-1].append("  ").append_text(item)
+        else:
+            rows.append(item.copy())
+    return rows
+
+
+def legend(parts: Iterable[tuple[str, str, str]]) -> list[Text]:
+    """Items for `flow`: a square of the color, the name, the figure."""
+    return [paragraph(("■ ", color), f"{name.replace('_', ' ')} {figure}") for name, color, figure in parts]

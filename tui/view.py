@@ -10,7 +10,7 @@ from memadvisor.tui.watch import State
 from memadvisor.run.run import RankRun, Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class View:
     """`position` is the rank's place among the ranks that wrote something, not its number."""
 
@@ -27,3 +27,11 @@ class View:
     @property
     def result(self) -> RankAnalysis:
         return self.analysis.ranks[self.position]
+
+    def shows_the_same_as(self, other: View | None) -> bool:
+        """Whether `other` is of the same reading; comparing the rows of two readings would take seconds."""
+        return (
+            other is not None
+            and other.run is self.run
+            and (other.position, other.state, other.message) == (self.position, self.state, self.message)
+        )

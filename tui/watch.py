@@ -16,6 +16,8 @@ from pathlib import Path
 from memadvisor.analyzers.analysis import Analysis, analyze
 
 from memadvisor.errors import RunFormatError
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.hardware.load import named_hardware
 from memadvisor.run.journal import read_journal
 from memadvisor.run.run import RankRun, Run
 from memadvisor.run.store import load_run
@@ -66,8 +68,11 @@ def fingerprint(directory: Path) -> Fingerprint:
     return frozenset(found)
 
 
-def read_snapshot(directory: Path) -> Snapshot:
-    """Read and analyze the whole run as it is now; a run that cannot be read becomes the message."""
+def read_snapshot(directory: Path, hardware: Hardware | None = None) -> Snapshot:
+    """Read and analyze the whole run as it is now; a run that cannot be read becomes the message.
+
+    Without `hardware`, utilization stands on the data sheet of the device that the run names, if it is known.
+    """
     try:
         run = load_run(directory)
     except RunFormatError as error:
@@ -77,7 +82,8 @@ def read_snapshot(directory: Path) -> Snapshot:
             )
         return Snapshot(run=None, analysis=None, state=State.WAITING, message=error.one_line(), error=error)
     state, message = run_state(run)
-    return Snapshot(run=run, analysis=analyze(run), state=state, message=message)
+    hardware = hardware or named_hardware(run.ranks[0].process.device_name)
+    return Snapshot(run=run, analysis=analyze(run, hardware), state=state, message=message)
 
 
 def awaits_first_flush(directory: Path) -> bool:
@@ -133,8 +139,9 @@ def _lives(rank: RankRun) -> bool | None:
 class Watcher:
     """Hands out a snapshot when there is something new to see; `poll` belongs in a worker thread."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, hardware: Hardware | None = None) -> None:
         self.directory = directory
+        self.hardware = hardware
         self.is_gone = False
         self._seen: Fingerprint = None
         self._next_read_s = 0.0
@@ -154,7 +161,7 @@ class Watcher:
         if time.monotonic() < self._next_read_s:
             return None
         start_s = time.monotonic()
-        self._last = read_snapshot(self.directory)
+        self._last = read_snapshot(self.directory, self.hardware)
         self._seen = now
         end_s = time.monotonic()
         self._next_read_s = end_s + 2 * (end_s - start_s)

@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 from memadvisor.errors import RunFormatError, UsageError
+from memadvisor.hardware.load import load_hardware
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="directory that `memadvisor profile` writes")
+    parser.add_argument(
+        "--hardware", metavar="NAME|FILE", help="whose peak FLOP/s utilization is measured against"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,9 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
             "`memadvisor tui` needs a terminal, and this is none.",
             hint="use `memadvisor show RUN` or `memadvisor report RUN` here.",
         )
+    hardware = load_hardware(arguments.hardware) if arguments.hardware is not None else None
     from memadvisor.tui.app import RunApp  # Textual: only where there is a terminal
 
-    error = RunApp(arguments.run).run()
+    error = RunApp(arguments.run, hardware).run()
     if error is not None:
         raise error
     return 0

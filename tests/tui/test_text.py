@@ -1,0 +1,35 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memadvisor.tui.text import flow, legend, number, paragraph, plain, words
+
+HOSTILE = ["layers[/0]", "[red]x", "\x1b[31mred", "a\nb", "\u202eevil", "\ud800", "\x9b31m", "[/]", "\\[x"]
+
+
+@given(st.text(st.characters(codec=None)))
+def test_no_character_that_a_terminal_acts_on_comes_through(text):
+    shown = plain(text)
+
+    assert all(character.isprintable() or character.isspace() for character in shown)
+    assert not set(shown) & {"\x1b", "\n", "\r", "\x9b", "\u202e"}
+    shown.encode()
+
+
+@pytest.mark.parametrize("text", ["layers[/0]", "[red]x", "[/]", "blocks.3.mlp", "été"])
+def test_brackets_and_accents_are_shown_as_they_stand(text):
+    assert words(text).plain == number(text).plain == paragraph((text, "bold")).plain == text
+    assert words(text).spans == []
+
+
+def test_a_legend_flows_without_breaking_an_item():
+    items = legend(
+        [("optimizer_state", "red", "1 MiB"), ("gradient", "blue", "2 MiB"), ("input", "red", "3 B")]
+    )
+
+    rows = flow(items, 40)
+
+    assert [row.plain for row in rows] == ["■ optimizer state 1 MiB", "■ gradient 2 MiB  ■ input 3 B"]
+
+
+def test_an_item_wider_than_the_row_has_a_row_of_its_own():
+    assert [row.plain for row in flow([words("long" * 9), words("b")], 10)] == ["long" * 9, "b"]
