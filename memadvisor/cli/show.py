@@ -15,7 +15,7 @@ from rich.text import Text
 
 from memadvisor.analyzers.analysis import Analysis, analysis_to_json, analyze
 from memadvisor.analyzers.utilization import compute_dtype
-from memadvisor.cli import summary
+from memadvisor.cli import summary, summary_memory, summary_time
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import load_hardware, named_hardware
@@ -134,7 +134,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
         phases = " + ".join(f"{name} {format_seconds(spent)}" for name, spent in time.by_phase_s.items())
         yield paragraph(
             ("step         ", "bold"),
-            f"{format_seconds(time.median_s)} = {phases}; {summary.throughput(analysis, rank)}",
+            f"{format_seconds(time.median_s)} = {phases}; {summary_time.throughput(analysis, rank)}",
         )
     used = rank.utilization
     if used.mfu is not None:
@@ -156,9 +156,9 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
 def _short_peak(analysis: Analysis) -> Text:
     rank = analysis.largest_rank
     if rank.peak is None:
-        why = summary.why_no_peak(summary.record_of(rank, analysis))
+        why = summary_memory.why_no_peak(summary.record_of(rank, analysis))
         return paragraph(("peak         ", "bold"), f"not recorded: {why}")
-    parts = summary.peak_parts(rank.peak)
+    parts = summary_memory.peak_parts(rank.peak)
     largest = [
         part for part in sorted(parts, key=lambda part: -part[1]) if part[1] and part[0] != "unexplained"
     ]

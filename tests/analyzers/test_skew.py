@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 from memadvisor.analyzers.analysis import analyze
 
-from tests.make_run import TRACED_SLOWDOWN, make_run
+from tests.make_run import make_run
+from tests.play_step import TRACED_SLOWDOWN
 
 
 def test_the_rank_that_starts_late_is_the_straggler():

@@ -1,0 +1,130 @@
+"""The sections of `memadvisor show` about memory: the peak, whose it is, and the model states."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from memadvisor.analyzers.analysis import RankAnalysis
+from memadvisor.analyzers.model_states import ModelStates, StateComponent
+from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.cli.tables import NOT_RECORDED, grid, heading, shorten_left, table
+from memadvisor.run.records import UNEXPLAINED
+from memadvisor.run.run import RankRun
+from memadvisor.tui.drawing import CATEGORY_COLORS, bar, stacked_bar
+from memadvisor.tui.text import number, words
+from memadvisor.units import format_bytes, format_count, format_fraction
+
+MAX_MODULES = 10
+
+
+def peak(
+    rank: RankAnalysis, recorded: RankRun, num_ranks: int, width: int, *, has_color: bool
+) -> RenderableType:
+    found = rank.peak
+    if found is None:
+        return heading("Peak memory", f"{NOT_RECORDED}: {why_no_peak(recorded)}")
+    source = "the allocator's peak" if found.is_allocators else "summed over storages; no allocator peak"
+    of_rank = f", rank {rank.rank}, the largest" if num_ranks > 1 else ""
+    title = heading(
+        "Peak memory",
+        (format_bytes(found.allocated_bytes), "bold"),
+        f"  in {found.position} (step {found.step}{of_rank}); {source}",
+        "" if found.reserved_bytes is None else f"; {format_bytes(found.reserved_bytes)} reserved",
+    )
+    parts = peak_parts(found)
+    bar_width = max(10, min(50, width - 40))
+    lines = grid(4)
+    for name, size_bytes in sorted(parts, key=lambda part: (part[0] == UNEXPLAINED, -part[1])):
+        color = CATEGORY_COLORS[name]
+        lines.add_row(
+            words(name.replace("_", " ")),
+            number(format_bytes(size_bytes)),
+            number(format_fraction(size_bytes / found.allocated_bytes if found.allocated_bytes else 0.0)),
+            Text(bar(size_bytes, found.allocated_bytes, bar_width), color),
+        )
+    if not has_color:  # one bar of all parts tells them apart by color alone
+        return Group(title, lines)
+    shares = [(max(0, size), CATEGORY_COLORS[name]) for name, size in parts]
+    return Group(title, Text("  ").append_text(stacked_bar(shares, min(width - 4, 100))), lines)
+
+
+def why_no_peak(recorded: RankRun) -> str:
+    """The run was cut short, or damaged."""
+    if recorded.traced_step is None:
+        return "no traced step was finished"
+    return "a step was traced, but its storages are missing"
+
+
+def peak_parts(found: PeakBreakdown) -> list[tuple[str, int]]:
+    """Category and bytes, with the unexplained rest last; they sum to the peak."""
+    return [*found.by_category_bytes.items(), (UNEXPLAINED, found.unexplained_bytes)]
+
+
+def modules(found: PeakBreakdown, width: int) -> RenderableType:
+    """The modules and units whose bytes fill the peak."""
+    sizes: dict[str, dict[str, int]] = {}
+    for row in found.by_module:
+        categories = sizes.setdefault(row.module or row.unit, {})
+        categories[row.category] = categories.get(row.category, 0) + row.size_bytes
+    label_width = max(16, width // 3)
+    lines = grid(2)
+    lines.add_column(no_wrap=True, overflow="ellipsis", max_width=max(10, width - label_width - 17))
+    largest = sorted(sizes.items(), key=lambda item: -sum(item[1].values()))
+    for name, categories in largest[:MAX_MODULES]:
+        parts = sorted(categories.items(), key=lambda item: -item[1])
+        words_of_parts = ", ".join(f"{c.replace('_', ' ')} {format_bytes(n)}" for c, n in parts[:3] if n)
+        label = shorten_left(name, label_width) if name else "(no module)"
+        lines.add_row(
+            words(label), number(format_bytes(sum(categories.values()))), words(words_of_parts, "dim")
+        )
+    rest = largest[MAX_MODULES:]
+    if rest:
+        size_bytes = sum(sum(categories.values()) for _, categories in rest)
+        lines.add_row(words(f"{len(rest)} more", "dim"), number(format_bytes(size_bytes)), words(""))
+    return Group(heading("Largest at the peak", "by module that ran at birth"), lines)
+
+
+def model_states(states: ModelStates | None) -> RenderableType:
+    if states is None:
+        return heading("Model states", NOT_RECORDED)
+    stages = "/".join(str(stage) for stage in states.zero_stages)
+    each = states.bytes_per_parameter
+    title = heading(
+        "Model states",
+        (format_bytes(states.measured_bytes), "bold"),
+        f"  of {format_count(states.num_params)} parameters",
+        "" if each is None else f", {each:.2f} B each",
+        f"; theory: ZeRO stage {stages} on {states.num_ranks} rank{'s' if states.num_ranks > 1 else ''}",
+    )
+    lines = table("", "dtype", "theory", "measured", "difference")
+    for kind, label, measured_bytes in (
+        ("parameter", "parameters", states.parameter_bytes),
+        ("gradient", "gradients", states.gradient_bytes),
+        ("optimizer_state", "optimizer state", states.optimizer_state_bytes),
+    ):
+        rows = [row for row in states.components if row.kind == kind]
+        expected_bytes = sum(row.expected_bytes for row in rows)
+        dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
+        lines.add_row(words(label), words(dtypes), *_theory(expected_bytes, measured_bytes))
+        if kind == "optimizer_state":
+            for row in rows:
+                lines.add_row(*_component(row))
+    total = _theory(states.expected_bytes, states.measured_bytes)
+    lines.add_row(words("together", "bold"), words(""), *total)
+    return Group(title, lines)
+
+
+def _theory(expected_bytes: int, measured_bytes: int) -> tuple[Text, Text, Text]:
+    difference = measured_bytes - expected_bytes
+    return (
+        number(format_bytes(expected_bytes)),
+        number(format_bytes(measured_bytes)),
+        number("exact" if difference == 0 else ("+" if difference > 0 else "") + format_bytes(difference)),
+    )
+
+
+def _component(row: StateComponent) -> tuple[Text, ...]:
+    recorded = row.recorded_bytes or 0
+    figures = _theory(row.expected_bytes, recorded)
+    return words(f"  {row.component}", "dim"), words(row.dtype, "dim"), *figures
