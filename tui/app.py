@@ -23,6 +23,7 @@ from rich.text import Text
 from textual import on, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.message import Message
 from textual.widgets import Footer, Static, TabbedContent, TabPane, Tabs
 
 from memadvisor.errors import RunFormatError
@@ -56,6 +57,13 @@ class RunApp(App[RunFormatError | None]):
             )
         ),
     ]
+
+    class Read(Message):
+        """The worker has looked at the directory; `snapshot` None: nothing new there."""
+
+        def __init__(self, snapshot: Snapshot | None) -> None:
+            super().__init__()
+            self.snapshot = snapshot
 
     def __init__(self, directory: Path, hardware: Hardware | None = None) -> None:
         super().__init__()
@@ -100,10 +108,14 @@ class RunApp(App[RunFormatError | None]):
             snapshot = self.watcher.poll()
         finally:
             self._is_reading = False
-        self.call_from_thread(self._take, snapshot)
+        self.post_message(self.Read(snapshot))
 
-    def _take(self, snapshot: Snapshot | None) -> None:
+    @on(Read)
+    def _take(self, event: Read) -> None:
         """Show what was read; what was there before stays when nothing could be read now."""
+        snapshot = event.snapshot
+        if not self.query("#headline"):
+            return  # the application is closing, and its widgets are gone already
         if snapshot is None:
             self._show_headline()
             return

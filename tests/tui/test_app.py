@@ -48,6 +48,7 @@ def drive(directory, scenario, size=(80, 24), **options):
 
     async def run():
         app = RunApp(Path(directory), **options)
+        app.animation_level = "none"
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.snapshot is not None or app.return_value is not None)
             await pilot.pause()
