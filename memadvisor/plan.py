@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             budget_bytes=_typed(value["budget_bytes"], int, optional=True),
             why=_typed(value["why"], str),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(
             f"{source} is not a plan: {_what(error)}.",
             hint="make one with `memadvisor advise RUN -o plan.json`.",
@@ -140,11 +141,17 @@ def save_plan(plan: Plan, path: Path, *, replace: bool = True) -> None:
 def _prediction_from_json(value: Any) -> Prediction:
     return Prediction(
         peak_bytes=_typed(value["peak_bytes"], int),
-        step_time_s=float(value["step_time_s"]),
+        step_time_s=_seconds(value["step_time_s"]),
         by_category_bytes={str(name): _typed(size, int) for name, size in value["by_category_bytes"].items()},
-        exposed_communication_s=float(value["exposed_communication_s"]),
+        exposed_communication_s=_seconds(value["exposed_communication_s"]),
         peak_position=_typed(value["peak_position"], str),
     )
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= float(value) < math.inf:
+        raise ValueError(f"{value!r} stands where seconds belong")
+    return float(value)
 
 
 def _typed(value: Any, kind: type, *, optional: bool = False) -> Any:
@@ -169,3 +176,10 @@ def _check(plan: Plan, source: str) -> None:
         raise PlanError(
             f"{source} names the policy {plan.policy!r}.", hint="use chosen, none, every-layer or sqrt."
         )
+    names = [unit.name for unit in plan.units]
+    if len(set(names)) < len(names):
+        raise PlanError(f"{source} names a unit twice.", hint="name each unit once.")
+    for field in ("micro_batch_size", "grad_accum", "budget_bytes"):
+        value = getattr(plan, field)
+        if value is not None and value < 1:
+            raise PlanError(f"{source} has {field} {value}.", hint="it must be 1 or more.")

@@ -1,11 +1,13 @@
 """Frames: the self-checking pieces that a journal is made of (docs/run-format.md).
 
-A frame is a 32-byte header and a payload. The header holds magic, type, schema, row count and
-lengths; its CRC covers header and payload, so a flipped bit loses one frame and never yields a wrong row.
+A frame is a 32-byte header and a payload. Its CRC covers both, so a flipped bit loses one frame and never
+yields a wrong row; the journal's random id and the frame's number in it tell a frame that stands twice,
+or that belongs to another journal, from one that is in its place.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -16,8 +18,9 @@ import numpy as np
 
 MAGIC = b"MADV"
 MAJOR, MINOR = 1, 0
-HEADER = struct.Struct("<4sBBHIIIIII")  # magic, major, type, schema, rows, stored, raw, 0, 0, crc
-MAX_RAW_BYTES = 64 * 2**20  # a declared size above this is damage, not data
+HEADER = struct.Struct("<4sBBHIIIIII")  # magic, major, type, schema, rows, stored, raw, journal, number, crc
+MAX_RAW_BYTES = 16 * 2**20  # a declared size above this is damage, not data
+MAX_JOURNAL_RAW_BYTES = 2**30  # of all frames of a journal together; what follows is not read
 
 JSON_FRAME, STRINGS_FRAME, TABLE_FRAME = 1, 2, 3
 
@@ -28,18 +31,24 @@ _FLIPPABLE = np.dtype("<i8")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
+    """`number` counts the frames of one journal from 0 on; `kind` 0 is a frame of a later major version."""
+
     kind: int
     schema: int
     num_rows: int
     payload: bytes
+    journal: int
+    number: int
 
 
-def pack_frame(kind: int, schema: int, num_rows: int, payload: bytes) -> bytes:
+def pack_frame(
+    kind: int, schema: int, num_rows: int, payload: bytes, *, journal: int = 0, number: int = 0
+) -> bytes:
     """A whole frame, ready to be appended. Raises ValueError if the payload is over MAX_RAW_BYTES."""
     if len(payload) > MAX_RAW_BYTES:
         raise ValueError(f"a frame of {len(payload)} bytes is over the limit of {MAX_RAW_BYTES}")
     stored = zlib.compress(payload, 1)
-    fields = (MAGIC, MAJOR, kind, schema, num_rows, len(stored), len(payload), 0, 0)
+    fields = (MAGIC, MAJOR, kind, schema, num_rows, len(stored), len(payload), journal, number)
     crc = zlib.crc32(stored, zlib.crc32(HEADER.pack(*fields, 0)))
     return HEADER.pack(*fields, crc) + stored
 
@@ -48,16 +57,22 @@ def read_frames(data: bytes) -> Iterator[Frame | str]:
     """Every whole frame of `data`; a text instead of a frame says what is damaged, and where.
 
     After damage the next magic that starts a whole frame goes on. An unfinished last frame is silent:
-    a run that is still growing, or was killed, ends so.
+    a run that is still growing, or was killed, ends so. Work and memory are bounded, whatever `data` is.
     """
     position = 0
+    raw_bytes = 0
+    effort = _Effort(4 * len(data) + MAX_RAW_BYTES)
     while position < len(data):
         frame, size, damage = _frame_at(data, position)
         if frame is not None:
+            raw_bytes += len(frame.payload)
+            if raw_bytes > MAX_JOURNAL_RAW_BYTES:
+                yield f"more than {MAX_JOURNAL_RAW_BYTES} bytes of rows; what follows byte {position} is not read"
+                return
             yield frame
             position += size
             continue
-        following = _next_whole_frame(data, position + 1)
+        following = _next_whole_frame(data, position + 1, effort)
         if following is None:
             if damage != "unfinished":
                 yield f"{damage} at byte {position}; the rest is lost"
@@ -69,7 +84,7 @@ def read_frames(data: bytes) -> Iterator[Frame | str]:
 def _frame_at(data: bytes, position: int) -> tuple[Frame | None, int, str]:
     if len(data) - position < HEADER.size:
         return None, 0, "unfinished"
-    magic, major, kind, schema, rows, stored, raw, _, _, crc = HEADER.unpack_from(data, position)
+    magic, major, kind, schema, rows, stored, raw, journal, number, crc = HEADER.unpack_from(data, position)
     if magic != MAGIC:
         return None, 0, "no frame"
     if raw > MAX_RAW_BYTES or stored > raw + raw // 100 + 1024:
@@ -82,7 +97,11 @@ def _frame_at(data: bytes, position: int) -> tuple[Frame | None, int, str]:
     if zlib.crc32(body, zlib.crc32(header)) != crc:
         return None, 0, "checksum mismatch"
     if major != MAJOR:
-        return Frame(0, schema, rows, b""), HEADER.size + stored, ""  # a later format: skipped by length
+        return (
+            Frame(0, schema, rows, b"", journal, number),
+            HEADER.size + stored,
+            "",
+        )  # a later format: skipped by length
     inflate = zlib.decompressobj()
     try:
         payload = inflate.decompress(body, raw)
@@ -90,16 +109,35 @@ def _frame_at(data: bytes, position: int) -> tuple[Frame | None, int, str]:
         return None, 0, "undecodable payload"
     if len(payload) != raw:
         return None, 0, "payload of a wrong length"
-    return Frame(kind, schema, rows, payload), HEADER.size + stored, ""
+    return Frame(kind, schema, rows, payload, journal, number), HEADER.size + stored, ""
 
 
-def _next_whole_frame(data: bytes, start: int) -> int | None:
+@dataclass(slots=True)
+class _Effort:
+    """Bytes that may still be checksummed in search of the next whole frame.
+
+    Without it a file of many magics, each before a great length, would take time quadratic in its size.
+    """
+
+    remaining_bytes: int
+
+
+def _next_whole_frame(data: bytes, start: int, effort: _Effort) -> int | None:
     position = data.find(MAGIC, start)
-    while position != -1:
+    while position != -1 and effort.remaining_bytes > 0:
         if _frame_at(data, position)[0] is not None:
             return position
+        effort.remaining_bytes -= HEADER.size + _stored_bytes(data, position)
         position = data.find(MAGIC, position + 1)
     return None
+
+
+def _stored_bytes(data: bytes, position: int) -> int:
+    """How many bytes the header at `position` says follow; 0 where that is impossible, so that none was read."""
+    if len(data) - position < HEADER.size:
+        return 0
+    stored: int = HEADER.unpack_from(data, position)[5]
+    return stored if position + HEADER.size + stored <= len(data) else 0
 
 
 def pack_column(values: Any, *, fraction: bool) -> bytes:
@@ -114,11 +152,11 @@ def pack_column(values: Any, *, fraction: bool) -> bytes:
 
 
 def unpack_column(data: bytes, num_rows: int, *, fraction: bool) -> list[Any]:
-    """The inverse of `pack_column`, with None for what was missing."""
+    """The inverse of `pack_column`, with None for what was missing (or is no finite number)."""
     table = np.frombuffer(data, dtype=np.uint8).reshape(8, num_rows).T
     bits = np.ascontiguousarray(table).view(_FLIPPABLE).reshape(num_rows)
     if fraction:
-        return [None if value != value else value for value in bits.view("<f8").tolist()]
+        return [value if math.isfinite(value) else None for value in bits.view("<f8").tolist()]
     with np.errstate(over="ignore"):
         whole = np.cumsum(bits, dtype=_FLIPPABLE)
     return [None if value == MISSING_INT else value for value in whole.tolist()]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from memadvisor.run.frames import (
     MISSING_INT,
     STRINGS_FRAME,
     TABLE_FRAME,
+    Frame,
     pack_column,
     pack_frame,
     read_frames,
@@ -28,6 +30,12 @@ from memadvisor.run.frames import (
 from memadvisor.run.records import TABLES
 
 _ROWS_PER_FRAME = 10_000
+_CHARACTERS_PER_FRAME = 1_000_000  # of interned strings; a character takes at most 12 bytes of JSON
+_LONGEST_STRING = 10_000
+
+# Without these documents the rest cannot be read, so each stands twice: damage to one loses nothing.
+_VITAL = ("schemas", "process")
+_MOST_PROBLEMS = 100
 
 
 def _column_kind(annotation: Any) -> str:
@@ -54,6 +62,8 @@ class JournalWriter:
         self._fd: int | None = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
         )
+        self._journal_id = int.from_bytes(os.urandom(4), "little")
+        self._num_frames = 0
         self._strings: dict[str, int] = {}
         self._new_strings: list[str] = []
         self._columns = {name: table_columns(row_type) for name, row_type in TABLES.items()}
@@ -63,29 +73,46 @@ class JournalWriter:
 
     def write_document(self, name: str, value: Any) -> None:
         """Append one JSON document: who wrote the journal, a note, the ending."""
-        self._append(pack_frame(JSON_FRAME, 0, 1, json.dumps({name: value}).encode()))
+        payload = json.dumps({name: value}).encode()
+        for _ in range(2 if name in _VITAL else 1):
+            self._append(self._frame(JSON_FRAME, 0, 1, payload))
 
     def write_rows(self, table: str, rows: Sequence[Any]) -> None:
         """Append rows of one table, in frames of at most 10,000."""
         for first in range(0, len(rows), _ROWS_PER_FRAME):
             block = rows[first : first + _ROWS_PER_FRAME]
             columns = [self._pack(block, name, kind) for name, kind in self._columns[table]]
-            data = b""
-            if self._new_strings:
-                text = json.dumps(self._new_strings).encode()
-                data = pack_frame(STRINGS_FRAME, 0, len(self._new_strings), text)
-                self._new_strings = []
-            self._append(data + pack_frame(TABLE_FRAME, self._schemas[table], len(block), b"".join(columns)))
+            frames = [*self._string_frames()]
+            frames.append(self._frame(TABLE_FRAME, self._schemas[table], len(block), b"".join(columns)))
+            self._append(b"".join(frames))
 
     def close(self) -> None:
         if self._fd is not None and self._pid == os.getpid():
             os.close(self._fd)
         self._fd = None
 
+    def _frame(self, kind: int, schema: int, num_rows: int, payload: bytes) -> bytes:
+        number = self._num_frames
+        self._num_frames += 1
+        return pack_frame(kind, schema, num_rows, payload, journal=self._journal_id, number=number)
+
+    def _string_frames(self) -> Iterator[bytes]:
+        """Every string that rows to come refer to and no frame has named yet, with the number of the first."""
+        strings, self._new_strings = self._new_strings, []
+        first = len(self._strings) - len(strings)
+        while strings:
+            num_characters, count = 0, 0
+            while count < len(strings) and num_characters < _CHARACTERS_PER_FRAME:
+                num_characters += len(strings[count])
+                count += 1
+            text = json.dumps({"first": first, "strings": strings[:count]}).encode()
+            yield self._frame(STRINGS_FRAME, 0, count, text)
+            first, strings = first + count, strings[count:]
+
     def _pack(self, rows: Sequence[Any], name: str, kind: str) -> bytes:
         values = [getattr(row, name) for row in rows]
         if kind == "fraction":
-            return pack_column([float("nan") if v is None else v for v in values], fraction=True)
+            return pack_column([math.nan if v is None else v for v in values], fraction=True)
         if kind == "text":
             values = [self._intern(v) for v in values]
         return pack_column([MISSING_INT if v is None else int(v) for v in values], fraction=False)
@@ -93,6 +120,8 @@ class JournalWriter:
     def _intern(self, text: str | None) -> int | None:
         if text is None:
             return None
+        if len(text) > _LONGEST_STRING:
+            text = text[: _LONGEST_STRING - 3] + "..."
         number = self._strings.get(text)
         if number is None:
             number = self._strings[text] = len(self._strings)
@@ -123,6 +152,15 @@ class JournalContents:
     num_bytes: int
 
 
+@dataclasses.dataclass(slots=True)
+class _Vocabulary:
+    """What frames of one journal need of earlier ones of the same: schemas, strings by number."""
+
+    last_number: int = -1
+    strings: dict[int, str] = dataclasses.field(default_factory=dict)
+    schemas: dict[int, tuple[str, list[tuple[str, str]]]] = dataclasses.field(default_factory=dict)
+
+
 def read_journal(path: Path) -> JournalContents:
     """Read every whole frame of a journal; damage becomes a line in `problems`, never an exception.
 
@@ -130,57 +168,117 @@ def read_journal(path: Path) -> JournalContents:
     """
     data = path.read_bytes()
     contents = JournalContents({name: [] for name in TABLES}, [], [], len(data))
-    strings: list[str] = []
-    schemas: dict[int, tuple[str, list[tuple[str, str]]]] = {}
+    vocabularies: dict[int, _Vocabulary] = {}
     for frame in read_frames(data):
-        if isinstance(frame, str):
-            contents.problems.append(f"{path.name}: {frame}")
-            continue
-        try:
-            if frame.kind == JSON_FRAME:
-                for name, value in json.loads(frame.payload).items():
-                    if name == "schemas":
-                        schemas.update(
-                            {s["schema"]: (s["table"], [tuple(c) for c in s["columns"]]) for s in value}
-                        )
-                    else:
-                        contents.documents.append((name, value))
-            elif frame.kind == STRINGS_FRAME:
-                strings += json.loads(frame.payload)
-            elif frame.kind == TABLE_FRAME and frame.schema in schemas:
-                table, columns = schemas[frame.schema]
-                if table in TABLES:
-                    contents.rows[table] += _unpack_rows(
-                        TABLES[table], columns, frame.num_rows, frame.payload, strings
-                    )
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            contents.problems.append(
-                f"{path.name}: a frame makes no sense ({type(error).__name__}); it is left out"
-            )
+        problem = frame if isinstance(frame, str) else _read_frame(frame, vocabularies, contents)
+        if problem is not None:
+            _add_problem(contents.problems, f"{path.name}: {problem}")
     return contents
 
 
+def _add_problem(problems: list[str], text: str) -> None:
+    # A file of nothing but damage must not become a list of a million lines.
+    if len(problems) < _MOST_PROBLEMS:
+        problems.append(text)
+    elif len(problems) == _MOST_PROBLEMS:
+        problems.append("there is more damage than is listed here")
+
+
+def _read_frame(frame: Frame, vocabularies: dict[int, _Vocabulary], contents: JournalContents) -> str | None:
+    """Take one frame into `contents`; returns what is wrong with it, in words."""
+    vocabulary = vocabularies.setdefault(frame.journal, _Vocabulary())
+    if frame.number <= vocabulary.last_number:
+        return f"frame {frame.number} stands twice, or out of its place; it is left out"
+    missing = frame.number - vocabulary.last_number - 1
+    vocabulary.last_number = frame.number
+    lost = f"{missing} frame{'s are' if missing > 1 else ' is'} missing before frame {frame.number}"
+    try:
+        damage = _take(frame, vocabulary, contents)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        damage = f"frame {frame.number} makes no sense ({type(error).__name__}); it is left out"
+    return "; ".join(text for text in (lost if missing else None, damage) if text) or None
+
+
+def _take(frame: Frame, vocabulary: _Vocabulary, contents: JournalContents) -> str | None:
+    if frame.kind == 0:
+        return f"frame {frame.number} has a later format than this version reads; it is left out"
+    if frame.kind == JSON_FRAME:
+        for name, value in json.loads(frame.payload).items():
+            if name == "schemas":
+                for schema in value:
+                    columns = [(str(column), str(kind)) for column, kind in schema["columns"]]
+                    vocabulary.schemas[int(schema["schema"])] = (str(schema["table"]), columns)
+            else:
+                contents.documents.append((name, value))
+    elif frame.kind == STRINGS_FRAME:
+        value = json.loads(frame.payload)
+        strings = value["strings"]
+        if not all(isinstance(text, str) for text in strings):
+            raise TypeError("a string is none")
+        vocabulary.strings.update(enumerate(strings, start=int(value["first"])))
+    elif frame.kind == TABLE_FRAME:
+        if frame.schema not in vocabulary.schemas:
+            return f"frame {frame.number} has an unknown schema; it is left out"
+        table, columns = vocabulary.schemas[frame.schema]
+        if table in TABLES:  # else a table of a later version
+            rows = _unpack_rows(TABLES[table], columns, frame.num_rows, frame.payload, vocabulary.strings)
+            contents.rows[table] += rows
+            if len(rows) < frame.num_rows:
+                return f"{frame.num_rows - len(rows)} rows of {table} lack a value that damage has taken; they are left out"
+    return None
+
+
 def _unpack_rows(
-    row_type: type, columns: list[tuple[str, str]], num_rows: int, payload: bytes, strings: list[str]
+    row_type: type,
+    columns: list[tuple[str, str]],
+    num_rows: int,
+    payload: bytes,
+    strings: Mapping[int, str],
 ) -> list[Any]:
+    """The rows of a table frame, without those that lack a value which every row must have.
+
+    A column that this version does not know is left out; an optional one that the frame lacks is None.
+    """
     width = 8 * num_rows
-    if len(payload) != width * len(columns):
+    if not columns or len(payload) != width * len(columns):
         raise ValueError("the payload does not match the schema")
+    known = dict(table_columns(row_type))
     found: dict[str, list[Any]] = {}
+    lost: set[int] = set()
     for position, (name, kind) in enumerate(columns):
+        if name not in known:
+            continue
+        if known[name] != kind:
+            raise ValueError("a column is of another kind than its values")
         data = payload[position * width : (position + 1) * width]
         values = unpack_column(data, num_rows, fraction=kind == "fraction")
-        found[name] = [_CONVERT[kind](value, strings) for value in values]
-    # A column that this version does not know is left out; one that it misses is None.
-    ordered = [found.get(field.name, [None] * num_rows) for field in dataclasses.fields(row_type)]
-    return [row_type(*row) for row in zip(*ordered, strict=True)]
+        found[name] = _convert(values, kind, strings)
+        if found[name].count(None) > values.count(None):  # a string that damage has taken
+            lost |= {
+                row for row, value in enumerate(values) if value is not None and found[name][row] is None
+            }
+    ordered = [found.get(name, [None] * num_rows) for name in known]
+    lost |= _incomplete_rows(row_type, ordered)
+    rows = zip(*ordered, strict=True)
+    return [row_type(*values) for row, values in enumerate(rows) if row not in lost]
 
 
-_CONVERT: dict[str, Callable[[Any, list[str]], Any]] = {
-    "fraction": lambda value, _: value,
-    "whole": lambda value, _: value,
-    "flag": lambda value, _: None if value is None else bool(value),
-    "text": lambda value, strings: (
-        None if value is None else strings[value] if value >= 0 else strings[len(strings)]
-    ),
-}
+def _convert(values: list[Any], kind: str, strings: Mapping[int, str]) -> list[Any]:
+    if kind == "text":
+        return [None if value is None else strings.get(value) for value in values]
+    if kind == "flag":
+        return [None if value is None else bool(value) for value in values]
+    return values
+
+
+def _incomplete_rows(row_type: type, columns: Sequence[list[Any]]) -> set[int]:
+    """Positions of the rows that have None where the row's type allows none."""
+    hints = typing.get_type_hints(row_type)
+    required = [not isinstance(hints[field.name], types.UnionType) for field in dataclasses.fields(row_type)]
+    return {
+        row
+        for values, is_required in zip(columns, required, strict=True)
+        if is_required and None in values
+        for row, value in enumerate(values)
+        if value is None
+    }

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
+import types
+import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +22,8 @@ from memadvisor.run.run import Manifest, RankRun, Run
 
 _JOURNAL = re.compile(r"rank(\d+)\.pid(\d+)\.journal")
 _MAX_JOURNAL_BYTES = 4 * 2**30
+_MAX_MANIFEST_BYTES = 16 * 2**20
+_MOST_RANKS = 1_000_000
 _T = TypeVar("_T")
 
 
@@ -77,7 +82,12 @@ def load_run(path: str | Path) -> Run:
         raise RunFormatError(
             f"{str(path)!r} {what}.", hint="name the directory that `memadvisor profile` wrote."
         )
-    journals = sorted(p for p in directory.iterdir() if _JOURNAL.fullmatch(p.name))
+    try:
+        journals = sorted(p for p in directory.iterdir() if _JOURNAL.fullmatch(p.name) and p.is_file())
+    except OSError as error:
+        raise RunFormatError(
+            f"{str(path)!r} cannot be read: {error.strerror}.", hint="check its permissions."
+        ) from error
     if not journals and not (directory / "manifest.json").exists():
         raise RunFormatError(
             f"{str(path)!r} is not a run: it holds no manifest.json and no journal.",
@@ -89,6 +99,10 @@ def load_run(path: str | Path) -> Run:
         rank = _load_rank(journal, problems)
         if rank is not None:
             known = ranks.get(rank.process.rank)
+            if known is not None:
+                problems.append(
+                    f"rank {rank.process.rank} has two journals; the one with more steps is shown"
+                )
             if known is None or len(rank.steps) >= len(known.steps):
                 ranks[rank.process.rank] = rank
     if not ranks:
@@ -102,7 +116,7 @@ def load_run(path: str | Path) -> Run:
         path=directory,
         manifest=manifest,
         ranks=tuple(ranks[number] for number in sorted(ranks)),
-        missing_ranks=tuple(sorted(set(range(min(world_size, 1_000_000))) - set(ranks))),
+        missing_ranks=tuple(sorted(set(range(min(world_size, _MOST_RANKS))) - set(ranks))),
         problems=tuple(problems),
         plan=_load_plan(directory, problems),
     )
@@ -119,6 +133,9 @@ def _load_rank(journal: Path, problems: list[str]) -> RankRun | None:
         return None
     problems += contents.problems
     process = _last_document(contents, "process", ProcessInfo, problems, journal.name)
+    if process is not None and not 0 <= process.rank < _MOST_RANKS:
+        problems.append(f"{journal.name}: there is no rank {process.rank}")
+        return None
     if process is None:
         problems.append(f"{journal.name}: the frame that says who wrote it is missing")
         return None
@@ -140,26 +157,36 @@ def _last_document(
 
 
 def _document(kind: type[_T], value: Any, problems: list[str], file: str) -> _T | None:
+    """A dataclass made of a JSON object; None, and a problem, where a field is missing or of a wrong type."""
     try:
-        known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        return kind(**{key: item for key, item in value.items() if key in known})
-    except (TypeError, AttributeError):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _checked(value.get(name), hint) for name, hint in hints.items()})
+    except (TypeError, AttributeError, ValueError, OverflowError):
         problems.append(f"{file}: a {kind.__name__} makes no sense; it is left out")
         return None
 
 
+def _checked(value: Any, hint: Any) -> Any:
+    """`value` if it is what a field of this type may hold. Raises TypeError or ValueError."""
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return None
+        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ValueError("no finite number")
+        return float(value)
+    if type(value) is not hint:
+        raise TypeError(f"{type(value).__name__} stands where {hint.__name__} belongs")
+    if hint is int and abs(value) >= 2**63:
+        raise ValueError("no 64-bit number")
+    return value
+
+
 def _load_manifest(directory: Path, ranks: tuple[RankRun, ...], problems: list[str]) -> Manifest:
     try:
-        value = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-        manifest = Manifest(
-            format=(int(value["format"][0]), int(value["format"][1])),
-            memadvisor_version=str(value["memadvisor_version"]),
-            created_unix_s=float(value["created_unix_s"]),
-            world_size=int(value["world_size"]),
-            script=str(value["script"]),
-            arguments=tuple(str(argument) for argument in value["arguments"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        manifest = _read_manifest(directory / "manifest.json")
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
         problems.append("manifest.json is missing or damaged; what it held is taken from the journals")
         world_size = max(rank.process.world_size for rank in ranks)
         start = min(rank.process.start_s + rank.process.unix_offset_s for rank in ranks)
@@ -177,6 +204,20 @@ def _load_manifest(directory: Path, ranks: tuple[RankRun, ...], problems: list[s
             hint="upgrade memadvisor.",
         )
     return manifest
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if path.stat().st_size > _MAX_MANIFEST_BYTES:
+        raise ValueError("too large for a manifest")
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return Manifest(
+        format=(_checked(value["format"][0], int), _checked(value["format"][1], int)),
+        memadvisor_version=_checked(value["memadvisor_version"], str),
+        created_unix_s=_checked(value["created_unix_s"], float),
+        world_size=_checked(value["world_size"], int),
+        script=_checked(value["script"], str),
+        arguments=tuple(_checked(argument, str) for argument in value["arguments"]),
+    )
 
 
 def _load_plan(directory: Path, problems: list[str]) -> Plan | None:
