@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import runpy
 import sys
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 from memadvisor.errors import UsageError
 
@@ -31,6 +35,11 @@ def check_target(target: Target) -> None:
     """Raise UsageError for a script that is not there; a missing module is found out by running it."""
     path = Path(target.name)
     if target.is_module:
+        package = target.name.partition(".")[0]
+        if package not in sys.builtin_module_names and not PathFinder.find_spec(
+            package, [str(Path.cwd()), *sys.path]
+        ):
+            raise UsageError(f"There is no module {target.name!r}.", hint="name it as for `python -m`.")
         return
     if not path.exists():
         raise UsageError(f"There is no script {target.name!r}.", hint="give the path of the training script.")
@@ -53,8 +62,24 @@ def run_target(target: Target) -> None:
         _replace_first_path(str(Path.cwd()))
         runpy.run_module(target.name, run_name="__main__", alter_sys=True)
         return
-    _replace_first_path(str(Path(target.name).resolve().parent))
-    runpy.run_path(target.name, run_name="__main__")
+    path = Path(target.name)
+    if path.is_file() and not zipfile.is_zipfile(path):
+        _replace_first_path(str(path.resolve().parent))
+        _run_file(path.absolute())
+    else:
+        _replace_first_path(str(path.resolve()))
+        runpy.run_path(target.name, run_name="__main__")
+
+
+def _run_file(path: Path) -> None:
+    """As runpy.run_path, but __main__ stays (for atexit and pickling) and __file__ is absolute, as in Python."""
+    main = ModuleType("__main__")
+    loader = SourceFileLoader("__main__", str(path))
+    main.__dict__.update(__file__=str(path), __loader__=loader, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main
+    with io.open_code(str(path)) as file:
+        code = compile(file.read(), str(path), "exec", dont_inherit=True)
+    exec(code, main.__dict__)
 
 
 def _replace_first_path(directory: str) -> None:
@@ -78,14 +103,23 @@ def hide_our_frames(error: BaseException) -> None:
 
 
 def _without_leading_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """The part that the script is to blame for: what follows `run_target` and runpy."""
+    """The part that the script is to blame for: what follows `run_target`, or nothing (a syntax error)."""
     remaining = traceback
     while remaining is not None and remaining.tb_frame.f_code is not run_target.__code__:
         remaining = remaining.tb_next
     remaining = remaining.tb_next if remaining is not None else None
-    while remaining is not None and "runpy" in remaining.tb_frame.f_code.co_filename:
+    while remaining is not None and _is_launching(remaining):
         remaining = remaining.tb_next
-    return remaining or traceback
+    return remaining
+
+
+def _is_launching(traceback: TracebackType) -> bool:
+    code = traceback.tb_frame.f_code
+    return (
+        code is _run_file.__code__
+        or code.co_filename == "<frozen runpy>"
+        or code.co_filename == runpy.__file__
+    )
 
 
 def exit_code_of(error: BaseException | None) -> int:

@@ -15,7 +15,7 @@ from memadvisor.capture.attach import when_torch_is_imported
 from memadvisor.capture.script import Target, exit_code_of, hide_our_frames, run_target
 from memadvisor.run.frames import MAJOR, MINOR
 from memadvisor.run.run import Manifest
-from memadvisor.run.store import write_manifest
+from memadvisor.run.store import discard_empty_run, write_manifest
 
 if TYPE_CHECKING:
     from memadvisor.capture.recorder import Recorder
@@ -81,7 +81,8 @@ def profile_script(
                 recorder.finish(exit_code_of(failure), exception)
             if not recorders:
                 _say("no training step was seen: the script never imported torch.")
-            if after is not None:
+                discard_empty_run(directory)
+            elif after is not None:
                 after()
 
 

@@ -6,6 +6,7 @@ directly. Works the same on CPU and CUDA. An event's time is wall-clock nanoseco
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 import torch.autograd as autograd
 from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, _ExperimentalConfig
 
+_survives_fork: list[bool] = []
 _QUIET = "KINETO_LOG_LEVEL"
 
 
@@ -38,6 +40,9 @@ def is_profiler_free() -> bool:
 def start_allocator_account() -> None:
     """Begin to record. The first start in a process would print two lines; they are silenced."""
     config = _config()
+    if not _survives_fork:
+        _survives_fork.append(True)
+        os.register_at_fork(after_in_child=_leave_without_native_handlers)
     quiet_before = os.environ.get(_QUIET)
     os.environ[_QUIET] = "6"
     try:
@@ -67,6 +72,18 @@ def stop_allocator_account(device: torch.device) -> list[AllocatorEvent]:
         and (device.index is None or fields.device.index in (device.index, -1))
     ]
     return sorted(events, key=lambda event: event.time_ns)
+
+
+def _leave_without_native_handlers() -> None:
+    """Let a forked child of the script end.
+
+    The profiler's library has a thread of its own, which a fork does not copy; its static destructor
+    waits for that thread for ever. on_exit runs last-registered first, so `_exit` comes before it, with
+    the child's own exit code. Python has finished and flushed by then.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
 
 
 def _config() -> ProfilerConfig:

@@ -83,7 +83,8 @@ def launch(
     named = ["-m", target.name] if target.is_module else [target.name]
     own = [command, "--joined", "--out", str(directory), "--trace-step", str(arguments.trace_step), *options]
     code = launch_ranks(arguments.nproc, [*own, *named, *target.arguments])
-    print_closing(directory)
+    if directory.is_dir():
+        print_closing(directory)
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -69,6 +70,16 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest unless another rank already has: all ranks would write the same."""
     text = json.dumps(dataclasses.asdict(manifest), indent=1)
     write_private_file(directory / "manifest.json", text, replace=False)
+
+
+def discard_empty_run(directory: Path) -> None:
+    """Remove a run directory that no rank has written a journal into; another's files are left alone."""
+    if any(_JOURNAL.fullmatch(path.name) for path in directory.iterdir()):
+        return
+    for name in ("manifest.json", "plan.json", ".launch"):
+        (directory / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else is in it
+        directory.rmdir()
 
 
 def load_run(path: str | Path) -> Run:
