@@ -25,9 +25,14 @@ from memadvisor.run.run import RankRun, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankAnalysis:
-    """One rank's results; what was not recorded is None."""
+    """One rank's results; what was not recorded is None.
+
+    `highest_peak_bytes` is the highest of all steps' allocator peaks, also where no step was traced. On CPU
+    only the traced step has one.
+    """
 
     rank: int
+    highest_peak_bytes: int | None
     timeline: MemoryTimeline | None
     peak: PeakBreakdown | None
     model_states: ModelStates | None
@@ -82,6 +87,9 @@ def _analyze_rank(
     time = step_time(rank)
     return RankAnalysis(
         rank=rank.process.rank,
+        highest_peak_bytes=max(
+            (s.peak_allocated_bytes for s in rank.steps if s.peak_allocated_bytes is not None), default=None
+        ),
         timeline=timeline,
         peak=peak_breakdown(rank, timeline),
         model_states=model_states(rank, run.plan),
@@ -139,7 +147,7 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "exit_code": None if recorded.ending is None else recorded.ending.exit_code,
         "exception": None if recorded.ending is None else recorded.ending.exception,
         "notes": [{"level": note.level, "text": note.text} for note in recorded.notes],
-        "peak": _peak_to_json(rank.peak),
+        "peak": {**_peak_to_json(rank.peak), "highest_step_bytes": rank.highest_peak_bytes},
         "model_states": _model_states_to_json(rank.model_states),
         "activations": _activations_to_json(rank.activations),
         "step_time_s": None if time is None else time.median_s,

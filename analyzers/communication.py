@@ -39,17 +39,18 @@ class OperationBandwidth:
 class Communication:
     """One rank's collectives in the traced step, so its times carry the tracing's own cost.
 
-    `time_s` is the length of the union of [issue, end) of all collectives. `exposed_s` is the part of it
-    in which no operator ran, `overlapped_s` the rest. `waiting_s` is the part spent waiting for the last
+    `time_s` is the length of the union of [issue, end) of all collectives; None where no end was seen.
+    `exposed_s` is the part of it in which no operator ran, `overlapped_s` the rest; None on an accelerator,
+    where an operator's recorded time is that of its launch. `waiting_s` is the part spent waiting for the last
     rank of each group to start (matched by group and sequence); None where another rank's record is missing.
     """
 
     bytes: int
     num_calls: int
     num_unfinished: int  # whose end was not seen: their time counts nowhere
-    time_s: float
-    exposed_s: float
-    overlapped_s: float
+    time_s: float | None
+    exposed_s: float | None
+    overlapped_s: float | None
     waiting_s: float | None
     operations: tuple[OperationBandwidth, ...]  # most bytes first
 
@@ -60,14 +61,17 @@ def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communicatio
         return None
     own = traced_collectives(rank)
     busy = union((call.issue_s, call.end_s) for call in own if call.end_s is not None)
-    exposed_s = length(minus(busy, compute_intervals(rank)))
+    time_s = None if own and all(call.end_s is None for call in own) else length(busy)
+    exposed_s = None
+    if time_s is not None and (rank.process.device == "cpu" or not own):
+        exposed_s = length(minus(busy, compute_intervals(rank)))
     return Communication(
         bytes=sum(call.size_bytes for call in own),
         num_calls=len(own),
         num_unfinished=sum(call.end_s is None for call in own),
-        time_s=length(busy),
+        time_s=time_s,
         exposed_s=exposed_s,
-        overlapped_s=length(busy) - exposed_s,
+        overlapped_s=None if time_s is None or exposed_s is None else time_s - exposed_s,
         waiting_s=_waiting_s(rank, own, matched),
         operations=_operations(own, matched),
     )

@@ -110,6 +110,8 @@ def _optimizer_begins_s(rank: RankRun) -> float | None:
     if step is None:
         return None
     starts = [s.start_s for s in rank.spans if s.step == step.index and s.kind == "optimizer"]
+    if rank.process.device != "cpu":  # spans are on the accelerator's timeline, storages on the host's
+        starts = [row.start_s for row in rank.operators if row.phase == "optimizer"] or starts
     return min(starts, default=None)
 
 

@@ -62,7 +62,7 @@ def peak_breakdown(rank: RankRun, timeline: MemoryTimeline | None) -> PeakBreakd
     is_allocators = step.peak_allocated_bytes is not None
     allocated_bytes = timeline_bytes if step.peak_allocated_bytes is None else step.peak_allocated_bytes
     alive = alive_storages(rank, clock_s)
-    phase, unit, micro_batch = where(rank, clock_s)
+    phase, unit, micro_batch = _where_it_peaked(rank, clock_s)
     return PeakBreakdown(
         time_s=float(timeline.times_s[index]),
         step=step.index,
@@ -79,6 +79,20 @@ def peak_breakdown(rank: RankRun, timeline: MemoryTimeline | None) -> PeakBreakd
         by_module=_by_module(alive),
         largest=tuple(sorted(alive, key=lambda s: -s.size_bytes)[:NUM_LARGEST]),
     )
+
+
+def _where_it_peaked(rank: RankRun, clock_s: float) -> tuple[str, str, int | None]:
+    """Where the storage was born that made the peak; where the spans say if none was born then.
+
+    On an accelerator the spans are on its own timeline, behind the host's, on which storages are born.
+    """
+    phase, unit, micro_batch = where(rank, clock_s)
+    born = [s for s in rank.storages if s.birth_s == clock_s and s.device == rank.process.device]
+    if phase == "evaluation" or not born or born[-1].phase == "baseline":
+        return phase, unit, micro_batch
+    place = born[-1]
+    in_micro_batch = place.phase in ("forward", "recompute", "backward")
+    return place.phase, place.unit, place.micro_batch if in_micro_batch else None
 
 
 def alive_storages(rank: RankRun, time_s: float) -> list[Storage]:

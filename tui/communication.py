@@ -89,7 +89,7 @@ def _summary(found: Communication, width: int) -> list[Text]:
             width,
         ),
     ]
-    if found.time_s > 0:
+    if found.time_s and found.exposed_s is not None and found.overlapped_s is not None:
         rows.append(stacked_bar([(found.exposed_s, _EXPOSED), (found.overlapped_s, _OVERLAPPED)], width))
     return rows
 

@@ -147,7 +147,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     if traffic is not None and traffic.num_calls:
         yield paragraph(
             ("traffic      ", "bold"),
-            f"{format_bytes(traffic.bytes)} a step, {format_seconds(traffic.exposed_s)} exposed, ",
+            f"{format_bytes(traffic.bytes)} a step, exposed {format_seconds(traffic.exposed_s)}, ",
             f"waiting {format_seconds(traffic.waiting_s)} (traced step)",
         )
     yield from _short_prediction(analysis)
@@ -156,8 +156,8 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
 def _short_peak(analysis: Analysis) -> Text:
     rank = analysis.largest_rank
     if rank.peak is None:
-        why = summary_memory.why_no_peak(summary.record_of(rank, analysis))
-        return paragraph(("peak         ", "bold"), f"not recorded: {why}")
+        known = summary_memory.without_breakdown(rank, summary.record_of(rank, analysis))
+        return paragraph(("peak         ", "bold"), known)
     parts = summary_memory.peak_parts(rank.peak)
     largest = [
         part for part in sorted(parts, key=lambda part: -part[1]) if part[1] and part[0] != "unexplained"

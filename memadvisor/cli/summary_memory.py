@@ -23,7 +23,7 @@ def peak(
 ) -> RenderableType:
     found = rank.peak
     if found is None:
-        return heading("Peak memory", f"{NOT_RECORDED}: {why_no_peak(recorded)}")
+        return heading("Peak memory", without_breakdown(rank, recorded))
     source = "the allocator's peak" if found.is_allocators else "summed over storages; no allocator peak"
     of_rank = f", rank {rank.rank}, the largest" if num_ranks > 1 else ""
     title = heading(
@@ -31,6 +31,7 @@ def peak(
         (format_bytes(found.allocated_bytes), "bold"),
         f"  in {found.position} (step {found.step}{of_rank}); {source}",
         "" if found.reserved_bytes is None else f"; {format_bytes(found.reserved_bytes)} reserved",
+        _higher_elsewhere(rank, found),
     )
     parts = peak_parts(found)
     bar_width = max(10, min(50, width - 40))
@@ -49,11 +50,26 @@ def peak(
     return Group(title, Text("  ").append_text(stacked_bar(shares, min(width - 4, 100))), lines)
 
 
+def without_breakdown(rank: RankAnalysis, recorded: RankRun) -> str:
+    """What is still known of the peak, and why no more."""
+    why = why_no_peak(recorded)
+    if rank.highest_peak_bytes is None:
+        return f"{NOT_RECORDED}: {why}"
+    return f"{format_bytes(rank.highest_peak_bytes)} by the allocator; its breakdown is {NOT_RECORDED}: {why}"
+
+
 def why_no_peak(recorded: RankRun) -> str:
     """The run was cut short, or damaged."""
     if recorded.traced_step is None:
         return "no traced step was finished"
     return "a step was traced, but its storages are missing"
+
+
+def _higher_elsewhere(rank: RankAnalysis, found: PeakBreakdown) -> str:
+    highest = rank.highest_peak_bytes
+    if highest is None or highest <= found.allocated_bytes:
+        return ""
+    return f"; another step reached {format_bytes(highest)}"
 
 
 def peak_parts(found: PeakBreakdown) -> list[tuple[str, int]]:

@@ -102,12 +102,29 @@ def test_bus_factors_of_eight_ranks(operation, factor):
     assert bus_factor(operation, 8) == factor
 
 
-def test_an_operation_that_never_ended_counts_but_takes_no_time():
+def test_where_no_end_was_seen_times_are_unknown_not_zero():
     calls = [call(0, 0, 1.0, None)]
     traffic = traffic_of(two_ranks(calls, calls))
 
-    assert (traffic.num_calls, traffic.num_unfinished, traffic.time_s) == (1, 1, 0.0)
+    assert (traffic.num_calls, traffic.num_unfinished) == (1, 1)
+    assert (traffic.time_s, traffic.exposed_s, traffic.overlapped_s) == (None, None, None)
     assert traffic.operations[0].bus_bytes_per_s is None
+
+
+def test_one_end_among_several_is_what_is_known():
+    calls = [call(0, 0, 1.0, None), call(0, 1, 2.0, 5.0)]
+    traffic = traffic_of(two_ranks(calls, calls))
+
+    assert (traffic.num_unfinished, traffic.time_s) == (1, 3.0)
+
+
+def test_on_an_accelerator_launch_times_hide_nothing():
+    """An operator's row ends when it is launched there, so nobody knows what ran beside a collective."""
+    ranks = make_run(device="cuda:0").ranks
+    traffic = communication(ranks[0], match_collectives(ranks))
+
+    assert traffic.time_s > 0
+    assert (traffic.exposed_s, traffic.overlapped_s) == (None, None)
 
 
 def test_waiting_is_unknown_while_another_rank_is_missing():

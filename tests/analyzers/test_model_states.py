@@ -109,3 +109,13 @@ def test_gradients_count_when_the_optimizer_step_begins_not_before():
 
 def test_without_a_traced_step_nothing_is_known():
     assert model_states(make_run(traced_step=None).ranks[0], None) is None
+
+
+def test_on_an_accelerator_the_optimizer_begins_when_the_host_says():
+    """Its spans lie behind the host's time, in which storages are born: here by a whole step."""
+    rank = make_run(device="cuda:0").ranks[0]
+    early = tuple(
+        dataclasses.replace(span, start_s=span.start_s - 0.3, end_s=span.end_s - 0.3) for span in rank.spans
+    )
+
+    assert model_states(dataclasses.replace(rank, spans=early), None).gradient_bytes == 4 * P

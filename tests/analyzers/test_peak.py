@@ -93,6 +93,16 @@ def test_recomputing_the_blocks_lowers_the_activations_at_the_peak():
     assert recomputed.by_category_bytes["activation"] < plain.by_category_bytes["activation"]
 
 
+def test_on_an_accelerator_the_birth_that_made_the_peak_says_where():
+    """Its spans lie behind the host's time, in which storages are born: here by a whole step."""
+    rank = make_run(device="cuda:0").ranks[0]
+    late = tuple(
+        dataclasses.replace(span, start_s=span.start_s + 0.3, end_s=span.end_s + 0.3) for span in rank.spans
+    )
+
+    assert peak_of(dataclasses.replace(rank, spans=late)).position == "backward of blocks.2"
+
+
 def test_a_recomputation_inside_a_backward_is_named():
     rank = make_run(num_ranks=1).ranks[0]
     spans = (

@@ -196,3 +196,23 @@ def test_an_output_that_knows_only_ascii_gets_question_marks_for_bars(run_direct
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"Peak memory  3.87 MiB" in done.stdout
     assert b"\x1b" not in done.stdout
+
+
+def test_an_allocators_peak_without_a_traced_step_is_shown_alone():
+    """CUDA keeps a peak in every step."""
+    run = make_run(traced_step=None, device="cuda:0", num_ranks=1)
+    rank = run.ranks[0]
+    steps = tuple(dataclasses.replace(step, peak_allocated_bytes=3 * 2**20) for step in rank.steps)
+    run = dataclasses.replace(run, ranks=(dataclasses.replace(rank, steps=steps),))
+
+    for text in (shown(run), shown(run, printer=print_summary)):
+        assert "3.00 MiB by the allocator; its breakdown is not recorded: no traced step" in text
+
+
+def test_a_higher_peak_in_another_step_is_named():
+    run = make_run(device="cuda:0", num_ranks=1)
+    rank = run.ranks[0]
+    steps = (dataclasses.replace(rank.steps[0], peak_allocated_bytes=5 * 2**20), *rank.steps[1:])
+    run = dataclasses.replace(run, ranks=(dataclasses.replace(rank, steps=steps),))
+
+    assert "another step reached 5.00 MiB" in " ".join(shown(run).split())
