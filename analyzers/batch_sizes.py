@@ -1,10 +1,11 @@
-"""Which storages of a step would shrink with the micro-batch, and to what size."""
+"""What a storage's shape tells: whether it shrinks with the micro-batch, whether it is a cast weight."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from memadvisor.run.records import Step, Storage
+from memadvisor.run.records import Parameter, Step, Storage
 from memadvisor.run.run import RankRun
 
 _SHAPE = re.compile(r"\d+")
@@ -19,8 +20,8 @@ def dimensions(shape: str) -> tuple[int, ...]:
 def shrink_batch(rank: RankRun, step: Step, divisor: int) -> dict[int, int]:
     """New sizes, by storage, with micro-batches of 1/divisor of their size.
 
-    A storage born in the step shrinks where its first dimension is the micro-batch's samples or tokens
-    and its shape is no parameter's. What has no recorded shape keeps its size, so the step is never
+    A storage born in the step shrinks where its first or second dimension is the micro-batch's samples
+    or tokens and its shape is no parameter's. What has no recorded shape keeps its size, so the step is never
     made smaller than it is known to become.
     """
     if divisor == 1 or step.num_samples is None:
@@ -39,8 +40,16 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int) -> dict[int, int]:
     }
 
 
+def is_weight_cast(row: Storage, parameters: Iterable[Parameter]) -> bool:
+    """Whether a storage is the copy of a parameter of its unit in another dtype, as autocast makes them."""
+    return row.operator == "aten::_to_copy" and any(
+        parameter.unit == row.unit and parameter.dtype != row.dtype and parameter.shape == row.shape
+        for parameter in parameters
+    )
+
+
 def _has_batch(row: Storage, per_batch: set[int], weights: set[tuple[int, ...]], divisor: int) -> bool:
     shape = dimensions(row.shape)
     if row.phase == "baseline" or row.category in _KEPT or not shape or shape in weights:
         return False
-    return shape[0] in per_batch and shape[0] % divisor == 0
+    return any(size in per_batch and size % divisor == 0 for size in shape[:2])

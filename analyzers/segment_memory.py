@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from memadvisor.analyzers.batch_sizes import shrink_batch
+from memadvisor.analyzers.batch_sizes import is_weight_cast, shrink_batch
 
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level
 from memadvisor.run.records import UNEXPLAINED, Saved, Step, Storage
@@ -80,15 +80,16 @@ def segment_memory(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor
     placed = _place(rank, step, pieces, divisor)
     passes = _Passes(pieces)
     freed = {number for number, item in enumerate(placed) if passes.unit_that_frees(item) is not None}
+    casts = {number for number in freed if is_weight_cast(placed[number].row, rank.parameters)}
     events, start = _events(rank, step, pieces, placed)
     levels = []
     for position in range(len(pieces)):
-        level = _levels(position, pieces, start, events[position], placed, freed)
+        level = _levels(position, pieces, start, events[position], placed, freed - casts)
         levels.append(level)
         _apply(start, events[position])
     return Memory(
         levels=tuple(levels),
-        inner=tuple(_inner(placed, freed, passes)),
+        inner=tuple(_inner(placed, freed, casts, passes)),
         boundaries=tuple(_boundaries(placed, freed, passes)),
         peak_bytes=max(sum(level.captured.peak.values()) for level in levels),
     )
@@ -131,6 +132,17 @@ class _Passes:
     def last_of_backward(self, position: int) -> int:
         """The last segment in which what a unit's backward used may still be dropped: the next one."""
         return position + 1
+
+    def end_of_forward(self, position: int) -> int:
+        """The last segment of a micro-batch before its backward."""
+        micro_batch = self.pieces[position].micro_batch
+        while (
+            position + 1 < len(self.pieces)
+            and self.pieces[position + 1].phase not in ("backward", "recompute")
+            and self.pieces[position + 1].micro_batch == micro_batch
+        ):
+            position += 1
+        return position
 
     def forward_at(self, time_s: float | None) -> int | None:
         """The forward segment of a whole unit that contains a time."""
@@ -273,12 +285,18 @@ def _without_saving(
     """The same forward if it saved nothing: what it would have kept dies at its last use, its inputs stay."""
     if piece.unit is None or piece.phase != "forward":
         return events
-    changed = [e for e in events if e.delta_bytes > 0 or e.is_own or e.number < 0]
+    changed = []
     for event in events:
-        if event.delta_bytes > 0 and event.number in freed:
+        if event.number in freed and event.delta_bytes > 0:
             row = placed[event.number].row
             end_s = piece.end_s if row.last_forward_use_s is None else row.last_forward_use_s
-            changed.append(replace(event, time_s=max(end_s, row.birth_s), delta_bytes=-event.delta_bytes))
+            birth = replace(event, category="temporary")
+            changed += [
+                birth,
+                replace(birth, time_s=max(end_s, row.birth_s), delta_bytes=-event.delta_bytes),
+            ]
+        elif event.delta_bytes > 0 or event.is_own or event.number < 0:
+            changed.append(event)
     changed.sort(key=lambda event: (event.time_s, event.delta_bytes > 0))
     return changed
 
@@ -303,19 +321,23 @@ def _growth(piece: Stretch, events: Sequence[_Event], placed: Sequence[_Placed])
     return _highest({}, [event for event in own if event.time_s <= last_saved_s])
 
 
-def _inner(placed: Sequence[_Placed], freed: set[int], passes: _Passes) -> Iterable[Inner]:
-    """Freed storages of one unit, category and lifetime are one item."""
+def _inner(placed: Sequence[_Placed], freed: set[int], casts: set[int], passes: _Passes) -> Iterable[Inner]:
+    """Freed storages of one unit, category and lifetime are one item.
+
+    A weight that autocast has cast stays in its cache until the forward's context is left.
+    """
     sizes: Counter[tuple[str, str, int, int]] = Counter()
     for number in sorted(freed):
         item = placed[number]
         unit, backward = passes.forward[item.birth]
-        sizes[unit, item.row.category, item.birth, min(item.death, backward)] += item.row.size_bytes
-    for (unit, category, birth, death), size_bytes in sizes.items():
+        freed_after = passes.end_of_forward(item.birth) if number in casts else item.birth
+        sizes[unit, item.row.category, freed_after, min(item.death, backward)] += item.row.size_bytes
+    for (unit, category, freed_after, death), size_bytes in sizes.items():
         yield Inner(
             unit=unit,
             category=category,
             size_bytes=size_bytes,
-            birth_segment=birth,
+            freed_after_segment=freed_after,
             death_segment=death,
         )
 

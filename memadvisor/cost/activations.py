@@ -13,6 +13,10 @@ from itertools import accumulate
 
 from memadvisor.cost.step import BoundaryTensor, Bytes, CapturedStep, Level, Segment
 
+# Checkpointing keeps the CPU generator's state of each forward that it will run again, to draw the same
+# numbers (torch.utils.checkpoint, preserve_rng_state): a tensor of so many bytes, on the CPU.
+RNG_STATE_BYTES = 5056
+
 VIEWS = ("captured", "stateless", "own_gradients")
 
 
@@ -77,9 +81,13 @@ class _Changes:
 
 def _changes(step: CapturedStep, recomputed: frozenset[str]) -> Iterable[tuple[str, int, int, int]]:
     """Category, first and last segment, signed bytes. A negative change ends where the storage died."""
+    remembered: set[tuple[str, int]] = set()
     for item in step.inner:
         if item.unit in recomputed:
-            yield item.category, item.birth_segment + 1, item.death_segment, -item.size_bytes
+            yield item.category, item.freed_after_segment + 1, item.death_segment, -item.size_bytes
+            if step.device == "cpu" and (item.unit, item.death_segment) not in remembered:
+                remembered.add((item.unit, item.death_segment))
+                yield "temporary", item.freed_after_segment, item.death_segment, RNG_STATE_BYTES
     for tensor in step.boundaries:
         needed = needed_until(tensor, recomputed)
         if needed < tensor.death_segment:

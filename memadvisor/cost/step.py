@@ -53,15 +53,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """Bytes that only unit `unit` keeps for its backward: alive from one segment of it to another.
+    """Bytes that only unit `unit` keeps from its forward for its backward.
 
-    They vanish between the two (both excluded) where the unit is recomputed.
+    Where the unit is recomputed they are free after one segment, its forward or later, and are there
+    again in its backward, the other.
     """
 
     unit: str
     category: str
     size_bytes: int
-    birth_segment: int
+    freed_after_segment: int
     death_segment: int
 
 

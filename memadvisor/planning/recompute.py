@@ -124,7 +124,7 @@ class _Chain:
         self.seconds = step.recomputable
         first: dict[str, int] = {}
         for item in step.inner:
-            first.setdefault(item.unit, item.birth_segment)
+            first.setdefault(item.unit, item.freed_after_segment)
         self.order = sorted(first, key=lambda unit: first[unit])
         self.sizes = dict.fromkeys(self.order, 0)
         freed = [0] * (len(step.segments) + 1)
@@ -132,9 +132,11 @@ class _Chain:
         for unit in self.order:
             spans: dict[int, int] = {}
             for item in (item for item in step.inner if item.unit == unit):
-                freed[item.birth_segment + 1] += item.size_bytes
+                freed[item.freed_after_segment + 1] += item.size_bytes
                 freed[item.death_segment] -= item.size_bytes
-                spans[item.birth_segment] = max(spans.get(item.birth_segment, 0), item.death_segment)
+                spans[item.freed_after_segment] = max(
+                    spans.get(item.freed_after_segment, 0), item.death_segment
+                )
             for birth, death in spans.items():
                 depth[birth + 1] += 1
                 depth[death] -= 1
@@ -178,8 +180,10 @@ class _Chain:
 
 
 def _bytes_of_first_pass(step: CapturedStep, unit: str) -> int:
-    births = [item.birth_segment for item in step.inner if item.unit == unit]
-    return sum(i.size_bytes for i in step.inner if i.unit == unit and i.birth_segment == min(births))
+    """What one micro-batch saves for the unit: all that comes back in the same backward."""
+    own = [item for item in step.inner if item.unit == unit]
+    first = min(own, key=lambda item: item.freed_after_segment).death_segment
+    return sum(item.size_bytes for item in own if item.death_segment == first)
 
 
 def _running(steps: list[int]) -> list[int]:

@@ -1,0 +1,103 @@
+"""A hardware file is read whole or refused in one line; a name is looked up and never guessed."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memadvisor.errors import MemadvisorError, UnknownHardwareError, UsageError
+from memadvisor.hardware.catalogue import CATALOGUE
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware
+from memadvisor.hardware.load import hardware_from_json, load_hardware, named_hardware, save_hardware
+
+MEASURED = Hardware(
+    name="this machine",
+    kind="measured",
+    source="a test",
+    memory_bytes=None,
+    memory_bandwidth_bytes_per_s=3e10,
+    peak_flops_per_s={"float32": 1e11},
+    collectives=(
+        CollectiveCurve(
+            operation="all_reduce", num_ranks=2, sizes_bytes=(1024, 4096), durations_s=(1e-4, 2e-4)
+        ),
+    ),
+)
+
+
+def test_a_saved_file_reads_back_the_same(tmp_path):
+    save_hardware(MEASURED, tmp_path / "hardware.json")
+
+    assert load_hardware(str(tmp_path / "hardware.json")) == MEASURED
+    assert (tmp_path / "hardware.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_every_name_and_alias_finds_its_data_sheet_and_every_figure_names_its_source(entry):
+    for name in (entry.name, *entry.aliases):
+        assert named_hardware(f" {name.upper()} ").name == entry.name
+    assert set(entry.sources) == {"memory", "bandwidth", "flops"}
+    assert load_hardware(entry.name).kind == "datasheet"
+
+
+def test_names_and_aliases_are_unambiguous():
+    names = [name for entry in CATALOGUE for name in (entry.name.lower(), *entry.aliases)]
+    assert len(names) == len(set(names))
+
+
+def test_an_unknown_device_is_refused_and_not_replaced_by_another():
+    with pytest.raises(UnknownHardwareError, match="'B9000'"):
+        load_hardware("B9000")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format"),
+        ({"kind": "guess"}, "kind"),
+        ({"memory_bytes": -1}, "positive"),
+        ({"memory_bandwidth_bytes_per_s": "fast"}, "number"),
+        ({"peak_flops_per_s": {"float32": float("inf")}}, "positive"),
+        ({"collectives": [{"operation": "all_reduce"}]}, "missing"),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path, change, message):
+    path = tmp_path / "hardware.json"
+    save_hardware(MEASURED, path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+    with pytest.raises(UsageError, match=message) as caught:
+        load_hardware(str(path))
+    assert "\n" not in caught.value.one_line()
+
+
+def test_sizes_that_do_not_ascend_are_refused():
+    curve = {"operation": "all_reduce", "num_ranks": 2, "sizes_bytes": [4, 4], "durations_s": [1.0, 1.0]}
+    value = {"format": 1, "name": "x", "kind": "given", "source": "", "memory_bytes": None}
+    value |= {"memory_bandwidth_bytes_per_s": None, "peak_flops_per_s": {}, "collectives": [curve]}
+    with pytest.raises(UsageError, match="ascend"):
+        hardware_from_json(value, "it")
+
+
+def test_a_missing_file_and_a_file_that_is_no_json_are_one_line(tmp_path):
+    (tmp_path / "bad.json").write_text("{")
+    for name in ("bad.json", "absent.json"):
+        with pytest.raises(UsageError):
+            load_hardware(str(tmp_path / name))
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+_FIELDS = ("format", "name", "kind", "source", "memory_bytes", "peak_flops_per_s", "collectives")
+
+
+@given(st.dictionaries(st.sampled_from(_FIELDS), _JSON) | _JSON)
+def test_any_json_is_read_or_refused_and_never_crashes(value):
+    try:
+        hardware_from_json(value, "it")
+    except MemadvisorError:
+        pass
