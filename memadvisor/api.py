@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from memadvisor import __version__
 from memadvisor.plan import Plan, load_plan
 from memadvisor.run.run import Run
 from memadvisor.run.store import create_run_directory, load_run
@@ -36,7 +37,7 @@ class Profile:
 
         identity = rank_identity()
         script = Target(name=sys.argv[0] if sys.argv else "", is_module=False, arguments=tuple(sys.argv[1:]))
-        start_manifest(self.directory, script, identity.world_size)
+        start_manifest(self.directory, script, identity.world_size, __version__)
         options = RecorderOptions(
             directory=self.directory, trace_step=self._trace_step, **dataclasses.asdict(identity)
         )

@@ -250,7 +250,7 @@ def _storage_row(block: _Block, seconds: object, device: str) -> Storage:
         category=category,
         dtype=block.dtype,
         shape=block.shape,
-        module=block.place.module,
+        module=block.place.module or block.unit or "",
         unit=block.unit if block.unit is not None else block.place.unit,
         phase=block.place.phase,
         micro_batch=block.place.micro_batch,

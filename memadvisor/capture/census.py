@@ -25,14 +25,16 @@ def known_tensors(
     """Tensors whose category is certain, engines' own buffers first."""
     for source in sources:
         yield from source()
+    units: dict[int, str] = {}
     for _, unit, parameter in models.parameters():
+        units[id(parameter)] = unit
         yield parameter, "parameter", unit
         if parameter.grad is not None:
             yield parameter.grad, "gradient", unit
     for optimizer in optimizers:
-        for state in optimizer.state.values():
+        for parameter, state in optimizer.state.items():
             for tensor in state_tensors(state):
-                yield tensor, "optimizer_state", ""
+                yield tensor, "optimizer_state", units.get(id(parameter), "")
     for buffer in models.buffers():
         yield buffer, "other", ""
 

@@ -93,7 +93,9 @@ class CollectiveLog:
             issue_ns=issue_ns,
         )
         self.calls.append(call)
-        _when_done(out, call)
+        if not any(tensor.is_cuda for tensor in tensors):
+            # NCCL's future is done as soon as the kernel is queued; there its wait has to do.
+            _when_done(out, call)
         return tensors
 
     def watch_waits(self) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memadvisor import __version__
 from memadvisor.capture.attach import when_torch_is_imported
 from memadvisor.capture.script import Target, exit_code_of, hide_our_frames, run_target
 from memadvisor.run.frames import MAJOR, MINOR
@@ -38,11 +37,11 @@ def rank_identity() -> RankIdentity:
     return RankIdentity(number("RANK", 0), max(1, number("WORLD_SIZE", 1)), number("LOCAL_RANK", 0))
 
 
-def start_manifest(directory: Path, target: Target, world_size: int) -> None:
-    """Write what all ranks share. Raises OSError."""
+def start_manifest(directory: Path, target: Target, world_size: int, version: str) -> None:
+    """Write what all ranks share; `version` is memadvisor's own. Raises OSError."""
     manifest = Manifest(
         format=(MAJOR, MINOR),
-        memadvisor_version=__version__,
+        memadvisor_version=version,
         created_unix_s=time.time(),
         world_size=world_size,
         script=target.name,

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from memadvisor import __version__
 from memadvisor.capture.launch import launch_ranks
 from memadvisor.capture.script import Target, check_target
 from memadvisor.capture.session import profile_script, rank_identity, start_manifest
@@ -68,7 +69,7 @@ def target_of(arguments: argparse.Namespace) -> Target:
 
 def start(directory: Path, target: Target, world_size: int) -> None:
     try:
-        start_manifest(directory, target, world_size)
+        start_manifest(directory, target, world_size, __version__)
     except OSError as error:
         raise UsageError(
             f"{str(directory)!r} cannot be written: {error.strerror}.", hint="name another --out."

@@ -104,9 +104,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a step: kind is forward, backward, optimizer, unit_forward or unit_backward.
+    """A stretch of a step: kind is forward, evaluation, backward, optimizer, unit_forward or unit_backward.
 
-    A `unit_forward` inside a backward is a recomputation and has kind `unit_recompute`.
+    A `unit_forward` inside a backward is a recomputation and has kind `unit_recompute`; a model's forward
+    without gradients is an `evaluation`.
     """
 
     step: int
