@@ -2,7 +2,7 @@
 
     python tools/tui_screenshot.py RUN OUT.svg [--tab memory] [--size 120x36] [--keys home,right]
 
-No terminal is needed. Fonts are the viewer's own; `rsvg-convert OUT.svg -o OUT.png` makes a bitmap of it.
+No terminal is needed. Browsers draw it as the terminal does; some converters drop leading spaces.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import asyncio
 from pathlib import Path
 
 from memadvisor.tui.app import RunApp
-from textual.widgets import TabbedContent
 
 
 async def draw(arguments: argparse.Namespace) -> str:
@@ -22,7 +21,7 @@ async def draw(arguments: argparse.Namespace) -> str:
             if app.return_value is not None:
                 raise SystemExit(app.return_value.one_line())
             await pilot.pause(0.05)
-        app.query_one(TabbedContent).active = arguments.tab
+        app.action_tab(arguments.tab)
         await pilot.pause(0.2)
         for key in filter(None, arguments.keys.split(",")):
             await pilot.press(key)

@@ -6,6 +6,7 @@ from heapq import nlargest
 
 from memadvisor.analyzers.peak import alive_storages, position_in_words, where
 from memadvisor.analyzers.segments import cut_step
+from memadvisor.analyzers.timeline import MemoryTimeline
 from memadvisor.tui.chart import MemoryChart, PhaseSpan
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane, why_untraced
@@ -51,29 +52,34 @@ class MemoryPane(Pane):
         if timeline is None or step is None:
             return
         shown = (view.rank.process.rank, step.index, len(view.rank.storages))
+        chart = self.query_one(MemoryChart)
         if self._shown == shown:
-            return  # a traced step does not change any more; the cursor stays where it is
+            # A traced step does not change any more: the cursor stays where it is.
+            self._show_moment(view, timeline, chart.cursor_s)
+            return
         self._shown = shown
         phases = tuple(
             PhaseSpan(piece.phase, piece.start_s - timeline.start_s, piece.end_s - timeline.start_s)
             for piece in cut_step(view.rank.spans, step)
         )
         peak_s = view.result.peak.time_s if view.result.peak is not None else 0.0
-        self.query_one(MemoryChart).draw(timeline, phases, peak_s, step.duration_s)
+        chart.draw(timeline, phases, peak_s, step.duration_s)
 
     @on(MemoryChart.Moved)
     def _moved(self, event: MemoryChart.Moved) -> None:
-        timeline = None if self.view is None else self.view.result.timeline
-        if self.view is None or timeline is None:
-            return
-        entry = max(0, int(timeline.times_s.searchsorted(event.time_s, side="right")) - 1)
+        if self.view is not None and self.view.result.timeline is not None:
+            self._show_moment(self.view, self.view.result.timeline, event.time_s)
+
+    def _show_moment(self, view: View, timeline: MemoryTimeline, time_s: float) -> None:
+        """What is alive at a moment, in words and as a table."""
+        entry = max(0, int(timeline.times_s.searchsorted(time_s, side="right")) - 1)
         clock_s = float(timeline.clock_s[entry])
         by_category = {name: int(sizes[entry]) for name, sizes in timeline.by_category_bytes.items()}
-        phase, unit, _ = where(self.view.rank, max(clock_s, timeline.start_s + event.time_s))
+        phase, unit, _ = where(view.rank, max(clock_s, timeline.start_s + time_s))
         place, total_bytes = position_in_words(phase, unit), int(timeline.total_bytes[entry])
-        rows = _moment(event.time_s, place, total_bytes, by_category, max(20, self.size.width - 4))
+        rows = _moment(time_s, place, total_bytes, by_category, max(20, self.size.width - 4))
         self.query_one("#memory-moment", Static).update(lines(rows))
-        alive = nlargest(_NUM_ALIVE, alive_storages(self.view.rank, clock_s), key=lambda row: row.size_bytes)
+        alive = nlargest(_NUM_ALIVE, alive_storages(view.rank, clock_s), key=lambda row: row.size_bytes)
         refill(self.query_one("#memory-alive", DataTable), _COLUMNS, [_row(storage) for storage in alive])
 
 
@@ -95,7 +101,7 @@ def _row(storage: Storage) -> Row:
         cells=(
             number(format_bytes(storage.size_bytes)),
             words(storage.category, CATEGORY_COLORS.get(storage.category, "")),
-            words(storage.module or "(model)"),
+            words(storage.module or storage.unit or "(model)"),
             words(storage.operator or ("before the step" if storage.phase == "baseline" else "")),
             words(storage.shape),
             words(storage.dtype),

@@ -107,7 +107,7 @@ def _model_states(view: View) -> list[Text]:
     if states is None:
         return []
     per_parameter = states.bytes_per_parameter
-    each = "" if per_parameter is None else f" ({per_parameter:.2f} B a parameter)"
+    each = "" if per_parameter is None else f", {per_parameter:.2f} B/parameter"
     return [
         paragraph(
             (f"{'model states':<{_NAME_WIDTH}}", "bold"),
@@ -193,7 +193,7 @@ def _why_no_mfu(utilization: Utilization) -> str:
         return "FLOPs come with the traced step"
     if utilization.step_time_s is None:
         return "no timed step yet"
-    return "no peak FLOP/s known for this device; `memadvisor calibrate -o FILE`, then --hardware FILE"
+    return "no peak FLOP/s known (see `memadvisor calibrate`)"
 
 
 def _run(view: View) -> list[Text]:

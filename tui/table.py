@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memadvisor.tui.text import number, words
+from rich.cells import cell_len
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
@@ -14,6 +15,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import DataTable, Input
+
+_MAX_WIDTH = 60  # of a column; what is longer ends in an ellipsis
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +41,22 @@ def refill(table: DataTable[Text], columns: Sequence[Column], rows: Sequence[Row
     `marked` is the position of the column that the rows are sorted by.
     """
     kept_key, kept_row = _cursor_key(table), table.cursor_row
-    scroll_y = table.scroll_y
+    scroll_x, scroll_y = table.scroll_x, table.scroll_y
     table.clear(columns=True)
     for position, column in enumerate(columns):
         title = column.title + (" ▼" if position == marked else "")
-        table.add_column(number(title) if column.is_number else words(title))
+        # Measured here: a table measures itself later, and wrongly where it is filled twice until then.
+        width = max([cell_len(title), *(row.cells[position].cell_len for row in rows)])
+        table.add_column(number(title) if column.is_number else words(title), width=min(width, _MAX_WIDTH))
+    seen: set[str] = set()
     for row in rows:
-        table.add_row(*row.cells, key=row.key)
+        # A damaged run may hold a row twice, and a table takes a key once.
+        table.add_row(*row.cells, key=None if row.key in seen else row.key)
+        seen.add(row.key)
     if kept_row > 0 and kept_key is not None:
         found = next((i for i, row in enumerate(rows) if row.key == kept_key), min(kept_row, len(rows) - 1))
         table.move_cursor(row=max(0, found), scroll=False)
-        table.scroll_to(y=scroll_y, animate=False)
+    table.scroll_to(x=scroll_x, y=scroll_y if kept_row > 0 else 0, animate=False)
     # A table as high as its rows learns of them only after this refresh.
     table.call_after_refresh(table.refresh, layout=True)
 

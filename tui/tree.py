@@ -15,7 +15,8 @@ from memadvisor.run.records import Module, Parameter
 class TreeNode:
     """A module with its subtree. Bytes are the analyzers' own, summed over the subtree; None: not recorded.
 
-    `peak_bytes` were born while a module of the subtree was the innermost one running, and alive at the peak.
+    `peak_bytes` were alive at the peak, and born while a module of the subtree was the innermost one running;
+    what was there before the step counts where its unit is, if it has one.
     """
 
     name: str
@@ -56,7 +57,7 @@ def module_tree(
             own_parameters[_parent(parameter.name, known)] += parameter.num_elements
     own_peak: Counter[str] = Counter()
     for part in peak.by_module if peak is not None else ():
-        own_peak[owner(part.module)] += part.size_bytes
+        own_peak[owner(part.module or part.unit)] += part.size_bytes
     own_saved: Counter[str] = Counter()
     for kept in activations.modules if activations is not None else ():
         own_saved[owner(kept.name)] += kept.saved_bytes

@@ -413,6 +413,21 @@ def test_incomplete_runs_show_what_they_have_on_every_tab(tmp_path, changes):
     drive(directory, scenario)
 
 
+def test_rows_that_stand_twice_break_no_table(tmp_path):
+    run = make_run(num_ranks=1)
+    rank = run.ranks[0]
+    twice = {t: getattr(rank, t) * 2 for t in ("steps", "storages", "modules", "saved")}
+    run = dataclasses.replace(run, ranks=(dataclasses.replace(rank, **twice),))
+
+    async def scenario(app, pilot):
+        for key in "12345678":
+            await pilot.press(key)
+            await pilot.pause()
+        assert app.query_one("#steps-table", DataTable).row_count == 16
+
+    drive(write_run(run, tmp_path / "run"), scenario)
+
+
 def test_missing_ranks_are_named(tmp_path):
     directory = write_run(make_run(num_ranks=3, missing_ranks=(0, 2)), tmp_path / "run")
 

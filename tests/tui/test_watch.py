@@ -63,16 +63,15 @@ def test_nothing_is_read_while_no_file_changes(tmp_path):
 
 
 def test_a_journal_that_grew_is_read_again(tmp_path):
-    run = make_run(num_ranks=1, exit_code=None)
-    directory = write_run(run, tmp_path / "run")
-    watcher = Watcher(directory)
-    assert len(watcher.poll().run.ranks[0].steps) == 8
-    more = JournalWriter(directory / "more")
-    more.write_rows("steps", [dataclasses.replace(run.ranks[0].steps[-1], index=8)])
-    [journal] = directory.glob("rank0*")
-    journal.write_bytes(journal.read_bytes() + (directory / "more").read_bytes())
+    rank = make_run(num_ranks=1).ranks[0]
+    writer = JournalWriter(tmp_path / "rank0.pid1.journal")
+    writer.write_document("process", dataclasses.asdict(rank.process))
+    writer.write_rows("steps", rank.steps[:5])
+    watcher = Watcher(tmp_path)
+    assert len(watcher.poll().run.ranks[0].steps) == 5
+    writer.write_rows("steps", rank.steps[5:])
 
-    assert len(next_snapshot(watcher).run.ranks[0].steps) == 9
+    assert len(next_snapshot(watcher).run.ranks[0].steps) == 8
 
 
 def test_a_run_whose_process_dies_silently_becomes_killed(tmp_path, monkeypatch):
