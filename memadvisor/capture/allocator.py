@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -48,16 +49,47 @@ def enable_cpu_account(alive: Iterable[tuple[int, int]]) -> bool:
     return True
 
 
-def counter(time_s: float, device: torch.device, nvml: object | None = None) -> Counter:
-    """The counters of this moment, without synchronising anything."""
-    on_cuda = device.type == "cuda"
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """The caching allocator's own totals; peaks are since the script last reset them."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+def device_totals(device: torch.device) -> DeviceTotals | None:
+    """Totals of a CUDA device, without synchronising anything; None on CPU."""
+    if device.type != "cuda":
+        return None
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return DeviceTotals(allocated["current"], reserved["current"], allocated["peak"], reserved["peak"])
+
+
+def device_block_sizes(device: torch.device) -> dict[int, int]:
+    """Bytes that the caching allocator really gave to each live block of a CUDA device, by address."""
+    if device.type != "cuda":
+        return {}
+    return {
+        block["address"]: block["size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == device.index
+        for block in segment["blocks"]
+        if block["state"] != "inactive"
+    }
+
+
+def counter(time_s: float, totals: DeviceTotals | None, nvml: object | None) -> Counter:
+    """The process's and the device's counters of this moment."""
     return Counter(
         time_s=time_s,
-        allocated_bytes=torch.cuda.memory_allocated(device) if on_cuda else None,
-        reserved_bytes=torch.cuda.memory_reserved(device) if on_cuda else None,
+        allocated_bytes=totals.allocated_bytes if totals else None,
+        reserved_bytes=totals.reserved_bytes if totals else None,
         resident_bytes=_resident_bytes(),
         device_used_bytes=_device_used_bytes(nvml) if nvml is not None else None,
-        device_utilization=None,
+        device_utilization=_device_utilization(nvml) if nvml is not None else None,
     )
 
 
@@ -87,5 +119,15 @@ def _device_used_bytes(handle: object) -> int | None:
 
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError:
+        return None
+
+
+def _device_utilization(handle: object) -> float | None:
+    """Share of the last sampling period in which a kernel ran, as a fraction of 1."""
+    import pynvml
+
+    try:
+        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
     except pynvml.NVMLError:
         return None
