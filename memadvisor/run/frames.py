@@ -104,10 +104,10 @@ def _frame_at(data: bytes, position: int) -> tuple[Frame | None, int, str]:
         )  # a later format: skipped by length
     inflate = zlib.decompressobj()
     try:
-        payload = inflate.decompress(body, raw)
+        payload = inflate.decompress(body, raw + 1)
     except zlib.error:
         return None, 0, "undecodable payload"
-    if len(payload) != raw:
+    if len(payload) != raw or not inflate.eof or inflate.unused_data:
         return None, 0, "payload of a wrong length"
     return Frame(kind, schema, rows, payload, journal, number), HEADER.size + stored, ""
 

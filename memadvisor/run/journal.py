@@ -7,6 +7,7 @@ in `JournalWriter.failure`. Nothing waits for another process, nothing is pickle
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -62,6 +63,8 @@ class JournalWriter:
         self._fd: int | None = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
         )
+        status = os.fstat(self._fd)
+        self._identity = (status.st_dev, status.st_ino)
         self._journal_id = int.from_bytes(os.urandom(4), "little")
         self._num_frames = 0
         self._strings: dict[str, int] = {}
@@ -87,9 +90,18 @@ class JournalWriter:
             self._append(b"".join(frames))
 
     def close(self) -> None:
-        if self._fd is not None and self._pid == os.getpid():
+        if self._fd is not None and self._pid == os.getpid() and self._is_ours(self._fd):
             os.close(self._fd)
         self._fd = None
+
+    def _is_ours(self, descriptor: int) -> bool:
+        # A script may close every descriptor it does not know (daemons do), and open a file of its own
+        # under our number: never write into that one, nor close it.
+        try:
+            status = os.fstat(descriptor)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
 
     def _frame(self, kind: int, schema: int, num_rows: int, payload: bytes) -> bytes:
         number = self._num_frames
@@ -133,6 +145,8 @@ class JournalWriter:
         if self._fd is None or self._pid != os.getpid():
             return
         try:
+            if not self._is_ours(self._fd):
+                raise OSError(errno.EBADF, "the script has closed the journal")
             view = memoryview(data)
             while view:
                 view = view[os.write(self._fd, view) :]
