@@ -74,7 +74,7 @@ def device_block_sizes(device: torch.device) -> dict[int, int]:
         return {}
     return {
         block["address"]: block["size"]
-        for segment in torch.cuda.memory_snapshot()
+        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         if segment["device"] == device.index
         for block in segment["blocks"]
         if block["state"] != "inactive"

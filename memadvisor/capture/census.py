@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from memadvisor.capture.account import Resident
+from memadvisor.capture.allocator import device_block_sizes
 from memadvisor.capture.labels import describe, storage_address
 from memadvisor.capture.models import Models
 from memadvisor.run.records import OptimizerState
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
-# CUDA's caching allocator hands out multiples of this; torch's CPU allocator hands out what is asked.
-_CUDA_GRAIN_BYTES = 512
 
 
 def known_tensors(
@@ -32,9 +31,9 @@ def known_tensors(
         if parameter.grad is not None:
             yield parameter.grad, "gradient", unit
     for optimizer in optimizers:
-        for parameter, state in optimizer.state.items():
+        for owner, state in optimizer.state.items():
             for tensor in state_tensors(state):
-                yield tensor, "optimizer_state", units.get(id(parameter), "")
+                yield tensor, "optimizer_state", units.get(id(owner), "")
     for buffer in models.buffers():
         yield buffer, "other", ""
 
@@ -54,12 +53,13 @@ def state_tensors(state: object) -> Iterator[torch.Tensor]:
 def residents(known: Iterable[Labelled], device: torch.device) -> list[Resident]:
     """Every allocator-owned storage on `device` that Python can reach, once; the first label wins."""
     found: dict[int, Resident] = {}
+    given = device_block_sizes(device)
     for tensor, category, unit in known:
-        _take(tensor, category, unit, device, found)
+        _take(tensor, category, unit, device, found, given)
     for item in gc.get_objects():
         # type() and not isinstance(): a proxy's __class__ may run the script's code.
         if issubclass(type(item), torch.Tensor):
-            _take(item, "other", "", device, found)
+            _take(item, "other", "", device, found, given)
     return list(found.values())
 
 
@@ -78,9 +78,8 @@ def _take(
             return
     except Exception:
         return  # a half-made or exotic tensor; its bytes show up as unexplained
-    if device.type == "cuda":
-        size_bytes = -(-size_bytes // _CUDA_GRAIN_BYTES) * _CUDA_GRAIN_BYTES
-    found[address] = Resident(address, size_bytes, category, unit, *describe(tensor))
+    # CUDA's caching allocator hands out more than is asked; the CPU's exactly that.
+    found[address] = Resident(address, given.get(address, size_bytes), category, unit, *describe(tensor))
 
 
 def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> list[OptimizerState]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from memadvisor.capture.allocator import counter, enable_cpu_account, open_nvml
+from memadvisor.capture.allocator import DeviceTotals, counter, device_totals, enable_cpu_account, open_nvml
 from memadvisor.capture.census import (
     Labelled,
     known_tensors,
@@ -38,6 +38,7 @@ from memadvisor.run.records import Counter, Ending, Note, ProcessInfo, Span, Ste
 from memadvisor.run.store import journal_path
 
 _FLUSH_EVERY_S = 0.25
+_COUNT_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,7 @@ class Recorder:
         self._has_traced = False
         self._has_model = False
         self._last_flush_s = self._start_s
+        self._last_counter_s = 0.0
         self._running_peak_bytes = 0
         self._failed = False
         self._last_optimizer_mark: Mark | None = None
@@ -339,7 +341,8 @@ class Recorder:
             return
         self._last_optimizer_mark = None
         self._unit_stack.clear()
-        peak_bytes, peak_reserved_bytes = self._device_peaks()
+        totals = device_totals(self._device)
+        peak_bytes, peak_reserved_bytes = self._device_peaks(totals)
         if step.traced and self._tracer is not None:
             if not self._tracer.can_finish():
                 self._tracer.abandon()
@@ -352,9 +355,11 @@ class Recorder:
                 peak_bytes = trace_peak if trace_peak is not None else peak_bytes
                 peak_reserved_bytes = trace_reserved if trace_reserved is not None else peak_reserved_bytes
             self._tracer = None
-        sample = counter(time.monotonic(), self._device, self._nvml)
-        self._counters.append(sample)
-        self._closed_steps.append((step, end, sample.allocated_bytes, peak_bytes, peak_reserved_bytes))
+        if start_s - self._last_counter_s >= _COUNT_EVERY_S:
+            self._last_counter_s = start_s
+            self._counters.append(counter(start_s, totals, self._nvml))
+        allocated_bytes = totals.allocated_bytes if totals else None
+        self._closed_steps.append((step, end, allocated_bytes, peak_bytes, peak_reserved_bytes))
         if not self._described:
             self._describe_models()
         index = step.index + 1
@@ -369,12 +374,12 @@ class Recorder:
             self._step.start = self._clock.mark()
         self._step.recorder_s = 0.0 if step.traced else time.monotonic() - start_s
 
-    def _device_peaks(self) -> tuple[int | None, int | None]:
-        if self._device.type != "cuda":
+    def _device_peaks(self, totals: DeviceTotals | None) -> tuple[int | None, int | None]:
+        if totals is None:
             return None, None
         # The script may read and reset these itself, so we never reset them: a step has a peak of its
         # own only where it raised the running one.
-        peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        peak_bytes = totals.peak_allocated_bytes
         before_bytes, self._running_peak_bytes = self._running_peak_bytes, peak_bytes
         return (peak_bytes if peak_bytes > before_bytes else None), torch.cuda.max_memory_reserved(
             self._device
