@@ -64,7 +64,12 @@ def residents(known: Iterable[Labelled], device: torch.device) -> list[Resident]
 
 
 def _take(
-    tensor: torch.Tensor, category: str, unit: str, device: torch.device, found: dict[int, Resident]
+    tensor: torch.Tensor,
+    category: str,
+    unit: str,
+    device: torch.device,
+    found: dict[int, Resident],
+    given: dict[int, int],
 ) -> None:
     try:
         if tensor.device.type != device.type or tensor.layout != torch.strided:
