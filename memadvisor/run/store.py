@@ -122,6 +122,7 @@ def load_run(path: str | Path) -> Run:
             f"{str(path)!r} has no readable rank: {detail}.", hint="profile the script again."
         )
     manifest = _load_manifest(directory, tuple(ranks.values()), problems)
+    plan = _load_plan(directory, problems)
     world_size = max(manifest.world_size, 1 + max(ranks))
     return Run(
         path=directory,
@@ -129,7 +130,7 @@ def load_run(path: str | Path) -> Run:
         ranks=tuple(ranks[number] for number in sorted(ranks)),
         missing_ranks=tuple(sorted(set(range(min(world_size, _MOST_RANKS))) - set(ranks))),
         problems=tuple(problems),
-        plan=_load_plan(directory, problems),
+        plan=plan,
     )
 
 

@@ -1,0 +1,140 @@
+"""Every module belongs to one unit, and blocks that stand side by side are units of their own."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from memadvisor.run.cut import ModuleNode, cut_units, module_tree, unwrap
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+
+
+class GPT(nn.Module):
+    def __init__(self, tied=False):
+        super().__init__()
+        self.tok_emb = nn.Embedding(16, 4)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.ln_f = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 16, bias=False)
+        if tied:
+            self.head.weight = self.tok_emb.weight
+
+
+def units_of(model):
+    return cut_units(module_tree(model))
+
+
+def test_a_gpt_is_its_embedding_its_blocks_its_norm_and_its_head():
+    units = units_of(GPT())
+
+    assert list(dict.fromkeys(units[name] for name in units if units[name])) == [
+        "tok_emb",
+        "blocks.0",
+        "blocks.1",
+        "blocks.2",
+        "ln_f",
+        "head",
+    ]
+    assert units["blocks.1.mlp.2"] == "blocks.1"
+
+
+def test_tying_changes_no_unit():
+    assert units_of(GPT(tied=True)) == units_of(GPT())
+
+
+def test_repeated_leaves_are_units_one_by_one_and_no_block():
+    """Linear layers side by side hold no modules: each is a leaf, and a unit for that alone."""
+    assert units_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == {"": "", "0": "0", "1": "1"}
+
+
+def test_a_single_leaf_is_the_root_unit():
+    assert units_of(nn.Linear(2, 2)) == {"": ""}
+
+
+def test_a_block_that_has_no_twin_is_looked_into():
+    model = nn.Module()
+    model.only = Block()
+
+    assert set(units_of(model).values()) == {"", "only.norm", "only.mlp.0", "only.mlp.2"}
+
+
+def test_parameters_beside_blocks_belong_to_their_modules_unit():
+    model = nn.Module()
+    model.layers = nn.ModuleList(Block() for _ in range(2))
+    model.cls_token = nn.Parameter(nn.init.zeros_(nn.Linear(4, 1).weight))
+
+    units = units_of(model)
+
+    assert units[""] == ""
+    assert units["layers"] == ""
+    assert units["layers.0.norm"] == "layers.0"
+
+
+def test_a_module_used_twice_is_described_once():
+    shared = Block()
+    model = nn.ModuleList([shared, Block(), shared])
+
+    assert [child.name for child in module_tree(model).children] == ["0", "1"]
+
+
+def test_a_second_models_names_carry_its_prefix():
+    units = cut_units(module_tree(GPT(), "model1"))
+
+    assert units["model1"] == "model1"
+    assert units["model1.blocks.0.norm"] == "model1.blocks.0"
+
+
+def test_wrappers_are_taken_off():
+    model = GPT()
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    wrapped.module = model
+    compiled = type("OptimizedModule", (nn.Module,), {})()
+    compiled._orig_mod = wrapped
+
+    assert unwrap(compiled) is model
+    assert unwrap(model) is model
+
+
+def trees(depth=3):
+    node = st.builds(
+        lambda kind, own, children: (kind, own, children),
+        st.sampled_from("ABC"),
+        st.integers(0, 2),
+        st.just(()) if depth == 0 else st.lists(st.deferred(lambda: trees(depth - 1)), max_size=3),
+    )
+    return node
+
+
+def named(raw, name=""):
+    kind, own, children = raw
+    prefix = f"{name}." if name else ""
+    return ModuleNode(name, kind, own, tuple(named(c, f"{prefix}{n}") for n, c in enumerate(children)))
+
+
+def nodes_of(node):
+    yield node
+    for child in node.children:
+        yield from nodes_of(child)
+
+
+@given(trees().map(named))
+def test_any_tree_is_cut_into_whole_subtrees(root):
+    units = cut_units(root)
+    nodes = {node.name: node for node in nodes_of(root)}
+
+    assert set(units) == set(nodes)
+    for name, unit in units.items():
+        assert unit in nodes
+        assert unit == "" or name == unit or name.startswith(unit + ".")
+        assert units[unit] == unit
+        if nodes[name].num_own_parameters == 0 and not nodes[name].children:
+            continue
+        parent = name.rpartition(".")[0]
+        assert unit == name or unit == units[parent]

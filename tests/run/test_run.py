@@ -1,0 +1,38 @@
+"""What a rank's steps say of themselves."""
+
+import dataclasses
+
+from tests.make_run import make_run
+
+RANK = make_run(num_ranks=1).ranks[0]
+
+
+def with_steps(traced, total=8):
+    steps = tuple(
+        dataclasses.replace(RANK.steps[0], index=n, traced=n in traced, start_s=float(n), end_s=n + 0.5)
+        for n in range(total)
+    )
+    return dataclasses.replace(RANK, steps=steps)
+
+
+def test_the_last_traced_step_is_the_traced_step():
+    assert with_steps({2, 5}).traced_step.index == 5
+    assert with_steps(set()).traced_step is None
+
+
+def test_steady_steps_are_neither_warm_up_nor_traced_nor_right_after():
+    assert [step.index for step in with_steps({3}).steady_steps()] == [2, 5, 6, 7]
+
+
+def test_a_short_run_has_its_last_timed_step_for_a_steady_one():
+    assert [step.index for step in with_steps({2}, total=3).steady_steps()] == [1]
+    assert with_steps({0}, total=1).steady_steps() == ()
+
+
+def test_a_run_with_a_rank_that_never_ended_is_not_finished():
+    run = make_run(num_ranks=2)
+    unended = dataclasses.replace(run.ranks[1], ending=None)
+
+    assert run.is_finished
+    assert not dataclasses.replace(run, ranks=(run.ranks[0], unended)).is_finished
+    assert not dataclasses.replace(run, missing_ranks=(2,)).is_finished
