@@ -1,0 +1,125 @@
+"""What a page is made of: figures, tables, and places where something was not recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memadvisor.report.escape import html_text
+from memadvisor.run.records import UNEXPLAINED
+
+# Where a figure's numbers come from; shown beside every one of them.
+MEASURED, PREDICTED, THEORY = "measured", "predicted", "theory"
+DATASHEET, GIVEN = "datasheet", "given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A Plotly figure. Strings like `var(--activation)` under a key that ends in "color" or "colors" are
+    read from the page's style when it is drawn, so that a figure follows light and dark."""
+
+    name: str
+    title: str
+    kinds: tuple[str, ...]
+    basis: str  # what it is measured on: "traced step 3", "median of 5 steady steps"
+    label: str  # one sentence with the figure's finding, for those who cannot see it
+    traces: Sequence[Mapping[str, Any]]
+    layout: Mapping[str, Any]
+    height_px: int
+    note: str = ""  # below the figure; plain text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A figure's place when there is nothing to draw, with the reason: a gap in the record, or (with
+    another `absence`) a finding, such as a run of one rank, which no communication can have."""
+
+    name: str
+    title: str
+    why: str
+    absence: str = "Not recorded."
+
+
+@dataclass(frozen=True, slots=True)
+class Html:
+    """Finished HTML: every text in it has gone through `html_text`."""
+
+    text: str
+
+
+Block = Figure | Missing | Html
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading, a sentence on what it answers, and blocks: for all ranks (`shared`), then by rank."""
+
+    name: str
+    title: str
+    lead: str
+    shared: Sequence[Block] = ()
+    by_rank: Mapping[int, Sequence[Block]] = field(default_factory=dict)
+
+
+def kinds_html(kinds: Iterable[str], basis: str = "") -> str:
+    """Labels such as "measured", and what the numbers stand on."""
+    labels = "".join(f'<span class="kind kind-{kind}">{kind}</span>' for kind in kinds)
+    return labels + (f'<span class="basis">{html_text(basis)}</span>' if basis else "")
+
+
+def table(
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    kinds: Sequence[str],
+    basis: str = "",
+    num_text: int = 1,
+    strong_last: bool = False,
+    note: str = "",
+) -> Html:
+    """A table of plain texts; all columns but the first `num_text` hold figures and align right."""
+    lines = [_row([*cells], "td", num_text) for cells in rows]
+    if strong_last and lines:
+        lines[-1] = lines[-1].replace("<tr>", '<tr class="total">', 1)
+    note_html = f'<p class="note">{html_text(note)}</p>' if note else ""
+    return Html(
+        f'<figure class="table"><figcaption><h3>{html_text(title)}</h3>{kinds_html(kinds, basis)}</figcaption>'
+        f'<div class="scroll"><table><thead>{_row(heads, "th", num_text)}</thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>{note_html}</figure>"
+    )
+
+
+def _row(cells: Sequence[str], tag: str, num_text: int) -> str:
+    texts = (
+        f"<{tag}{'' if position < num_text else ' class=number'}>{html_text(cell)}</{tag}>"
+        for position, cell in enumerate(cells)
+    )
+    return f"<tr>{''.join(texts)}</tr>"
+
+
+def split_bar(parts: Iterable[tuple[str, float, str, str]]) -> str:
+    """A bar divided among (name, value, color variable, value in words), and its legend.
+
+    What is nothing is left out, but for the unexplained: that it is nothing is worth saying.
+    """
+    shown = [part for part in parts if part[1] or part[0] == UNEXPLAINED]
+    total = sum(max(0.0, value) for _, value, _, _ in shown)
+    if total <= 0:
+        return ""
+    pieces = "".join(
+        f'<span style="width:{100 * value / total:.3f}%;background:var(--{color})" '
+        f'title="{html_text(f"{name}: {words}")}"></span>'
+        for name, value, color, words in shown
+        if value > 0
+    )
+    legend = "".join(
+        f'<li><i style="background:var(--{color})"></i>{html_text(name)} <b>{html_text(words)}</b></li>'
+        for name, _, color, words in shown
+    )
+    return f'<div class="bar" aria-hidden="true">{pieces}</div><ul class="legend">{legend}</ul>'
+
+
+def paragraph(text: str, css_class: str = "note") -> Html:
+    return Html(f'<p class="{css_class}">{html_text(text)}</p>')

@@ -1,0 +1,55 @@
+"""How text from the user's program enters the page: as text, whatever it holds.
+
+A module may be called `</script>`, `<b>`, `%{y}` or hold control characters. There are three places where
+text can go, and one function for each; nothing else may put a string into the page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import unicodedata
+from typing import Any
+
+# Controls, invisible formatting (bidirectional overrides among it), lone surrogates, line separators.
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def visible(text: str) -> str:
+    """`text` with every character that would act instead of show written as an escape, like `\\x1b`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _UNPRINTABLE else char
+        for char in text
+    )
+
+
+def html_text(text: str) -> str:
+    """For the page itself, between tags and inside quoted attributes."""
+    return html.escape(visible(text), quote=True)
+
+
+def html_with_code(text: str) -> str:
+    """As `html_text`; what stands between backticks becomes code."""
+    pieces = html_text(text).split("`")
+    if len(pieces) % 2 == 0:  # an odd backtick, from a name perhaps: leave all of them as they are
+        return "`".join(pieces)
+    return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def plotly_text(text: str) -> str:
+    """For a figure's labels and hover texts, which Plotly reads as a little HTML."""
+    return html.escape(visible(text), quote=False)
+
+
+def script_json(value: Any) -> str:
+    """JSON that stands in a script element: no character of it can end the element or open a comment."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def shortened(name: str, length: int = 28) -> str:
+    """The end of a dotted name, where modules differ; not yet escaped."""
+    name = visible(name)
+    return name if len(name) <= length else "…" + name[len(name) - length + 1 :]

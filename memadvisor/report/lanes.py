@@ -1,0 +1,131 @@
+"""Where in the step a moment is: bands and lanes that every figure over the traced step shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from memadvisor.report.escape import plotly_text, shortened
+from memadvisor.report.view import RankView
+from memadvisor.report.words import PHASE_NAMES, color_of, unit_name
+from memadvisor.run.records import Span
+from memadvisor.units import format_seconds
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+def time_axis(view: RankView, factor: float, unit: str) -> dict[str, Any]:
+    return {
+        "title": {"text": f"time in the traced step ({unit})"},
+        "range": [0, view.step.duration_s / factor],
+        "zeroline": False,
+    }
+
+
+def phase_bands(view: RankView, factor: float) -> list[dict[str, Any]]:
+    """A faint band behind the figure for each forward, backward and optimizer step."""
+    start_s = view.step.start_s
+    return [
+        {
+            "type": "rect",
+            "xref": "x",
+            "yref": "y domain",
+            "x0": (span.start_s - start_s) / factor,
+            "x1": (span.end_s - start_s) / factor,
+            "y0": 0,
+            "y1": 1,
+            "fillcolor": color_of(span.kind),
+            "opacity": 0.08,
+            "line": {"width": 0},
+            "layer": "below",
+        }
+        for span in view.spans()
+        if span.kind in PHASES
+    ]
+
+
+def step_lanes(view: RankView, factor: float, axis: str) -> list[dict[str, Any]]:
+    """Two rows on the axis `axis`: phases (at 1), and the units inside them (at 0)."""
+    spans = view.spans()
+    phases = [span for span in spans if span.kind in PHASES]
+    units = [span for span in spans if span.kind.startswith("unit_")]
+    units = sorted(units, key=lambda s: s.start_s - s.end_s)[: 2 * view.detail]
+    units.sort(key=lambda s: (s.start_s, -s.end_s))
+    return [
+        _lane(phases, 1.0, view.step.start_s, factor, axis, texts=[PHASE_NAMES[s.kind] for s in phases]),
+        _lane(
+            units,
+            0.0,
+            view.step.start_s,
+            factor,
+            axis,
+            texts=[shortened(unit_name(span.unit), 18) for span in units],
+        ),
+    ]
+
+
+def lane_axis(domain: Sequence[float]) -> dict[str, Any]:
+    return {
+        "domain": list(domain),
+        "range": [-0.5, 1.5],
+        "tickvals": [0, 1],
+        "ticktext": ["unit", "phase"],
+        "showgrid": False,
+        "zeroline": False,
+        "fixedrange": True,
+    }
+
+
+def _lane(
+    spans: Sequence[Span], row: float, start_s: float, factor: float, axis: str, texts: Sequence[str]
+) -> dict[str, Any]:
+    phases = [span.kind.removeprefix("unit_") for span in spans]
+    hovers = [
+        f"{PHASE_NAMES[phase]}{f' of {unit_name(span.unit)}' if span.kind.startswith('unit_') else ''}, "
+        f"micro-batch {span.micro_batch}: {format_seconds(span.end_s - span.start_s)}"
+        for span, phase in zip(spans, phases, strict=True)
+    ]
+    return bars(
+        ((span.start_s - start_s, span.end_s - start_s) for span in spans),
+        rows=[row] * len(spans),
+        heights=[0.82] * len(spans),
+        factor=factor,
+        colors=[color_of(phase) for phase in phases],
+        texts=texts,
+        hovers=hovers,
+        more={"yaxis": axis, "showlegend": False, "insidetextfont": {"size": 11}},
+    )
+
+
+def bars(
+    stretches: Iterable[tuple[float, float]],
+    *,
+    rows: Sequence[float],
+    heights: Sequence[float],
+    factor: float,
+    colors: Sequence[str] | str,
+    texts: Sequence[str] = (),
+    hovers: Sequence[str],
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Horizontal bars from start to end; texts and hovers are plain, and escaped here."""
+    pairs = list(stretches)
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "base": [start / factor for start, _ in pairs],
+        "x": [(end - start) / factor for start, end in pairs],
+        "y": list(rows),
+        "width": list(heights),
+        "marker": {
+            "color": colors if isinstance(colors, str) else list(colors),
+            "line": {"width": 0.5, "color": "var(--card)"},
+        },
+        "text": [plotly_text(text) for text in texts] if texts else None,
+        "textposition": "inside" if texts else "none",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "hovertext": [plotly_text(text) for text in hovers],
+        "hoverinfo": "text",
+        **more,
+    }

@@ -1,0 +1,170 @@
+"""What autograd keeps for the backward: each storage from birth to release, and the sums by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from memadvisor.analyzers.activations import Activations, Lifetime
+from memadvisor.report.blocks import MEASURED, Block, Figure, Missing, table
+from memadvisor.report.escape import plotly_text, shortened
+from memadvisor.report.lanes import bars, phase_bands, time_axis
+from memadvisor.report.view import RankView
+from memadvisor.report.words import bytes_scale, seconds_scale, unit_name
+from memadvisor.units import format_bytes, format_fraction, format_seconds
+
+NAMED_SHARE = 0.025  # of the figure's height, below which a unit's name would not fit
+MAX_UNITS = 60
+
+
+def activation_lifetimes(view: RankView) -> Block:
+    """Bars from birth over saving to release; as thick as the storage is large, together by unit."""
+    title = "Activation lifetimes"
+    kept = view.result.activations
+    if kept is None:
+        return Missing(name="activations", title=title, why=view.why_untraced)
+    if not kept.lifetimes:
+        why = "In the traced step autograd kept only model states and what was there before it."
+        return Missing(name="activations", title=title, why=why, absence="None.")
+    shown = _shown(kept, 2 * view.detail)
+    shown_bytes = sum(life.size_bytes for life in shown)
+    all_bytes = sum(life.size_bytes for life in kept.lifetimes)
+    factor, _ = bytes_scale([shown_bytes])
+    time_factor, time_unit = seconds_scale([view.step.duration_s])
+    rows = _rows(shown, factor)
+    ticks = _unit_ticks(shown, rows, shown_bytes)
+    return Figure(
+        name="activations",
+        title=title,
+        kinds=(MEASURED,),
+        basis=view.traced_basis,
+        label=f"{len(shown)} storages that autograd kept, {format_bytes(shown_bytes)}, grouped by unit.",
+        traces=_traces(shown, rows, view.step.duration_s, factor, time_factor),
+        layout={
+            "xaxis": time_axis(view, time_factor, time_unit),
+            "yaxis": {
+                "range": [shown_bytes / factor, 0],
+                "tickvals": [tick for tick, _ in ticks],
+                "ticktext": [plotly_text(text) for _, text in ticks],
+                "showgrid": False,
+                "zeroline": False,
+            },
+            "barmode": "overlay",
+            "hovermode": "closest",
+            "shapes": phase_bands(view, time_factor),
+        },
+        height_px=min(820, 240 + 14 * len(kept.units)),
+        note="A bar is as thick as its storage is large, so its area is what keeping it costs; the full height is "
+        f"{format_bytes(shown_bytes)}. Drawn: {len(shown)} of {len(kept.lifetimes)} storages, "
+        f"{format_fraction(shown_bytes / all_bytes if all_bytes else None)} of the bytes, all micro-batches.",
+    )
+
+
+def _shown(kept: Activations, num_shown: int) -> list[Lifetime]:
+    """The largest lifetimes, unit by unit in order of first save, then by time."""
+    order = {unit.name: position for position, unit in enumerate(kept.units)}
+    largest = sorted(kept.lifetimes, key=lambda life: -life.size_bytes)[:num_shown]
+    return sorted(largest, key=lambda life: (order.get(life.unit, len(order)), life.saved_s, life.born_s))
+
+
+def _rows(shown: Sequence[Lifetime], factor: float) -> list[float]:
+    """The middle of each bar on an axis of bytes."""
+    rows, reached = [], 0
+    for life in shown:
+        rows.append((reached + life.size_bytes / 2) / factor)
+        reached += life.size_bytes
+    return rows
+
+
+def _unit_ticks(shown: Sequence[Lifetime], rows: Sequence[float], all_bytes: int) -> list[tuple[float, str]]:
+    """A name at the middle of each unit's bars, where it has room."""
+    spans: dict[str, list[float]] = {}
+    sizes: dict[str, int] = {}
+    for life, row in zip(shown, rows, strict=True):
+        spans.setdefault(life.unit, []).append(row)
+        sizes[life.unit] = sizes.get(life.unit, 0) + life.size_bytes
+    return [
+        (
+            (spans[unit][0] + spans[unit][-1]) / 2,
+            f"{shortened(unit_name(unit), 20)} · {format_bytes(size_bytes)}",
+        )
+        for unit, size_bytes in sizes.items()
+        if size_bytes >= NAMED_SHARE * all_bytes
+    ]
+
+
+def _traces(
+    shown: Sequence[Lifetime], rows: list[float], end_s: float, factor: float, time_factor: float
+) -> list[dict[str, Any]]:
+    heights = [life.size_bytes / factor for life in shown]
+    hovers = [_hover(life) for life in shown]
+    kept = [(life.saved_s, life.released_s if life.released_s is not None else end_s) for life in shown]
+    made = [(life.born_s, max(life.born_s, life.saved_s)) for life in shown]
+    released = [life.released_s is not None for life in shown]
+    traces = []
+    for name, stretches, color, pattern, wanted in (
+        ("made, not yet saved", made, "var(--kept-light)", "", [True] * len(shown)),
+        ("kept for the backward", kept, "var(--activation)", "", released),
+        ("kept, release not recorded", kept, "var(--activation)", "/", [not seen for seen in released]),
+    ):
+        chosen = [position for position, is_wanted in enumerate(wanted) if is_wanted]
+        if not chosen:
+            continue
+        trace = bars(
+            [stretches[i] for i in chosen],
+            rows=[rows[i] for i in chosen],
+            heights=[heights[i] for i in chosen],
+            factor=time_factor,
+            colors=color,
+            hovers=[hovers[i] for i in chosen],
+            more={"name": name},
+        )
+        if pattern:
+            trace["marker"]["pattern"] = {"shape": pattern, "fgcolor": "var(--card)"}
+        traces.append(trace)
+    return traces
+
+
+def _hover(life: Lifetime) -> str:
+    made = life.operator.removeprefix("aten::") or "unknown operator"
+    kept = "release not recorded" if life.kept_s is None else f"kept {format_seconds(life.kept_s)}"
+    return (
+        f"{life.module or unit_name(life.unit)}: {format_bytes(life.size_bytes)}, {life.shape} {life.dtype}, "
+        f"by {made}; {kept}"
+    )
+
+
+def saved_by_unit(view: RankView) -> Block | None:
+    """What each unit keeps of one micro-batch, and the operators that made it."""
+    kept = view.result.activations
+    if kept is None or not kept.units:
+        return None
+    largest = sorted(kept.units, key=lambda unit: -unit.saved_bytes)[:MAX_UNITS]
+    chosen = {unit.name for unit in largest}
+    more = len(kept.units) - len(largest)
+    return table(
+        "Kept for the backward, by unit",
+        ("unit", "mostly made by", "storages", "bytes", "share"),
+        (
+            (
+                unit_name(unit.name),
+                _operators(unit.by_operator_bytes),
+                str(unit.num_storages),
+                format_bytes(unit.saved_bytes),
+                format_fraction(unit.saved_bytes / kept.saved_bytes if kept.saved_bytes else None),
+            )
+            for unit in kept.units
+            if unit.name in chosen
+        ),
+        kinds=(MEASURED,),
+        basis=f"{view.traced_basis}, one micro-batch ({format_bytes(kept.saved_bytes)} in all)",
+        num_text=2,
+        note=f"{more} smaller units are left out." if more else "",
+    )
+
+
+def _operators(by_operator_bytes: dict[str, int]) -> str:
+    shown = [
+        (name.removeprefix("aten::"), size) for name, size in list(by_operator_bytes.items())[:3] if name
+    ]
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in shown) or "-"

@@ -1,0 +1,94 @@
+"""What to do next, each advice with the measured figure that it stands on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from memadvisor.report.view import RankView
+from memadvisor.report.words import unit_name
+from memadvisor.units import format_bytes, format_fraction, format_seconds
+
+# A share below which a thing is not worth a reader's first minute.
+WORTH_NAMING = 0.25
+EXPOSED_WORTH_NAMING = 0.1
+UNEXPLAINED_WORTH_NAMING = 0.05
+
+
+def next_steps(view: RankView) -> list[str]:
+    """At most five sentences, the most telling first; never empty."""
+    found = [*_trouble(view), *_memory(view), *_time(view)]
+    return [*found[:4], _command(view)]
+
+
+def _trouble(view: RankView) -> Iterator[str]:
+    run = view.analysis.run
+    if run.missing_ranks:
+        missing = ", ".join(str(rank) for rank in run.missing_ranks[:8])
+        yield f"Rank {missing} left no record: figures across ranks are incomplete."
+    if view.recorded.traced_step is None:
+        yield "No step was traced, so memory is not explained: profile a run of more steps."
+    compared = view.analysis.comparison
+    if compared is not None and compared.within_budget is False:
+        yield (
+            f"The budget of {format_bytes(compared.budget_bytes)} did not hold "
+            f"({format_bytes(compared.peak_bytes.measured)} measured): advise again from this run."
+        )
+
+
+def _memory(view: RankView) -> Iterator[str]:
+    peak, kept, states = view.result.peak, view.result.activations, view.result.model_states
+    if peak is None or peak.allocated_bytes <= 0:
+        return
+    shares = {name: size / peak.allocated_bytes for name, size in peak.by_category_bytes.items()}
+    if shares["activation"] >= WORTH_NAMING:
+        most = max(kept.units, key=lambda unit: unit.saved_bytes) if kept and kept.units else None
+        where = f" {unit_name(most.name)} keeps most, {format_bytes(most.saved_bytes)}." if most else ""
+        yield (
+            f"Activations are {format_fraction(shares['activation'])} of the peak.{where} "
+            "Recomputing some units in the backward trades them for time; a smaller micro-batch shrinks them all."
+        )
+    held = shares["parameter"] + shares["gradient"] + shares["optimizer_state"]
+    num_ranks = view.analysis.run.manifest.world_size
+    if held >= WORTH_NAMING and states is not None and num_ranks > 1 and max(states.zero_stages) < 3:
+        stage = max(states.zero_stages)
+        yield (
+            f"Model states are {format_fraction(held)} of the peak, held at ZeRO stage {stage}: "
+            f"a higher stage shards more of them over the {num_ranks} ranks."
+        )
+    elif held >= WORTH_NAMING:
+        yield (
+            f"Model states (parameters, gradients, optimizer state) are {format_fraction(held)} of the peak; "
+            "on one rank only fewer or smaller ones help, on several ZeRO shards them."
+        )
+    if peak.unexplained_bytes >= UNEXPLAINED_WORTH_NAMING * peak.allocated_bytes:
+        share = format_fraction(peak.unexplained_bytes / peak.allocated_bytes)
+        yield f"{share} of the peak is unexplained: read the notes before you trust the rest."
+
+
+def _time(view: RankView) -> Iterator[str]:
+    time, traffic, skew = view.result.step_time, view.result.communication, view.analysis.skew
+    if time is not None and time.median_s > 0:
+        outside_s = time.by_phase_s["outside"]
+        if outside_s >= WORTH_NAMING * time.median_s:
+            yield (
+                f"{format_fraction(outside_s / time.median_s)} of a step ({format_seconds(outside_s)}) is outside "
+                "forward, backward and optimizer: look at data loading and logging."
+            )
+    step = view.recorded.traced_step
+    exposed_s = None if traffic is None else traffic.exposed_s
+    if step is not None and exposed_s is not None and exposed_s >= EXPOSED_WORTH_NAMING * step.duration_s:
+        share = format_fraction(exposed_s / step.duration_s)
+        yield f"Communication without compute beside it takes {share} of the traced step."
+    if skew is not None and skew.straggler is not None:
+        spread = skew.compute_spread
+        if spread is not None and spread >= EXPOSED_WORTH_NAMING:
+            yield (
+                f"Ranks compute unevenly (spread {format_fraction(spread)}); "
+                f"the others wait most for rank {skew.straggler}."
+            )
+
+
+def _command(view: RankView) -> str:
+    where = shlex.quote(str(view.analysis.run.path))
+    return f"Rank plans under a budget: `memadvisor advise {where} --memory SIZE -o plan.json`."

@@ -1,0 +1,258 @@
+"""The report: one HTML file with everything in it, which needs no network and asks for none."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from memadvisor.analyzers.analysis import Analysis
+from memadvisor.analyzers.matching import match_collectives
+from memadvisor.errors import UsageError
+from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html
+from memadvisor.report.counters import counters_over_run
+from memadvisor.report.escape import html_text, html_with_code, script_json
+from memadvisor.report.headline import headline, title_of
+from memadvisor.report.lifetimes import activation_lifetimes, saved_by_unit
+from memadvisor.report.memory import memory_over_time
+from memadvisor.report.peak_modules import largest_storages, peak_by_module
+from memadvisor.report.prediction import plan_and_prediction
+from memadvisor.report.ranks import rank_skew
+from memadvisor.report.reading import alert, how_to_read, notes_and_problems
+from memadvisor.report.script import SCRIPT
+from memadvisor.report.states import model_state_table
+from memadvisor.report.style import stylesheet
+from memadvisor.report.times import every_step, step_waterfall, unit_times
+from memadvisor.report.traffic import bandwidth_table, communication_lanes, traffic_summary
+from memadvisor.report.view import RankView
+from memadvisor.run.files import write_private_file
+from memadvisor.run.run import Run
+
+MAX_DETAILED_RANKS = 16
+DETAIL = 300  # see RankView.detail; what two ranks may have is divided among more
+
+
+def write_report(analysis: Analysis, path: Path) -> None:
+    """Write the page whole or not at all, readable by its owner alone. Raises UsageError."""
+    text = render(analysis)
+    try:
+        write_private_file(path, text)
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)!r} cannot be written: {error.strerror}.", hint="name a writable file with -o."
+        ) from error
+
+
+def render(analysis: Analysis) -> str:
+    """The whole page."""
+    from plotly.offline import (
+        get_plotlyjs,
+    )  # nothing but this file needs Plotly, and nothing else pays for it
+
+    figures: dict[str, object] = {}
+    sections = _sections(analysis)
+    first = str(analysis.largest_rank.rank)
+    body = "".join(_section_html(section, first, figures) for section in sections)
+    # A carriage return would be a newline to the browser, and the script's hash would not fit.
+    scripts = [text.replace("\r\n", "\n").replace("\r", "\n") for text in (get_plotlyjs(), SCRIPT)]
+    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in scripts)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    run = analysis.run
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>memadvisor: {html_text(Path(run.manifest.script).name)}</title>\n"
+        f"<style>{stylesheet()}</style>\n</head>\n<body>\n"
+        f"{_header(analysis, first)}"
+        f'<div class="page">{_contents(sections)}<main>{_top(analysis)}{body}{_footer(run)}</main></div>\n'
+        f'<script type="application/json" id="figures">{script_json(figures)}</script>\n'
+        + "".join(f"<script>{text}</script>\n" for text in scripts)
+        + "</body>\n</html>\n"
+    )
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _sections(analysis: Analysis) -> list[Section]:
+    views = _views(analysis)
+    matched = match_collectives(analysis.run.ranks)
+
+    def by_rank(*makers: Callable[[RankView], Block | None]) -> dict[int, list[Block]]:
+        made = {view.result.rank: [maker(view) for maker in makers] for view in views}
+        return {rank: [block for block in blocks if block is not None] for rank, blocks in made.items()}
+
+    return [
+        Section(name="answer", title="", lead="", by_rank=by_rank(headline)),
+        Section(
+            name="memory",
+            title="Memory",
+            lead="What was alive when, and what filled the peak.",
+            by_rank=by_rank(memory_over_time, peak_by_module, largest_storages),
+        ),
+        Section(
+            name="states",
+            title="Model states",
+            lead="Parameters, gradients and optimizer state: what theory asks for beside what is there.",
+            by_rank=by_rank(model_state_table),
+        ),
+        Section(
+            name="activations",
+            title="Activations",
+            lead="What the forward keeps for the backward, by which unit, and for how long.",
+            by_rank=by_rank(activation_lifetimes, saved_by_unit),
+        ),
+        Section(
+            name="time",
+            title="Step time",
+            lead="Where the time of a step goes, in timed steps alone.",
+            by_rank=by_rank(step_waterfall, unit_times, every_step, counters_over_run),
+        ),
+        Section(
+            name="communication",
+            title="Communication",
+            lead="What moves between ranks, how much of it hides behind compute, and who waits.",
+            by_rank=by_rank(
+                traffic_summary, lambda view: communication_lanes(view, matched), bandwidth_table
+            ),
+        ),
+        Section(
+            name="ranks",
+            title="Ranks",
+            lead="How unlike the ranks are.",
+            shared=rank_skew(analysis),
+        ),
+        Section(
+            name="plan",
+            title="Plan and prediction",
+            lead="What the applied plan promised beside what this run measured.",
+            shared=plan_and_prediction(analysis),
+        ),
+        Section(
+            name="notes",
+            title="Notes and problems",
+            lead="What the recorder could not see, and what of this run is damaged or absent.",
+            shared=notes_and_problems(analysis.run),
+        ),
+        Section(
+            name="reading",
+            title="How to read this",
+            lead="Every word of this page, defined.",
+            shared=[how_to_read()],
+        ),
+    ]
+
+
+def _views(analysis: Analysis) -> list[RankView]:
+    """The ranks shown in detail: all, or of very many the fullest, the awaited one and the first ones."""
+    chosen = [analysis.largest_rank.rank]
+    if analysis.skew is not None and analysis.skew.straggler is not None:
+        chosen.append(analysis.skew.straggler)
+    chosen += [rank.rank for rank in analysis.ranks]
+    shown = set(list(dict.fromkeys(chosen))[:MAX_DETAILED_RANKS])
+    detail = max(40, DETAIL if len(shown) <= 2 else 2 * DETAIL // len(shown))
+    return [
+        RankView(analysis, recorded, result, detail)
+        for recorded, result in zip(analysis.run.ranks, analysis.ranks, strict=True)
+        if result.rank in shown
+    ]
+
+
+def _section_html(section: Section, first_rank: str, figures: dict[str, object]) -> str:
+    blocks = [_block_html(block, "", figures) for block in section.shared]
+    for rank, own in section.by_rank.items():
+        inside = "".join(_block_html(block, f"-rank{rank}", figures) for block in own)
+        # What is hidden until the reader chooses it is not drawn either: figures need a width.
+        hidden = "" if str(rank) == first_rank else " hidden"
+        blocks.append(f'<div data-rank="{rank}"{hidden}>{inside}</div>')
+    title = f"<h2>{html_text(section.title)}</h2>" if section.title else ""
+    lead = f'<p class="lead">{html_text(section.lead)}</p>' if section.lead else ""
+    return f'<section id="{section.name}">{title}{lead}{"".join(blocks)}</section>\n'
+
+
+def _block_html(block: Block, suffix: str, figures: dict[str, object]) -> str:
+    if isinstance(block, Html):
+        return block.text
+    title = f"<h3>{html_text(block.title)}</h3>"
+    if isinstance(block, Missing):
+        return (
+            f'<figure class="missing" data-missing="{block.name}"><figcaption>{title}</figcaption>'
+            f"<p><b>{block.absence}</b> {html_with_code(block.why)}</p></figure>"
+        )
+    return _figure_html(block, title, f"{block.name}{suffix}", figures)
+
+
+def _figure_html(figure: Figure, title: str, identity: str, figures: dict[str, object]) -> str:
+    figures[identity] = {"traces": figure.traces, "layout": figure.layout, "height": figure.height_px}
+    note = f'<p class="note">{html_text(figure.note)}</p>' if figure.note else ""
+    return (
+        f"<figure><figcaption>{title}{kinds_html(figure.kinds, figure.basis)}</figcaption>"
+        f'<div class="plot" id="figure-{identity}" data-figure="{identity}" role="img" '
+        f'aria-label="{html_text(figure.label)}" style="min-height:{figure.height_px}px"></div>{note}</figure>'
+    )
+
+
+def _header(analysis: Analysis, first_rank: str) -> str:
+    run = analysis.run
+    shown = [view.result.rank for view in _views(analysis)]
+    chooser = ""
+    if len(shown) > 1:
+        options = "".join(
+            f'<option value="{rank}"{" selected" if str(rank) == first_rank else ""}>{rank}</option>'
+            for rank in shown
+        )
+        few = f" ({len(shown)} of {len(analysis.ranks)})" if len(shown) < len(analysis.ranks) else ""
+        chooser = f'<label>rank{few} <select id="rank" autocomplete="off">{options}</select></label>'
+    return (
+        '<header><span class="brand">memadvisor</span>'
+        f'<span class="script mono">{html_text(_command(run))}</span>{chooser}</header>\n'
+    )
+
+
+def _command(run: Run) -> str:
+    return " ".join((run.manifest.script, *run.manifest.arguments))
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    named = [("answer", "Summary"), *((s.name, s.title) for s in sections if s.title)]
+    items = "".join(f'<li><a href="#{name}">{html_text(title)}</a></li>' for name, title in named)
+    return f'<nav aria-label="Contents"><ol>{items}</ol></nav>'
+
+
+def _top(analysis: Analysis) -> str:
+    facts = " · ".join(_facts(analysis.run))
+    return (
+        f"<h1>{html_text(title_of(analysis))}</h1>"
+        f'<p class="facts"><code>{html_text(_command(analysis.run))}</code><br>{html_text(facts)}</p>'
+        f"{alert(analysis.run)}<noscript><p class=alert>The figures are drawn by JavaScript, "
+        "which is switched off; tables and texts are complete without it.</p></noscript>"
+    )
+
+
+def _facts(run: Run) -> Iterator[str]:
+    process = run.ranks[0].process
+    num_ranks = run.manifest.world_size
+    yield f"{num_ranks} rank{'s' if num_ranks > 1 else ''} on {process.device_name} ({process.device})"
+    yield f"torch {process.torch_version}"
+    yield f"Python {process.python_version}"
+    num_steps = len(run.ranks[0].steps)
+    yield f"{num_steps} step{'' if num_steps == 1 else 's'}"
+    yield time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.manifest.created_unix_s))
+    if run.plan is not None:
+        yield "a plan was applied"
+
+
+def _footer(run: Run) -> str:
+    where = html_text(str(run.path))
+    version = html_text(run.manifest.memadvisor_version)
+    return (
+        f"<footer>Recorded by memadvisor {version} in <code>{where}</code>. This file loads nothing.</footer>"
+    )

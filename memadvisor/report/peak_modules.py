@@ -1,0 +1,143 @@
+"""What filled the peak, by unit, module and category, and the largest storages in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.report.blocks import MEASURED, Block, Figure, Missing, table
+from memadvisor.report.escape import plotly_text
+from memadvisor.report.view import RankView
+from memadvisor.report.words import category_name, color_of, unit_name
+from memadvisor.run.records import UNEXPLAINED
+from memadvisor.units import format_bytes, format_seconds
+
+NUM_LARGEST_SHOWN = 12
+
+
+def peak_by_module(view: RankView) -> Block:
+    """A treemap: unit, module, category."""
+    title = "At the peak, by unit and module"
+    peak = view.result.peak
+    if peak is None:
+        return Missing(name="peak-modules", title=title, why=view.why_untraced)
+    tiles = _Tiles()
+    for row in _foreground(peak, view.detail):
+        tiles.add(*row)
+    if peak.unexplained_bytes > 0:
+        tiles.add(UNEXPLAINED, "", UNEXPLAINED, peak.unexplained_bytes)
+    below = -peak.unexplained_bytes
+    return Figure(
+        name="peak-modules",
+        title=title,
+        kinds=(MEASURED,),
+        basis=view.traced_basis,
+        label=f"Treemap of the {format_bytes(peak.allocated_bytes)} alive at the peak.",
+        traces=[tiles.trace(peak.allocated_bytes)],
+        layout={
+            "margin": {"t": 28, "l": 2, "r": 2, "b": 2},
+            "uniformtext": {"minsize": 9, "mode": "hide"},
+        },
+        height_px=460,
+        note="Each tile's area is its bytes. A storage belongs to the innermost module that ran when it was born; "
+        "colors are those of the categories. Click a unit to look inside."
+        + (
+            f" The storages sum to {format_bytes(below)} more than the allocator's peak." if below > 0 else ""
+        ),
+    )
+
+
+def _foreground(peak: PeakBreakdown, num_tiles: int) -> Iterator[tuple[str, str, str, int]]:
+    """(unit, module inside it, category, bytes); the smallest of a unit, beyond `num_tiles`, together."""
+    rest: dict[tuple[str, str], int] = {}
+    for position, row in enumerate(peak.by_module):
+        unit = row.unit or ("(no module)" if not row.module else unit_name(row.unit))
+        inside = row.module.removeprefix(row.unit).removeprefix(".") if row.unit else row.module
+        if position < num_tiles:
+            yield unit, inside, row.category, row.size_bytes
+        else:
+            rest[unit, row.category] = rest.get((unit, row.category), 0) + row.size_bytes
+    for (unit, category), size_bytes in rest.items():
+        yield unit, "(smaller modules)", category, size_bytes
+
+
+class _Tiles:
+    """The treemap's nodes: units, modules inside them, and categories as leaves."""
+
+    def __init__(self) -> None:
+        self._units: dict[str, dict[str, list[tuple[str, int]]]] = {}
+
+    def add(self, unit: str, module: str, category: str, size_bytes: int) -> None:
+        if size_bytes > 0:
+            self._units.setdefault(unit, {}).setdefault(module, []).append((category, size_bytes))
+
+    def trace(self, allocated_bytes: int) -> dict[str, Any]:
+        # Positions, not names, are the ids: names are the user's, and may be equal or hold anything.
+        nodes: list[tuple[str, str, str, int, str]] = []  # id, parent, label, bytes, color
+        for u, (unit, modules) in enumerate(self._units.items()):
+            unit_bytes = sum(size for parts in modules.values() for _, size in parts)
+            if unit == UNEXPLAINED and list(modules) == [""]:
+                nodes.append((f"u{u}", "root", UNEXPLAINED, unit_bytes, color_of(UNEXPLAINED)))
+                continue
+            nodes.append((f"u{u}", "root", unit, unit_bytes, "var(--tile)"))
+            for m, (module, parts) in enumerate(modules.items()):
+                parent = f"u{u}"
+                if module:
+                    parent = f"u{u}m{m}"
+                    nodes.append((parent, f"u{u}", module, sum(size for _, size in parts), "var(--tile)"))
+                nodes += [
+                    (f"u{u}m{m}c{c}", parent, category_name(category), size, color_of(category))
+                    for c, (category, size) in enumerate(parts)
+                ]
+        total = sum(node[3] for node in nodes if node[1] == "root")
+        nodes.insert(0, ("root", "", f"peak {format_bytes(allocated_bytes)}", total, "var(--card)"))
+        return _treemap(nodes)
+
+
+def _treemap(nodes: Sequence[tuple[str, str, str, int, str]]) -> dict[str, Any]:
+    return {
+        "type": "treemap",
+        "ids": [node[0] for node in nodes],
+        "parents": [node[1] for node in nodes],
+        "labels": [plotly_text(node[2]) for node in nodes],
+        "values": [node[3] for node in nodes],
+        "text": [format_bytes(node[3]) for node in nodes],
+        "branchvalues": "total",
+        "marker": {
+            "colors": [node[4] for node in nodes],
+            "line": {"width": 1, "color": "var(--card)"},
+            "pad": {"t": 19, "l": 2, "r": 2, "b": 2},
+        },
+        "texttemplate": "%{label} %{text}",
+        "hovertemplate": "%{label}<br>%{text}, %{percentRoot:.1%} of the peak<extra></extra>",
+        "tiling": {"packing": "squarify", "pad": 1},
+        "maxdepth": 4,
+        "pathbar": {"visible": True, "side": "top"},
+    }
+
+
+def largest_storages(view: RankView) -> Block | None:
+    """What one would look for first: the largest tensors alive at the peak."""
+    peak = view.result.peak
+    if peak is None:
+        return None
+    return table(
+        "Largest storages at the peak",
+        ("module", "category", "operator", "shape", "dtype", "born in", "bytes"),
+        (
+            (
+                storage.module or unit_name(storage.unit),
+                category_name(storage.category),
+                storage.operator.removeprefix("aten::") or "-",
+                storage.shape,
+                storage.dtype,
+                storage.phase,
+                format_bytes(storage.size_bytes),
+            )
+            for storage in peak.largest[:NUM_LARGEST_SHOWN]
+        ),
+        kinds=(MEASURED,),
+        basis=f"{view.traced_basis}, at {format_seconds(peak.time_s)}, {peak.position}",
+        num_text=6,
+    )

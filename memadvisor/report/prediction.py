@@ -1,0 +1,145 @@
+"""The plan that was applied, and what it predicted beside what this run measured."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from memadvisor.analyzers.analysis import Analysis
+from memadvisor.analyzers.comparison import Compared, Comparison
+from memadvisor.plan import Plan
+from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
+from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
+from memadvisor.schedule import resolve_units
+from memadvisor.units import format_bytes, format_seconds
+
+MAX_UNITS = 200
+_BASIS = "largest rank's peak, slowest rank's median step"
+
+
+def plan_and_prediction(analysis: Analysis) -> Sequence[Block]:
+    """Overlay and table of errors, then the plan unit by unit."""
+    plan, compared = analysis.run.plan, analysis.comparison
+    title = "Predicted beside measured"
+    if plan is None:
+        where = shlex.quote(str(analysis.run.path))
+        why = (
+            "No plan was applied to this run. Make one with "
+            f"`memadvisor advise {where} --memory SIZE -o plan.json` and apply it with "
+            "`memadvisor run --plan plan.json SCRIPT`: the run that it leaves has this figure."
+        )
+        return [Missing(name="prediction", title=title, why=why, absence="Nothing to compare.")]
+    if compared is None:
+        why = "The plan was made by hand and predicts nothing; plans of `memadvisor advise` do."
+        missing = Missing(name="prediction", title=title, why=why, absence="Nothing to compare.")
+        return [missing, *_plan_blocks(plan, analysis)]
+    return [_figure(compared, title), _errors(compared), *_plan_blocks(plan, analysis)]
+
+
+def _figure(compared: Comparison, title: str) -> Figure:
+    names = [name for name in STACK if name in compared.by_category_bytes]
+    pairs = [compared.by_category_bytes[name] for name in names]
+    factor, unit = bytes_scale(value for pair in pairs for value in (pair.predicted, pair.measured) if value)
+    colors = [color_of(name) for name in names]
+    series = (
+        ("measured", [pair.measured for pair in pairs], {"color": colors}),
+        (
+            "predicted",
+            [pair.predicted for pair in pairs],
+            {
+                "color": "var(--card)",
+                "line": {"width": 2, "color": colors},
+                "pattern": {"shape": "/", "size": 5, "fgcolor": colors, "bgcolor": "var(--card)"},
+            },
+        ),
+    )
+    return Figure(
+        name="prediction",
+        title=title,
+        kinds=(PREDICTED, MEASURED),
+        basis=_BASIS,
+        label=f"Peak predicted {format_bytes(compared.peak_bytes.predicted)}, "
+        f"measured {format_bytes(compared.peak_bytes.measured)}.",
+        traces=[
+            {
+                "type": "bar",
+                "name": name,
+                "x": [category_name(category) for category in names],
+                "y": [None if value is None else value / factor for value in values],
+                "marker": marker,
+                "hovertext": [
+                    f"{category_name(category)}, {name}: {format_bytes(value)}"
+                    for category, value in zip(names, values, strict=True)
+                ],
+                "hoverinfo": "text",
+            }
+            for name, values, marker in series
+        ],
+        layout={
+            "xaxis": {"type": "category"},
+            "yaxis": {"title": {"text": f"at the peak ({unit})"}},
+            "barmode": "group",
+            "hovermode": "closest",
+            "showlegend": False,
+        },
+        height_px=330,
+        note="Solid is measured, hatched predicted. "
+        f"The peak was predicted in {compared.peak_position[0]} and measured in "
+        f"{compared.peak_position[1] or 'a place not recorded'}.",
+    )
+
+
+def _errors(compared: Comparison) -> Block:
+    rows = [
+        ("peak", *_cells(compared.peak_bytes, in_bytes=True)),
+        ("step time", *_cells(compared.step_time_s, in_bytes=False)),
+        *(
+            (f"\u2003{category_name(name)}", *_cells(compared.by_category_bytes[name], in_bytes=True))
+            for name in STACK
+            if name in compared.by_category_bytes
+        ),
+    ]
+    budget = ""
+    if compared.budget_bytes is not None and compared.within_budget is not None:
+        held = "held" if compared.within_budget else "did not hold"
+        budget = f"The budget of {format_bytes(compared.budget_bytes)} {held}. "
+    return table(
+        "Errors of the prediction",
+        ("", "predicted", "measured", "error"),
+        rows,
+        kinds=(PREDICTED, MEASURED),
+        basis=_BASIS,
+        note=f"{budget}The error is (predicted - measured) / measured.",
+    )
+
+
+def _cells(pair: Compared, *, in_bytes: bool) -> tuple[str, str, str]:
+    form = format_bytes if in_bytes else format_seconds
+    return (
+        "-" if pair.predicted is None else form(pair.predicted),
+        form(pair.measured),
+        "-" if pair.error_fraction is None else f"{100 * pair.error_fraction:+.1f} %",
+    )
+
+
+def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
+    chosen = resolve_units(plan, analysis.run.ranks[0].units)
+    more = len(chosen) - MAX_UNITS
+    batch = "as the script has it" if plan.micro_batch_size is None else str(plan.micro_batch_size)
+    accumulation = "as the script has it" if plan.grad_accum is None else str(plan.grad_accum)
+    return [
+        table(
+            "The plan, unit by unit",
+            ("unit", "forward in the backward", "ZeRO stage"),
+            (
+                (unit_name(unit.name), "recomputed" if unit.recompute else "kept", str(unit.zero_stage))
+                for unit in chosen[:MAX_UNITS]
+            ),
+            kinds=(PREDICTED,),
+            basis=f"plan for {plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}, policy {plan.policy}",
+            num_text=2,
+            note=f"Micro-batch {batch}, accumulation {accumulation}."
+            + (f" {more} further units are left out." if more > 0 else ""),
+        ),
+        *([paragraph(f"Why this plan: {plan.why}", "lead")] if plan.why else []),
+    ]

@@ -1,0 +1,69 @@
+"""Names and scales that several figures share, in the glossary's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memadvisor.run.records import CATEGORIES, UNEXPLAINED
+from memadvisor.units import GIB, KIB, MIB, TIB
+
+# From the bottom of a stack to its top: what is always there first, what comes and goes above it.
+STACK = (
+    "parameter",
+    "optimizer_state",
+    "gradient",
+    "activation",
+    "input",
+    "temporary",
+    "communication",
+    "other",
+    UNEXPLAINED,
+)
+assert set(STACK) == {*CATEGORIES, UNEXPLAINED}
+
+PHASE_NAMES = {
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer step",
+    "outside": "outside",
+    "recompute": "recomputation",
+}
+
+
+def category_name(category: str) -> str:
+    return category.replace("_", " ")
+
+
+def category_plural(category: str) -> str:
+    """For sentences: `activations`, `optimizer state`."""
+    plurals = {"temporary": "temporaries", "communication": "communication buffers"}
+    if category in ("parameter", "gradient", "activation", "input"):
+        return f"{category}s"
+    return plurals.get(category, category_name(category))
+
+
+def color_of(category_or_phase: str) -> str:
+    """The style's name for a color; categories and phases have one each."""
+    return f"var(--{category_or_phase.replace('_', '-')})"
+
+
+def unit_name(unit: str) -> str:
+    """The root module has no name of its own."""
+    return unit or "(model)"
+
+
+def bytes_scale(sizes_bytes: Iterable[float]) -> tuple[float, str]:
+    """Factor and unit in which the largest of these reads well on an axis."""
+    largest = max((abs(size) for size in sizes_bytes), default=0)
+    for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if largest >= factor:
+            return float(factor), unit
+    return 1.0, "B"
+
+
+def seconds_scale(durations_s: Iterable[float]) -> tuple[float, str]:
+    """Factor and unit in which the longest of these reads well on an axis."""
+    longest = max((abs(duration) for duration in durations_s), default=0)
+    if longest >= 1:
+        return 1.0, "s"
+    return (1e-3, "ms") if longest >= 1e-3 else (1e-6, "us")
