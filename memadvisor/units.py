@@ -36,12 +36,12 @@ def parse_bytes(text: str) -> int:
         raise UsageError(
             f"{text!r} is not a size.", hint="write it as 24GiB, 10GB, 512MiB or a number of bytes."
         )
-    size_bytes = round(float(match.group(1)) * factor)
-    if not 0 < size_bytes < 2**60:
+    size_bytes = float(match.group(1)) * factor
+    if not 0.5 < size_bytes < 2**60:
         raise UsageError(
             f"{text!r} is not a usable size.", hint="it must be more than 0 and less than 1 EiB."
         )
-    return size_bytes
+    return round(size_bytes)
 
 
 def format_bytes(size_bytes: float | None) -> str:

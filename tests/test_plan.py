@@ -1,0 +1,202 @@
+"""A plan comes back as it was written, and what is no plan is refused in one line."""
+
+import copy
+import dataclasses
+import json
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memadvisor.errors import PlanError, UsageError
+from memadvisor.plan import (
+    Plan,
+    Prediction,
+    UnitPlan,
+    fingerprint,
+    load_plan,
+    plan_from_json,
+    plan_to_json,
+    save_plan,
+)
+
+SIZES = st.integers(0, 2**60)
+SECONDS = st.floats(0, 1e9)
+PREDICTIONS = st.builds(
+    Prediction,
+    peak_bytes=SIZES,
+    step_time_s=SECONDS,
+    by_category_bytes=st.dictionaries(st.text(max_size=9), SIZES, max_size=4),
+    exposed_communication_s=SECONDS,
+    peak_position=st.text(max_size=20),
+)
+UNITS = st.lists(
+    st.builds(UnitPlan, name=st.text(max_size=9), zero_stage=st.integers(0, 3), recompute=st.booleans()),
+    max_size=4,
+    unique_by=lambda unit: unit.name,
+).map(tuple)
+PLANS = st.builds(
+    Plan,
+    fingerprint=st.none() | st.text(max_size=16),
+    num_ranks=st.integers(1, 4096),
+    zero_stage=st.integers(0, 3),
+    policy=st.sampled_from(["chosen", "none", "every-layer", "sqrt"]),
+    units=UNITS,
+    micro_batch_size=st.none() | st.integers(1, 512),
+    grad_accum=st.none() | st.integers(1, 512),
+    prediction=st.none() | PREDICTIONS,
+    budget_bytes=st.none() | st.integers(1, 2**60),
+    why=st.text(max_size=30),
+)
+PLAN = Plan(
+    fingerprint="0123456789abcdef",
+    num_ranks=2,
+    zero_stage=3,
+    policy="chosen",
+    units=(
+        UnitPlan(name="blocks.0", zero_stage=3, recompute=True),
+        UnitPlan(name="head", zero_stage=0, recompute=False),
+    ),
+    micro_batch_size=4,
+    grad_accum=2,
+    prediction=Prediction(
+        peak_bytes=10**9,
+        step_time_s=0.5,
+        by_category_bytes={"parameter": 10**8},
+        exposed_communication_s=0.1,
+        peak_position="backward of blocks.0",
+    ),
+    budget_bytes=2**30,
+    why="it fits",
+)
+
+
+@given(PLANS)
+def test_a_plan_comes_back(plan):
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "plan") == plan
+
+
+def test_a_plan_comes_back_from_its_file_which_is_private(tmp_path):
+    path = tmp_path / "plan.json"
+    save_plan(PLAN, path)
+
+    assert load_plan(path) == PLAN
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_unwritable_plan_leaves_nothing_behind(tmp_path):
+    with pytest.raises(UsageError, match="cannot be written"):
+        save_plan(PLAN, tmp_path / "missing" / "plan.json")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def places_in(value, path=()):
+    """Every place in a JSON value, as the keys that lead to it."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places_in(inner, (*path, key))
+
+
+def as_json():
+    return json.loads(json.dumps(plan_to_json(PLAN)))
+
+
+def parent_of(value, path):
+    for key in path[:-1]:
+        value = value[key]
+    return value
+
+
+PLACES = list(places_in(as_json()))
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in PLACES if isinstance(p[-1], str) and p[-1] != "parameter"], ids=str
+)
+def test_a_plan_without_one_of_its_fields_is_refused(path):
+    value = as_json()
+    del parent_of(value, path)[path[-1]]
+
+    with pytest.raises(PlanError, match=r"some file is not a plan: .* is missing"):
+        plan_from_json(value, "some file")
+
+
+@pytest.mark.parametrize("path", PLACES, ids=str)
+@pytest.mark.parametrize("wrong", [True, 1.5, "x", [], [1], {}, {"x": 1}, None, -7, 10**400, float("nan"), float("inf")], ids=repr)  # fmt: skip
+def test_a_wrong_value_anywhere_is_refused_or_still_a_plan_of_right_types(path, wrong):
+    value = as_json()
+    parent_of(value, path)[path[-1]] = wrong
+    try:
+        plan = plan_from_json(value, "some file")
+    except PlanError as error:
+        assert "\n" not in error.one_line()
+        return
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "again") == plan
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)))  # fmt: skip
+def test_no_json_value_raises_anything_but_a_plan_error(value):
+    with pytest.raises(PlanError):
+        plan_from_json(value, "some file")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"num_ranks": 0}, "0 ranks"),
+        ({"zero_stage": 4}, "stage 4"),
+        ({"zero_stage": -1}, "stage"),
+        ({"policy": "all"}, "'all'"),
+        ({"micro_batch_size": 0}, "micro_batch_size 0"),
+        ({"grad_accum": -1}, "grad_accum -1"),
+        ({"budget_bytes": 0}, "budget_bytes 0"),
+        ({"units": [{"name": "a", "zero_stage": 0, "recompute": True}] * 2}, "twice"),
+    ],
+)
+def test_impossible_plans_are_refused_by_what_is_wrong(change, words):
+    with pytest.raises(PlanError, match=words):
+        plan_from_json({**as_json(), **change}, "some file")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"NaN", b"3"])
+def test_a_file_that_is_no_plan_is_refused(tmp_path, data):
+    path = tmp_path / "plan.json"
+    path.write_bytes(data)
+
+    with pytest.raises(PlanError, match=r"plan\.json"):
+        load_plan(path)
+
+
+def test_a_missing_plan_and_a_directory_are_refused(tmp_path):
+    for path in (tmp_path / "gone.json", tmp_path):
+        with pytest.raises(PlanError, match="cannot be read"):
+            load_plan(path)
+
+
+TRIPLES = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)), max_size=5)
+
+
+@given(TRIPLES, st.randoms())
+def test_a_fingerprint_knows_no_order(triples, random):
+    shuffled = copy.copy(triples)
+    random.shuffle(shuffled)
+
+    assert fingerprint(shuffled) == fingerprint(triples)
+
+
+def test_a_fingerprint_tells_names_shapes_and_dtypes_apart():
+    base = ("w", "(2, 3)", "float32")
+    others = [("v", *base[1:]), ("w", "(3, 2)", "float32"), ("w", "(2, 3)", "bfloat16")]
+
+    assert len({fingerprint([triple]) for triple in (base, *others)} | {fingerprint([])}) == 5
+
+
+def test_recomputed_units_are_those_that_say_so():
+    assert PLAN.recomputed_units == ("blocks.0",)
+    assert dataclasses.replace(PLAN, units=()).recomputed_units == ()

@@ -1,0 +1,147 @@
+"""What ZeRO stages and recomputation mean, as actions at boundaries."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.run.records import Unit
+from memadvisor.schedule import ActionKind, Lane, Point, blocks_of, resolve_units, write_schedule
+
+K = ActionKind
+
+
+def unit(name, *, type_name="Block", is_block=True, trainable=True):
+    return Unit(name, type_name, is_block, 10, 40, 40 if trainable else 0)
+
+
+def gpt_units(num_blocks=4):
+    blocks = [unit(f"blocks.{n}") for n in range(num_blocks)]
+    return [
+        unit("tok_emb", type_name="Embedding", is_block=False),
+        *blocks,
+        unit("head", type_name="Linear", is_block=False),
+    ]
+
+
+def by_hand(stage=0, policy="none", num_ranks=2, units=()):
+    return Plan(
+        fingerprint=None, num_ranks=num_ranks, zero_stage=stage, policy=policy, units=units,
+        micro_batch_size=None, grad_accum=None, prediction=None, budget_bytes=None, why="",
+    )  # fmt: skip
+
+
+def kinds(schedule, point, name=""):
+    return [action.kind for action in schedule.at(point, name)]
+
+
+def test_stage_0_reduces_whole_gradients_and_updates_everything():
+    schedule = write_schedule(by_hand(0), gpt_units())
+    [reduce] = schedule.at(Point.AFTER_BACKWARD, "blocks.1")
+
+    assert (reduce.kind, reduce.shard, reduce.lane) == (K.REDUCE, False, Lane.COLLECTIVE)
+    assert kinds(schedule, Point.BEFORE_OPTIMIZER) == [K.UPDATE] * 6
+    assert schedule.at(Point.AFTER_OPTIMIZER) == ()
+    assert schedule.at(Point.BEFORE_FORWARD, "blocks.1") == ()
+
+
+def test_stage_1_keeps_the_whole_gradient_and_gathers_what_was_updated():
+    schedule = write_schedule(by_hand(1), gpt_units())
+
+    assert [a.shard for a in schedule.at(Point.AFTER_BACKWARD, "head")] == [False]
+    assert kinds(schedule, Point.AFTER_OPTIMIZER) == [K.GATHER] * 6
+
+
+def test_stage_2_leaves_each_rank_its_shard_of_the_gradient():
+    schedule = write_schedule(by_hand(2), gpt_units())
+
+    assert [a.shard for a in schedule.at(Point.AFTER_BACKWARD, "head")] == [True]
+    assert kinds(schedule, Point.AFTER_OPTIMIZER) == [K.GATHER] * 6
+    assert schedule.at(Point.BEFORE_FORWARD, "head") == ()
+
+
+def test_stage_3_has_parameters_only_around_their_use():
+    schedule = write_schedule(by_hand(3), gpt_units())
+
+    for before, after in (
+        (Point.BEFORE_FORWARD, Point.AFTER_FORWARD),
+        (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD),
+    ):
+        assert kinds(schedule, before, "blocks.2") == [K.GATHER]
+        assert kinds(schedule, after, "blocks.2")[0] == K.RELEASE
+    assert [a.shard for a in schedule.at(Point.AFTER_BACKWARD, "blocks.2")][1:] == [True]
+    assert schedule.at(Point.AFTER_OPTIMIZER) == ()
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_single_rank_communicates_nothing_at_any_stage(stage):
+    schedule = write_schedule(by_hand(stage, num_ranks=1), gpt_units())
+    actions = [action for actions in schedule.actions.values() for action in actions]
+
+    assert {action.kind for action in actions} == {K.UPDATE}
+
+
+def test_a_frozen_unit_is_neither_reduced_nor_updated():
+    units = [unit("a"), unit("b", trainable=False)]
+    schedule = write_schedule(by_hand(3), units)
+
+    assert kinds(schedule, Point.AFTER_BACKWARD, "b") == [K.RELEASE]
+    assert [action.unit for action in schedule.at(Point.BEFORE_OPTIMIZER)] == ["a"]
+
+
+def test_every_layer_recomputes_the_blocks_alone():
+    chosen = resolve_units(by_hand(policy="every-layer"), gpt_units())
+
+    assert [u.name for u in chosen if u.recompute] == [f"blocks.{n}" for n in range(4)]
+
+
+@pytest.mark.parametrize(("num_blocks", "kept"), [(2, 1), (4, 2), (9, 3), (12, 4), (16, 4), (25, 5)])
+def test_sqrt_keeps_about_the_square_root_of_the_blocks(num_blocks, kept):
+    """Every round(sqrt(n))-th block stays as it is (arXiv:1604.06174)."""
+    chosen = resolve_units(by_hand(policy="sqrt"), gpt_units(num_blocks))
+
+    assert num_blocks - sum(u.recompute for u in chosen) == kept
+
+
+def test_a_plans_own_word_on_a_unit_goes_before_its_policy():
+    plan = by_hand(2, "every-layer", units=(UnitPlan(name="blocks.1", zero_stage=0, recompute=False),))
+    chosen = {u.name: u for u in resolve_units(plan, gpt_units())}
+
+    assert (chosen["blocks.1"].zero_stage, chosen["blocks.1"].recompute) == (0, False)
+    assert (chosen["blocks.2"].zero_stage, chosen["blocks.2"].recompute) == (2, True)
+
+
+def test_blocks_are_units_of_modules_that_have_a_twin_beside_them():
+    lone, leaf = unit("encoder.only"), unit("a", type_name="Linear", is_block=False)
+    elsewhere = [unit("encoder.0"), unit("decoder.0")]
+
+    assert blocks_of([lone, leaf, *elsewhere]) == ("encoder.only", "encoder.0")
+    assert blocks_of([unit("a.0"), unit("b.0"), leaf]) == ()
+
+
+PLANNED = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=6)
+
+
+@given(PLANNED, st.integers(2, 8))
+def test_laws_of_every_schedule(planned, num_ranks):
+    """Reduced once and updated once a trainable unit; gathered as often as released, and never just one."""
+    names = [f"u{n}" for n in range(len(planned))]
+    units = [unit(name, trainable=t) for name, (_, _, t) in zip(names, planned, strict=True)]
+    plans = tuple(
+        UnitPlan(name=name, zero_stage=s, recompute=r) for name, (s, r, _) in zip(names, planned, strict=True)
+    )
+    schedule = write_schedule(by_hand(num_ranks=num_ranks, policy="chosen", units=plans), units)
+    actions = [(boundary, action) for boundary, items in schedule.actions.items() for action in items]
+
+    def count(kind, name):
+        return sum(action.kind is kind and action.unit == name for _, action in actions)
+
+    assert schedule.units == plans
+    for name, (stage, recompute, trainable) in zip(names, planned, strict=True):
+        assert count(K.REDUCE, name) == count(K.UPDATE, name) == int(trainable)
+        assert count(K.RECOMPUTE, name) == int(recompute)
+        assert count(K.RELEASE, name) == (2 if stage == 3 else 0)
+        assert count(K.GATHER, name) == (2 if stage == 3 else int(stage in (1, 2) and trainable))
+    for boundary, action in actions:
+        assert (action.lane is Lane.COLLECTIVE) == (action.kind in (K.GATHER, K.REDUCE))
+        assert boundary.unit in (action.unit, "")

@@ -1,0 +1,110 @@
+"""Sizes are read as they are written, and written so that they can be read."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memadvisor.errors import UsageError
+from memadvisor.units import GIB, format_bytes, format_count, format_fraction, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("24 gib", 24 * 2**30),
+        ("24G", 24 * 2**30),
+        ("24GB", 24 * 10**9),
+        ("1.5 GB", 1_500_000_000),
+        (".5KiB", 512),
+        ("512M", 512 * 2**20),
+        ("1TiB", 2**40),
+        ("1000", 1000),
+        ("7 B", 7),
+    ],
+)
+def test_sizes_are_binary_with_an_i_or_bare_and_decimal_with_a_b(text, size_bytes):
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["10GBB", "", "GiB", "-1GiB", "1e9", "nan", "inf", "1,5GiB", "1 G iB", "0", "0GiB", "9" * 400, "٣GiB", "2EiB", "1048577TiB"],
+)  # fmt: skip
+def test_anything_else_is_a_usage_error_that_names_it(text):
+    with pytest.raises(UsageError, match=re.escape(repr(text))) as caught:
+        parse_bytes(text)
+
+    assert caught.value.hint
+
+
+@given(st.text(max_size=12))
+def test_no_text_raises_anything_but_a_usage_error(text):
+    try:
+        assert 0 < parse_bytes(text) < 2**60
+    except UsageError as error:
+        assert "\n" not in error.one_line()
+
+
+@given(st.integers(1, 2**59))
+def test_a_formatted_size_reads_as_the_size_within_its_three_digits(size_bytes):
+    assert parse_bytes(format_bytes(size_bytes)) == pytest.approx(size_bytes, rel=0.005)
+
+
+@given(st.integers(1, 2**59), st.integers(1, 2**59))
+def test_formatting_keeps_the_order(first, second):
+    smaller, larger = sorted((first, second))
+
+    assert parse_bytes(format_bytes(smaller)) <= parse_bytes(format_bytes(larger))
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1.46 * GIB, "1.46 GiB"),
+        (-3 * 2**20, "-3.00 MiB"),
+        (None, "not recorded"),
+    ],
+)
+def test_sizes_have_three_digits_and_a_binary_unit(size_bytes, text):
+    assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [(0, "0 s"), (2.5, "2.50 s"), (0.0131, "13.1 ms"), (7.2e-6, "7.20 us"), (123.4, "123 s"), (None, "not recorded")],
+)  # fmt: skip
+def test_durations_have_three_digits_and_the_nearest_unit(duration_s, text):
+    assert format_seconds(duration_s) == text
+
+
+@given(st.floats(1e-9, 1e9))
+def test_a_formatted_duration_is_the_duration_within_its_three_digits(duration_s):
+    number, unit = format_seconds(duration_s).split()
+
+    assert float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit] == pytest.approx(duration_s, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("count", "unit", "text"),
+    [
+        (983, "", "983"),
+        (51_000_000, "", "51.0 M"),
+        (1.24e9, "", "1.24 G"),
+        (3.1e12, "FLOP/s", "3.10 TFLOP/s"),
+        (12, "FLOPs", "12 FLOPs"),
+        (None, "", "not recorded"),
+    ],
+)
+def test_counts_have_decimal_prefixes(count, unit, text):
+    assert format_count(count, unit) == text
+
+
+def test_fractions_are_percentages():
+    assert format_fraction(0.4123) == "41.2 %"
+    assert format_fraction(None) == "not recorded"
