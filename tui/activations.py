@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.widgets import Static
+
 from memadvisor.analyzers.activations import Activations, Lifetime
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, SearchTable, matcher
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.tui.view import View
-from rich.text import Text
-from textual import on
-from textual.app import ComposeResult
-from textual.widgets import Static
-
 from memadvisor.units import format_bytes, format_seconds
 
 _NUM_SHOWN = 1000

@@ -5,6 +5,15 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import ClassVar
 
+from rich.text import Text
+from textual import on, work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import Footer, Static, TabbedContent, TabPane, Tabs
+
+from memadvisor.errors import RunFormatError
+from memadvisor.hardware.hardware import Hardware
 from memadvisor.tui.activations import ActivationsPane
 from memadvisor.tui.communication import CommunicationPane
 from memadvisor.tui.help import HelpScreen
@@ -19,15 +28,6 @@ from memadvisor.tui.style import CSS
 from memadvisor.tui.text import paragraph, plain
 from memadvisor.tui.view import View
 from memadvisor.tui.watch import POLL_S, Snapshot, State, Watcher
-from rich.text import Text
-from textual import on, work
-from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
-from textual.message import Message
-from textual.widgets import Footer, Static, TabbedContent, TabPane, Tabs
-
-from memadvisor.errors import RunFormatError
-from memadvisor.hardware.hardware import Hardware
 
 _STATE_STYLES = {
     State.WAITING: ("◌", "#f2c14e"),

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from memadvisor.analyzers.timeline import MemoryTimeline
-from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, stacked_area
 from numpy.typing import NDArray
 from rich.segment import Segment
 from rich.style import Style
@@ -18,6 +16,8 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
+from memadvisor.analyzers.timeline import MemoryTimeline
+from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, stacked_area
 from memadvisor.units import format_bytes, format_seconds
 
 _AXIS_WIDTH = 10

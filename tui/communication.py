@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.widgets import DataTable, Static
+
 from memadvisor.analyzers.communication import Communication, OperationBandwidth
 from memadvisor.analyzers.skew import RankTimes, Skew
 from memadvisor.tui.drawing import stacked_bar
@@ -9,10 +13,6 @@ from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, refill, row_table
 from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
 from memadvisor.tui.view import View
-from rich.text import Text
-from textual.app import ComposeResult
-from textual.widgets import DataTable, Static
-
 from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
 
 _EXPOSED, _OVERLAPPED = "#e5484d", "#2ec4a6"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import ClassVar
 
-from memadvisor.tui.text import lines, paragraph
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -12,16 +12,19 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from memadvisor.tui.text import lines, paragraph
+
+_TEXT_WIDTH = 54
 _KEYS = (
-    ("1 ... 8", "Overview, Memory, Modules, Activations, Steps, Communication, Plan, Notes"),
+    ("1 ... 8", "the tabs, from Overview to Notes"),
     ("[  ]", "previous and next rank"),
     ("tab  arrows", "move between the tabs, the tables and their rows"),
     ("?  q", "this help; quit"),
     ("", ""),
-    ("Memory", "left and right move the cursor, with shift ten columns; p: to the peak;"),
-    ("", "+ and - zoom, 0: the whole step; a click sets the cursor"),
-    ("Modules", "enter folds and unfolds, s sorts, / searches, escape ends the search"),
-    ("Activations", "s sorts by bytes, module, birth or time kept; / searches"),
+    ("Memory", "left, right: the cursor (shift: ten columns); p: to the peak; + -: zoom; 0: the whole step"),
+    ("Modules", "enter: fold and unfold; s: sort; /: search; escape: end the search"),
+    ("Activations", "s: sort by bytes, module, birth or time kept; /: search"),
+    ("", ""),
 )
 _WORDS = (
     ("peak", "the most bytes that the allocator had handed out at one moment"),
@@ -48,7 +51,6 @@ class HelpScreen(ModalScreen[None]):
                     [
                         paragraph(("Keys", "bold")),
                         *(_entry(name, text) for name, text in _KEYS),
-                        Text(""),
                         paragraph(("Words", "bold")),
                         *(_entry(name, text) for name, text in _WORDS),
                     ]
@@ -58,4 +60,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 def _entry(name: str, text: str) -> Text:
-    return paragraph((f"{name:<13}", "bold #2ec4a6"), text)
+    """The text beside its name, wrapped under itself."""
+    first, *more = textwrap.wrap(text, _TEXT_WIDTH) or [""]
+    rows = [paragraph((f"{name:<13}", "bold #2ec4a6"), first)]
+    return lines([*rows, *(paragraph(" " * 13 + row) for row in more)])

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from heapq import nlargest
 
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.widgets import DataTable, Static
+
 from memadvisor.analyzers.peak import alive_storages, position_in_words, where
 from memadvisor.analyzers.segments import cut_step
 from memadvisor.analyzers.timeline import MemoryTimeline
+from memadvisor.run.records import Storage
 from memadvisor.tui.chart import MemoryChart, PhaseSpan
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, refill, row_table
 from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
 from memadvisor.tui.view import View
-from rich.text import Text
-from textual import on
-from textual.app import ComposeResult
-from textual.widgets import DataTable, Static
-
-from memadvisor.run.records import Storage
 from memadvisor.units import format_bytes, format_seconds
 
 _NUM_ALIVE = 100

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.widgets import DataTable, Static
+
 from memadvisor.tui.drawing import bar
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Matcher, Row, SearchTable, matcher
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.tui.tree import TreeNode, module_tree
 from memadvisor.tui.view import View
-from rich.text import Text
-from textual import on
-from textual.app import ComposeResult
-from textual.widgets import DataTable, Static
-
 from memadvisor.units import format_bytes, format_count
 
 _BAR_WIDTH = 12

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from memadvisor.tui.pane import Pane
-from memadvisor.tui.text import lines, paragraph
-from memadvisor.tui.view import View
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from memadvisor.run.run import RankRun
+from memadvisor.tui.pane import Pane
+from memadvisor.tui.text import lines, paragraph
+from memadvisor.tui.view import View
 from memadvisor.units import format_bytes
 
 _LEVEL_STYLES = {"error": "bold #e5484d", "warning": "bold #f2c14e", "info": "bold #4c8dff"}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from memadvisor.analyzers.peak import PeakBreakdown
-from memadvisor.analyzers.step_time import StepTime
-from memadvisor.analyzers.utilization import Utilization
-from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, bar, stacked_bar
-from memadvisor.tui.pane import Pane, why_untraced
-from memadvisor.tui.text import flow, lines, paragraph
-from memadvisor.tui.view import View
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
+from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.analyzers.step_time import StepTime
+from memadvisor.analyzers.utilization import Utilization
 from memadvisor.run.records import UNEXPLAINED
+from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, bar, stacked_bar
+from memadvisor.tui.pane import Pane, why_untraced
+from memadvisor.tui.text import flow, lines, paragraph
+from memadvisor.tui.view import View
 from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
 
 _NAME_WIDTH = 16

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from memadvisor.tui.text import paragraph
-from memadvisor.tui.view import View
-from memadvisor.tui.watch import State
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widget import Widget
 from textual.widgets import Static
+
+from memadvisor.tui.text import paragraph
+from memadvisor.tui.view import View
+from memadvisor.tui.watch import State
 
 NOT_TRACED = "No traced step yet. It follows the warm-up; what is timed already stands under Steps."
 NEVER_TRACED = "The run ended before a step was traced, so this was not recorded."

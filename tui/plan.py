@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.widgets import DataTable, Static
+
 from memadvisor.analyzers.comparison import Compared, Comparison
+from memadvisor.plan import Plan
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Row, refill, row_table
 from memadvisor.tui.text import lines, number, paragraph, words
 from memadvisor.tui.view import View
-from rich.text import Text
-from textual.app import ComposeResult
-from textual.widgets import DataTable, Static
-
-from memadvisor.plan import Plan
 from memadvisor.units import format_bytes, format_seconds
 
 _NO_PLAN = (

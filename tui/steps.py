@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.widgets import DataTable, Static
 
 from memadvisor.analyzers.segments import cut_step
+from memadvisor.run.records import Span, Step
 from memadvisor.tui.drawing import PHASE_COLORS, sparkline, stacked_bar
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Row, refill, row_table
 from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
 from memadvisor.tui.view import View
-from rich.text import Text
-from textual.app import ComposeResult
-from textual.widgets import DataTable, Static
-
-from memadvisor.run.records import Span, Step
 from memadvisor.units import format_bytes, format_seconds
 
 _NUM_SHOWN = 500
 _PHASES = ("forward", "recompute", "backward", "optimizer", "outside")
-_COLUMNS = (
-    Column("step", is_number=True),
-    Column("time", is_number=True),
-    *(Column(phase, is_number=True) for phase in _PHASES),
-    Column("allocated", is_number=True),
-    Column("peak", is_number=True),
-    Column("kind"),
-)
+_PHASE_KINDS = ("forward", "unit_recompute", "backward", "optimizer")
 
 
 class StepsPane(Pane):
     """A sparkline of the timed steps, the median's phases, and a row a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rank: int | None = None
+        self._seconds: dict[int, dict[str, float]] = {}  # by step of that rank
 
     def content(self) -> ComposeResult:
         yield Static(id="steps-summary", markup=False)
@@ -41,23 +40,49 @@ class StepsPane(Pane):
 
     def fill(self, view: View) -> None:
         self.query_one("#steps-summary", Static).update(lines(_summary(view, max(20, self.size.width - 4))))
-        spans_of: dict[int, list[Span]] = defaultdict(list)
         newest = view.rank.steps[-_NUM_SHOWN:]
-        for span in view.rank.spans:
-            if span.step >= newest[0].index:
-                spans_of[span.step].append(span)
-        table = self.query_one("#steps-table", DataTable)
-        refill(table, _COLUMNS, [_row(step, spans_of[step.index]) for step in reversed(newest)])
+        if self._rank != view.rank.process.rank:
+            self._rank, self._seconds = view.rank.process.rank, {}
+        fresh = [step for step in newest if step.index not in self._seconds]
+        self._seconds.update(phase_seconds(fresh, view.rank.spans))
+        phases = [phase for phase in _PHASES if any(phase in found for found in self._seconds.values())]
+        rows = [_row(step, self._seconds[step.index], phases) for step in reversed(newest)]
+        refill(self.query_one("#steps-table", DataTable), _columns(phases), rows)
+        # The newest step's spans may still be on their way into the journal.
+        del self._seconds[newest[-1].index]
+
+
+def phase_seconds(steps: Sequence[Step], spans: Sequence[Span]) -> dict[int, dict[str, float]]:
+    """Seconds of each phase of each step, by step. Spans are in order of time, so the newest are at the end."""
+    spans_of: dict[int, list[Span]] = defaultdict(list)
+    oldest = min((step.index for step in steps), default=0)
+    for span in reversed(spans if steps else ()):
+        if span.step < oldest:
+            break
+        if span.kind in _PHASE_KINDS:
+            spans_of[span.step].append(span)
+    found: dict[int, dict[str, float]] = {}
+    for step in steps:
+        seconds: dict[str, float] = defaultdict(float)
+        for piece in cut_step(spans_of[step.index], step):
+            seconds[piece.phase] += piece.end_s - piece.start_s
+        found[step.index] = seconds
+    return found
 
 
 def _summary(view: View, width: int) -> list[Text]:
     steps = view.rank.steps
     timed = [step.duration_s for step in steps if not step.traced]
     shown = f"; the newest {_NUM_SHOWN} are listed" if len(steps) > _NUM_SHOWN else ""
-    rows = [paragraph((f"{len(steps)} steps", "bold"), f", {len(steps) - len(timed)} traced{shown}")]
+    rows = [
+        paragraph(
+            (f"{len(steps)} step{'s' if len(steps) != 1 else ''}", "bold"),
+            f", {len(steps) - len(timed)} traced{shown}",
+        )
+    ]
     time = view.result.step_time
     if time is not None:
-        rows[0].append(f"; median {format_seconds(time.median_s)} over {time.num_steps} steady ones")
+        rows[0].append(f"; median {format_seconds(time.median_s)} over {time.num_steps} of them")
     if timed:
         recent = timed[-width:]
         limits = f"  up to {format_seconds(max(recent))}"
@@ -75,11 +100,13 @@ def _summary(view: View, width: int) -> list[Text]:
     return rows
 
 
-def _row(step: Step, spans: list[Span]) -> Row:
-    seconds: dict[str, float] = defaultdict(float)
-    for piece in cut_step(spans, step):
-        seconds[piece.phase] += piece.end_s - piece.start_s
-    figures = [number(format_seconds(seconds[phase]) if phase in seconds else "") for phase in _PHASES]
+def _columns(phases: Sequence[str]) -> list[Column]:
+    figures = ("step", "time", *phases, "allocated", "peak")
+    return [*(Column(title, is_number=True) for title in figures), Column("kind")]
+
+
+def _row(step: Step, seconds: Mapping[str, float], phases: Sequence[str]) -> Row:
+    figures = [number(format_seconds(seconds[phase]) if phase in seconds else "") for phase in phases]
     style = "dim" if step.traced else ""
     return Row(
         key=str(step.index),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memadvisor.tui.text import number, words
 from rich.cells import cell_len
 from rich.text import Text
 from textual import on
@@ -15,6 +14,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import DataTable, Input
+
+from memadvisor.tui.text import number, words
 
 _MAX_WIDTH = 60  # of a column; what is longer ends in an ellipsis
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from memadvisor.analyzers.activations import Activations
 from memadvisor.analyzers.peak import PeakBreakdown
-
 from memadvisor.run.records import Module, Parameter
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
-from memadvisor.tui.watch import State
-
 from memadvisor.run.run import RankRun, Run
+from memadvisor.tui.watch import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

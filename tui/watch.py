@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from memadvisor.analyzers.analysis import Analysis, analyze
-
 from memadvisor.errors import RunFormatError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware

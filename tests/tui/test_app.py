@@ -6,12 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from memadvisor.tui.app import RunApp
-from memadvisor.tui.chart import MemoryChart
-from memadvisor.tui.help import HelpScreen
-from memadvisor.tui.modules import ModulesPane
-from memadvisor.tui.pane import Pane
-from memadvisor.tui.table import SearchTable
 from textual.widgets import DataTable, Input, Static, TabbedContent
 
 from memadvisor.hardware.hardware import Hardware
@@ -19,6 +13,12 @@ from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.records import Note
 from memadvisor.run.store import write_manifest
+from memadvisor.tui.app import RunApp
+from memadvisor.tui.chart import MemoryChart
+from memadvisor.tui.help import HelpScreen
+from memadvisor.tui.modules import ModulesPane
+from memadvisor.tui.pane import Pane
+from memadvisor.tui.table import SearchTable
 from tests.make_run import make_run, write_run
 
 TABS = ("overview", "memory", "modules", "activations", "steps", "communication", "plan", "notes")

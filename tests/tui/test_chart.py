@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from memadvisor.analyzers.timeline import memory_timeline
 from memadvisor.tui.chart import columns_of
-
 from tests.make_run import make_run, step, storage
 
 WINDOWS = st.tuples(st.floats(0, 1), st.floats(0.01, 1))

@@ -1,6 +1,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from memadvisor.run.records import CATEGORIES, PHASES, UNEXPLAINED
 from memadvisor.tui.drawing import (
     CATEGORY_COLORS,
     PHASE_COLORS,
@@ -9,8 +11,6 @@ from memadvisor.tui.drawing import (
     stacked_area,
     stacked_bar,
 )
-
-from memadvisor.run.records import CATEGORIES, PHASES, UNEXPLAINED
 
 sizes = st.floats(0, 1e12)
 

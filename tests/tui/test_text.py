@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from memadvisor.tui.text import flow, legend, number, paragraph, plain, words
 
 HOSTILE = ["layers[/0]", "[red]x", "\x1b[31mred", "a\nb", "\u202eevil", "\ud800", "\x9b31m", "[/]", "\\[x"]

@@ -1,9 +1,8 @@
 from memadvisor.analyzers.activations import activations
 from memadvisor.analyzers.peak import peak_breakdown
 from memadvisor.analyzers.timeline import memory_timeline
-from memadvisor.tui.tree import module_tree
-
 from memadvisor.run.records import Module
+from memadvisor.tui.tree import module_tree
 from tests.make_run import make_run
 
 

@@ -5,9 +5,9 @@ import socket
 import time
 
 import pytest
-from memadvisor.tui.watch import State, Watcher, awaits_first_flush, fingerprint, run_state
 
 from memadvisor.run.journal import JournalWriter
+from memadvisor.tui.watch import State, Watcher, awaits_first_flush, fingerprint, run_state
 from tests.make_run import make_run, write_run
 
 
