@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from memadvisor.analyzers.batch_sizes import is_weight_cast, shrink_batch
-
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level
-from memadvisor.run.records import UNEXPLAINED, Saved, Step, Storage
+from memadvisor.run.records import UNEXPLAINED, Parameter, Saved, Step, Storage
 from memadvisor.run.run import RankRun
 
 
@@ -39,8 +38,10 @@ class SegmentLevels:
     """The levels of one segment; see cost/step.py."""
 
     captured: Level
-    stateless: Level
     own_gradients: Level
+    passing_gradients: Level
+    collected_gradients: Level
+    gradient_units: tuple[str, ...]
     growth: dict[str, int]
 
 
@@ -82,9 +83,13 @@ def segment_memory(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor
     freed = {number for number, item in enumerate(placed) if passes.unit_that_frees(item) is not None}
     casts = {number for number in freed if is_weight_cast(placed[number].row, rank.parameters)}
     events, start = _events(rank, step, pieces, placed)
+    parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in rank.units}
+    for parameter in rank.parameters:
+        if not parameter.tied_to:
+            parameters.setdefault(parameter.unit, []).append(parameter)
     levels = []
     for position in range(len(pieces)):
-        level = _levels(position, pieces, start, events[position], placed, freed - casts)
+        level = _levels(position, pieces, start, events[position], placed, freed - casts, parameters)
         levels.append(level)
         _apply(start, events[position])
     return Memory(
@@ -251,14 +256,21 @@ def _levels(
     events: Sequence[_Event],
     placed: Sequence[_Placed],
     freed: set[int],
+    parameters: Mapping[str, Sequence[Parameter]],
 ) -> SegmentLevels:
-    unsaved = _without_saving(pieces[position], events, placed, freed)
+    piece = pieces[position]
+    unsaved = _without_saving(piece, events, placed, freed)
     others = {category: size for category, size in start.items() if category not in STATES}
+    passing = _passing_gradients(events)
+    units, collected = _collected_gradients(piece, passing, placed, parameters)
+    same = unsaved is events
     return SegmentLevels(
         captured=_level(start, events, unsaved),
-        stateless=_level(others, _outside_states(events), _outside_states(unsaved)),
-        own_gradients=_level(others, _and_own_gradients(events), _and_own_gradients(unsaved)),
-        growth=_growth(pieces[position], events, placed),
+        own_gradients=_level(others, _own_gradients(events), _own_gradients(unsaved)),
+        passing_gradients=_level(others, passing, passing if same else _passing_gradients(unsaved)),
+        collected_gradients=_level(others, collected, collected if same else _passing_gradients(unsaved)),
+        gradient_units=units,
+        growth=_growth(piece, events, placed),
     )
 
 
@@ -271,12 +283,76 @@ def _level(start: Mapping[str, int], events: Sequence[_Event], unsaved: Sequence
     )
 
 
-def _outside_states(events: Sequence[_Event]) -> Sequence[_Event]:
-    return [event for event in events if event.category not in STATES]
-
-
-def _and_own_gradients(events: Sequence[_Event]) -> Sequence[_Event]:
+def _own_gradients(events: Sequence[_Event]) -> list[_Event]:
     return [e for e in events if e.category not in STATES or (e.category == "gradient" and e.is_own)]
+
+
+def _passing_gradients(events: Sequence[_Event]) -> list[_Event]:
+    """Without states, and with each gradient taken over as soon as it is born."""
+    changed = []
+    for event in events:
+        if event.category not in STATES:
+            changed.append(event)
+        elif event.category == "gradient" and event.delta_bytes > 0:
+            changed += [event, replace(event, delta_bytes=-event.delta_bytes)]
+    return changed
+
+
+def _collected_gradients(
+    piece: Stretch,
+    passing: Sequence[_Event],
+    placed: Sequence[_Placed],
+    parameters: Mapping[str, Sequence[Parameter]],
+) -> tuple[tuple[str, ...], Sequence[_Event]]:
+    """The units whose gradients come in this segment, and its events with a buffer for each from then on.
+
+    The buffer is made when the first gradient is there. A unit whose gradients cannot be told from
+    other temporaries is taken to have its buffer from the start.
+    """
+    if piece.phase != "backward":
+        return (), passing
+    waiting = {piece.unit: _trainable_bytes(parameters, piece.unit)} if piece.unit is not None else {}
+    units: list[str] = []
+    changed: list[_Event] = []
+    for event in passing:
+        changed.append(event)
+        unit = _gradient_unit(event, piece, placed, parameters)
+        if unit is not None and unit not in units:
+            units.append(unit)
+            waiting.pop(unit, None)
+            size_bytes = _trainable_bytes(parameters, unit)
+            changed.append(_Event(event.time_s, size_bytes, "gradient", -1, True))
+    for unit, size_bytes in waiting.items():
+        if size_bytes and unit is not None:
+            units.append(unit)
+            changed.insert(0, _Event(piece.start_s, size_bytes, "gradient", -1, True))
+    return tuple(units), changed
+
+
+def _trainable_bytes(parameters: Mapping[str, Sequence[Parameter]], unit: str | None) -> int:
+    return sum(p.size_bytes for p in parameters.get(unit or "", ()) if p.requires_grad)
+
+
+def _gradient_unit(
+    event: _Event,
+    piece: Stretch,
+    placed: Sequence[_Placed],
+    parameters: Mapping[str, Sequence[Parameter]],
+) -> str | None:
+    """The unit of whose parameters something new-born is a gradient; None for anything else.
+
+    A gradient that is added to an older one, or copied to a bucket, is a temporary of a parameter's shape.
+    """
+    if event.delta_bytes <= 0 or event.number < 0 or piece.unit is None:
+        return None
+    row = placed[event.number].row
+    if row.category == "gradient":
+        return row.unit if row.unit in parameters else piece.unit
+    alike = any(
+        p.requires_grad and p.shape == row.shape and p.dtype == row.dtype
+        for p in parameters.get(piece.unit, ())
+    )
+    return piece.unit if alike and row.category == "temporary" else None
 
 
 def _without_saving(

@@ -12,7 +12,6 @@ from itertools import pairwise
 from statistics import median
 
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
-
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.errors import UsageError
@@ -80,6 +79,7 @@ def captured_step(run: Run, *, micro_batch_divisor: int = 1) -> CapturedStep:
         step_time_s=step_time_s,
         exposed_communication_s=exposed_s,
         peak_bytes=_traced_peak_bytes(rank) or memory.peak_bytes,
+        synced_micro_batches=_synced(rank, pieces),
         num_micro_batches=max(1, step.num_micro_batches),
         repeats=micro_batch_divisor,
         micro_batch_size=None if batch is None else batch // micro_batch_divisor,
@@ -213,6 +213,18 @@ def _take_exposed_tail(rank: RankRun, pieces: Sequence[Piece], durations: list[f
     return exposed_s
 
 
+def _synced(rank: RankRun, pieces: Sequence[Piece]) -> frozenset[int]:
+    """Micro-batches in whose backward DDP reduced; under `no_sync` only the last one is."""
+    issues = [row.issue_s for row in rank.collectives if row.phase == "backward" and row.asynchronous]
+    return frozenset(
+        piece.micro_batch
+        for piece in pieces
+        if piece.phase == "backward"
+        and piece.micro_batch is not None
+        and any(piece.start_s <= issue_s <= piece.end_s for issue_s in issues)
+    )
+
+
 def _backwards(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
     """First and last piece of each backward."""
     first: int | None = None
@@ -235,8 +247,10 @@ def _segments(
             micro_batch=piece.micro_batch,
             duration_s=duration / (1 if piece.micro_batch is None else divisor),
             captured=levels.captured,
-            stateless=levels.stateless,
             own_gradients=levels.own_gradients,
+            passing_gradients=levels.passing_gradients,
+            collected_gradients=levels.collected_gradients,
+            gradient_units=levels.gradient_units,
             growth=levels.growth,
         )
         for piece, duration, levels in zip(pieces, durations, memory.levels, strict=True)

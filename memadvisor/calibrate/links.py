@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -125,13 +125,43 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
 def _collective(
     operation: str, size_bytes: int, device: torch.device, num_ranks: int
 ) -> Callable[[], object]:
-    """The collective as our engine issues it, on float32 of `size_bytes` in full."""
+    """The collective as our engine issues it, on float32 of `size_bytes` in full.
+
+    On Gloo that is pairwise exchange for gather and reduce_scatter: Gloo's own reduce_scatter clones its
+    input and sums all of it (memadvisor/engines/wire.py).
+    """
     num_elements = max(num_ranks, size_bytes // 4 // num_ranks * num_ranks)
     full = torch.zeros(num_elements, device=device)
     shard = torch.zeros(num_elements // num_ranks, device=device)
-    runs: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(full),
-        "all_gather": lambda: dist.all_gather_into_tensor(full, shard),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(shard, full),
-    }
-    return runs[operation]
+    if operation == "all_reduce":
+        return lambda: dist.all_reduce(full)
+    if device.type == "cuda":
+        if operation == "all_gather":
+            return lambda: dist.all_gather_into_tensor(full, shard)
+        return lambda: dist.reduce_scatter_tensor(shard, full)
+    slices = full.chunk(num_ranks)
+    if operation == "all_gather":
+        return lambda: _exchange_pairwise([shard] * num_ranks, slices)
+    return lambda: _reduce_pairwise(slices, shard)
+
+
+def _exchange_pairwise(outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> None:
+    """Send to every other rank its outgoing tensor, and receive one from it."""
+    rank, works = dist.get_rank(), []
+    for distance in range(1, len(outgoing)):
+        to, source = (rank + distance) % len(outgoing), (rank - distance) % len(outgoing)
+        works += [dist.isend(outgoing[to], to), dist.irecv(incoming[source], source)]
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def _reduce_pairwise(slices: Sequence[torch.Tensor], staging: torch.Tensor) -> None:
+    """Send every other rank its slice, one at a time, and add what comes to the own slice."""
+    rank = dist.get_rank()
+    for distance in range(1, len(slices)):
+        to, source = (rank + distance) % len(slices), (rank - distance) % len(slices)
+        for work in (dist.isend(slices[to], to), dist.irecv(staging, source)):
+            if work is not None:
+                work.wait()
+        slices[rank].add_(staging)

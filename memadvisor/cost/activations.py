@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from itertools import accumulate
+from typing import Literal
 
 from memadvisor.cost.step import BoundaryTensor, Bytes, CapturedStep, Level, Segment
+
+View = Literal["captured", "own_gradients", "passing_gradients", "collected_gradients"]
 
 # Checkpointing keeps the CPU generator's state of each forward that it will run again, to draw the same
 # numbers (torch.utils.checkpoint, preserve_rng_state): a tensor of so many bytes, on the CPU.
 RNG_STATE_BYTES = 5056
 
-VIEWS = ("captured", "stateless", "own_gradients")
-
 
 class Activations:
-    """Levels of one view of a step (cost/step.py) under a choice of recomputed units."""
+    """Levels of a step under a choice of recomputed units; `view` names one of cost/step.py's."""
 
-    def __init__(self, step: CapturedStep, recomputed: Collection[str], view: str) -> None:
+    def __init__(self, step: CapturedStep, recomputed: Collection[str]) -> None:
         self.step = step
         self.recomputed = frozenset(recomputed)
-        self.view = view
         num_segments = len(step.segments)
         during = _Changes(num_segments)
         at_start = _Changes(num_segments)
@@ -36,30 +36,30 @@ class Activations:
         self._during = during.sums()
         self._at_start = at_start.sums()
 
-    def level(self, position: int) -> Level:
-        segment = self.step.segments[position]
-        views = {
-            "captured": segment.captured,
-            "stateless": segment.stateless,
-            "own_gradients": segment.own_gradients,
-        }
-        return views[self.view]
-
-    def start(self, position: int) -> Counter[str]:
+    def start(self, position: int, view: View) -> Counter[str]:
         """Alive when the segment begins, before anything is recomputed for it."""
-        return _sum(self.level(position).start, self._at_start, position)
+        return _sum(_level(self.step.segments[position], view).start, self._at_start, position)
 
-    def peak(self, position: int) -> Counter[str]:
+    def peak(self, position: int, view: View) -> Counter[str]:
         """Alive at the segment's highest instant."""
-        segment, level = self.step.segments[position], self.level(position)
+        segment = self.step.segments[position]
+        level = _level(segment, view)
         forgets = segment.phase == "forward" and segment.unit in self.recomputed
         return _sum(level.peak_unsaved if forgets else level.peak, self._during, position)
 
-    def recomputation(self, position: int) -> Counter[str]:
+    def recomputation(self, position: int, view: View) -> Counter[str]:
         """Alive at the highest instant of the forward that is run again before this backward."""
-        level = self.start(position)
+        level = self.start(position, view)
         level.update(_forward_of(self.step, self.step.segments[position]).growth)
         return level
+
+
+def _level(segment: Segment, view: View) -> Level:
+    if view == "captured":
+        return segment.captured
+    if view == "own_gradients":
+        return segment.own_gradients
+    return segment.passing_gradients if view == "passing_gradients" else segment.collected_gradients
 
 
 class _Changes:

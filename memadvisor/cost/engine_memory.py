@@ -1,134 +1,181 @@
 """What the built-in engine holds of parameters, gradients and optimizer state at each moment of a step.
 
-This file mirrors memadvisor/engines and nothing else does: where the engine changes what it keeps, this
-changes with it, and tests/engines compares the two. Our engine replaces DDP, so its buckets are not here.
+This mirrors memadvisor/engines (flat.py, wire.py): a unit's parameters of one dtype and trainability lie in
+one flat, padded to a multiple of the ranks. With more than one rank,
+
+- parameters: stage 0 leaves them where they were; 1 and 2 keep the full flat, of which the shard is a slice;
+  3 keeps a shard of its own and has the full flat beside it between gather and release;
+- gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it until the script drops
+  its gradients, 2 and 3 until the reduction, which leaves a shard;
+- reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard;
+- optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded.
+
+The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the plain run keeps.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memadvisor.cost.activations import Activations
+from memadvisor.cost.activations import View
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
-from memadvisor.schedule import Action, ActionKind, Point, Schedule
+from memadvisor.schedule import Action, ActionKind, Schedule
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What an action asks of the lanes, and the bytes that live only while it runs.
-
-    `waits`: the compute lane stands still until it is done. `operation` None: no message is sent.
-    """
-
-    operation: str | None
-    size_bytes: int
-    waits: bool
-    staging: dict[str, int]
-    count: int = 1
-
-
-# A module of a model that was not discovered as such: it runs, but nothing of it is planned.
+# A unit whose spans were seen, but which has no row: a model that was not discovered as such.
 _NO_PARAMETERS = UnitStates(name="", parameters=(), optimizer_bytes=0, optimizer_scalar_bytes=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A collective that an action needs, and the bytes that live only while it runs.
+
+    Compute waits for it: the engine overlaps nothing yet.
+    """
+
+    operation: str
+    size_bytes: int
+    staging: Mapping[str, int]
+
+
 class EngineMemory:
-    """The states of one rank while a schedule is played, by category."""
+    """The states of one rank while a schedule is played."""
 
     def __init__(self, step: CapturedStep, schedule: Schedule) -> None:
         self.step = step
         self.num_ranks = schedule.num_ranks
-        self.stages = {unit.name: unit.zero_stage if schedule.num_ranks > 1 else 0 for unit in schedule.units}
-        # One rank, as captured: nothing of ours touches the states, so they are replayed.
-        self.replays = schedule.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
-        self.view = "captured" if self.replays else "own_gradients"
-        self.parameters = Counter({name: self._resting_parameters(name) for name in self.stages})
+        self.stages = {u.name: u.zero_stage if self.num_ranks > 1 else 0 for u in schedule.units}
+        # One rank, recorded as one rank: nothing of ours touches the states, so they are replayed.
+        self.replays = self.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
+        self.gathered: set[str] = set()
         self.gradients: Counter[str] = Counter()
-        if _gradients_outlive_step(step):
-            for name in self.stages:
-                self.gradients[name] = self._resting_gradients(name)
+        if step.segments and step.segments[0].captured.start.get("gradient"):
+            for name in self.stages:  # the script drops them only in this step
+                self.gradients[name] = self._kept_gradient_bytes(name)
+        resting = Counter(step.constant_state_bytes)
+        resting["parameter"] += sum(self._resting_parameter_bytes(name) for name in self.stages)
+        resting["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
+        self._resting = resting
 
     def held(self) -> Counter[str]:
         """Bytes of states alive now, beyond what the replayed segments hold themselves."""
         if self.replays:
             return Counter()
-        held = Counter(self.step.constant_state_bytes)
-        held["parameter"] += self.parameters.total()
-        held["gradient"] += self.gradients.total()
-        held["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
+        held = self._resting.copy()
+        held["parameter"] += sum(self.flat_bytes(name) for name in self.gathered)
+        held["gradient"] += sum(self.gradients.values())
         return held
 
-    def enter(self, segment: Segment, *, is_later: bool) -> None:
+    def view(self, segment: Segment) -> View:
+        """Which view of a segment is what is alive in it beside `held`."""
+        if self.replays:
+            return "captured"
+        if all(self._is_collecting(name) for name in segment.gradient_units):
+            return "passing_gradients"
+        return "own_gradients" if self.num_ranks == 1 else "collected_gradients"
+
+    def enter(self, segment: Segment) -> None:
         """Gradients of the step before are gone as soon as the captured ones were."""
         if segment.phase == "outside" and not segment.captured.start.get("gradient"):
             self.gradients.clear()
 
     def leave(self, segment: Segment) -> None:
-        """After its backward a unit has all of its gradients."""
-        if segment.phase == "backward" and segment.unit is not None:
-            self.gradients[segment.unit] = self._states(segment.unit).trainable_bytes
+        """The gradients that came in this segment are held from now on."""
+        for name in segment.gradient_units:
+            if not self._is_collecting(name):
+                self.gradients[name] += self._gradient_bytes(name)
 
-    def act(self, action: Action, point: Point) -> Work | None:
-        """Do an action's change of memory, and say what it costs."""
-        states = self._states(action.unit)
+    def act(self, action: Action) -> Message | None:
+        """Do an action's change of memory, and say which message it needs."""
+        name = action.unit
         if action.kind is ActionKind.GATHER:
-            self.parameters[action.unit] = states.parameter_bytes
-            return Work(operation="all_gather", size_bytes=states.parameter_bytes, waits=True, staging={})
+            if self.stages[name] == 3:
+                self.gathered.add(name)
+            return Message(operation="all_gather", size_bytes=self.flat_bytes(name), staging={})
         if action.kind is ActionKind.RELEASE:
-            self.parameters[action.unit] = self._resting_parameters(action.unit)
-            return None
-        if action.kind is ActionKind.REDUCE:
-            size_bytes = states.trainable_bytes
-            if action.shard:
-                shard = shard_bytes(states, self.num_ranks, trainable=True)
-                self.gradients[action.unit] = shard
-                staging = {"communication": size_bytes - shard}
-                return Work(operation="reduce_scatter", size_bytes=size_bytes, waits=True, staging=staging)
-            return Work(operation="all_reduce", size_bytes=size_bytes, waits=True, staging={})
+            self.gathered.discard(name)
+        elif action.kind is ActionKind.REDUCE:
+            return self._reduce(action)
         return None
 
-    def scaled_peak(self, segment: Segment, activations: Activations, position: int) -> Counter[str]:
-        """The segment's own highest instant; an optimizer that steps shards has temporaries of shards."""
-        peak = activations.peak(position)
-        if segment.phase != "optimizer" or self.replays:
-            return peak
-        start = activations.start(position)
-        sharded = any(stage >= 1 for stage in self.stages.values())
-        divisor = self.num_ranks if sharded else 1
-        return start + Counter({c: -(-(peak[c] - start[c]) // divisor) for c in peak})
+    def _reduce(self, action: Action) -> Message:
+        name, size_bytes = action.unit, self._gradient_bytes(action.unit)
+        if not action.shard:
+            return Message(operation="all_reduce", size_bytes=size_bytes, staging={})
+        shard_bytes = size_bytes // self.num_ranks
+        older_bytes = max(0, self.gradients[name] - size_bytes)
+        # The message is simulated before this call returns, so what it holds beside the shard is staging.
+        staging = size_bytes - shard_bytes + older_bytes + shard_bytes
+        self.gradients[name] = shard_bytes
+        return Message(operation="reduce_scatter", size_bytes=size_bytes, staging={"communication": staging})
 
-    def _resting_parameters(self, name: str) -> int:
-        states = self._states(name)
-        if self.stages[name] == 3:
-            return shard_bytes(states, self.num_ranks, trainable=False)
-        return states.parameter_bytes
+    def optimizer_share(self) -> float:
+        """Largest piece that this rank updates at once, as a fraction of the largest parameter.
 
-    def _resting_gradients(self, name: str) -> int:
-        states = self._states(name)
-        if self.stages[name] >= 2:
-            return shard_bytes(states, self.num_ranks, trainable=True)
-        return states.trainable_bytes
+        An optimizer's temporaries are as large as what it updates: with shards, pieces of parameters.
+        """
+        if not any(self.stages.values()):
+            return 1.0
+        whole = piece = 1
+        for name, stage in self.stages.items():
+            states = self._states(name)
+            shard = -(-sum(p.num_elements for p in states.parameters if p.requires_grad) // self.num_ranks)
+            for parameter in states.parameters:
+                if parameter.requires_grad:
+                    count = parameter.num_elements
+                    whole = max(whole, count)
+                    piece = max(piece, min(count, shard) if stage else count)
+        return piece / whole
+
+    def update_share(self) -> float:
+        """Elements that this rank updates, as a fraction of all."""
+        sizes = {name: self._states(name).trainable_bytes for name in self.stages}
+        total = sum(sizes.values())
+        own = sum(size / self.num_ranks if self.stages[name] else size for name, size in sizes.items())
+        return own / total if total else 1.0
+
+    def flat_bytes(self, name: str) -> int:
+        """A unit's full parameters as flats, padding included; frozen ones are flat in stage 3 alone."""
+        return flat_bytes(self._states(name), self.num_ranks, frozen=self.stages[name] == 3)
+
+    def _resting_parameter_bytes(self, name: str) -> int:
+        states, stage = self._states(name), self.stages[name]
+        if stage == 0:
+            return states.parameter_bytes
+        if stage == 3:
+            return self.flat_bytes(name) // self.num_ranks
+        return states.parameter_bytes - states.trainable_bytes + self.flat_bytes(name)
+
+    def _gradient_bytes(self, name: str) -> int:
+        return flat_bytes(self._states(name), self.num_ranks, frozen=False)
+
+    def _kept_gradient_bytes(self, name: str) -> int:
+        return self._gradient_bytes(name) // (self.num_ranks if self.stages[name] >= 2 else 1)
+
+    def _is_collecting(self, name: str) -> bool:
+        """Whether the full flat of gradients is there already; stages 2 and 3 make a new one each time."""
+        size_bytes = self._gradient_bytes(name)
+        older_bytes = size_bytes // self.num_ranks if self.stages.get(name, 0) >= 2 else 0
+        return size_bytes == 0 or self.gradients[name] > older_bytes
 
     def _optimizer_bytes(self, name: str) -> int:
         states = self._states(name)
-        if self.stages[name] >= 1:
-            return -(-states.optimizer_bytes // self.num_ranks) + states.optimizer_scalar_bytes
-        return states.optimizer_bytes + states.optimizer_scalar_bytes
+        divisor = self.num_ranks if self.stages[name] else 1
+        return -(-states.optimizer_bytes // divisor) + states.optimizer_scalar_bytes
 
     def _states(self, name: str) -> UnitStates:
         return self.step.states.get(name) or _NO_PARAMETERS
 
 
-def shard_bytes(states: UnitStates, num_ranks: int, *, trainable: bool) -> int:
-    """One rank's share of a unit, padding included: ceil(elements / ranks) for each dtype."""
-    elements: Counter[str] = Counter()
+def flat_bytes(states: UnitStates, num_ranks: int, *, frozen: bool) -> int:
+    """Bytes of a unit's flats: for each dtype and trainability, elements padded to a multiple of the ranks."""
+    elements: Counter[tuple[str, bool]] = Counter()
     item_bytes: dict[str, int] = {}
     for parameter in states.parameters:
-        if parameter.requires_grad or not trainable:
-            elements[parameter.dtype] += parameter.num_elements
-            item_bytes[parameter.dtype] = parameter.size_bytes // max(1, parameter.num_elements)
-    return sum(-(-count // num_ranks) * item_bytes[dtype] for dtype, count in elements.items())
-
-
-def _gradients_outlive_step(step: CapturedStep) -> bool:
-    return bool(step.segments and step.segments[0].captured.start.get("gradient"))
+        if parameter.num_elements and (parameter.requires_grad or frozen):
+            elements[parameter.dtype, parameter.requires_grad] += parameter.num_elements
+            item_bytes[parameter.dtype] = parameter.size_bytes // parameter.num_elements
+    return sum(
+        -(-count // num_ranks) * num_ranks * item_bytes[dtype] for (dtype, _), count in elements.items()
+    )

@@ -6,11 +6,12 @@ of moments, each the highest instant of a segment, of a recomputation or of an a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memadvisor.cost.activations import Activations
+from memadvisor.cost.activations import Activations, View
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.engine_memory import EngineMemory
 from memadvisor.cost.lanes import Lanes
@@ -85,14 +86,14 @@ class _Player:
         self.times = times
         self.recomputed = recomputed_units(schedule)
         self.engine = EngineMemory(step, schedule)
-        self.activations = Activations(step, self.recomputed, self.engine.view)
+        self.activations = Activations(step, self.recomputed)
         self.lanes = Lanes()
         self.moments: list[Moment] = []
         self.edges = _unit_edges(step)
 
     def play(self) -> Simulation:
-        for position, is_later, is_last in _play_order(self.step):
-            self._segment(position, is_later, is_last)
+        for position, is_last in _play_order(self.step):
+            self._segment(position, is_last)
         self.lanes.wait_for_collectives()
         return Simulation(
             step_time_s=self.lanes.compute_s,
@@ -101,40 +102,62 @@ class _Player:
             moments=tuple(self.moments),
         )
 
-    def _segment(self, position: int, is_later: bool, is_last: bool) -> None:
+    def _segment(self, position: int, is_last: bool) -> None:
         segment, place = self.step.segments[position], place_of(self.step.segments[position])
         enters, leaves = self.edges[position]
         if enters:
-            self._actions(_POINTS[segment.phase][0], segment, position, is_last)
+            self._actions(_POINTS[segment.phase][0], position, is_last)
+        self.engine.enter(segment)
+        view = self.engine.view(segment)
         if enters and segment.phase == "backward" and segment.unit in self.recomputed:
             name = f"recomputation of {segment.unit}"
-            self._moment(name, position, self.activations.recomputation(position))
+            self._moment(name, position, self.activations.recomputation(position, view))
             self.lanes.compute(name, self._forward_s(segment))
-        self.engine.enter(segment, is_later=is_later)
-        self._moment(place, position, self.engine.scaled_peak(segment, self.activations, position))
-        self.lanes.compute(place, segment.duration_s)
+        self._moment(place, position, self._peak(position, view))
+        share = self.engine.update_share() if segment.phase == "optimizer" else 1.0
+        self.lanes.compute(place, segment.duration_s * share)
         self.engine.leave(segment)
         if leaves:
-            self._actions(_POINTS[segment.phase][1], segment, position, is_last)
+            self._actions(_POINTS[segment.phase][1], position, is_last)
 
-    def _actions(self, point: Point, segment: Segment, position: int, is_last: bool) -> None:
+    def _peak(self, position: int, view: View) -> Counter[str]:
+        """The segment's own highest instant; an optimizer's temporaries shrink with what it updates."""
+        peak = self.activations.peak(position, view)
+        if self.step.segments[position].phase != "optimizer" or self.engine.replays:
+            return peak
+        start = self.activations.start(position, view)
+        share = self.engine.optimizer_share()
+        return Counter({c: start[c] + math.ceil((peak[c] - start[c]) * share) for c in peak | start})
+
+    def _actions(self, point: Point, position: int, is_last: bool) -> None:
+        """Play what the schedule asks for at one boundary of a segment."""
+        segment = self.step.segments[position]
         unit = segment.unit or "" if segment.phase != "optimizer" else ""
-        following = position + (point in _AFTER)
-        base = self.activations.start(min(following, len(self.step.segments) - 1))
-        for action in self.schedule.at(point, unit):
-            if action.kind is ActionKind.REDUCE and not (action.shard or is_last):
+        actions = self.schedule.at(point, unit)
+        if not actions:
+            return
+        following = min(position + (point in _AFTER), len(self.step.segments) - 1)
+        view: View = "captured" if self.engine.replays else "passing_gradients"
+        base = self.activations.start(following, view)
+        for action in actions:
+            if action.kind is ActionKind.REDUCE and not (action.shard or is_last or self._syncs(segment)):
+                continue  # with accumulation under no_sync, what all ranks keep whole is summed once
+            message = self.engine.act(action)
+            if message is None or self.times is None:
                 continue
-            work = self.engine.act(action, point)
-            if work is None:
-                continue
-            self._moment(f"{action.kind} of {action.unit}", position, base + Counter(work.staging))
-            if self.times is not None and work.operation is not None:
-                duration_s = self.times.seconds(work.operation, work.size_bytes, self.schedule.num_ranks)
-                self.lanes.collective(f"{action.kind} {action.unit}", duration_s * work.count, work.waits)
+            self._moment(f"{action.kind} of {action.unit}", position, base + Counter(message.staging))
+            duration_s = self.times.seconds(message.operation, message.size_bytes, self.schedule.num_ranks)
+            self.lanes.collective(f"{action.kind} {action.unit}", duration_s, waits=True)
+
+    def _syncs(self, segment: Segment) -> bool:
+        """Whether the script lets this micro-batch's gradients be reduced, though others follow it."""
+        others = len(self.step.synced_micro_batches) > 1  # with one alone, it is the last of the step
+        return others and segment.micro_batch in self.step.synced_micro_batches
 
     def _moment(self, place: str, segment: int, activations: Counter[str]) -> None:
-        activations.update(self.engine.held())
-        self.moments.append(Moment(position=place, segment=segment, by_category_bytes=activations))
+        total = activations.copy()
+        total.update(self.engine.held())
+        self.moments.append(Moment(position=place, segment=segment, by_category_bytes=total))
 
     def _forward_s(self, backward: Segment) -> float:
         return sum(
@@ -163,27 +186,23 @@ def place_of(segment: Segment) -> str:
     return f"{segment.phase} of {segment.unit or 'the model itself'}"
 
 
-def _play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
-    """Positions in order of execution, each micro-batch `repeats` times.
-
-    With each, whether another micro-batch has already gone before, and whether it is of the last one.
-    """
+def _play_order(step: CapturedStep) -> Iterator[tuple[int, bool]]:
+    """Positions in order of execution, each micro-batch `repeats` times; with each, whether it is of the last."""
     blocks = dict.fromkeys(s.micro_batch for s in step.segments if s.micro_batch is not None)
     last = next(reversed(blocks), None)
     position = 0
     while position < len(step.segments):
         micro_batch = step.segments[position].micro_batch
         if micro_batch is None:
-            yield position, False, False
+            yield position, False
             position += 1
             continue
         end = position
         while end < len(step.segments) and step.segments[end].micro_batch == micro_batch:
             end += 1
         for repeat in range(step.repeats):
-            is_last = micro_batch == last and repeat == step.repeats - 1
             for inside in range(position, end):
-                yield inside, repeat > 0, is_last
+                yield inside, micro_batch == last and repeat == step.repeats - 1
         position = end
 
 

@@ -35,8 +35,10 @@ class Level:
 class Segment:
     """`unit` None: outside any unit, such as the loss or the optimizer step. `micro_batch` None: in none.
 
-    captured: everything that was alive. stateless: without the categories of `STATES`.
-    own_gradients: stateless, and the gradients that are born in this very segment.
+    Four views of the same stretch. captured: everything that was alive. The others are without `STATES`, but
+    for gradients that are born in this very segment: own_gradients keeps them; passing_gradients
+    has each for the moment of its birth, as if something took it over; collected_gradients adds to
+    that the whole gradients of `gradient_units` from the first birth on, as one buffer that collects them.
     growth: what the segment itself brings into being and had alive at its highest instant: the cost
     of running a forward again, until the last tensor that its backward needs is there.
     """
@@ -46,8 +48,10 @@ class Segment:
     micro_batch: int | None
     duration_s: float
     captured: Level
-    stateless: Level
     own_gradients: Level
+    passing_gradients: Level
+    collected_gradients: Level
+    gradient_units: tuple[str, ...]
     growth: Bytes
 
 
@@ -110,7 +114,8 @@ class UnitStates:
 class CapturedStep:
     """The traced step of one rank. Durations are of the timed steps and sum to `step_time_s`.
 
-    `peak_bytes` is the allocator's own where it was recorded, else that of the rows. `constant_state_bytes` are
+    `synced_micro_batches` are those whose backward ended in a reduction over the ranks, as recorded; empty
+    where none was. `peak_bytes` is the allocator's own where it was recorded, else that of the rows. `constant_state_bytes` are
     state bytes that belong to no unit's parameters. `exposed_communication_s` is inside `step_time_s`, and in no
     segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured.
     """
@@ -128,6 +133,7 @@ class CapturedStep:
     step_time_s: float
     exposed_communication_s: float
     peak_bytes: int
+    synced_micro_batches: frozenset[int]
     num_micro_batches: int
     repeats: int
     micro_batch_size: int | None

@@ -46,9 +46,7 @@ def test_a_curve_is_linear_between_its_points_flat_before_and_straight_on_after(
 def test_a_curve_passes_through_its_points_and_is_never_negative(sizes, data):
     sizes = tuple(sorted(sizes))
     durations = tuple(data.draw(st.floats(1e-6, 10)) for _ in sizes)
-    curve = CollectiveCurve(
-        operation="all_reduce", num_ranks=2, sizes_bytes=sizes, durations_s=durations
-    )
+    curve = CollectiveCurve(operation="all_reduce", num_ranks=2, sizes_bytes=sizes, durations_s=durations)
     for size, duration in zip(sizes, durations, strict=True):
         assert curve_seconds(curve, size) == pytest.approx(duration)
     assert curve_seconds(curve, 10 * sizes[-1]) > durations[-1]

@@ -1,0 +1,129 @@
+"""The traced step cut into segments: nothing is lost, and replaying it gives the measured peak."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memadvisor.analyzers.segments import captured_step, cut_step, observed_collectives
+from memadvisor.errors import UsageError
+from memadvisor.plan import Plan
+from memadvisor.run.records import Span
+from tests.make_run import make_run, step
+
+RUNS = st.builds(
+    make_run,
+    num_ranks=st.integers(1, 2),
+    num_blocks=st.integers(1, 4),
+    num_micro_batches=st.integers(1, 3),
+    hidden=st.sampled_from([16, 64]),
+    unexplained_bytes=st.integers(0, 10**6),
+)
+
+
+@given(RUNS)
+def test_the_highest_segment_is_the_allocators_peak(run):
+    captured = captured_step(run)
+    levels = [sum(segment.captured.peak.values()) for segment in captured.segments]
+
+    assert max(levels) == captured.peak_bytes == run.ranks[0].traced_step.peak_allocated_bytes
+
+
+@given(RUNS)
+def test_segments_and_exposed_communication_sum_to_the_median_step(run):
+    captured = captured_step(run)
+    total_s = sum(segment.duration_s for segment in captured.segments)
+
+    steady = sorted(s.duration_s for s in run.ranks[0].steady_steps())
+    assert steady[0] <= captured.step_time_s * (1 + 1e-9)
+    assert total_s + captured.exposed_communication_s == pytest.approx(captured.step_time_s)
+
+
+_TIMES = st.tuples(st.integers(0, 20), st.integers(1, 10))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["unit_forward", "unit_backward", "forward"]), _TIMES), max_size=8))
+def test_pieces_cover_a_step_without_gap_or_overlap(spans):
+    rows = [
+        Span(0, kind, f"u{number}", 0, float(start), float(start + length))
+        for number, (kind, (start, length)) in enumerate(spans)
+    ]
+    pieces = cut_step(rows, step(start_s=2.0, end_s=25.0, traced=True))
+
+    assert (pieces[0].start_s, pieces[-1].end_s) == (2.0, 25.0)
+    assert all(a.end_s == b.start_s for a, b in pairwise(pieces))
+
+
+def test_the_innermost_unit_owns_its_time():
+    """A root that calls a block: root, block, root again."""
+    rows = [Span(0, "unit_forward", "", 0, 0.0, 3.0), Span(0, "unit_forward", "block", 0, 1.0, 2.0)]
+    pieces = cut_step(rows, step(end_s=3.0, traced=True))
+
+    assert [(piece.unit, piece.start_s, piece.end_s) for piece in pieces] == [
+        ("", 0.0, 1.0),
+        ("block", 1.0, 2.0),
+        ("", 2.0, 3.0),
+    ]
+
+
+def test_what_a_unit_alone_keeps_is_free_when_it_is_recomputed_and_its_input_stays():
+    """A block of the synthetic GPT keeps 9 x 64 float32 values a token; none of them is another's."""
+    captured = captured_step(make_run())
+    kept = {}
+    for item in captured.inner:
+        kept[item.unit] = kept.get(item.unit, 0) + item.size_bytes
+
+    assert kept["blocks.1"] == 4 * 32 * 9 * 64 * 4
+    assert captured.recomputable["blocks.1"] == pytest.approx(0.008)
+
+
+def test_a_unit_that_the_script_already_recomputes_is_left_alone():
+    assert "blocks.1" not in captured_step(make_run(recompute=("blocks.1",))).recomputable
+
+
+def test_halving_the_micro_batch_halves_batch_shaped_storages_and_keeps_states():
+    run = make_run(num_ranks=1)
+    rows = [
+        dataclasses.replace(row, shape=f"[4, {row.size_bytes // 16}]")
+        if row.category == "activation"
+        else row
+        for row in run.ranks[0].storages
+    ]
+    run = dataclasses.replace(run, ranks=(dataclasses.replace(run.ranks[0], storages=tuple(rows)),))
+    whole, half = captured_step(run), captured_step(run, micro_batch_divisor=2)
+
+    def bytes_of(captured, category):
+        return [segment.captured.peak.get(category, 0) for segment in captured.segments]
+
+    assert half.micro_batch_size == whole.micro_batch_size / 2 == 2
+    assert max(bytes_of(half, "activation")) == max(bytes_of(whole, "activation")) / 2
+    assert bytes_of(half, "parameter") == bytes_of(whole, "parameter")
+
+
+def test_a_collective_starts_when_the_last_rank_has_issued_it():
+    """Both ranks end 2 ms after rank 1, the late one, has issued."""
+    seen = observed_collectives(make_run(rank_delay_s=0.003))
+
+    assert {row.operation for row in seen} == {"all_reduce"}
+    assert all(row.duration_s == pytest.approx(0.002) for row in seen)
+
+
+def test_a_run_without_a_traced_step_and_a_run_with_a_plan_are_refused():
+    with pytest.raises(UsageError, match="traced"):
+        captured_step(make_run(traced_step=None))
+    plan = Plan(
+        fingerprint=None,
+        num_ranks=2,
+        zero_stage=1,
+        policy="none",
+        units=(),
+        micro_batch_size=None,
+        grad_accum=None,
+        prediction=None,
+        budget_bytes=None,
+        why="",
+    )
+    with pytest.raises(UsageError, match="plan"):
+        captured_step(dataclasses.replace(make_run(), plan=plan))

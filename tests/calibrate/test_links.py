@@ -1,0 +1,32 @@
+"""Real processes exchange real messages; what cannot be measured is one line."""
+
+import pytest
+
+from memadvisor.calibrate.calibrate import calibrate
+from memadvisor.calibrate.links import OPERATIONS, measure_collectives
+from memadvisor.errors import UsageError
+
+
+def test_two_gloo_processes_measure_every_collective_at_every_size():
+    sizes = (4096, 2**22)
+    curves = measure_collectives("cpu", 2, sizes_bytes=sizes, budget_s=1.0)
+
+    assert tuple(curve.operation for curve in curves) == OPERATIONS
+    for curve in curves:
+        assert (curve.num_ranks, curve.sizes_bytes) == (2, sizes)
+        assert all(0 < duration < 10 for duration in curve.durations_s)
+        assert curve.durations_s[1] > 2**22 / 1e12  # no processor moves a terabyte a second
+
+
+def test_one_rank_measures_arithmetic_alone():
+    hardware = calibrate(1)
+
+    assert hardware.kind == "measured"
+    assert hardware.collectives == ()
+    assert hardware.peak_flops_per_s["float32"] > 1e8
+    assert hardware.memory_bandwidth_bytes_per_s > 1e8
+
+
+def test_no_process_at_all_is_refused():
+    with pytest.raises(UsageError, match="--ranks 0"):
+        calibrate(0)

@@ -1,0 +1,92 @@
+"""`memadvisor advise`: stable JSON, exit codes, a plan file, and names of the user's program shown as they are."""
+
+import dataclasses
+import json
+
+import pytest
+
+from memadvisor.cli.main import main
+from memadvisor.plan import load_plan
+from tests.make_run import make_run, write_run
+
+
+@pytest.fixture
+def run_path(tmp_path):
+    return str(write_run(make_run(), tmp_path / "run"))
+
+
+def test_json_has_the_stable_keys(run_path, capsys):
+    assert main(["advise", run_path, "--memory", "3700000", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+
+    assert value["budget_bytes"] == 3_700_000
+    assert value["smallest_budget_bytes"] < 3_700_000
+    keys = "rank_order fits predicted_peak_bytes predicted_step_time_s p_oom zero_stage recompute offload"
+    for order, plan in enumerate(value["plans"], start=1):
+        assert set(keys.split()) | {"micro_batch_size", "grad_accum", "layout", "why"} <= set(plan)
+        assert (plan["rank_order"], plan["layout"], plan["p_oom"]) == (order, {"data_parallel": 2}, None)
+
+
+def test_the_best_plan_is_written_for_its_owner_alone(run_path, tmp_path, capsys):
+    output = tmp_path / "plan.json"
+    assert main(["advise", run_path, "--memory", "3700000", "-o", str(output)]) == 0
+
+    plan = load_plan(output)
+    assert plan.prediction.peak_bytes <= 3_700_000 == plan.budget_bytes
+    assert output.stat().st_mode & 0o777 == 0o600
+    assert "memadvisor run --plan" in capsys.readouterr().out
+
+
+def test_nothing_fits_says_the_smallest_budget_writes_nothing_and_exits_1(run_path, tmp_path, capsys):
+    output = tmp_path / "plan.json"
+    assert main(["advise", run_path, "--memory", "1000", "-o", str(output)]) == 1
+
+    assert not output.exists()
+    text = capsys.readouterr().out
+    assert "smallest budget that would is" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "10GBB"], "10GBB"),
+        (["--memory", "1GiB", "--gpus", "0"], "--gpus 0"),
+        (["--memory", "1GiB", "--hardware", "B9000"], "B9000"),
+        (["--memory", "1GiB", "-o", "/nowhere/plan.json"], "/nowhere/plan.json"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(run_path, capsys, words, message):
+    assert main(["advise", run_path, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_directory_that_is_no_run_is_one_line_and_exit_code_2(tmp_path, capsys):
+    assert main(["advise", str(tmp_path), "--memory", "1GiB"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_names_of_the_users_program_are_shown_as_they_are(tmp_path, capsys):
+    """A unit called `[red]x` with an escape character is printed, not obeyed."""
+    run = make_run(num_ranks=1)
+    name = "[red]x[/0]\x1b[31m"
+
+    def renamed(rows):
+        return tuple(dataclasses.replace(row, unit=name) if row.unit == "blocks.0" else row for row in rows)
+
+    rank = run.ranks[0]
+    rank = dataclasses.replace(
+        rank,
+        units=tuple(dataclasses.replace(u, name=name) if u.name == "blocks.0" else u for u in rank.units),
+        **{
+            table: renamed(getattr(rank, table))
+            for table in ("storages", "saved", "spans", "parameters", "modules")
+        },
+    )
+    path = write_run(dataclasses.replace(run, ranks=(rank,)), tmp_path / "run")
+    budget = run.ranks[0].traced_step.peak_allocated_bytes - 100_000
+    main(["advise", str(path), "--memory", str(budget)])
+    text = "".join(capsys.readouterr().out.split())
+
+    assert "[red]x[/0]\\x1b[31m" in text
+    assert "\x1b[31m" not in text

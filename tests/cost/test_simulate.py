@@ -1,0 +1,150 @@
+"""Laws of the simulator: an unchanged replay is the measurement, and what sharding and recomputing must do."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.engine_memory import flat_bytes
+from memadvisor.cost.simulate import simulate
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.schedule import Lane, write_schedule
+from tests.make_run import make_run
+
+TIMES = CollectiveTimes(kind="fitted", source="a test", curves={}, alpha_s=1e-4, beta_bytes_per_s=1e9)
+STATES = ("parameter", "gradient", "optimizer_state")
+
+
+def plan(*, ranks=1, stage=0, recompute=()):
+    return Plan(
+        fingerprint=None,
+        num_ranks=ranks,
+        zero_stage=stage,
+        policy="none",
+        units=tuple(UnitPlan(name=name, zero_stage=stage, recompute=True) for name in recompute),
+        micro_batch_size=None,
+        grad_accum=None,
+        prediction=None,
+        budget_bytes=None,
+        why="",
+    )
+
+
+def play(step, **changes):
+    return simulate(step, write_schedule(plan(**changes), step.units), TIMES)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_replaying_a_single_process_unchanged_gives_its_measured_peak_and_time(blocks, batches, unexplained):
+    run = make_run(num_ranks=1, num_blocks=blocks, num_micro_batches=batches, unexplained_bytes=unexplained)
+    step = captured_step(run)
+    result = play(step)
+
+    assert result.peak.total_bytes == run.ranks[0].traced_step.peak_allocated_bytes
+    assert result.step_time_s == pytest.approx(step.step_time_s)
+    assert result.exposed_communication_s == 0
+
+
+@given(st.integers(2, 8), st.integers(1, 2))
+@settings(max_examples=20, deadline=None)
+def test_each_stage_holds_no_more_states_than_the_one_before(ranks, batches):
+    step = captured_step(make_run(num_micro_batches=batches))
+    peaks = []
+    for stage in range(4):
+        last = play(step, ranks=ranks, stage=stage).moments[-1].by_category_bytes
+        peaks.append(sum(last[category] for category in STATES))
+
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_states_at_the_optimizer_step_are_the_formulas_of_zero():
+    """fp32 Adam: 16P, 8P + 8P/n, 4P + 12P/n, 16P/n, and 4 bytes of counter for each of 14 tensors."""
+    step = captured_step(make_run())
+    num_parameters = sum(unit.num_parameters for unit in step.units)
+    n = 4
+    expected = {0: 16.0, 1: 8 + 8 / n, 2: 4 + 12 / n, 3: 16 / n}
+    for stage, bytes_each in expected.items():
+        moments = play(step, ranks=n, stage=stage).moments
+        level = next(m for m in moments if m.position == "optimizer step").by_category_bytes
+        held = sum(level[category] for category in STATES)
+
+        assert held == bytes_each * num_parameters + 4 * 14
+
+
+def test_padding_rounds_each_units_flat_up_to_the_ranks():
+    step = captured_step(make_run(hidden=3, vocabulary=5))
+    for states in step.states.values():
+        elements = sum(parameter.num_elements for parameter in states.parameters)
+        for ranks in (2, 4, 7):
+            assert flat_bytes(states, ranks, frozen=True) == 4 * ranks * -(-elements // ranks)
+
+
+@given(st.sets(st.sampled_from(["embedding", "blocks.0", "blocks.1", "blocks.2", "head"])), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_recomputing_adds_exactly_the_forwards_of_its_units(units, stage):
+    step = captured_step(make_run(num_micro_batches=2))
+    ranks = 2 if stage else 1
+    plain, recomputed = (
+        play(step, ranks=ranks, stage=stage),
+        play(step, ranks=ranks, stage=stage, recompute=units),
+    )
+    added_s = sum(step.recomputable.get(unit, 0.0) for unit in units)
+
+    assert recomputed.step_time_s == pytest.approx(plain.step_time_s + added_s)
+
+
+def test_recomputing_a_block_frees_what_it_keeps_but_one_generator_state():
+    """At the head's backward, the peak of the activations, a block's 9 x 64 values a token are gone."""
+    step = captured_step(make_run(num_ranks=1))
+    kept, freed = play(step), play(step, recompute=("blocks.0",))
+
+    def at_head(result):
+        return next(m.total_bytes for m in result.moments if m.position == "backward of head")
+
+    assert at_head(kept) - at_head(freed) == 4 * 32 * 9 * 64 * 4 - 5056
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.sets(st.sampled_from(["blocks.0", "blocks.1", "blocks.2"])),
+    st.integers(1, 2),
+)
+@settings(max_examples=40, deadline=None)
+def test_lanes_never_overlap_within_themselves_and_waiting_is_in_the_step(ranks, stage, units, batches):
+    step = captured_step(make_run(num_micro_batches=batches))
+    result = play(step, ranks=ranks, stage=stage, recompute=units)
+    for lane in Lane:
+        own = [interval for interval in result.lanes.intervals if interval.lane is lane]
+        assert all(a.end_s <= b.start_s + 1e-12 for a, b in pairwise(own))
+    busy_s = sum(i.end_s - i.start_s for i in result.lanes.intervals if i.lane is Lane.COMPUTE)
+
+    assert result.step_time_s == pytest.approx(busy_s + result.exposed_communication_s)
+    assert result.prediction().peak_bytes == sum(result.prediction().by_category_bytes.values())
+
+
+def test_traffic_counts_passes_over_the_parameters():
+    """Passes of (n-1)/n of all bytes: an all_reduce is two; our stage 1 also gathers the parameters again;
+    stage 2 scatters and gathers; stage 3 gathers twice and scatters once.
+    """
+    step = captured_step(make_run())
+    free = CollectiveTimes(kind="fitted", source="", curves={}, alpha_s=0.0, beta_bytes_per_s=1e9)
+    pass_s = sum(unit.parameter_bytes for unit in step.units) / 2 / 1e9
+    for stage, passes in {0: 2, 1: 3, 2: 2, 3: 3}.items():
+        schedule = write_schedule(plan(ranks=2, stage=stage), step.units)
+        result = simulate(step, schedule, free)
+
+        assert result.exposed_communication_s == pytest.approx(passes * pass_s)
+
+
+def test_buckets_of_the_recorded_ddp_are_gone_under_our_engine():
+    step = captured_step(make_run())
+    assert Counter(step.segments[0].captured.start)["communication"] > 0
+    for stage in (0, 1):
+        result = play(step, ranks=2, stage=stage)
+        assert all(m.by_category_bytes.get("communication", 0) == 0 for m in result.moments)

@@ -1,0 +1,114 @@
+"""Advice: ranked plans whose predictions the simulator gave, and laws that any budget obeys."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware
+from memadvisor.plan import fingerprint, plan_from_json, plan_to_json
+from memadvisor.planning.advise import advise
+from tests.make_run import make_run
+
+RUN = make_run(num_blocks=4)
+MEASURED = Hardware(
+    name="links",
+    kind="measured",
+    source="a test",
+    memory_bytes=None,
+    memory_bandwidth_bytes_per_s=None,
+    peak_flops_per_s={},
+    collectives=tuple(
+        CollectiveCurve(operation=name, num_ranks=2, sizes_bytes=(10**6,), durations_s=(1e-3,))
+        for name in ("all_reduce", "all_gather", "reduce_scatter")
+    ),
+)
+
+
+@given(st.lists(st.integers(10**6, 8 * 10**6), min_size=2, max_size=2))
+@settings(max_examples=20, deadline=None)
+def test_more_memory_never_makes_the_best_plan_slower(budgets):
+    small, large = (advise(RUN, memory_bytes=budget) for budget in sorted(budgets))
+
+    if small.best is not None:
+        assert large.best is not None
+        fastest = [min(p.prediction.step_time_s for p in a.plans if p.fits) for a in (small, large)]
+        assert fastest[1] <= fastest[0] * (1 + 1e-9)
+
+
+@given(st.integers(10**6, 8 * 10**6))
+@settings(max_examples=20, deadline=None)
+def test_a_plan_fits_exactly_when_its_peak_is_within_the_budget(budget):
+    advice = advise(RUN, memory_bytes=budget)
+
+    assert all(p.fits == (p.prediction.peak_bytes <= budget) for p in advice.plans)
+    assert [p.fits for p in advice.plans] == sorted((p.fits for p in advice.plans), reverse=True)
+    assert (advice.best is not None) == (advice.smallest_budget_bytes <= budget)
+
+
+def test_the_smallest_budget_is_one_that_fits_and_a_byte_less_is_not():
+    smallest = advise(RUN, memory_bytes=1).smallest_budget_bytes
+
+    assert advise(RUN, memory_bytes=smallest).best is not None
+    assert advise(RUN, memory_bytes=smallest - 1).best is None
+
+
+def test_seventy_percent_of_the_measured_peak_is_met_without_touching_the_script():
+    peak_bytes = RUN.ranks[0].traced_step.peak_allocated_bytes
+    advice = advise(RUN, memory_bytes=int(0.7 * peak_bytes))
+
+    assert advice.measured_peak_bytes == peak_bytes
+    assert not advice.plans[0].changes_script
+    assert advice.plans[0].prediction.peak_bytes <= 0.7 * peak_bytes
+
+
+def test_a_plan_is_for_this_model_and_survives_its_file():
+    best = advise(RUN, memory_bytes=4 * 10**6).best
+    parameters = [(p.name, p.shape, p.dtype) for p in RUN.ranks[0].parameters]
+
+    assert best.fingerprint == fingerprint(parameters)
+    assert [unit.name for unit in best.units] == [unit.name for unit in RUN.ranks[0].units]
+    assert plan_from_json(plan_to_json(best), "it") == best
+
+
+def test_one_rank_knows_no_sharding():
+    advice = advise(make_run(num_ranks=1), memory_bytes=10**9)
+    assert {ranked.plan.zero_stage for ranked in advice.plans} == {0}
+    assert advice.notes == ()
+
+
+def test_several_ranks_need_times_of_collectives_and_a_hardware_file_gives_them():
+    alone = make_run(num_ranks=1)
+    with pytest.raises(UsageError, match="collectives among 4") as caught:
+        advise(alone, memory_bytes=10**9, num_ranks=4)
+    assert "memadvisor calibrate" in caught.value.hint
+
+    advice = advise(alone, memory_bytes=10**9, num_ranks=4, hardware=MEASURED)
+    assert {ranked.plan.num_ranks for ranked in advice.plans} == {4}
+    assert any("planned for 4" in note and "micro-batch" in note for note in advice.notes)
+
+
+def test_every_plan_says_where_its_peak_is_and_how_the_next_compares():
+    plans = advise(RUN, memory_bytes=4 * 10**6).plans
+    for ranked in plans:
+        assert f"in the {ranked.prediction.peak_position}" in ranked.plan.why
+    assert all("The next plan" in ranked.plan.why for ranked in plans[:-1])
+    assert "The next plan" not in plans[-1].plan.why
+
+
+def test_splits_of_the_micro_batch_come_after_plans_that_leave_the_script_alone():
+    rank = RUN.ranks[0]
+    rows = tuple(
+        dataclasses.replace(row, shape="[4, 9]") if row.category == "activation" else row
+        for row in rank.storages
+    )
+    run = dataclasses.replace(RUN, ranks=(dataclasses.replace(rank, storages=rows), *RUN.ranks[1:]))
+    advice = advise(run, memory_bytes=3_000_000)
+    fitting = [ranked for ranked in advice.plans if ranked.fits]
+
+    assert any(ranked.changes_script for ranked in fitting)
+    assert [r.changes_script for r in fitting] == sorted(r.changes_script for r in fitting)
+    for ranked in fitting:
+        assert ranked.plan.micro_batch_size * ranked.plan.grad_accum == 4
