@@ -167,7 +167,8 @@ class RunApp(App[RunFormatError | None]):
         if self.watcher.is_gone:
             headline.append("directory is gone; this was read last  ", "bold #e5484d")
         elif view is not None and view.run.missing_ranks:
-            headline.append(f"{len(view.run.missing_ranks)} ranks missing  ", "#e5484d")
+            num_missing = len(view.run.missing_ranks)
+            headline.append(f"{num_missing} rank{'s' if num_missing > 1 else ''} missing  ", "#e5484d")
         if view is not None:
             newest = f"step {view.rank.steps[-1].index}" if view.rank.steps else "no step yet"
             rank = f"rank {view.rank.process.rank} of {view.run.manifest.world_size}"

@@ -100,7 +100,7 @@ def _compared_row(name: str, figure: Compared, *, in_seconds: bool) -> Row:
         key=name,
         cells=(
             words(name.replace("_", " "), CATEGORY_COLORS.get(name, "bold")),
-            number(shown(figure.predicted)),
+            number(shown(figure.predicted) if figure.predicted is not None else "not predicted"),
             number(shown(figure.measured)),
             number("-" if error is None else f"{100 * error:+.1f} %"),
         ),
