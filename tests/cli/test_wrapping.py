@@ -1,0 +1,342 @@
+"""`memadvisor profile script.py` is to the script, and to whoever started it, as `python script.py`."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from memadvisor.run.store import load_run
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "tests" / "scripts"
+PLAIN = [sys.executable]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    ENVIRONMENT.pop(name, None)
+
+
+def profiled(out, *options):
+    return [sys.executable, "-m", "memadvisor", "profile", "--out", str(out), *options]
+
+
+def start(command, words, *, cwd=SCRIPTS):
+    return subprocess.Popen(
+        [*command, *words],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run_both(out, *words, text="", cwd=SCRIPTS, options=()):
+    """(exit code, stdout, stderr) without the tool and with it; both run at the same time."""
+    both = [start(command, words, cwd=cwd) for command in (PLAIN, profiled(out, *options))]
+    ended = [process.communicate(text, timeout=120) for process in both]
+    return [(process.returncode, *texts) for process, texts in zip(both, ended, strict=True)]
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """tiny.py with one of its endings, without the tool and with it, and the run directory; once each."""
+    results = {}
+
+    def run(ending):
+        if ending not in results:
+            directory = tmp_path_factory.mktemp(ending) / "run"
+            results[ending] = (*run_both(directory, "tiny.py", ending), directory)
+        return results[ending]
+
+    return run
+
+
+ENDINGS = {
+    "none": (0, 0, None),
+    "raise": (1, 1, "ValueError"),
+    "exit": (3, 3, None),
+    "exit-text": (1, 1, None),
+    "interrupt": (-signal.SIGINT, 130, "KeyboardInterrupt"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_ends_as_it_does_without_the_tool(ended, ending):
+    """Same stdout, same exit code, and the run says how it ended."""
+    code, recorded_code, exception = ENDINGS[ending]
+    plain, ours, out = ended(ending)
+    run = load_run(out)
+    [rank] = run.ranks
+
+    assert ours[:2] == plain[:2]
+    assert ours[0] == code
+    assert (rank.ending.exit_code, rank.ending.exception) == (recorded_code, exception)
+    assert len(rank.steps) == plain[1].count("step ") == (10 if ending == "none" else 6)
+    assert rank.traced_step.index == 2
+    assert run.problems == ()
+
+
+def test_an_exceptions_traceback_is_the_scripts(ended):
+    """First our frames are gone, then every line of the script's is there, and the message comes last."""
+    plain, ours, _ = ended("raise")
+    frames = [line for line in plain[2].splitlines() if "tiny.py" in line]
+    theirs = [line for line in ours[2].splitlines() if '/tiny.py", line' in line or 'File "tiny.py"' in line]
+
+    assert [Path(re.search('"(.*)"', line).group(1)).name for line in theirs] == ["tiny.py"] * len(frames)
+    assert [line.rpartition(",")[2] for line in theirs] == [line.rpartition(",")[2] for line in frames]
+    assert (
+        ours[2].splitlines()[-2:] == plain[2].splitlines()[-2:] == ["ValueError: the loss is", "not a number"]
+    )
+    assert "memadvisor/" not in ours[2] and "runpy" not in ours[2]
+
+
+def test_the_words_of_an_exit_stay_on_stderr(ended):
+    plain, ours, _ = ended("exit-text")
+
+    assert plain[2] == "gave up\n"
+    assert ours[2].endswith("gave up\n")
+
+
+KILLED = {"kill": -signal.SIGKILL, "terminate": -signal.SIGTERM, "os-exit": 4}
+
+
+@pytest.mark.parametrize("ending", KILLED)
+def test_after_a_death_in_mid_step_the_run_is_readable_up_to_the_last_flush(ended, ending):
+    """Steps are flushed at least every 250 ms, and a traced one at once: with 50 ms a step at most 5 are lost."""
+    plain, ours, out = ended(ending)
+    run = load_run(out)
+    [rank] = run.ranks
+
+    assert ours[:2] == plain[:2]
+    assert ours[0] == KILLED[ending]
+    assert 3 <= len(rank.steps) <= 6
+    assert [step.index for step in rank.steps] == list(range(len(rank.steps)))
+    assert rank.traced_step.index == 2
+    assert rank.storages and rank.operators
+    assert run.problems == ()
+
+
+def test_a_signal_from_outside_ends_the_script_alone(out):
+    """SIGTERM sent to the process that was started, as a scheduler does it."""
+    process = start(profiled(out), ["tiny.py", "none"])
+    for line in process.stdout:
+        if line.startswith("step 4"):
+            break
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+    assert process.returncode == -signal.SIGTERM
+    assert len(load_run(out).ranks[0].steps) >= 3
+
+
+def test_a_script_that_closes_all_descriptors_trains_on(out):
+    plain, ours = run_both(out, "tiny.py", "close-descriptors")
+
+    assert ours[:2] == plain[:2]
+    assert ours[0] == 0
+    assert "memadvisor stopped recording" in ours[2]
+    assert len(load_run(out).ranks[0].steps) >= 3
+
+
+def test_a_script_sees_the_same_world(out):
+    """argv, __main__, pickling, sources, first path, working directory, its own `analyzers` and `tui`, stdin."""
+    plain, ours = run_both(out, "world.py", "--out", "theirs", "-m", "--", "x y", text="typed in")
+
+    assert ours[1].replace(f"{SCRIPTS}/world.py", "world.py") == plain[1].replace(
+        f"{SCRIPTS}/world.py", "world.py"
+    )
+    assert ours[0] == plain[0] == 0
+    assert "theirs the script's own the script's own" in plain[1]
+    assert "words on stderr" in ours[2]
+
+
+def test_a_script_elsewhere_finds_its_siblings_and_keeps_the_working_directory(out, tmp_path):
+    plain, ours = run_both(out, str(SCRIPTS / "world.py"), cwd=tmp_path)
+
+    assert ours[:2] == plain[:2]
+    assert str(tmp_path) in plain[1]
+
+
+def test_a_module_runs_as_with_python_m(out):
+    plain, ours = run_both(out, "-m", "package.train", "--epochs", "3")
+
+    assert ours[:2] == plain[:2]
+    assert ours[0] == 0
+    assert "argv ['train.py', '--epochs', '3']" in ours[1]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes_find_the_scripts_classes_and_write_no_journal(out, method):
+    plain, ours = run_both(out, "spawns.py", method)
+
+    assert ours[:2] == plain[:2]
+    assert ours[0] == 0
+    assert len(list(out.glob("*.journal"))) == 1
+    assert len(load_run(out).ranks[0].steps) == 4
+
+
+def test_two_ranks_and_the_code_of_the_one_that_fails(out, tmp_path):
+    """The first failure ends the launch with its code, and every rank's journal is there."""
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import os, sys, time, torch\n"
+        "m = torch.nn.Linear(2, 1); o = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+        "for _ in range(4):\n"
+        "    m(torch.ones(1, 2)).sum().backward(); o.step(); o.zero_grad()\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    time.sleep(0.5); sys.exit(7)\n"
+    )
+    process = start(profiled(out, "--nproc", "2"), [str(script)])
+    _, stderr = process.communicate(timeout=120)
+    run = load_run(out)
+
+    assert process.returncode == 7, stderr
+    assert [rank.process.rank for rank in run.ranks] == [0, 1]
+    assert run.ranks[1].ending.exit_code == 7
+    assert run.missing_ranks == ()
+
+
+def test_under_torchrun_every_rank_writes_into_one_run(out):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    words = ["-m", "memadvisor", "profile", "--out", str(out), str(SCRIPTS / "tiny.py"), "none"]
+    process = start(torchrun, words)
+    stdout, stderr = process.communicate(timeout=120)
+
+    assert process.returncode == 0, stderr
+    assert stdout.count("step 9 loss") == 2
+    assert [rank.process.rank for rank in load_run(out).ranks] == [0, 1]
+    assert stderr.count("exit code 0") == 1
+
+
+def one_line_and_code_2(words, *, cwd, wanted):
+    done = subprocess.run(
+        [sys.executable, "-m", "memadvisor", *map(str, words)],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("memadvisor")
+    assert wanted in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("profile --out run missing.py", "missing.py"),
+        ("profile --out run .", "directory"),
+        ("profile --out run", "No script"),
+        ("profile --out run -m", "No script"),
+        ("profile --out full script.py", "not empty"),
+        ("profile --out script.py script.py", "script.py"),
+        ("profile --out script.py/run script.py", "script.py"),
+        ("profile --nproc 0 script.py", "--nproc"),
+        ("profile --trace-step x script.py", "--trace-step"),
+        ("profile --unknown script.py", "--unknown"),
+        ("show missing", "does not exist"),
+        ("show full", "is not a run"),
+        ("show script.py", "not a directory"),
+        ("report missing", "does not exist"),
+        ("tui missing", "does not exist"),
+        ("advise full --memory 1GiB", "is not a run"),
+        ("run script.py", "no plan"),
+        ("run --plan missing.json script.py", "missing.json"),
+        ("run --plan script.py script.py", "not JSON"),
+        ("run --zero 4 script.py", "--zero"),
+        ("run --zero 1 missing.py", "missing.py"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_begun(tmp_path, words, wanted):
+    (tmp_path / "script.py").write_text("print('never runs')\n")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+
+    one_line_and_code_2(words.split(), cwd=tmp_path, wanted=wanted)
+
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture
+def recorded(ended):
+    return ended("none")[2]
+
+
+def test_a_size_that_is_none_is_one_line(recorded, tmp_path):
+    words = ["advise", recorded, "--memory", "10GBB", "-o", "plan.json"]
+    one_line_and_code_2(words, cwd=tmp_path, wanted="'10GBB' is not a size")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["show", "report", "advise --memory 1GiB"])
+def test_a_run_of_which_no_rank_is_readable_is_one_line(recorded, tmp_path, command):
+    damaged = tmp_path / "run"
+    shutil.copytree(recorded, damaged)
+    for journal in damaged.glob("*.journal"):
+        journal.write_bytes(journal.read_bytes()[:50])
+    verb, *options = command.split()
+
+    one_line_and_code_2([verb, damaged, *options], cwd=tmp_path, wanted="no readable rank")
+
+    assert list(tmp_path.iterdir()) == [damaged]
+
+
+@pytest.mark.parametrize("command", ["show", "show --json", "report -o page.html"])
+def test_a_truncated_run_is_shown_for_what_it_holds(recorded, tmp_path, command):
+    truncated = tmp_path / "run"
+    shutil.copytree(recorded, truncated)
+    for journal in truncated.glob("*.journal"):
+        whole = journal.read_bytes()
+        journal.write_bytes(whole[: 3 * len(whole) // 4])
+    verb, *options = command.split()
+    done = subprocess.run(
+        [sys.executable, "-m", "memadvisor", verb, str(truncated), *options],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_out_is_one_line(tmp_path):
+    (tmp_path / "script.py").write_text("")
+    tmp_path.chmod(0o500)
+    one_line_and_code_2(["profile", "--out", "run", "script.py"], cwd=tmp_path, wanted="--out")
+
+
+def test_an_out_on_a_file_system_that_takes_nothing_is_one_line(tmp_path):
+    """For root too: /proc is no place for a directory."""
+    (tmp_path / "script.py").write_text("print('never runs')\n")
+
+    one_line_and_code_2(["profile", "--out", "/proc/run", "script.py"], cwd=tmp_path, wanted="/proc/run")
+
+
+def test_the_tool_itself_starts_soon(tmp_path):
+    """No torch and no view's package is imported for a usage error."""
+    started_s = time.monotonic()
+    one_line_and_code_2(["profile", "missing.py"], cwd=tmp_path, wanted="missing.py")
+
+    assert time.monotonic() - started_s < 10
