@@ -31,9 +31,10 @@ class Profile:
         self._recorder: Any = None
 
     def __enter__(self) -> Profile:
-        from memadvisor.capture.recorder import Recorder, RecorderOptions
+        from memadvisor.capture.recorder import Recorder
         from memadvisor.capture.script import Target
         from memadvisor.capture.session import rank_identity, start_manifest
+        from memadvisor.capture.writer import RecorderOptions
 
         identity = rank_identity()
         script = Target(name=sys.argv[0] if sys.argv else "", is_module=False, arguments=tuple(sys.argv[1:]))

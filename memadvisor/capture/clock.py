@@ -1,48 +1,34 @@
-"""Marks in time that cost no synchronisation: the monotonic clock on CPU, events on CUDA."""
+"""Marks in time that cost no synchronisation: seconds of the monotonic clock on CPU, events on CUDA."""
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import torch
 
 
-class Mark(Protocol):
-    """A moment on the device's timeline; `time_s` is None until the device has passed it."""
+class DeviceMark:
+    """A moment on the current CUDA stream."""
 
-    @property
-    def time_s(self) -> float | None: ...
-
-
-class HostMark:
-    __slots__ = ("time_s",)
-
-    def __init__(self) -> None:
-        self.time_s: float | None = time.monotonic()
-
-
-class _DeviceMark:
-    __slots__ = ("_clock", "_event", "_known_s")
+    __slots__ = ("_clock", "_event")
 
     def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
         self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record(torch.cuda.current_stream(clock.device))
-        self._known_s: float | None = None
 
-    @property
-    def time_s(self) -> float | None:
-        if self._known_s is None and self._event.query():  # type: ignore[no-untyped-call]
-            self._known_s = self._clock.base_s + self._clock.base.elapsed_time(self._event) / 1e3
-        return self._known_s
+    def seconds(self) -> float | None:
+        """Seconds of the monotonic clock; None until the device has passed the mark."""
+        if not self._event.query():  # type: ignore[no-untyped-call]
+            return None
+        elapsed_ms: float = self._clock.base.elapsed_time(self._event)
+        return self._clock.base_s + elapsed_ms / 1e3
 
 
 class HostClock:
-    """Time as the CPU sees it, right where operators run synchronously."""
+    """Time as the CPU sees it: right where operators run synchronously."""
 
-    def mark(self) -> Mark:
-        return HostMark()
+    mark = staticmethod(time.monotonic)
 
 
 class DeviceClock:
@@ -59,9 +45,14 @@ class DeviceClock:
         torch.cuda.synchronize(device)
         self.base_s = time.monotonic()
 
-    def mark(self) -> Mark:
-        return _DeviceMark(self)
+    def mark(self) -> DeviceMark:
+        return DeviceMark(self)
 
 
 def clock_for(device: torch.device) -> HostClock | DeviceClock:
     return DeviceClock(device) if device.type == "cuda" else HostClock()
+
+
+def seconds_of(mark: float | DeviceMark) -> float | None:
+    """When the mark was passed; None if the device has not come that far."""
+    return mark if isinstance(mark, float) else mark.seconds()

@@ -28,7 +28,7 @@ class Models:
     def __init__(self) -> None:
         self._infos: dict[int, ModuleInfo] = {}
         self._roots: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
-        self._order: list[str] = []  # units in order of first execution
+        self._order: dict[str, None] = {}  # units in order of first execution
 
     def info(self, module: torch.nn.Module) -> ModuleInfo | None:
         return self._infos.get(id(module))
@@ -48,8 +48,7 @@ class Models:
         return info
 
     def note_order(self, unit: str) -> None:
-        if unit not in self._order:
-            self._order.append(unit)
+        self._order.setdefault(unit)
 
     def _add_root(self, root: torch.nn.Module) -> None:
         prefix = f"model{len(self._roots)}" if self._roots else ""

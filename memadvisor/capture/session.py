@@ -91,7 +91,8 @@ def _attach(
     trace_step: int,
     when_attached: Callable[[Recorder], None] | None,
 ) -> None:
-    from memadvisor.capture.recorder import Recorder, RecorderOptions
+    from memadvisor.capture.recorder import Recorder
+    from memadvisor.capture.writer import RecorderOptions
 
     identity = rank_identity()
     try:

@@ -114,12 +114,12 @@ def test_the_model_states_are_sixteen_bytes_a_parameter(tmp_path):
 
 
 def test_a_failure_of_ours_is_one_line_and_the_training_goes_on(tmp_path, monkeypatch, capfd):
-    from memadvisor.capture import recorder
+    from memadvisor.capture import spans
 
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(recorder, "_step_rows", broken)
+    monkeypatch.setattr(spans.ClosedStep, "rows", broken)
     with memadvisor.profile(tmp_path / "run"):
         losses = train(make_model())
 

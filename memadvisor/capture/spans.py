@@ -1,0 +1,244 @@
+"""The step under way: its spans, and how much of it memadvisor's own hooks take.
+
+This is what runs in every step of the training, so it appends plain lists and makes rows of them later.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memadvisor.capture.clock import DeviceMark, seconds_of
+from memadvisor.capture.models import ModuleInfo
+from memadvisor.capture.position import Position
+from memadvisor.run.records import Span, Step
+
+_Mark = float | DeviceMark
+# One span under way: kind, unit, micro-batch, start, end.
+_OpenSpan = list[Any]
+_END = 4
+# One hook call in so many is timed; timing each would cost as much as the hook.
+_TIMED_SHARE = 16
+# Where the unit spans cost more than this share of a step (a model of many tiny layers), only every so
+# many steps have them, so that the share holds on average. The first steps all do.
+_SPAN_BUDGET = 0.01
+_NUM_FULL_STEPS, _MAX_STRIDE = 10, 64
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """A step that is under way. None in `num_samples` or `num_tokens`: some batch did not tell."""
+
+    index: int
+    start: _Mark
+    traced: bool = False
+    spans: list[_OpenSpan] = field(default_factory=list)
+    num_forwards: int = 0
+    num_samples: int | None = 0
+    num_tokens: int | None = 0
+    recorder_s: float = 0.0
+
+
+class SpanLog:
+    """Told of units, backwards and optimizers as they come and go; writes into `step`."""
+
+    def __init__(
+        self, position: Position, mark: Callable[[], _Mark], on_unit_backward: Callable[[str], None]
+    ) -> None:
+        self.step = OpenStep(index=0, start=mark())
+        self.mark = mark
+        self._position = position
+        self._on_unit_backward = on_unit_backward
+        self._units: list[_OpenSpan] = []
+        self._backward: _OpenSpan | None = None
+        self._unit_backward: _OpenSpan | None = None
+        self._num_calls = 0
+        self._starts: dict[str, _BackwardStart] = {}
+        self._has_unit_spans = True
+        self._stride = 1
+        self._begin_s = time.monotonic()
+
+    def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
+        """The next step; what was open in the last one is forgotten."""
+        now_s = time.monotonic()
+        if self._has_unit_spans and not self.step.traced:
+            share = self.step.recorder_s / max(now_s - self._begin_s, 1e-9)
+            self._stride = max(1, min(_MAX_STRIDE, math.ceil(share / _SPAN_BUDGET)))
+        self._begin_s = now_s
+        self._has_unit_spans = traced or index < _NUM_FULL_STEPS or index % self._stride == 0
+        self.step = OpenStep(index=index, start=start, traced=traced)
+        self._units.clear()
+
+    def enter_unit(self, info: ModuleInfo) -> None:
+        if not self._has_unit_spans and not info.is_root:
+            return
+        begin_s = self._begin_timing()
+        position = self._position
+        if position.backward_depth:
+            kind = "unit_recompute"
+        elif not info.is_root:
+            kind = "unit_forward"
+        elif len(position.stack) == 1:
+            kind = "forward" if torch.is_grad_enabled() else "evaluation"
+        else:  # the model inside its wrapper: the wrapper's span stands for both
+            self._units.append(["", "", 0, 0.0, None])
+            return
+        self._units.append(self._open(kind, info.unit))
+        self._end_timing(begin_s)
+
+    def leave_unit(
+        self, info: ModuleInfo, args: Any, kwargs: Any, output: Any, *, was_recompute: bool
+    ) -> None:
+        if not self._has_unit_spans and not info.is_root:
+            return
+        begin_s = self._begin_timing()
+        if self._units:
+            self._units.pop()[_END] = self.mark()
+        if not was_recompute and torch.is_grad_enabled():
+            if info.is_root and not self._position.backward_depth and not self._position.stack:
+                self._count_inputs(args, kwargs)
+            if info.is_unit and self._has_unit_spans:
+                tensor = _first_tensor_with_grad(output)
+                if tensor is not None and tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(self._start_of(info.unit))
+        self._end_timing(begin_s)
+
+    def enter_backward(self) -> None:
+        self._backward = self._open("backward", "")
+
+    def leave_backward(self) -> None:
+        end = self.mark()
+        self._close_unit_backward(end)
+        if self._backward is not None:
+            self._backward[_END] = end
+            self._backward = None
+
+    def reach_backward_of(self, unit: str) -> None:
+        """The gradient of a unit's output is known: its backward begins, and the one before it ends."""
+        begin_s = self._begin_timing()
+        span = self._open("unit_backward", unit)
+        self._close_unit_backward(span[3])
+        self._unit_backward = span
+        self._end_timing(begin_s)
+
+    def enter_optimizer(self) -> None:
+        self._open("optimizer", "")
+
+    def leave_optimizer(self) -> _Mark:
+        end = self.mark()
+        spans = self.step.spans
+        if spans and spans[-1][0] == "optimizer":
+            spans[-1][_END] = end
+        return end
+
+    def _open(self, kind: str, unit: str) -> _OpenSpan:
+        span = [kind, unit, self._position.micro_batch, self.mark(), None]
+        self.step.spans.append(span)
+        return span
+
+    def _close_unit_backward(self, end: _Mark) -> None:
+        if self._unit_backward is not None:
+            self._unit_backward[_END] = end
+            self._unit_backward = None
+
+    def _start_of(self, unit: str) -> _BackwardStart:
+        start = self._starts.get(unit)
+        if start is None:
+            start = self._starts[unit] = _BackwardStart(weakref.ref(self), unit)
+        return start
+
+    def announce_backward_of(self, unit: str) -> None:
+        self._on_unit_backward(unit)
+
+    def _count_inputs(self, args: Any, kwargs: Any) -> None:
+        """Samples are the first dimension of the first input, tokens the elements of a 2-D whole-number one."""
+        step = self.step
+        step.num_forwards += 1
+        first = next(
+            (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor) and v.dim() > 0), None
+        )
+        if first is None:
+            step.num_samples = step.num_tokens = None
+            return
+        if step.num_samples is not None:
+            step.num_samples += first.shape[0]
+        if first.is_floating_point() or first.dim() != 2:
+            step.num_tokens = None
+        elif step.num_tokens is not None:
+            step.num_tokens += first.numel()
+
+    def _begin_timing(self) -> float | None:
+        self._num_calls += 1
+        return None if self._num_calls % _TIMED_SHARE else time.monotonic()
+
+    def _end_timing(self, begin_s: float | None) -> None:
+        if begin_s is not None:
+            self.step.recorder_s += _TIMED_SHARE * (time.monotonic() - begin_s)
+
+
+class _BackwardStart:
+    """Prehook of a unit's last autograd node; knows the log only as long as that lives."""
+
+    __slots__ = ("_log", "_unit")
+
+    def __init__(self, log: weakref.ref[SpanLog], unit: str) -> None:
+        self._log = log
+        self._unit = unit
+
+    def __call__(self, gradients: Any) -> None:
+        log = self._log()
+        if log is not None:
+            log.announce_backward_of(self._unit)
+
+
+def _first_tensor_with_grad(output: Any) -> torch.Tensor | None:
+    if isinstance(output, torch.Tensor):
+        return output if output.requires_grad else None
+    values = (
+        output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
+    )
+    return next((found for value in values if (found := _first_tensor_with_grad(value)) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedStep:
+    """A step that has ended on the host; the device may still be at it."""
+
+    step: OpenStep
+    end: _Mark
+    allocated_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+
+    def rows(self) -> tuple[Step, list[Span]] | None:
+        """The journal's rows; None while the device has not passed the step's end."""
+        step = self.step
+        start_s, end_s = seconds_of(step.start), seconds_of(self.end)
+        if start_s is None or end_s is None:
+            return None
+        row = Step(
+            index=step.index,
+            start_s=start_s,
+            end_s=end_s,
+            traced=step.traced,
+            num_micro_batches=step.num_forwards,
+            num_samples=step.num_samples or None,
+            num_tokens=step.num_tokens or None,
+            allocated_bytes=self.allocated_bytes,
+            peak_allocated_bytes=self.peak_allocated_bytes,
+            peak_reserved_bytes=self.peak_reserved_bytes,
+            recorder_s=None if step.traced else step.recorder_s,
+        )
+        spans = []
+        for kind, unit, micro_batch, start, end in step.spans:
+            span_start_s = seconds_of(start)
+            span_end_s = None if end is None else seconds_of(end)
+            if span_start_s is not None and span_end_s is not None:
+                spans.append(Span(step.index, kind, unit, micro_batch, span_start_s, span_end_s))
+        return row, spans

@@ -1,0 +1,135 @@
+"""What the recorder knows, as rows of its rank's journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memadvisor.capture.census import optimizer_state_rows
+from memadvisor.capture.models import Models
+from memadvisor.capture.rows import collective_rows, operator_rows
+from memadvisor.capture.spans import ClosedStep
+from memadvisor.capture.tracer import Trace
+from memadvisor.run.journal import JournalWriter
+from memadvisor.run.records import Counter, Ending, Note, ProcessInfo, Span, Step
+from memadvisor.run.store import journal_path
+
+_FLUSH_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderOptions:
+    """`trace_step` is the index of the traced step: two steps of warm-up before it by default."""
+
+    directory: Path
+    rank: int
+    world_size: int
+    local_rank: int
+    trace_step: int = 2
+
+
+class RankWriter:
+    """Collects rows and writes them at least every 250 ms of training."""
+
+    def __init__(self, options: RecorderOptions) -> None:
+        self._options = options
+        self._journal = JournalWriter(journal_path(options.directory, options.rank))
+        self._start_s = time.monotonic()
+        self._last_flush_s = self._start_s
+        self._steps: list[ClosedStep] = []
+        self._counters: list[Counter] = []
+
+    @property
+    def failure(self) -> OSError | None:
+        return self._journal.failure
+
+    def add_step(self, step: ClosedStep) -> None:
+        self._steps.append(step)
+
+    def add_counter(self, sample: Counter) -> None:
+        self._counters.append(sample)
+
+    def write_process(self, device: torch.device) -> None:
+        """Who writes; again when the model's device is known: the last one counts."""
+        self._journal.write_document("process", dataclasses.asdict(self._process_info(device)))
+
+    def write_note(self, level: str, text: str) -> None:
+        self._journal.write_document(
+            "note", dataclasses.asdict(Note(level=level, text=text, time_s=time.monotonic()))
+        )
+
+    def write_models(self, models: Models) -> None:
+        self._journal.write_rows("modules", models.module_rows())
+        self._journal.write_rows("units", models.unit_rows())
+        self._journal.write_rows("parameters", models.parameter_rows())
+
+    def write_trace(
+        self, step: int, trace: Trace, models: Models, optimizers: Iterable[torch.optim.Optimizer]
+    ) -> None:
+        account, journal = trace.account, self._journal
+        journal.write_rows("storages", account.storages)
+        journal.write_rows("residuals", account.residuals)
+        journal.write_rows("saved", account.saved)
+        journal.write_rows("operators", operator_rows(trace))
+        journal.write_rows("collectives", collective_rows(trace, step))
+        journal.write_rows("optimizer_states", optimizer_state_rows(models, optimizers))
+
+    def flush(self, now_s: float, *, force: bool = False) -> None:
+        """Write the steps whose marks the device has passed, in order."""
+        if not force and now_s - self._last_flush_s < _FLUSH_EVERY_S:
+            return
+        self._last_flush_s = now_s
+        steps: list[Step] = []
+        spans: list[Span] = []
+        while self._steps and (rows := self._steps[0].rows()) is not None:
+            steps.append(rows[0])
+            spans += rows[1]
+            self._steps.pop(0)
+        self._journal.write_rows("steps", steps)
+        self._journal.write_rows("spans", spans)
+        self._journal.write_rows("counters", self._counters)
+        self._counters.clear()
+
+    def write_ending(self, exit_code: int, exception: str | None, device: torch.device) -> None:
+        if device.type == "cuda" and self._steps:
+            torch.cuda.synchronize(device)  # the training is over; its last steps still need their times
+        self.flush(time.monotonic(), force=True)
+        ending = Ending(exit_code=exit_code, exception=exception, time_s=time.monotonic())
+        self._journal.write_document("ending", dataclasses.asdict(ending))
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _process_info(self, device: torch.device) -> ProcessInfo:
+        properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+        return ProcessInfo(
+            rank=self._options.rank,
+            world_size=self._options.world_size,
+            local_rank=self._options.local_rank,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            device=str(device),
+            device_name=properties.name if properties else platform.processor() or platform.machine(),
+            device_memory_bytes=properties.total_memory if properties else _host_memory_bytes(),
+            num_threads=torch.get_num_threads(),
+            unix_offset_s=time.time() - time.monotonic(),
+            start_s=self._start_s,
+            torch_version=torch.__version__,
+            python_version=platform.python_version(),
+        )
+
+
+def _host_memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
