@@ -78,7 +78,8 @@ def format_count(count: float | None, unit: str = "") -> str:
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(count) >= factor:
             return f"{_three_digits(count / factor)} {prefix}{unit}"
-    return f"{count if count == int(count) else _three_digits(count)} {unit}".strip()
+    text = f"{count:g}" if count == int(count) else _three_digits(count)
+    return f"{text} {unit}".strip()
 
 
 def _three_digits(value: float) -> str:
