@@ -261,14 +261,17 @@ def _levels(
     piece = pieces[position]
     unsaved = _without_saving(piece, events, placed, freed)
     others = {category: size for category, size in start.items() if category not in STATES}
-    passing = _passing_gradients(events)
-    units, collected = _collected_gradients(piece, passing, placed, parameters)
+    units, passing = _handed_over(piece, events, placed, parameters, collect=False)
+    _, collected = _handed_over(piece, events, placed, parameters, collect=True)
+    lean = passing  # a forward brings no gradients, so this serves both views of it
+    if unsaved is not events:
+        _, lean = _handed_over(piece, unsaved, placed, parameters, collect=False)
     same = unsaved is events
     return SegmentLevels(
         captured=_level(start, events, unsaved),
         own_gradients=_level(others, _own_gradients(events), _own_gradients(unsaved)),
-        passing_gradients=_level(others, passing, passing if same else _passing_gradients(unsaved)),
-        collected_gradients=_level(others, collected, collected if same else _passing_gradients(unsaved)),
+        passing_gradients=_level(others, passing, lean),
+        collected_gradients=_level(others, collected, collected if same else lean),
         gradient_units=units,
         growth=_growth(piece, events, placed),
     )
@@ -287,45 +290,50 @@ def _own_gradients(events: Sequence[_Event]) -> list[_Event]:
     return [e for e in events if e.category not in STATES or (e.category == "gradient" and e.is_own)]
 
 
-def _passing_gradients(events: Sequence[_Event]) -> list[_Event]:
-    """Without states, and with each gradient taken over as soon as it is born."""
-    changed = []
-    for event in events:
-        if event.category not in STATES:
-            changed.append(event)
-        elif event.category == "gradient" and event.delta_bytes > 0:
-            changed += [event, replace(event, delta_bytes=-event.delta_bytes)]
-    return changed
-
-
-def _collected_gradients(
+def _handed_over(
     piece: Stretch,
-    passing: Sequence[_Event],
+    events: Sequence[_Event],
     placed: Sequence[_Placed],
     parameters: Mapping[str, Sequence[Parameter]],
-) -> tuple[tuple[str, ...], Sequence[_Event]]:
-    """The units whose gradients come in this segment, and its events with a buffer for each from then on.
+    *,
+    collect: bool,
+) -> tuple[tuple[str, ...], list[_Event]]:
+    """Events without states, and with each gradient taken over when the operator that made it is done.
 
-    The buffer is made when the first gradient is there. A unit whose gradients cannot be told from
-    other temporaries is taken to have its buffer from the start.
+    It is done, and has dropped what it had saved, before anything else is born. To `collect`, a unit's
+    buffer is made when its first gradient is taken over; a unit whose gradients cannot be told from other
+    temporaries is taken to have its buffer from the start. Returns the units whose gradients came too.
     """
-    if piece.phase != "backward":
-        return (), passing
-    waiting = {piece.unit: _trainable_bytes(parameters, piece.unit)} if piece.unit is not None else {}
     units: list[str] = []
     changed: list[_Event] = []
-    for event in passing:
-        changed.append(event)
-        unit = _gradient_unit(event, piece, placed, parameters)
-        if unit is not None and unit not in units:
-            units.append(unit)
-            waiting.pop(unit, None)
-            size_bytes = _trainable_bytes(parameters, unit)
-            changed.append(_Event(event.time_s, size_bytes, "gradient", -1, True))
-    for unit, size_bytes in waiting.items():
-        if size_bytes and unit is not None:
-            units.append(unit)
-            changed.insert(0, _Event(piece.start_s, size_bytes, "gradient", -1, True))
+    waiting: list[_Event] = []  # gradients born and not taken over yet
+
+    def take_over(time_s: float) -> None:
+        for born in waiting:
+            unit = _gradient_unit(born, piece, placed, parameters)
+            if unit is not None and unit not in units:
+                units.append(unit)
+                size_bytes = _trainable_bytes(parameters, unit) if collect else 0
+                changed.append(_Event(time_s, size_bytes, "gradient", -1, True))
+        kept = [born for born in waiting if born.category == "gradient"]
+        changed.extend(replace(born, time_s=time_s, delta_bytes=-born.delta_bytes) for born in kept)
+        waiting.clear()
+
+    for event in events:
+        is_gradient = _gradient_unit(event, piece, placed, parameters) is not None
+        other_birth = event.delta_bytes > 0 and event.number >= 0 and not is_gradient
+        own_death = event.delta_bytes < 0 and any(event.number == born.number for born in waiting)
+        if other_birth or own_death:
+            take_over(event.time_s)
+        if event.category not in STATES or is_gradient:
+            changed.append(event)
+        if is_gradient:
+            waiting.append(event)
+    take_over(piece.end_s)
+    missing_bytes = _trainable_bytes(parameters, piece.unit) if piece.unit not in units else 0
+    if piece.phase == "backward" and piece.unit is not None and missing_bytes:
+        units.append(piece.unit)
+        changed.insert(0, _Event(piece.start_s, missing_bytes * collect, "gradient", -1, True))
     return tuple(units), changed
 
 
@@ -343,7 +351,7 @@ def _gradient_unit(
 
     A gradient that is added to an older one, or copied to a bucket, is a temporary of a parameter's shape.
     """
-    if event.delta_bytes <= 0 or event.number < 0 or piece.unit is None:
+    if event.delta_bytes <= 0 or event.number < 0 or piece.unit is None or piece.phase != "backward":
         return None
     row = placed[event.number].row
     if row.category == "gradient":

@@ -5,8 +5,8 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 
 - parameters: stage 0 leaves them where they were; 1 and 2 keep the full flat, of which the shard is a slice;
   3 keeps a shard of its own and has the full flat beside it between gather and release;
-- gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it until the script drops
-  its gradients, 2 and 3 until the reduction, which leaves a shard;
+- gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it, 2 and 3 until the
+  reduction, which leaves a shard; what the script has dropped is free from the next forward on;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard;
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded.
 
@@ -50,8 +50,8 @@ class EngineMemory:
         self.replays = self.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
         self.gathered: set[str] = set()
         self.gradients: Counter[str] = Counter()
-        if step.segments and step.segments[0].captured.start.get("gradient"):
-            for name in self.stages:  # the script drops them only in this step
+        if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
+            for name in self.stages:  # those of the step before
                 self.gradients[name] = self._kept_gradient_bytes(name)
         resting = Counter(step.constant_state_bytes)
         resting["parameter"] += sum(self._resting_parameter_bytes(name) for name in self.stages)
@@ -76,8 +76,9 @@ class EngineMemory:
         return "own_gradients" if self.num_ranks == 1 else "collected_gradients"
 
     def enter(self, segment: Segment) -> None:
-        """Gradients of the step before are gone as soon as the captured ones were."""
-        if segment.phase == "outside" and not segment.captured.start.get("gradient"):
+        """Gradients of the step before are gone when the captured ones were; the engine looks in a forward."""
+        looks = segment.phase == ("outside" if self.num_ranks == 1 else "forward")
+        if looks and not segment.captured.start.get("gradient"):
             self.gradients.clear()
 
     def leave(self, segment: Segment) -> None:

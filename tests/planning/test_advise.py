@@ -28,7 +28,7 @@ MEASURED = Hardware(
 
 
 @given(st.lists(st.integers(10**6, 8 * 10**6), min_size=2, max_size=2))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_more_memory_never_makes_the_best_plan_slower(budgets):
     small, large = (advise(RUN, memory_bytes=budget) for budget in sorted(budgets))
 
@@ -39,7 +39,7 @@ def test_more_memory_never_makes_the_best_plan_slower(budgets):
 
 
 @given(st.integers(10**6, 8 * 10**6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_a_plan_fits_exactly_when_its_peak_is_within_the_budget(budget):
     advice = advise(RUN, memory_bytes=budget)
 
@@ -99,16 +99,17 @@ def test_every_plan_says_where_its_peak_is_and_how_the_next_compares():
 
 
 def test_splits_of_the_micro_batch_come_after_plans_that_leave_the_script_alone():
-    rank = RUN.ranks[0]
+    run = make_run(num_ranks=1, num_blocks=4, vocabulary=64, sequence=512)
+    rank = run.ranks[0]
     rows = tuple(
         dataclasses.replace(row, shape="[4, 9]") if row.category == "activation" else row
         for row in rank.storages
     )
-    run = dataclasses.replace(RUN, ranks=(dataclasses.replace(rank, storages=rows), *RUN.ranks[1:]))
-    advice = advise(run, memory_bytes=3_000_000)
+    run = dataclasses.replace(run, ranks=(dataclasses.replace(rank, storages=rows),))
+    advice = advise(run, memory_bytes=int(0.7 * rank.traced_step.peak_allocated_bytes))
     fitting = [ranked for ranked in advice.plans if ranked.fits]
 
-    assert any(ranked.changes_script for ranked in fitting)
-    assert [r.changes_script for r in fitting] == sorted(r.changes_script for r in fitting)
+    assert [ranked.changes_script for ranked in fitting] == [False, True]
+    assert [bool(ranked.plan.recomputed_units) for ranked in fitting] == [True, False]
     for ranked in fitting:
         assert ranked.plan.micro_batch_size * ranked.plan.grad_accum == 4
