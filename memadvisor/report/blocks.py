@@ -28,6 +28,7 @@ class Figure:
     layout: Mapping[str, Any]
     height_px: int
     note: str = ""  # below the figure; plain text
+    legend: Sequence[tuple[str, str]] = ()  # (name, color variable), where Plotly draws none of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,14 @@ def _row(cells: Sequence[str], tag: str, num_text: int) -> str:
         for position, cell in enumerate(cells)
     )
     return f"<tr>{''.join(texts)}</tr>"
+
+
+def legend_html(names: Iterable[tuple[str, str]]) -> str:
+    """Squares of color, each with its name."""
+    items = "".join(
+        f'<li><i style="background:{html_text(color)}"></i>{html_text(name)}</li>' for name, color in names
+    )
+    return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def split_bar(parts: Iterable[tuple[str, float, str, str]]) -> str:

@@ -14,20 +14,22 @@ from memadvisor.analyzers.timeline import MemoryTimeline
 
 
 def kept_indices(timeline: MemoryTimeline, num_bins: int) -> NDArray[np.intp]:
-    """Which entries of the timeline to draw: all, or about four for each of `num_bins` stretches of time.
+    """Which entries of the timeline to draw: all, or about four for each of `num_bins` stretches.
 
-    Of each stretch the first and last entries, the one with most bytes and the one with fewest are kept,
-    and everywhere the entry at which a category is largest. So the drawn maximum of every stretch, of the
-    whole and of each category is the recorded one.
+    Half of the stretches are equally long in time, for the whole picture, and half hold equally many entries,
+    for who zooms into a burst. Of each the first and last entries, the one with most bytes and the one with
+    fewest are kept, and of each category the one at which it is largest. So the drawn maximum of every stretch,
+    of the whole and of each category is the recorded one.
     """
-    total = timeline.total_bytes
+    total, times_s = timeline.total_bytes, timeline.times_s
     if len(total) <= 4 * num_bins:
         return np.arange(len(total))
-    times_s = timeline.times_s
-    edges = np.linspace(times_s[0], times_s[-1], num_bins + 1)[1:-1]
-    starts = np.unique(np.concatenate(([0], np.searchsorted(times_s, edges), [len(total)])))
+    num_half = max(1, num_bins // 2)
+    edges_s = np.linspace(times_s[0], times_s[-1], num_half + 1)[1:-1]
+    in_time = np.concatenate(([0], np.searchsorted(times_s, edges_s), [len(total)]))
+    in_number = np.linspace(0, len(total), num_half + 1).astype(np.intp)
     kept = {int(np.argmax(sizes)) for sizes in timeline.by_category_bytes.values()}
-    for start, end in pairwise(starts):
+    for start, end in (*pairwise(np.unique(in_time)), *pairwise(np.unique(in_number))):
         stretch = total[start:end]
         kept |= {int(start), int(start + np.argmax(stretch)), int(start + np.argmin(stretch)), int(end - 1)}
     return np.array(sorted(kept))

@@ -19,6 +19,9 @@ def time_axis(view: RankView, factor: float, unit: str) -> dict[str, Any]:
         "title": {"text": f"time in the traced step ({unit})"},
         "range": [0, view.step.duration_s / factor],
         "zeroline": False,
+        "hoverformat": ".4~g",
+        "spikecolor": "var(--dim)",
+        "spikethickness": 1,
     }
 
 

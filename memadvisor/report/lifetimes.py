@@ -120,7 +120,7 @@ def _traces(
             more={"name": name},
         )
         if pattern:
-            trace["marker"]["pattern"] = {"shape": pattern, "fgcolor": "var(--card)"}
+            trace["marker"]["pattern"] = {"shape": pattern, "fillmode": "overlay", "fgcolor": "var(--card)"}
         traces.append(trace)
     return traces
 

@@ -18,7 +18,7 @@ UNEXPLAINED_WORTH_NAMING = 0.05
 def next_steps(view: RankView) -> list[str]:
     """At most five sentences, the most telling first; never empty."""
     found = [*_trouble(view), *_memory(view), *_time(view)]
-    return [*found[:4], _command(view)]
+    return [*found[:4], *_command(view)]
 
 
 def _trouble(view: RankView) -> Iterator[str]:
@@ -89,6 +89,8 @@ def _time(view: RankView) -> Iterator[str]:
             )
 
 
-def _command(view: RankView) -> str:
+def _command(view: RankView) -> Iterator[str]:
+    if view.result.peak is None:
+        return
     where = shlex.quote(str(view.analysis.run.path))
-    return f"Rank plans under a budget: `memadvisor advise {where} --memory SIZE -o plan.json`."
+    yield f"Rank plans under a budget: `memadvisor advise {where} --memory SIZE -o plan.json`."

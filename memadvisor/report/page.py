@@ -11,7 +11,7 @@ from pathlib import Path
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.errors import UsageError
-from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html
+from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html, legend_html
 from memadvisor.report.counters import counters_over_run
 from memadvisor.report.escape import html_text, html_with_code, script_json
 from memadvisor.report.headline import headline, title_of
@@ -195,6 +195,7 @@ def _figure_html(figure: Figure, title: str, identity: str, figures: dict[str, o
     note = f'<p class="note">{html_text(figure.note)}</p>' if figure.note else ""
     return (
         f"<figure><figcaption>{title}{kinds_html(figure.kinds, figure.basis)}</figcaption>"
+        f"{legend_html(figure.legend)}"
         f'<div class="plot" id="figure-{identity}" data-figure="{identity}" role="img" '
         f'aria-label="{html_text(figure.label)}" style="min-height:{figure.height_px}px"></div>{note}</figure>'
     )

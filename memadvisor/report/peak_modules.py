@@ -7,9 +7,9 @@ from typing import Any
 
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.report.blocks import MEASURED, Block, Figure, Missing, table
-from memadvisor.report.escape import plotly_text
+from memadvisor.report.escape import plotly_text, shortened
 from memadvisor.report.view import RankView
-from memadvisor.report.words import category_name, color_of, unit_name
+from memadvisor.report.words import STACK, category_name, color_of, unit_name
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.units import format_bytes, format_seconds
 
@@ -27,6 +27,7 @@ def peak_by_module(view: RankView) -> Block:
         tiles.add(*row)
     if peak.unexplained_bytes > 0:
         tiles.add(UNEXPLAINED, "", UNEXPLAINED, peak.unexplained_bytes)
+    sizes = {**peak.by_category_bytes, UNEXPLAINED: peak.unexplained_bytes}
     below = -peak.unexplained_bytes
     return Figure(
         name="peak-modules",
@@ -36,10 +37,11 @@ def peak_by_module(view: RankView) -> Block:
         label=f"Treemap of the {format_bytes(peak.allocated_bytes)} alive at the peak.",
         traces=[tiles.trace(peak.allocated_bytes)],
         layout={
-            "margin": {"t": 28, "l": 2, "r": 2, "b": 2},
+            "margin": {"t": 20, "l": 2, "r": 2, "b": 2},
             "uniformtext": {"minsize": 9, "mode": "hide"},
         },
         height_px=460,
+        legend=[(category_name(c), color_of(c)) for c in STACK if sizes.get(c, 0) > 0],
         note="Each tile's area is its bytes. A storage belongs to the innermost module that ran when it was born; "
         "colors are those of the categories. Click a unit to look inside."
         + (
@@ -96,11 +98,12 @@ class _Tiles:
 
 
 def _treemap(nodes: Sequence[tuple[str, str, str, int, str]]) -> dict[str, Any]:
+    leaf_colors = {color_of(category) for category in STACK}
     return {
         "type": "treemap",
         "ids": [node[0] for node in nodes],
         "parents": [node[1] for node in nodes],
-        "labels": [plotly_text(node[2]) for node in nodes],
+        "labels": [plotly_text(shortened(node[2], 34)) for node in nodes],
         "values": [node[3] for node in nodes],
         "text": [format_bytes(node[3]) for node in nodes],
         "branchvalues": "total",
@@ -109,7 +112,10 @@ def _treemap(nodes: Sequence[tuple[str, str, str, int, str]]) -> dict[str, Any]:
             "line": {"width": 1, "color": "var(--card)"},
             "pad": {"t": 19, "l": 2, "r": 2, "b": 2},
         },
-        "texttemplate": "%{label} %{text}",
+        # A unit or module has one line above its tiles, a tile has room for two.
+        "texttemplate": [
+            "%{label}<br>%{text}" if node[4] in leaf_colors else "%{label} %{text}" for node in nodes
+        ],
         "hovertemplate": "%{label}<br>%{text}, %{percentRoot:.1%} of the peak<extra></extra>",
         "tiling": {"packing": "squarify", "pad": 1},
         "maxdepth": 4,

@@ -41,10 +41,10 @@ def verdict(skew: Skew) -> str:
 def _figure(skew: Skew) -> Figure:
     rows = skew.ranks[:MAX_RANKS]
     series = (
-        ("median step", "var(--forward)", "", [row.step_time_s for row in rows]),
-        ("in operators", "var(--dim)", "", [row.compute_s for row in rows]),
-        ("waits for others", "var(--wait)", "/", [row.waiting_s for row in rows]),
-        ("others wait for it", "var(--exposed)", "x", [row.caused_waiting_s for row in rows]),
+        ("median step (timed)", "var(--forward)", "", [row.step_time_s for row in rows]),
+        ("in operators (traced)", "var(--dim)", "", [row.compute_s for row in rows]),
+        ("waits for others (traced)", "var(--wait)", "/", [row.waiting_s for row in rows]),
+        ("others wait for it (traced)", "var(--exposed)", "x", [row.caused_waiting_s for row in rows]),
     )
     factor, unit = seconds_scale(value for _, _, _, values in series for value in values if value is not None)
     size_factor, size_unit = bytes_scale(row.peak_allocated_bytes or 0 for row in rows)
@@ -55,7 +55,10 @@ def _figure(skew: Skew) -> Figure:
             "name": name,
             "x": ranks,
             "y": [None if value is None else value / factor for value in values],
-            "marker": {"color": color, "pattern": {"shape": pattern, "fgcolor": "var(--card)"}},
+            "marker": {
+                "color": color,
+                "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "var(--card)"},
+            },
             "hovertemplate": f"rank %{{x}}, {name}: %{{y:.4~g}} {unit}<extra></extra>",
         }
         for name, color, pattern, values in series
@@ -84,6 +87,7 @@ def _figure(skew: Skew) -> Figure:
                 "tickformat": "d",
                 "anchor": "y2",
                 "showgrid": False,
+                "zeroline": False,
                 **({"dtick": 1} if len(rows) <= 16 else {}),
             },
             "yaxis": {"title": {"text": unit}, "rangemode": "tozero", "domain": [0.36, 1]},

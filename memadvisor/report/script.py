@@ -31,7 +31,7 @@ function layoutOf(figure, narrow) {
     font: {family: getComputedStyle(document.body).fontFamily, size: narrow ? 11 : 12.5, color: "var(--text)"},
     margin: {l: 8, r: 8, t: 8, b: 8}, dragmode: narrow ? false : "zoom",
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "var(--dim)", activecolor: "var(--text)"},
-    hoverlabel: {bgcolor: "var(--card)", bordercolor: "var(--line)", font: {color: "var(--text)"}, align: "left", namelength: -1},
+    hoverlabel: {bgcolor: "var(--card)", bordercolor: "var(--line)", font: {color: "var(--text)", family: getComputedStyle(document.body).fontFamily}, align: "left", namelength: -1},
     legend: {orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", font: {color: "var(--text)"}}};
   const layout = {...base, ...figure.layout, height: figure.height};
   for (const key of ["margin", "legend", "hoverlabel"])

@@ -7,14 +7,14 @@ Category and phase colors stay apart for readers with protanopia, deuteranopia a
 from __future__ import annotations
 
 CATEGORY_COLORS: dict[str, tuple[str, str]] = {  # light, dark
-    "parameter": ("#0037de", "#185bfd"),
-    "optimizer-state": ("#9e68ff", "#e184ff"),
-    "gradient": ("#c8410a", "#cd761a"),
-    "activation": ("#1b8c83", "#00ceba"),
-    "input": ("#69b711", "#9abf0b"),
-    "temporary": ("#ecd355", "#ffd648"),
-    "communication": ("#9a0089", "#ec1979"),
-    "other": ("#bfa4c0", "#8f72aa"),
+    "parameter": ("#0037de", "#2d57ce"),
+    "optimizer-state": ("#9e68ff", "#ce74ff"),
+    "gradient": ("#c8410a", "#d95716"),
+    "activation": ("#1b8c83", "#15bfb2"),
+    "input": ("#69b711", "#9fba22"),
+    "temporary": ("#ecd355", "#ffd551"),
+    "communication": ("#9a0089", "#a8296f"),
+    "other": ("#bfa4c0", "#877e98"),
     "unexplained": ("#30343b", "#e8eaee"),
 }
 PHASE_COLORS: dict[str, tuple[str, str]] = {
@@ -105,6 +105,7 @@ figcaption{display:flex;flex-wrap:wrap;align-items:baseline;gap:.3rem .7rem;marg
 .kind-theory,.kind-datasheet,.kind-given{color:var(--dim)}
 .basis{color:var(--dim);font-size:.87rem}
 .plot{width:100%}
+.plot .modebar-container{top:-2.3rem!important}
 .note{color:var(--dim);font-size:.87rem;margin:.4rem 0 0;max-width:95ch;overflow-wrap:anywhere}
 .missing{border-style:dashed;color:var(--dim)}
 .missing p{margin:.2rem 0 0}
@@ -126,7 +127,7 @@ dd{margin:0 0 .2rem;color:var(--dim);max-width:90ch}
 footer{color:var(--dim);font-size:.87rem;margin-top:2.5rem;border-top:1px solid var(--line);padding-top:.8rem}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:0 1rem}
 @media (max-width:1000px){.page{grid-template-columns:minmax(0,1fr)}nav{display:none}}
-@media (max-width:640px){.cards{grid-template-columns:minmax(0,1fr)}.card,figure{padding:.8rem}header .script{display:none}}
+@media (max-width:640px){.plot .modebar-container{display:none}.cards{grid-template-columns:minmax(0,1fr)}.card,figure{padding:.8rem}header .script{display:none}}
 @media print{
   body{background:#fff;font-size:11pt}
   header{position:static}nav,header label,select,.modebar{display:none!important}

@@ -159,7 +159,7 @@ def _bars(calls: Sequence[_Call], lanes: Sequence[int], factor: float) -> list[d
             more={"name": name},
         )
         if drawn is unknown:
-            trace["marker"]["pattern"] = {"shape": "/", "fgcolor": "var(--card)"}
+            trace["marker"]["pattern"] = {"shape": "/", "fillmode": "overlay", "fgcolor": "var(--card)"}
         if drawn:
             traces.append(trace)
     return traces
