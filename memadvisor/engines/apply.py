@@ -1,0 +1,336 @@
+"""Applying a plan: to an unmodified script before it runs, or to a live model in Python.
+
+`install` patches torch; what the script then builds and calls is met by the hooks, checked against the
+plan, and executed. Whatever cannot be done rightly raises PlanError before the first update.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from memadvisor.engines import ddp as ddp_patch
+from memadvisor.engines import norms
+from memadvisor.engines.executor import Executor, Label, Labelled
+from memadvisor.engines.flat import Flat, Slot
+from memadvisor.engines.hooks import Hooks
+from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, read_model
+from memadvisor.engines.recompute import Note, Recompute
+from memadvisor.engines.removal import remove_executor
+from memadvisor.engines.service import Service
+from memadvisor.engines.sharded_step import (
+    Swap,
+    check_elementwise,
+    pieces_of_loaded,
+    whole_state,
+)
+from memadvisor.engines.undo import Undo
+from memadvisor.errors import PlanError
+from memadvisor.plan import Plan
+from memadvisor.run.cut import unwrap
+from memadvisor.schedule import Schedule, write_schedule
+from memadvisor.units import format_bytes
+
+_numbers = itertools.count()
+
+
+def install(plan: Plan, *, label: Label | None = None, note: Note | None = None) -> Applied:
+    """Patch torch so that the script's own DDP wrapper, or its first root model, follows `plan`."""
+    return Applied(plan, label, note)
+
+
+def apply(
+    plan: Plan,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    label: Label | None = None,
+    note: Note | None = None,
+) -> Applied:
+    """Apply a plan to a live model, wrapped in DDP if the plan is for several ranks. Raises PlanError."""
+    if any(parameter.grad is not None for parameter in model.parameters()):
+        raise PlanError("The model has gradients.", hint="apply the plan right after optimizer.zero_grad().")
+    applied = Applied(plan, label, note)
+    try:
+        if optimizer is not None:
+            applied.meet(optimizer)
+        if plan.num_ranks > 1:
+            applied.take_over(model)
+        else:
+            applied.unknown_module(model)
+            applied.require_attached()
+    except BaseException:
+        applied.remove()
+        raise
+    return applied
+
+
+class Applied:
+    """A plan in force, until `remove`."""
+
+    def __init__(self, plan: Plan, label: Label | None, note: Note | None) -> None:
+        self.plan = plan
+        self._label = label or (lambda tensor, category, unit: None)
+        self._note = note or (lambda level, text: None)
+        self._undo = Undo()
+        self._executors: weakref.WeakSet[Executor] = weakref.WeakSet()
+        self._wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._owner: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+        self._slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._swaps: weakref.WeakKeyDictionary[torch.optim.Optimizer, Swap] = weakref.WeakKeyDictionary()
+        self._attached = False
+        self._other_model: PlanError | None = None
+        self._hooks = Hooks(self, self._undo)
+        self._recompute = Recompute(self._hooks, self._note, self._undo)
+        if plan.num_ranks > 1:
+            ddp_patch.patch(self._wrap, self._undo)
+            norms.patch(self.slot_of, self._undo)
+            self._patch_optimizers()
+            self._patch_goodbye()
+
+    # ---- what others ask ---------------------------------------------------------------------
+
+    def labelled_tensors(self) -> Iterable[Labelled]:
+        """Every buffer of the engine that is alive now: (tensor, category, unit)."""
+        for executor in self._executors:
+            yield from executor.labelled_tensors()
+
+    def slot_of(self, parameter: torch.Tensor) -> Slot | None:
+        """The place of a parameter that is updated in shards; None for any other tensor."""
+        slot = self._slots.get(id(parameter))
+        return slot if slot is not None and slot.parameter is parameter else None
+
+    def remove(self) -> None:
+        """Leave training as it was found. With sharded units all ranks call this."""
+        optimizers = list(self._optimizers)
+        for executor in list(self._executors):
+            remove_executor(executor, optimizers, self.slot_of)
+        self._executors.clear()
+        wrappers = list(self._wrappers)
+        self._undo.run()
+        for wrapper in wrappers:
+            ddp_patch.restore_reducer(wrapper)
+
+    # ---- meeting the script's objects --------------------------------------------------------
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is named, or seen for the first time. Raises PlanError for a wrong one."""
+        if max(self._stages(), default=0) >= 1 and self.plan.num_ranks > 1:
+            check_elementwise(optimizer)
+        self._optimizers.add(optimizer)
+
+    def take_over(self, model: torch.nn.Module) -> None:
+        """Replace the Reducer of a DDP that exists already."""
+        if not isinstance(model, DistributedDataParallel):
+            raise PlanError(
+                f"The plan is for {self.plan.num_ranks} ranks, and the model is not wrapped in DDP.",
+                hint="wrap it in torch.nn.parallel.DistributedDataParallel first.",
+            )
+        reducer = model.reducer
+        if ddp_patch.replace_reducer(model, self._wrap, model.static_graph):
+            reducer._remove_autograd_hooks()
+
+    def require_attached(self) -> None:
+        """Raise PlanError when no model follows the plan."""
+        if self._attached:
+            return
+        if self._other_model is not None:
+            raise self._other_model
+        raise PlanError(
+            f"The plan is for {self.plan.num_ranks} ranks, and the script does not use "
+            "DistributedDataParallel: its parallelism is its own.",
+            hint="apply plans to scripts that wrap their model in torch.nn.parallel.DistributedDataParallel.",
+        )
+
+    def unknown_module(self, module: torch.nn.Module) -> None:
+        """The outermost call of a module that no executor knows: perhaps a model without DDP."""
+        if self._attached or not torch.is_grad_enabled() or max(self._stages(), default=0) > 0:
+            return
+        root = unwrap(module)
+        if not any(parameter.requires_grad for parameter in root.parameters()):
+            return
+        if self.plan.num_ranks > 1 and _has_ddp(module):
+            return
+        try:
+            self._attach_recompute(root, is_compiled=root is not module and not _has_ddp(module))
+        except PlanError as error:
+            self._other_model = error  # a plan may be for the second model that the script calls
+
+    def _stages(self) -> set[int]:
+        """ZeRO stages that the plan asks of any unit; none matters on one rank."""
+        if self.plan.num_ranks == 1:
+            return {0}
+        return {self.plan.zero_stage, *(unit.zero_stage for unit in self.plan.units)}
+
+    def _attach_recompute(self, root: torch.nn.Module, *, is_compiled: bool) -> None:
+        model, schedule = self._read(root)
+        if is_compiled and any(unit.recompute for unit in schedule.units):
+            raise PlanError(
+                "Recomputation cannot be applied to a model compiled by torch.compile.",
+                hint="run without torch.compile.",
+            )
+        self._recompute.attach(model, schedule)
+        self._attached = True
+
+    def _read(self, root: torch.nn.Module) -> tuple[LiveModel, Schedule]:
+        check_fingerprint(self.plan, root)
+        model = read_model(root)
+        strange = {unit.name for unit in self.plan.units} - {unit.name for unit in model.units}
+        if strange:
+            raise PlanError(
+                f"The plan is for another model: {type(root).__name__} has no unit {min(strange)!r}.",
+                hint="profile this script and make its plan with `memadvisor advise`.",
+            )
+        return model, write_schedule(self.plan, model.rows)
+
+    def _wrap(self, wrapper: DistributedDataParallel, any_order: bool) -> Executor | None:
+        num_ranks = wrapper.process_group.size()
+        if num_ranks != self.plan.num_ranks:
+            raise PlanError(
+                f"The plan is for {self.plan.num_ranks} ranks, and the script's DDP has {num_ranks}.",
+                hint=f"start {self.plan.num_ranks} ranks, or advise again with --gpus {num_ranks}.",
+            )
+        model, schedule = self._read(unwrap(wrapper))
+        check_shardable(wrapper.module, max(unit.zero_stage for unit in schedule.units))
+        # The same on every rank, and never used twice: keys of the store bear it.
+        number = next(_numbers)
+        executor = Executor(
+            model,
+            schedule,
+            wrapper,
+            self._hooks,
+            self._label,
+            any_order,
+            lambda made: Service(made, number, self._state_of),
+        )
+        for slot in executor.slots:
+            if slot.flat.stage >= 1 and slot.flat.trainable:
+                self._slots[id(slot.parameter)] = slot
+            self._owner[id(slot.flat)] = executor
+        self._executors.add(executor)
+        self._wrappers.add(wrapper)
+        self._recompute.attach(model, schedule)
+        self._attached = True
+        self._report(executor)
+        return executor
+
+    def _report(self, executor: Executor) -> None:
+        sharded = [flat for flat in executor.flats if flat.stage >= 1]
+        padding_bytes = sum(flat.padding_bytes for flat in sharded)
+        self._note(
+            "info",
+            f"{type(executor.model.root).__name__}: {len(executor.units)} units, {len(sharded)} sharded flats, "
+            f"padding {format_bytes(padding_bytes)} of parameters in all",
+        )
+        if executor.any_order and executor.num_shared_stages == 3:
+            self._note(
+                "warning",
+                "DDP allows unused parameters (find_unused_parameters or static_graph): ZeRO stage 3 fetches "
+                "parameters rank by rank, which is slow",
+            )
+
+    # ---- the optimizer step ------------------------------------------------------------------
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        self.require_attached()
+        flats = self._flats_of(optimizer)
+        if not flats:
+            return None
+        self.meet(optimizer)
+        self._restore(optimizer)
+        args, kwargs = _with_closure_done(args, kwargs)
+        for executor in self._executors_of(flats):
+            executor.step_begins()
+        self._swaps[optimizer] = Swap(optimizer, self.slot_of)
+        return args, kwargs
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer not in self._swaps:
+            return
+        self._restore(optimizer)
+        flats = self._flats_of(optimizer)
+        for executor in self._executors_of(flats):
+            executor.step_ends(flats)
+
+    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
+        swap = self._swaps.pop(optimizer, None)
+        if swap is not None:
+            swap.undo()
+
+    def _flats_of(self, optimizer: torch.optim.Optimizer) -> list[Flat]:
+        flats = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                slot = self.slot_of(parameter)
+                if slot is not None:
+                    flats[id(slot.flat)] = slot.flat
+        return list(flats.values())
+
+    def _executors_of(self, flats: Iterable[Flat]) -> list[Executor]:
+        owners = {id(owner): owner for flat in flats if (owner := self._owner.get(id(flat))) is not None}
+        return list(owners.values())
+
+    # ---- the optimizer's state, whole --------------------------------------------------------
+
+    def _patch_optimizers(self) -> None:
+        base = torch.optim.Optimizer
+        original_state, original_load = base.state_dict, base.load_state_dict
+
+        def state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+            result = original_state(optimizer)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for number, parameter in enumerate(parameters):
+                slot = self.slot_of(parameter)
+                if slot is not None and number in result["state"]:
+                    executor = self._owner[id(slot.flat)]
+                    result["state"][number] = whole_state(
+                        result["state"][number], slot, executor.service.fetch_state
+                    )
+            return result
+
+        def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+            original_load(optimizer, pieces_of_loaded(optimizer, state_dict, self.slot_of))
+
+        self._undo.replace(base, "state_dict", state_dict)
+        self._undo.replace(base, "load_state_dict", load_state_dict)
+
+    def _state_of(self, slot: Slot, key: str) -> torch.Tensor | None:
+        for optimizer in list(self._optimizers):
+            value = optimizer.state.get(slot.parameter, {}).get(key)
+            if isinstance(value, torch.Tensor):
+                return value
+        return None
+
+    def _patch_goodbye(self) -> None:
+        original = dist.destroy_process_group
+
+        def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+            for executor in list(self._executors):
+                executor.service.stop()
+            original(*args, **kwargs)
+
+        self._undo.replace(dist, "destroy_process_group", destroy_process_group)
+        self._undo.replace(dist.distributed_c10d, "destroy_process_group", destroy_process_group)
+
+
+def _has_ddp(module: torch.nn.Module) -> bool:
+    return any(isinstance(inner, DistributedDataParallel) for inner in module.modules())
+
+
+def _with_closure_done(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Run a closure now, while the groups hold the parameters that its backward gives gradients to."""
+    closure: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        return args, kwargs
+    with torch.enable_grad():
+        loss = closure()
+    if len(args) > 1:
+        return (args[0], lambda: loss, *args[2:]), kwargs
+    return args, {**kwargs, "closure": lambda: loss}

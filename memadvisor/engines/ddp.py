@@ -1,0 +1,123 @@
+"""The script's DistributedDataParallel stays; only its C++ Reducer is replaced by our executor.
+
+Everything else of DDP goes on as it is: the check of shapes, the broadcast of initial parameters and
+buffers, the broadcast of buffers before a forward, moving inputs, no_sync, state_dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from memadvisor.engines.executor import Executor
+from memadvisor.engines.undo import Undo
+from memadvisor.errors import PlanError
+
+# (wrapper, whether ranks may use different parameters) -> the executor; None leaves DDP alone.
+Wrap = Callable[[DistributedDataParallel, bool], Executor | None]
+
+
+class StandIn:
+    """What DDP calls where its Reducer was. It also owns the executor."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def prepare_for_forward(self) -> None: ...
+
+    def prepare_for_backward(self, outputs: list[torch.Tensor]) -> None: ...
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def _set_static_graph(self) -> None: ...
+
+    def _delay_all_reduce(self) -> None: ...
+
+    def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None: ...
+
+    def _remove_autograd_hooks(self) -> None: ...
+
+    def _check_reducer_finalized(self) -> None: ...
+
+
+class StandInLogger:
+    """What DDP calls where its Logger was."""
+
+    def set_runtime_stats_and_log(self) -> None: ...
+
+    def set_error_and_log(self, text: str) -> None: ...
+
+    def _set_static_graph(self) -> None: ...
+
+    def _get_ddp_logging_data(self) -> Any:
+        return type("LoggingData", (), {"strs_map": {}, "ints_map": {}})()
+
+
+def patch(wrap: Wrap, undo: Undo) -> None:
+    """Let every DDP that the script builds from now on run our executor."""
+    original: Any = DistributedDataParallel._ddp_init_helper
+
+    def init_helper(
+        self: DistributedDataParallel, parameters: Any, sparse: Any, names: Any, static_graph: bool
+    ) -> None:
+        if not replace_reducer(self, wrap, static_graph):
+            original(self, parameters, sparse, names, static_graph)
+
+    undo.replace(DistributedDataParallel, "_ddp_init_helper", init_helper)
+    for name, what in (
+        ("register_comm_hook", "communication hooks"),
+        ("_register_builtin_comm_hook", "communication hooks"),
+        ("join_hook", "joining with uneven inputs"),
+    ):
+        undo.replace(DistributedDataParallel, name, _declining(name, what))
+
+
+def replace_reducer(ddp: Any, wrap: Wrap, static_graph: bool) -> bool:
+    """Put an executor in the Reducer's place; False where `wrap` leaves this DDP alone."""
+    _check_options(ddp)
+    executor = wrap(ddp, bool(ddp.find_unused_parameters or static_graph))
+    if executor is None:
+        return False
+    ddp.reducer = StandIn(executor)
+    ddp.logger = StandInLogger()
+    ddp._passing_sync_batchnorm_handle(ddp.module)
+    return True
+
+
+def restore_reducer(ddp: Any) -> None:
+    """Give DDP a Reducer of its own again. All ranks take part."""
+    parameters, sparse = ddp._build_params_for_reducer()
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+
+
+def _check_options(ddp: DistributedDataParallel) -> None:
+    unsupported = {
+        "mixed_precision": ddp.mixed_precision is not None,
+        "parameters that DDP ignores": bool(ddp.parameters_to_ignore),
+        "delay_all_reduce_named_params": bool(ddp._delay_all_reduce_params),
+    }
+    for what, found in unsupported.items():
+        if found:
+            raise PlanError(
+                f"The script's DistributedDataParallel uses {what}, which this engine does not do.",
+                hint="run without a plan.",
+            )
+
+
+def _declining(name: str, what: str) -> Callable[..., Any]:
+    original = getattr(DistributedDataParallel, name)
+
+    def declining(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.reducer, StandIn):
+            raise PlanError(f"This engine does not do {what} of DDP.", hint="run without a plan.")
+        return original(self, *args, **kwargs)
+
+    return declining

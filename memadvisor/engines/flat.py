@@ -1,0 +1,159 @@
+"""Flat storage: a unit's parameters of one dtype, one after another, padded to a multiple of the ranks.
+
+Parameters are views into it, so names, shapes, identity and hooks survive. Rank r owns elements
+[r*s, (r+1)*s) of every flat, s = ceil(elements / ranks): its shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memadvisor.engines.live import LiveUnit
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Slot:
+    """A parameter's place in its flat: elements [start, end). `index` counts the slots of a model."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    shape: torch.Size
+    stride: tuple[int, ...]
+    start: int
+    end: int
+    index: int
+    flat: Flat = field(repr=False)
+    token: Any = None  # what stands for the gradient of a sharded parameter (gradients.py)
+    had_gradient: bool = False
+
+    def view(self, flat_tensor: torch.Tensor) -> torch.Tensor:
+        """This parameter's elements of a full flat tensor, in its own shape and strides."""
+        return flat_tensor[self.start : self.end].as_strided(self.shape, self.stride)
+
+    def piece(self, shard: torch.Tensor) -> torch.Tensor:
+        """This parameter's elements of the rank's own shard, 1-D and often empty."""
+        low, high = self.range_on(self.flat.rank)
+        base = self.flat.rank * self.flat.shard_numel
+        return shard[low - base : high - base]
+
+    def range_on(self, rank: int) -> tuple[int, int]:
+        """Elements of the flat that are both this parameter's and that rank's."""
+        base = rank * self.flat.shard_numel
+        low = min(max(self.start, base), base + self.flat.shard_numel)
+        high = max(min(self.end, base + self.flat.shard_numel), low)
+        return low, high
+
+    def flattened(self, value: torch.Tensor) -> torch.Tensor:
+        """A value of the parameter's shape as a new 1-D tensor in storage order."""
+        flattened = torch.empty(self.end - self.start, dtype=value.dtype, device=value.device)
+        flattened.as_strided(self.shape, self.stride).copy_(value)
+        return flattened
+
+
+@dataclass(slots=True, eq=False)
+class Flat:
+    """Storage of one unit, dtype and trainability.
+
+    full: all parameters; with stage 3 its storage is resized to nothing between uses. None with stage 0,
+    whose parameters stay where the script put them. shard: this rank's slice of `full`, or, with stage
+    3, storage of its own. grad: full gradients, while they are being made (stages 2, 3) or until the
+    script drops them (0, 1). grad_shard: this rank's slice of the mean gradient (stages 2, 3).
+    """
+
+    unit: str
+    index: int
+    stage: int
+    rank: int
+    num_ranks: int
+    dtype: torch.dtype
+    device: torch.device
+    trainable: bool
+    num_elements: int
+    slots: list[Slot] = field(default_factory=list)
+    full: torch.Tensor | None = None
+    shard: torch.Tensor | None = None
+    grad: torch.Tensor | None = None
+    grad_shard: torch.Tensor | None = None
+    loan: torch.Tensor | None = None
+    ready: set[int] = field(default_factory=set)  # indices of slots whose gradient came in this backward
+
+    @property
+    def shard_numel(self) -> int:
+        return -(-self.num_elements // self.num_ranks)
+
+    @property
+    def padded_numel(self) -> int:
+        return self.shard_numel * self.num_ranks
+
+    @property
+    def padding_bytes(self) -> int:
+        return (self.padded_numel - self.num_elements) * self.dtype.itemsize
+
+    @property
+    def present(self) -> bool:
+        """Whether the full parameters are in memory."""
+        return self.full is None or self.full.untyped_storage().nbytes() > 0
+
+    def new(self, numel: int) -> torch.Tensor:
+        return torch.empty(numel, dtype=self.dtype, device=self.device)
+
+    def own_slice(self, full: torch.Tensor) -> torch.Tensor:
+        return full[self.rank * self.shard_numel : (self.rank + 1) * self.shard_numel]
+
+
+def flats_of(unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index: int) -> list[Flat]:
+    """Group a unit's parameters into flats. Frozen ones are sharded in stage 3 alone."""
+    groups: dict[tuple[torch.dtype, torch.device, bool], list[tuple[str, torch.nn.Parameter]]] = {}
+    for name, parameter in unit.parameters:
+        if parameter.requires_grad or stage == 3:
+            key = (parameter.dtype, parameter.device, parameter.requires_grad)
+            groups.setdefault(key, []).append((name, parameter))
+    flats: list[Flat] = []
+    for (dtype, device, trainable), members in groups.items():
+        flat = Flat(
+            unit=unit.name,
+            index=first_index + len(flats),
+            stage=stage,
+            rank=rank,
+            num_ranks=num_ranks,
+            dtype=dtype,
+            device=device,
+            trainable=trainable,
+            num_elements=sum(parameter.numel() for _, parameter in members),
+        )
+        _add_slots(flat, members)
+        flats.append(flat)
+    return flats
+
+
+def _add_slots(flat: Flat, members: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    start = 0
+    for name, parameter in members:
+        end = start + parameter.numel()
+        stride = parameter.stride() if _is_dense(parameter) else _contiguous_stride(parameter.shape)
+        flat.slots.append(
+            Slot(
+                name=name,
+                parameter=parameter,
+                shape=parameter.shape,
+                stride=tuple(stride),
+                start=start,
+                end=end,
+                index=len(flat.slots),
+                flat=flat,
+            )
+        )
+        start = end
+
+
+def _is_dense(parameter: torch.Tensor) -> bool:
+    # A weight in channels_last keeps its strides, and with them the kernels that are chosen for it.
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(parameter.detach()))
+
+
+def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()

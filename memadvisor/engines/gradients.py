@@ -1,0 +1,103 @@
+"""What stands in `parameter.grad` where stages 2 and 3 keep this rank's shard of the gradient alone.
+
+It has the parameter's shape. Scaling and zeroing in place are done on the shard; reading it asks the
+other ranks for theirs. Anything else that writes into it is refused: it could not be kept.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from memadvisor.errors import PlanError
+
+if TYPE_CHECKING:
+    from memadvisor.engines.executor import Executor
+    from memadvisor.engines.flat import Slot
+
+_aten = torch.ops.aten
+# Elementwise, in place, with numbers that are the same on every rank: right on every shard by itself.
+_ELEMENTWISE = {
+    *(_aten.zero_, _aten.mul_, _aten.div_, _aten.clamp_, _aten.clamp_min_, _aten.clamp_max_, _aten.fill_),
+    *(_aten._foreach_zero_, _aten._foreach_mul_, _aten._foreach_div_),
+    *(_aten._foreach_clamp_min_, _aten._foreach_clamp_max_, _aten.nan_to_num_),
+}
+
+
+class ShardedGradient(torch.Tensor):
+    """A gradient of which this process holds `piece()` only."""
+
+    _slot: weakref.ref[Slot]
+    _executor: weakref.ref[Executor]
+
+    @staticmethod
+    def __new__(cls, slot: Slot, executor: Executor) -> ShardedGradient:
+        gradient = torch.Tensor._make_wrapper_subclass(
+            cls, slot.shape, strides=slot.stride, dtype=slot.flat.dtype, device=slot.flat.device
+        )
+        gradient._slot = weakref.ref(slot)
+        gradient._executor = weakref.ref(executor)
+        return gradient
+
+    def __init__(self, slot: Slot, executor: Executor) -> None:
+        super().__init__()
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def piece(self) -> torch.Tensor:
+        """This rank's elements, 1-D."""
+        slot = self._slot()
+        if slot is None or slot.flat.grad_shard is None:
+            raise RuntimeError("this gradient has been dropped")
+        return slot.piece(slot.flat.grad_shard)
+
+    def full(self) -> torch.Tensor:
+        """The whole mean gradient, in the parameter's shape; the other ranks need not take part."""
+        slot, executor = self._slot(), self._executor()
+        if slot is None or executor is None:
+            raise RuntimeError("this gradient has been dropped")
+        full = slot.flat.new(slot.flat.padded_numel)
+        executor.service.fetch_gradients(slot.flat, full)
+        return slot.view(full).clone()
+
+    def __repr__(self) -> str:  # type: ignore[override]  # torch's own has a private option
+        return f"ShardedGradient(shape={tuple(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch types its `func` and `types` loosely
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket is _aten.detach:
+            return args[0]
+        if func.overloadpacket in _ELEMENTWISE and _only_first(args[1:], kwargs):
+            func(*tree_map_only(ShardedGradient, ShardedGradient.piece, args), **kwargs)
+            return args[0]
+        if func._schema.is_mutable and _writes_gradient(func, args):
+            raise PlanError(
+                f"The script changes gradients by {func.overloadpacket.__name__}, which cannot be done on the "
+                "shards that ZeRO stages 2 and 3 keep.",
+                hint="use --zero 1, which keeps whole gradients.",
+            )
+        full = tree_map_only(ShardedGradient, ShardedGradient.full, (args, kwargs))
+        return func(*full[0], **full[1])
+
+
+def _only_first(rest: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the other operands are plain numbers, or tensors of one number."""
+    found: list[bool] = []
+    tree_map_only(torch.Tensor, lambda tensor: found.append(tensor.dim() == 0), (rest, kwargs))
+    return all(found)
+
+
+def _writes_gradient(func: Any, args: tuple[Any, ...]) -> bool:
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found: list[Any] = []
+            tree_map_only(ShardedGradient, found.append, value)
+            if found:
+                return True
+    return False

@@ -1,0 +1,114 @@
+"""torch's global hooks as the engine needs them; nothing is left on the script's own modules.
+
+Hooks on modules would be copied by `copy.deepcopy` and refused by `torch.save(model)`, so global hooks
+look the module up by its id instead. No full-backward module hooks: they break in-place activations.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from memadvisor.engines.undo import Undo
+from memadvisor.errors import PlanError
+
+
+class ModuleObserver(Protocol):
+    """Who is told of the calls of its own modules, and of every backward."""
+
+    def enter_module(self, module: torch.nn.Module) -> None: ...
+    def leave_module(self, module: torch.nn.Module, output: Any) -> None: ...
+    def backward_begins(self) -> None: ...
+    def backward_ends(self, failed: bool) -> None: ...
+
+
+class StepObserver(Protocol):
+    """Who is told of every outermost forward without an observer, and of every optimizer step."""
+
+    def unknown_module(self, module: torch.nn.Module) -> None: ...
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any: ...
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None: ...
+
+
+class Hooks:
+    """Installed at construction. Observers are held weakly: a model dies when the script lets go of it."""
+
+    def __init__(self, steps: StepObserver, undo: Undo) -> None:
+        self._steps = steps
+        self._by_module: dict[int, weakref.ref[ModuleObserver]] = {}
+        self._observers: weakref.WeakSet[ModuleObserver] = weakref.WeakSet()
+        self._depth = 0
+        self._calls = 0
+        undo.add(register_module_forward_pre_hook(self._enter).remove)
+        undo.add(register_module_forward_hook(self._leave, always_call=True).remove)
+        undo.add(register_optimizer_step_pre_hook(steps.before_step).remove)
+        undo.add(register_optimizer_step_post_hook(self._after_step).remove)
+        self._wrap_backward(undo)
+
+    @property
+    def in_backward(self) -> bool:
+        return self._depth > 0
+
+    def observe(self, observer: ModuleObserver, modules: set[int]) -> None:
+        reference = weakref.ref(observer)
+        self._observers.add(observer)
+        for module in modules:
+            self._by_module[module] = reference
+
+    def forget(self, observer: ModuleObserver) -> None:
+        self._observers.discard(observer)
+        for module in [m for m, reference in self._by_module.items() if reference() in (observer, None)]:
+            del self._by_module[module]
+
+    def _observer(self, module: torch.nn.Module) -> ModuleObserver | None:
+        reference = self._by_module.get(id(module))
+        return reference() if reference is not None else None
+
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        observer = self._observer(module)
+        self._calls += 1
+        if observer is None:
+            if self._calls == 1 and not torch.compiler.is_compiling():
+                self._steps.unknown_module(module)
+            return
+        if torch.compiler.is_compiling():
+            raise PlanError(
+                "This plan cannot be applied to a model compiled by torch.compile.",
+                hint="run without torch.compile, or use --zero 0 to 2 without recomputation.",
+            )
+        observer.enter_module(module)
+
+    def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        observer = self._observer(module)
+        self._calls = max(0, self._calls - 1)
+        if observer is not None:
+            observer.leave_module(module, output)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._steps.after_step(optimizer)
+
+    def _wrap_backward(self, undo: Undo) -> None:
+        # torch.autograd.backward and .grad both call the engine through this name of their module.
+        original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            failed = True
+            try:
+                if self._depth == 1:
+                    for observer in list(self._observers):
+                        observer.backward_begins()
+                result = original(*args, **kwargs)
+                failed = False
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    for observer in list(self._observers):
+                        observer.backward_ends(failed)
+            return result
+
+        undo.replace(torch.autograd, "_engine_run_backward", run_backward)

@@ -1,0 +1,127 @@
+"""The script's live model as units: the same cut that capture and planner use, with the modules in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from memadvisor.errors import PlanError
+from memadvisor.plan import Plan, fingerprint
+from memadvisor.run.cut import cut_units, module_tree, unwrap
+from memadvisor.run.records import Unit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveUnit:
+    """A unit and the parameters that it owns; a tied parameter belongs to the unit that comes first."""
+
+    row: Unit
+    module: torch.nn.Module
+    parameters: tuple[tuple[str, torch.nn.Parameter], ...]
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveModel:
+    """`uses`: for each module (by id), the names of the units whose parameters its call needs.
+
+    A module needs the unit that it is part of, and those that own a tied parameter of its own.
+    """
+
+    root: torch.nn.Module
+    units: tuple[LiveUnit, ...]
+    uses: dict[int, tuple[str, ...]]
+
+    @property
+    def rows(self) -> list[Unit]:
+        return [unit.row for unit in self.units]
+
+
+def read_model(model: torch.nn.Module) -> LiveModel:
+    """Cut a live model into units, in order of definition. Units that own no parameter are left out."""
+    root = unwrap(model)
+    unit_of = cut_units(module_tree(root))
+    modules = dict(root.named_modules())
+    owned: dict[str, list[tuple[str, torch.nn.Parameter]]] = {}
+    owner: dict[int, str] = {}
+    for name, module in modules.items():
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in owner:
+                full = f"{name}.{parameter_name}" if name else parameter_name
+                owner[id(parameter)] = unit_of[name]
+                owned.setdefault(unit_of[name], []).append((full, parameter))
+    uses: dict[int, tuple[str, ...]] = {}
+    for name, module in modules.items():
+        names = [unit_of[name]] if unit_of[name] in owned else []
+        names += [owner[id(parameter)] for parameter in module.parameters(recurse=False)]
+        if names:
+            uses[id(module)] = tuple(dict.fromkeys(names))
+    units = tuple(_live_unit(name, modules[name], owned[name]) for name in owned)
+    return LiveModel(root=root, units=units, uses=uses)
+
+
+def _live_unit(
+    name: str, module: torch.nn.Module, parameters: Sequence[tuple[str, torch.nn.Parameter]]
+) -> LiveUnit:
+    sizes = [parameter.numel() * parameter.element_size() for _, parameter in parameters]
+    trainable = [
+        size for size, (_, parameter) in zip(sizes, parameters, strict=True) if parameter.requires_grad
+    ]
+    row = Unit(
+        name=name,
+        type_name=type(module).__name__,
+        is_block=any(True for _ in module.children()),
+        num_parameters=sum(parameter.numel() for _, parameter in parameters),
+        parameter_bytes=sum(sizes),
+        trainable_bytes=sum(trainable),
+    )
+    return LiveUnit(row=row, module=module, parameters=tuple(parameters))
+
+
+def model_fingerprint(model: torch.nn.Module) -> str:
+    """The fingerprint of a live model, as the plan's was made from the recorded one."""
+    return fingerprint(
+        (name, str(list(parameter.shape)), str(parameter.dtype).removeprefix("torch."))
+        for name, parameter in unwrap(model).named_parameters(remove_duplicate=False)
+    )
+
+
+def check_fingerprint(plan: Plan, model: torch.nn.Module) -> None:
+    """Raise PlanError when the plan was made for another model."""
+    found = model_fingerprint(model)
+    if plan.fingerprint is not None and plan.fingerprint != found:
+        raise PlanError(
+            f"The plan is for another model: its fingerprint is {plan.fingerprint}, "
+            f"that of {type(unwrap(model)).__name__} is {found}.",
+            hint="profile this script and make its plan with `memadvisor advise`.",
+        )
+
+
+def check_shardable(model: torch.nn.Module, num_stages: int) -> None:
+    """Raise PlanError for models that this engine would get wrong."""
+    for name, module in unwrap(model).named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise PlanError(
+                f"{name!r} makes sparse gradients, which this engine cannot reduce.",
+                hint="use an embedding with sparse=False, or no plan.",
+            )
+        if num_stages == 3 and type(module).__name__ == "OptimizedModule":
+            raise PlanError(
+                "ZeRO stage 3 cannot be applied to a model compiled by torch.compile.",
+                hint="use --zero 2, or run without torch.compile.",
+            )
+    for name, parameter in unwrap(model).named_parameters():
+        if type(parameter.data) is not torch.Tensor or hasattr(parameter, "device_mesh"):
+            raise PlanError(
+                f"{name!r} is a {type(parameter.data).__name__}: the script shards its model itself.",
+                hint="apply the plan to a script that uses DistributedDataParallel.",
+            )
+        if parameter.is_complex() or parameter.layout is not torch.strided:
+            raise PlanError(
+                f"{name!r} is complex or sparse, which this engine cannot shard.", hint="run without a plan."
+            )

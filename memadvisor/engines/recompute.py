@@ -1,0 +1,180 @@
+"""Units whose forward keeps nothing but its inputs, and runs again in the backward.
+
+The forward of a unit's class is wrapped, not the module: nothing of ours is copied or pickled with the
+model, and the script's hooks on the unit itself fire once, around the checkpoint. torch's own
+non-reentrant checkpoint does the work, with the random state and autocast of the first run; buffers that
+a forward changes (running statistics) are put back to their first-run values for the second run, so that
+they are updated once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from memadvisor.engines.hooks import Hooks
+from memadvisor.engines.live import LiveModel
+from memadvisor.engines.undo import Undo
+from memadvisor.schedule import ActionKind, Point, Schedule
+
+Note = Callable[[str, str], None]
+Buffers = list[tuple[dict[str, Any], str, torch.Tensor]]  # a module's buffers, name, value before the forward
+
+
+class Recompute:
+    """All recomputed units of a process. Modules are held weakly."""
+
+    def __init__(self, hooks: Hooks, note: Note, undo: Undo) -> None:
+        self._hooks = hooks
+        self._note = note
+        self._undo = undo
+        self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._changing: weakref.WeakKeyDictionary[torch.nn.Module, set[str] | None] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._noted: set[tuple[str, str]] = set()
+        self._wrapped: set[type] = set()
+        undo.add(self._units.clear)
+
+    def attach(self, model: LiveModel, schedule: Schedule) -> None:
+        """Play the RECOMPUTE actions of a schedule on a model."""
+        unit_modules = {id(unit.module) for unit in model.units}
+        for unit in model.units:
+            actions = schedule.at(Point.BEFORE_FORWARD, unit.name)
+            if not any(action.kind is ActionKind.RECOMPUTE for action in actions):
+                continue
+            inside = [module for module in unit.module.modules() if module is not unit.module]
+            if any(id(module) in unit_modules for module in inside):
+                self._leave_alone(unit.name, "it contains other units")
+            elif "forward" in vars(unit.module):
+                self._leave_alone(unit.name, "the script has replaced its forward")
+            else:
+                self._units[unit.module] = unit.name
+                self._wrap(type(unit.module))
+
+    def _leave_alone(self, unit: str, reason: str) -> None:
+        if (unit, reason) not in self._noted:
+            self._noted.add((unit, reason))
+            self._note("warning", f"unit {unit!r} is not recomputed: {reason}")
+
+    def _wrap(self, kind: type) -> None:
+        if kind in self._wrapped:
+            return
+        self._wrapped.add(kind)
+        original: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
+        this = weakref.ref(self)
+
+        @functools.wraps(original)
+        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            owner = this()
+            if owner is None or module not in owner._units or not owner._applies(module):
+                return original(module, *args, **kwargs)
+            return owner._run(original, module, args, kwargs)
+
+        self._undo.replace(kind, "forward", forward)
+
+    def _applies(self, module: torch.nn.Module) -> bool:
+        if not torch.is_grad_enabled() or self._hooks.in_backward:
+            return False
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        pack = top[0] if top is not None else None
+        pack = _innermost_foreign(pack)
+        if getattr(pack, "__module__", None) == "torch.utils.checkpoint":
+            self._leave_alone(self._units[module], "the script checkpoints it already")
+            return False
+        return True
+
+    def _run(
+        self,
+        original: Callable[..., Any],
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        before = self._buffers(module)
+        versions = [value._version for owner, name, value in _live_buffers(module)]
+        output = checkpoint(
+            functools.partial(original, module),
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), _with_buffers(before)),
+            **kwargs,
+        )
+        self._learn_changing(module, before, versions)
+        if not _is_plain(output):
+            self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
+            del self._units[module]
+        return output
+
+    def _buffers(self, module: torch.nn.Module) -> Buffers:
+        """Copies of the buffers that the forward is about to change; all of them the first time."""
+        known = self._changing.get(module)
+        return [
+            (owner, name, value.clone())
+            for path, (owner, name, value) in _named_buffers(module)
+            if known is None or path in known
+        ]
+
+    def _learn_changing(self, module: torch.nn.Module, before: Buffers, versions: list[int]) -> None:
+        changed = {
+            path
+            for (path, (_, _, value)), version in zip(_named_buffers(module), versions, strict=False)
+            if value._version != version
+        }
+        known = self._changing.get(module)
+        if known is None:
+            names = {(id(owner), name): path for path, (owner, name, _) in _named_buffers(module)}
+            # In place: the recomputation holds this very list.
+            before[:] = [entry for entry in before if names.get((id(entry[0]), entry[1])) in changed]
+            self._changing[module] = changed
+        elif not changed <= known:
+            self._changing[module] = known | changed
+
+
+def _innermost_foreign(pack: Any) -> Any:
+    """The saved-tensor hook of the script's under ours, if ours is the innermost."""
+    while True:
+        owner = getattr(pack, "__self__", None)
+        outer = getattr(owner, "_outer", None)
+        if type(owner).__name__ != "SavedParameters":
+            return pack
+        pack = outer[0] if outer is not None else None
+
+
+def _live_buffers(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    for _, entry in _named_buffers(module):
+        yield entry
+
+
+def _named_buffers(
+    module: torch.nn.Module,
+) -> Iterator[tuple[str, tuple[dict[str, Any], str, torch.Tensor]]]:
+    for path, inner in module.named_modules():
+        for name, value in inner._buffers.items():
+            if value is not None:
+                yield f"{path}.{name}", (inner._buffers, name, value)
+
+
+@contextlib.contextmanager
+def _with_buffers(before: Buffers) -> Iterator[None]:
+    """Run with the buffers as they were before the first run, and leave the live ones untouched."""
+    live = [owner[name] for owner, name, _ in before]
+    for owner, name, value in before:
+        owner[name] = value
+    try:
+        yield
+    finally:
+        for (owner, name, _), value in zip(before, live, strict=True):
+            owner[name] = value
+
+
+def _is_plain(output: Any) -> bool:
+    """Tensors, or tuples, lists and dicts of them."""
+    return all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in tree_leaves(output))

@@ -1,0 +1,139 @@
+"""Parameters whose values are not here: what stage 3 leaves in their place between uses.
+
+A released parameter keeps its identity, name, shape and hooks; its data is one NaN expanded to its shape
+(0 for integers), and its class is swapped (as torch does with UninitializedParameter) so that whatever
+the script does with its values is done on a full copy. The executor lends that copy, and keeps what is
+written into it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from memadvisor.engines.flat import Slot
+
+if TYPE_CHECKING:
+    from memadvisor.engines.executor import Executor
+
+# What can be answered without the values.
+_GETTERS = {
+    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "is_leaf", "grad_fn", "names"),
+    *("is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_meta", "is_quantized", "is_mkldnn", "is_nested"),
+    *("itemsize", "nbytes", "_version", "_base", "output_nr", "retains_grad", "is_xpu", "is_mps", "is_xla"),
+    *("_backward_hooks", "_post_accumulate_grad_hooks", "_grad", "is_vulkan", "is_ipu", "is_maia", "is_mtia"),
+}
+_SETTERS = {"requires_grad", "grad", "_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "names"}
+_METHODS = {
+    *("size", "numel", "nelement", "dim", "ndimension", "element_size", "is_floating_point", "is_complex"),
+    *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "untyped_storage", "__len__"),
+    *("get_device", "is_signed", "__hash__", "is_same_size", "retain_grad", "is_inference", "_is_view"),
+    *("has_names", "is_conj", "is_neg", "storage_type"),
+}
+
+_slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
+_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+
+
+class ReleasedParameter(torch.nn.Parameter):
+    """The class that a parameter has while it is released; `isinstance(p, nn.Parameter)` stays true."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if _needs_no_values(func):
+                return func(*args, **kwargs)
+            if _is_writing(func, args, kwargs):
+                _count_write(args[0])
+            if getattr(func, "__name__", "") == "__set__":
+                return _lent(args[0]).copy_(args[1])  # parameter.data = value
+            result = func(*tree_map(_borrow, args), **tree_map(_borrow, kwargs))
+        if result is not None and args and _is_writing(func, args, kwargs):
+            return args[0]
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
+        if id(self) not in memo:
+            memo[id(self)] = torch.nn.Parameter(_lent(self).detach().clone(), self.requires_grad)
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        whole: Any = torch.nn.Parameter(_lent(self).detach().clone(), self.requires_grad)
+        return whole.__reduce_ex__(protocol)
+
+
+class _Borrow(torch.autograd.Function):
+    """Full values of a released parameter, differentiable with respect to the parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def hide(slot: Slot, executor: Executor) -> None:
+    """Leave NaN in the place of a parameter's values."""
+    parameter = slot.parameter
+    _slots[id(parameter)] = slot
+    _executors[id(parameter)] = executor
+    filler = float("nan") if slot.flat.dtype.is_floating_point else 0
+    parameter.data = torch.full((), filler, dtype=slot.flat.dtype, device=slot.flat.device).expand(slot.shape)
+    if type(parameter) is torch.nn.Parameter:
+        parameter.__class__ = ReleasedParameter
+
+
+def show(slot: Slot, full: torch.Tensor) -> None:
+    """Give a parameter its values again, as a view of `full`."""
+    parameter = slot.parameter
+    if type(parameter) is ReleasedParameter:
+        parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]  # its own class
+    parameter.data = slot.view(full)
+
+
+def _lent(parameter: torch.Tensor) -> torch.Tensor:
+    slot, executor = _slots.get(id(parameter)), _executors.get(id(parameter))
+    if slot is None or executor is None or slot.parameter is not parameter:
+        raise AssertionError("a released parameter without an owner")
+    return executor.lend(slot)
+
+
+def _borrow(value: Any) -> Any:
+    if type(value) is not ReleasedParameter:
+        return value
+    lent = _lent(value)
+    if torch.is_grad_enabled() and value.requires_grad:
+        return _Borrow.apply(value, lent)  # type: ignore[no-untyped-call]
+    return lent
+
+
+def _needs_no_values(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        return attribute in (_GETTERS if name == "__get__" else _SETTERS)
+    return name in _METHODS
+
+
+def _is_writing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if not args or type(args[0]) is not ReleasedParameter:
+        return False
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__") and not name.startswith("_")
+    return in_place or name in ("__set__", "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+
+
+def _count_write(parameter: torch.Tensor) -> None:
+    # Every rank writes the same in the same place of its program; the count tells the service threads how
+    # far a rank must have come before what it holds may be read.
+    executor = _executors.get(id(parameter))
+    if executor is not None:
+        executor.num_writes += 1

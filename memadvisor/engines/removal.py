@@ -1,0 +1,75 @@
+"""Taking an executor off a live model: whole parameters, gradients and optimizer state on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from memadvisor.engines.flat import Flat, Slot
+from memadvisor.engines.released import show
+from memadvisor.engines.sharded_step import whole_state
+
+if TYPE_CHECKING:
+    from memadvisor.engines.executor import Executor
+
+
+def remove_executor(
+    executor: Executor,
+    optimizers: Iterable[torch.optim.Optimizer],
+    slot_of: Callable[[torch.Tensor], Slot | None],
+) -> None:
+    """Give every tensor back to the script, whole and in storage of its own. All ranks take part."""
+    with torch.no_grad():
+        executor.end_loans()
+        _restore_optimizers(executor, optimizers, slot_of)
+        for flat in executor.flats:
+            _restore_parameters(executor, flat)
+            _restore_gradients(executor, flat)
+    executor.detach()
+
+
+def _restore_parameters(executor: Executor, flat: Flat) -> None:
+    if flat.full is None:
+        return
+    executor.gather(flat, collective=True)
+    for slot in flat.slots:
+        show(slot, flat.full)
+        own = torch.empty_strided(slot.shape, slot.stride, dtype=flat.dtype, device=flat.device)
+        slot.parameter.data = own.copy_(slot.view(flat.full))
+    flat.full = flat.shard = None
+
+
+def _restore_gradients(executor: Executor, flat: Flat) -> None:
+    source = flat.grad
+    if flat.grad_shard is not None:
+        source = flat.new(flat.padded_numel)
+        executor.wire.gather(source, flat.grad_shard)
+    for slot in flat.slots:
+        if source is not None and slot.parameter.grad is not None:
+            slot.parameter.grad = slot.view(source).clone()
+    flat.grad = flat.grad_shard = None
+
+
+def _restore_optimizers(
+    executor: Executor,
+    optimizers: Iterable[torch.optim.Optimizer],
+    slot_of: Callable[[torch.Tensor], Slot | None],
+) -> None:
+    if executor.num_shared_stages == 0:
+        return
+    mine = {id(slot) for slot in executor.slots}
+    whole = []
+    for optimizer in optimizers:
+        for parameter in list(optimizer.state):
+            slot = slot_of(parameter) if isinstance(parameter, torch.Tensor) else None
+            if slot is not None and id(slot) in mine:
+                state = whole_state(optimizer.state[parameter], slot, executor.service.fetch_state)
+                whole.append((optimizer, parameter, state))
+    # Nobody may replace a piece before everybody has read it.
+    dist.barrier(group=executor.wire.group)
+    for optimizer, parameter, state in whole:
+        optimizer.state[parameter] = state
+    dist.barrier(group=executor.wire.group)

@@ -1,0 +1,183 @@
+"""Reading other ranks' shards without their taking part: a service thread a rank, over the group's store.
+
+`torch.save(model.state_dict())` or an evaluation on rank 0 alone must not hang. So whoever reads outside
+a training pass asks, and each rank's thread answers from the shard that it holds. That is consistent: a
+rank that runs ahead blocks at its next collective before anything is updated, and a question carries
+the number of optimizer steps and of writes that the asking rank has seen; an answer waits for both.
+
+Slow by nature (bytes through a key-value store): training passes never use it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from memadvisor.engines.executor import Executor
+    from memadvisor.engines.flat import Flat, Slot
+
+_CHUNK_BYTES = 8 * 2**20
+_FOREVER = datetime.timedelta(days=1)
+_POLL_S = 0.002
+
+StateOf = Callable[["Slot", str], torch.Tensor | None]
+
+
+class Service:
+    """Asks and answers for one executor. `number` tells the executors of a process apart."""
+
+    def __init__(self, executor: Executor, number: int, state_of: StateOf) -> None:
+        self._executor = weakref.ref(executor)
+        self._prefix = f"memadvisor/{number}"
+        self._wire = executor.wire
+        self._state_of = state_of
+        self._pid = os.getpid()
+        self._asks = 0
+        self._thread: threading.Thread | None = None
+        if executor.num_shared_stages >= 1:
+            store: Any = dist.distributed_c10d._get_default_store()
+            self._client = store.clone()
+            self._thread = threading.Thread(
+                target=_answer_until_stopped,
+                args=(weakref.ref(self), store.clone(), self._prefix, self._wire.rank),
+                name="memadvisor-service",
+                daemon=True,
+            )
+            self._thread.start()
+            atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End the thread. A daemon thread that wakes up while Python shuts down could abort the process."""
+        atexit.unregister(self.stop)
+        thread, self._thread = self._thread, None
+        if thread is None or os.getpid() != self._pid:
+            return
+        with contextlib.suppress(Exception):  # the store's host may have gone already
+            self._send(self._wire.rank, {"kind": "stop"})
+            thread.join(timeout=5.0)
+
+    # ---- asking ------------------------------------------------------------------------------
+
+    def fetch_parameters(self, flat: Flat, full: torch.Tensor) -> None:
+        """Fill `full` with every rank's shard of the parameters."""
+        self._fetch_shards("parameter", flat, full, flat.shard)
+
+    def fetch_gradients(self, flat: Flat, full: torch.Tensor) -> None:
+        """Fill `full` with every rank's shard of the mean gradient."""
+        self._fetch_shards("gradient", flat, full, flat.grad_shard)
+
+    def fetch_state(self, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
+        """One whole tensor of the optimizer's state of a parameter, in the parameter's shape."""
+        pieces = [
+            own if rank == self._wire.rank else self._ask(rank, "state", slot.flat, slot, key)
+            for rank in range(self._wire.num_ranks)
+        ]
+        flattened = torch.cat([piece.to(own.device).reshape(-1) for piece in pieces])
+        result = torch.empty(slot.end - slot.start, dtype=own.dtype, device=own.device)
+        result.copy_(flattened)
+        return result.as_strided(slot.shape, slot.stride)
+
+    def _fetch_shards(self, kind: str, flat: Flat, full: torch.Tensor, own: torch.Tensor | None) -> None:
+        if own is None:
+            raise RuntimeError(f"the {kind} of unit {flat.unit!r} has been dropped")
+        for rank, part in enumerate(full.chunk(self._wire.num_ranks)):
+            part.copy_(own if rank == self._wire.rank else self._ask(rank, kind, flat))
+
+    def _ask(self, rank: int, kind: str, flat: Flat, slot: Slot | None = None, key: str = "") -> torch.Tensor:
+        executor = self._executor()
+        if executor is None or self._thread is None:
+            raise RuntimeError("the process group has been destroyed: shards of other ranks are out of reach")
+        self._asks += 1
+        answer = f"{self._prefix}/answer/{self._wire.rank}/{self._asks}"
+        question = {"kind": kind, "flat": flat.index, "slot": slot.index if slot else -1, "key": key}
+        question |= {"answer": answer, "steps": executor.num_steps, "writes": executor.num_writes}
+        self._send(rank, question)
+        return self._receive(answer, f"{kind} of unit {flat.unit!r} on rank {rank}")
+
+    def _send(self, rank: int, question: dict[str, Any]) -> None:
+        number = self._client.add(f"{self._prefix}/count/{rank}", 1)
+        self._client.set(f"{self._prefix}/question/{rank}/{number}", json.dumps(question))
+
+    def _receive(self, answer: str, what: str) -> torch.Tensor:
+        header = json.loads(_take(self._client, answer))
+        if header is None:
+            raise RuntimeError(f"there is no {what} any more")
+        data = b"".join(_take(self._client, f"{answer}/{part}") for part in range(header["parts"]))
+        dtype = getattr(torch, header["dtype"])
+        if not data:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(bytearray(data), dtype=dtype)
+
+    # ---- answering ---------------------------------------------------------------------------
+
+    def answer(self, store: Any, question: dict[str, Any]) -> None:
+        executor = self._executor()
+        if executor is None:
+            return
+        while executor.in_step or not (
+            executor.num_steps >= question["steps"] and executor.num_writes >= question["writes"]
+        ):
+            time.sleep(_POLL_S)
+        tensor = self._held(executor, question)
+        if tensor is None:
+            store.set(question["answer"], "null")
+            return
+        flat = tensor.detach().reshape(-1).cpu().contiguous()
+        step = max(1, _CHUNK_BYTES // max(1, flat.element_size()))
+        parts = [flat[start : start + step] for start in range(0, flat.numel(), step)]
+        for number, part in enumerate(parts):
+            store.set(f"{question['answer']}/{number}", _bytes(part))
+        header = {"parts": len(parts), "dtype": str(flat.dtype).removeprefix("torch.")}
+        store.set(question["answer"], json.dumps(header))
+
+    def _held(self, executor: Executor, question: dict[str, Any]) -> torch.Tensor | None:
+        flat: Flat = executor.flats[question["flat"]]
+        if question["kind"] == "state":
+            return self._state_of(executor.slots[question["slot"]], question["key"])
+        if question["kind"] == "gradient":
+            return flat.grad_shard
+        # What the script has written into a borrowed copy counts already.
+        return flat.own_slice(flat.loan) if flat.loan is not None else flat.shard
+
+
+def _answer_until_stopped(service: weakref.ref[Service], store: Any, prefix: str, rank: int) -> None:
+    number = 1
+    while True:
+        key = f"{prefix}/question/{rank}/{number}"
+        start_s = time.monotonic()
+        try:
+            store.wait([key], _FOREVER)
+            question = json.loads(_take(store, key))
+        except Exception:
+            if time.monotonic() - start_s > 3600:
+                continue  # a day without a question
+            return  # the store's host has gone: the run is over
+        number += 1
+        owner = service()
+        if question["kind"] == "stop" or owner is None:
+            return
+        with torch.no_grad(), contextlib.suppress(Exception):
+            owner.answer(store, question)
+        del owner
+
+
+def _take(store: Any, key: str) -> bytes:
+    value = store.get(key)
+    store.delete_key(key)
+    return bytes(value)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,130 @@
+"""The script's own optimizer on this rank's shards.
+
+While `optimizer.step` runs, each sharded parameter in `param_groups` is replaced by the 1-D piece of it
+that this rank owns, with its piece of the gradient; so groups, schedules and weight decay keep their
+meaning, and the optimizer makes its state for the piece alone. At rest the groups hold the parameters,
+and `optimizer.state` holds, under each parameter, the state of this rank's piece. `state_dict()` gives
+whole tensors, put together from all ranks' pieces, and `load_state_dict` takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import optim
+
+from memadvisor.engines.flat import Slot
+from memadvisor.errors import PlanError
+
+# Each element's update depends on that element alone, so a piece is updated as the whole would be.
+_ELEMENTWISE = (
+    *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad),
+    *(optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD),
+)
+# State with one number for a whole parameter; everything else has the parameter's shape.
+SCALARS = ("step", "eta", "mu", "mu_product")
+
+FindSlot = Callable[[torch.Tensor], Slot | None]
+
+
+def check_elementwise(optimizer: optim.Optimizer) -> None:
+    """Raise PlanError for an optimizer that needs more of a parameter than this rank's piece."""
+    if not any(type(optimizer).step is kind.step for kind in _ELEMENTWISE):
+        raise PlanError(
+            f"{type(optimizer).__name__} may need whole parameters, which ZeRO stages 1 to 3 do not give it.",
+            hint="use --zero 0, or one of SGD, Adam(W), NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD.",
+        )
+
+
+class Swap:
+    """An optimizer whose groups hold pieces; `undo` gives it its parameters back."""
+
+    def __init__(self, optimizer: optim.Optimizer, slot_of: FindSlot) -> None:
+        self._optimizer = optimizer
+        self._groups: list[list[torch.Tensor]] = []
+        self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for group in optimizer.param_groups:
+            self._groups.append(group["params"])
+            group["params"] = [self._replacement(parameter, slot_of) for parameter in group["params"]]
+
+    def undo(self) -> None:
+        for group, parameters in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group["params"] = parameters
+        for parameter, piece in self._pieces:
+            if piece in self._optimizer.state:
+                self._optimizer.state[parameter] = self._optimizer.state.pop(piece)
+
+    def _replacement(self, parameter: torch.Tensor, slot_of: FindSlot) -> torch.Tensor:
+        slot = slot_of(parameter)
+        if slot is None or slot.flat.shard is None:
+            return parameter
+        piece = slot.piece(slot.flat.shard).detach()
+        piece.grad = gradient_piece(slot)
+        state = self._optimizer.state
+        if parameter in state:
+            state[piece] = shard_state(state.pop(parameter), slot)
+        self._pieces.append((parameter, piece))
+        return piece
+
+
+def gradient_piece(slot: Slot) -> torch.Tensor | None:
+    """This rank's piece of a parameter's gradient; None where it has none."""
+    gradient = slot.parameter.grad
+    if gradient is None:
+        return None
+    flat = slot.flat
+    if gradient is slot.token:
+        return None if flat.grad_shard is None else slot.piece(flat.grad_shard)
+    low, high = slot.range_on(flat.rank)
+    if flat.grad is not None and gradient.data_ptr() == slot.view(flat.grad).data_ptr():
+        return flat.grad[low:high]
+    return slot.flattened(gradient)[low - slot.start : high - slot.start]
+
+
+def shard_state(state: Any, slot: Slot) -> Any:
+    """An optimizer's state of a parameter with whole tensors cut down to this rank's piece."""
+    if not isinstance(state, dict):
+        return state
+    low, high = slot.range_on(slot.flat.rank)
+    return {
+        key: slot.flattened(value)[low - slot.start : high - slot.start].clone()
+        if _is_whole(key, value, slot)
+        else value
+        for key, value in state.items()
+    }
+
+
+def _is_whole(key: str, value: Any, slot: Slot) -> bool:
+    if not isinstance(value, torch.Tensor) or key in SCALARS or value.shape != slot.shape:
+        return False
+    low, high = slot.range_on(slot.flat.rank)
+    return value.dim() != 1 or value.numel() != high - low  # else the piece is the whole already
+
+
+def whole_state(state: Any, slot: Slot, fetch: Callable[[Slot, str, torch.Tensor], torch.Tensor]) -> Any:
+    """An optimizer's state of a parameter with this rank's pieces made whole."""
+    if not isinstance(state, dict):
+        return state
+    return {
+        key: fetch(slot, key, value) if isinstance(value, torch.Tensor) and key not in SCALARS else value
+        for key, value in state.items()
+    }
+
+
+def pieces_of_loaded(
+    optimizer: optim.Optimizer, state_dict: dict[str, Any], slot_of: FindSlot
+) -> dict[str, Any]:
+    """A state dict with whole tensors, cut down to this rank's pieces before the optimizer copies it."""
+    saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+    live = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if len(saved) != len(live):
+        return state_dict  # torch says what is wrong with it
+    by_number = dict(zip(saved, live, strict=True))
+    state = dict(state_dict["state"])
+    for number, values in state.items():
+        slot = slot_of(by_number[number]) if number in by_number else None
+        if slot is not None:
+            state[number] = shard_state(values, slot)
+    return {**state_dict, "state": state}

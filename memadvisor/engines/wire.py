@@ -1,0 +1,84 @@
+"""The collectives of the engine over one process group, chosen for exact memory.
+
+Gloo's own reduce-scatter clones its input and all-reduces the clone, and its all-gather stages the
+output. Pairwise exchange moves (n-1)/n of the bytes with no more than one shard of staging. NCCL's own
+collectives are used where the tensors live on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+
+class Wire:
+    """Collectives of one group. `staged` is told of every staging buffer that is allocated."""
+
+    def __init__(self, group: dist.ProcessGroup, staged: Callable[[torch.Tensor], None]) -> None:
+        self.group = group
+        self.num_ranks = group.size()
+        self.rank = group.rank()
+        self._staged = staged
+        self._global_ranks = [dist.get_global_rank(group, rank) for rank in range(self.num_ranks)]
+
+    def mean(self, tensor: torch.Tensor) -> None:
+        """Replace `tensor` by its mean over the ranks, scaled before the sum as DDP does."""
+        tensor.mul_(1.0 / self.num_ranks)
+        dist.all_reduce(tensor, group=self.group)
+
+    def gather(self, full: torch.Tensor, shard: torch.Tensor) -> None:
+        """Fill `full` with every rank's shard, in order of rank. `shard` may be its own slice of `full`."""
+        if self._is_native(full):
+            dist.all_gather_into_tensor(full, shard, group=self.group)
+            return
+        slices = full.chunk(self.num_ranks)
+        if slices[self.rank].data_ptr() != shard.data_ptr():
+            slices[self.rank].copy_(shard)
+        works = []
+        for distance in range(1, self.num_ranks):
+            to, source = self._partners(distance)
+            works.append(dist.isend(shard, self._global_ranks[to], group=self.group))
+            works.append(dist.irecv(slices[source], self._global_ranks[source], group=self.group))
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    def reduce_scatter_mean(self, full: torch.Tensor) -> torch.Tensor:
+        """This rank's slice of the mean of `full` over the ranks; `full` is used up."""
+        full.mul_(1.0 / self.num_ranks)
+        slices = full.chunk(self.num_ranks)
+        own = slices[self.rank]
+        if self._is_native(full):
+            dist.reduce_scatter_tensor(own, full, group=self.group)
+            return own
+        staging = torch.empty_like(own)
+        self._staged(staging)
+        for distance in range(1, self.num_ranks):
+            to, source = self._partners(distance)
+            sent = dist.isend(slices[to], self._global_ranks[to], group=self.group)
+            received = dist.irecv(staging, self._global_ranks[source], group=self.group)
+            for work in (sent, received):
+                if work is not None:
+                    work.wait()
+            own.add_(staging)
+        return own
+
+    def largest(self, values: list[int], device: torch.device) -> list[int]:
+        """The largest of each value over the ranks."""
+        tensor = torch.tensor(values, dtype=torch.int64, device=device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
+        return [int(value) for value in tensor.tolist()]
+
+    def broadcast(self, values: list[int], device: torch.device) -> list[int]:
+        """The first rank's values."""
+        tensor = torch.tensor(values, dtype=torch.int64, device=device)
+        dist.broadcast(tensor, self._global_ranks[0], group=self.group)
+        return [int(value) for value in tensor.tolist()]
+
+    def _partners(self, distance: int) -> tuple[int, int]:
+        return (self.rank + distance) % self.num_ranks, (self.rank - distance) % self.num_ranks
+
+    def _is_native(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and "nccl" in dist.get_backend(self.group)

@@ -1,0 +1,175 @@
+"""Small trainings of the kinds that sharding gets wrong, each run under DDP with or without a plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from memadvisor.engines.apply import Applied, install
+from memadvisor.plan import Plan, UnitPlan
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 3 * dim)
+        self.down = nn.Linear(3 * dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.dropout(self.down(F.relu(self.up(self.norm(x)), inplace=True)))
+
+
+class NormBlock(nn.Module):
+    """A residual block with running statistics, and an in-place activation on its output."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+        self.norm = nn.BatchNorm1d(dim)
+
+    def forward(self, x):
+        batch, length, dim = x.shape
+        return F.relu(x + self.norm(self.linear(x).view(-1, dim)).view(batch, length, dim), inplace=True)
+
+
+class Model(nn.Module):
+    """A language model on 13 words; its sizes are odd, so that shards need padding."""
+
+    def __init__(self, *, tied=False, batch_norm=False, dropout=0.0, unused=False, dim=9) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(13, dim)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.blocks = nn.ModuleList(Block(dim, dropout) for _ in range(3))
+        self.norms = nn.ModuleList(NormBlock(dim) for _ in range(2 if batch_norm else 0))
+        self.spare = nn.Linear(dim, dim) if unused else None
+        self.extra = nn.Linear(dim, dim) if unused else None
+        self.head = nn.Linear(dim, 13, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, words, use_extra=False):
+        x = self.tokens(words) * self.scale
+        for block in (*self.blocks, *self.norms):
+            x = block(x)
+        if use_extra:
+            x = x + self.extra(x)
+        return self.head(x)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training: what model, what optimizer, and how the loop is written."""
+
+    model: tuple[tuple[str, object], ...] = ()
+    optimizer: str = "adamw"
+    accumulate: int = 1
+    no_sync: bool = False
+    frozen: bool = False
+    unused: bool = False
+    clip: float | None = None
+    keep_zeros: bool = False
+    bf16: bool = False
+    steps: int = 10
+
+
+def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-2)
+    if kind == "groups":
+        decay = [p for p in parameters if p.dim() >= 2]
+        rest = [p for p in parameters if p.dim() < 2]
+        groups = [{"params": decay, "weight_decay": 0.1, "lr": 2e-2}, {"params": rest, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=1e-2)
+    if kind == "adamw":
+        return torch.optim.AdamW(parameters, lr=1e-2)
+    return getattr(torch.optim, kind)(parameters, lr=1e-2)
+
+
+def build(training: Training, rank: int) -> nn.Module:
+    torch.manual_seed(5)
+    model = Model(unused=training.unused, **dict(training.model))
+    if training.frozen:
+        model.blocks[1].requires_grad_(False)
+        model.tokens.requires_grad_(False)
+    with torch.no_grad():
+        model.scale += rank  # DDP must bring rank 0's value
+    torch.manual_seed(100 + rank)
+    return nn.parallel.DistributedDataParallel(model, find_unused_parameters=training.unused)
+
+
+def train(
+    training: Training,
+    rank: int,
+    each_step: Callable[[nn.Module, torch.optim.Optimizer, int], None] | None = None,
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The script: losses of all micro-batches, and the trained weights."""
+    ddp = build(training, rank)
+    optimizer = make_optimizer(training.optimizer, ddp)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, training.steps)
+    data = torch.Generator().manual_seed(rank)
+    losses = []
+    for step in range(training.steps):
+        for micro_batch in range(training.accumulate):
+            last = micro_batch == training.accumulate - 1
+            with ddp.no_sync() if training.no_sync and not last else contextlib.nullcontext():
+                losses.append(_micro_batch(training, ddp, data, use_extra=(step + rank) % 3 == 0))
+        if training.clip is not None:
+            losses.append(float(nn.utils.clip_grad_norm_(ddp.parameters(), training.clip)))
+        if each_step is not None:
+            each_step(ddp, optimizer, step)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=not training.keep_zeros)
+    return losses, {name: value.clone() for name, value in ddp.module.state_dict().items()}
+
+
+def _micro_batch(training: Training, ddp: nn.Module, data: torch.Generator, use_extra: bool) -> float:
+    words = torch.randint(0, 13, (4, 6), generator=data)
+    options = {"use_extra": True} if training.unused and use_extra else {}
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=training.bf16):
+        logits = ddp(words[:, :-1], **options)
+        loss = F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
+    (loss / training.accumulate).backward()
+    return float(loss.detach())
+
+
+def make_plan(
+    num_ranks: int, zero: int = 0, policy: str = "none", units: tuple[UnitPlan, ...] = (), **changes
+) -> Plan:
+    values = {
+        "fingerprint": None,
+        "num_ranks": num_ranks,
+        "zero_stage": zero,
+        "policy": policy,
+        "units": units,
+        "micro_batch_size": None,
+        "grad_accum": None,
+        "prediction": None,
+        "budget_bytes": None,
+        "why": "",
+    }
+    return Plan(**{**values, **changes})
+
+
+@contextlib.contextmanager
+def applied(plan: Plan, **options) -> Iterator[Applied]:
+    found = install(plan, **options)
+    try:
+        yield found
+    finally:
+        found.remove()
+
+
+def largest_difference(a, b) -> float:
+    """Relative to the larger value, over two lists or two dicts of tensors."""
+    if isinstance(a, dict):
+        return max(largest_difference(a[key].flatten().tolist(), b[key].flatten().tolist()) for key in a)
+    return max((abs(x - y) / max(1e-2, abs(x), abs(y)) for x, y in zip(a, b, strict=True)), default=0.0)
