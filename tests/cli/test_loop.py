@@ -1,0 +1,83 @@
+"""The whole way on a real script: profile, advise, run the advice, compare; and ZeRO by its definition."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GPT = ROOT / "samples" / "train_gpt.py"
+SMALL = ("--layers", "4", "--dim", "64", "--heads", "4", "--seq", "64", "--micro-batch", "8", "--steps", "5")
+
+
+def memadvisor(*words, timeout_s=150):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "memadvisor", *map(str, words)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def shown(run):
+    return json.loads(memadvisor("show", run, "--json").stdout)
+
+
+def losses(output):
+    found = [float(text) for text in re.findall(r"loss ([0-9.e+-]+)", output)]
+    assert found
+    return found
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_advice_for_seventy_percent_of_the_peak_is_kept_when_it_is_run(tmp_path, num_ranks):
+    nproc = ("--nproc", num_ranks) if num_ranks > 1 else ()
+    plain = memadvisor("profile", *nproc, "--out", tmp_path / "plain", GPT, *SMALL)
+    peak_bytes = max(rank["peak"]["allocated_bytes"] for rank in shown(tmp_path / "plain")["ranks"])
+    budget_bytes = int(0.7 * peak_bytes)
+    memadvisor("advise", tmp_path / "plain", "--memory", budget_bytes, "-o", tmp_path / "plan.json")
+    applied = memadvisor(
+        "run", "--plan", tmp_path / "plan.json", *nproc, "--out", tmp_path / "applied", GPT, *SMALL
+    )
+
+    result = shown(tmp_path / "applied")
+    assert len(result["ranks"]) == num_ranks
+    assert all(rank["peak"]["allocated_bytes"] <= budget_bytes for rank in result["ranks"])
+    predicted = result["prediction"]["peak_bytes"]
+    assert predicted["predicted"] == pytest.approx(predicted["measured"], rel=0.05)
+    if num_ranks == 1:  # recomputation alone reorders no sum
+        assert losses(applied.stdout) == losses(plain.stdout)
+    else:
+        assert losses(applied.stdout) == pytest.approx(losses(plain.stdout), rel=1e-5)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_model_states_are_those_of_zeros_definition(tmp_path, num_ranks):
+    """fp32 Adam, bytes a parameter: 8+8/n, 4+12/n and 16/n (arXiv:1910.02054), but for padding and Adam's steps."""
+    for stage, bytes_per_parameter in ((1, 8 + 8 / num_ranks), (2, 4 + 12 / num_ranks), (3, 16 / num_ranks)):
+        run = tmp_path / f"zero{stage}"
+        memadvisor("run", "--zero", stage, "--nproc", num_ranks, "--out", run, GPT, *SMALL)
+        for rank in shown(run)["ranks"]:
+            states = rank["model_states"]
+            measured = states["parameter_bytes"] + states["gradient_bytes"] + states["optimizer_state_bytes"]
+            theory = bytes_per_parameter * states["num_params"]
+            padding_and_steps_bytes = 16 * 64 + 4 * 100
+            assert theory <= measured <= theory + padding_and_steps_bytes, (stage, rank["rank"])
+
+
+@pytest.mark.timeout(200)
+def test_the_same_works_under_torchrun(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "memadvisor", "profile", "--out", str(tmp_path / "run"), str(GPT), *SMALL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert [rank["rank"] for rank in shown(tmp_path / "run")["ranks"]] == [0, 1]
