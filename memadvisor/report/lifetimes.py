@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import Any
 
 from memadvisor.analyzers.activations import Activations, Lifetime
@@ -31,8 +32,10 @@ def activation_lifetimes(view: RankView) -> Block:
     all_bytes = sum(life.size_bytes for life in kept.lifetimes)
     factor, _ = bytes_scale([shown_bytes])
     time_factor, time_unit = seconds_scale([view.step.duration_s])
-    rows = _rows(shown, factor)
-    ticks = _unit_ticks(shown, rows, shown_bytes)
+    starts, extents = _rows(shown)
+    height_bytes = max(bottom for _, bottom in extents.values())
+    rows = [(start + life.size_bytes / 2) / factor for start, life in zip(starts, shown, strict=True)]
+    ticks = _unit_ticks(extents)
     return Figure(
         name="activations",
         title=title,
@@ -43,8 +46,8 @@ def activation_lifetimes(view: RankView) -> Block:
         layout={
             "xaxis": time_axis(view, time_factor, time_unit),
             "yaxis": {
-                "range": [shown_bytes / factor, 0],
-                "tickvals": [tick for tick, _ in ticks],
+                "range": [height_bytes / factor, 0],
+                "tickvals": [tick / factor for tick, _ in ticks],
                 "ticktext": [plotly_text(text) for _, text in ticks],
                 "showgrid": False,
                 "zeroline": False,
@@ -55,41 +58,51 @@ def activation_lifetimes(view: RankView) -> Block:
         },
         height_px=min(820, 240 + 14 * len(kept.units)),
         note="A bar is as thick as its storage is large, so its area is what keeping it costs; the full height is "
-        f"{format_bytes(shown_bytes)}. Drawn: {len(shown)} of {len(kept.lifetimes)} storages, "
+        f"{format_bytes(height_bytes)}. Drawn: {len(shown)} of {len(kept.lifetimes)} storages, "
         f"{format_fraction(shown_bytes / all_bytes if all_bytes else None)} of the bytes, all micro-batches.",
     )
 
 
 def _shown(kept: Activations, num_shown: int) -> list[Lifetime]:
-    """The largest lifetimes, unit by unit in order of first save, then by time."""
+    """The largest lifetimes, unit by unit in order of first save, then by micro-batch and time."""
     order = {unit.name: position for position, unit in enumerate(kept.units)}
     largest = sorted(kept.lifetimes, key=lambda life: -life.size_bytes)[:num_shown]
-    return sorted(largest, key=lambda life: (order.get(life.unit, len(order)), life.saved_s, life.born_s))
+    return sorted(largest, key=lambda life: (order[life.unit], life.micro_batch, life.saved_s))
 
 
-def _rows(shown: Sequence[Lifetime], factor: float) -> list[float]:
-    """The middle of each bar on an axis of bytes."""
-    rows, reached = [], 0
-    for life in shown:
-        rows.append((reached + life.size_bytes / 2) / factor)
-        reached += life.size_bytes
-    return rows
+def _rows(shown: Sequence[Lifetime]) -> tuple[list[int], dict[str, tuple[int, int]]]:
+    """In bytes from the top: where each bar begins, and where each unit begins and ends.
+
+    A unit's micro-batches share its rows where one is over before the next begins.
+    """
+    starts, extents, reached = [], {}, 0
+    for unit, lives in groupby(shown, key=lambda life: life.unit):
+        batches = [list(batch) for _, batch in groupby(lives, key=lambda life: life.micro_batch)]
+        is_shared = all(_are_apart(before, after) for before, after in pairwise(batches))
+        bottom = offset = reached
+        for batch in batches:
+            offset = reached if is_shared else offset
+            for life in batch:
+                starts.append(offset)
+                offset += life.size_bytes
+            bottom = max(bottom, offset)
+        extents[unit] = (reached, bottom)
+        reached = bottom
+    return starts, extents
 
 
-def _unit_ticks(shown: Sequence[Lifetime], rows: Sequence[float], all_bytes: int) -> list[tuple[float, str]]:
-    """A name at the middle of each unit's bars, where it has room."""
-    spans: dict[str, list[float]] = {}
-    sizes: dict[str, int] = {}
-    for life, row in zip(shown, rows, strict=True):
-        spans.setdefault(life.unit, []).append(row)
-        sizes[life.unit] = sizes.get(life.unit, 0) + life.size_bytes
+def _are_apart(before: Sequence[Lifetime], after: Sequence[Lifetime]) -> bool:
+    released = [life.released_s for life in before if life.released_s is not None]
+    return len(released) == len(before) and max(released) <= min(life.born_s for life in after)
+
+
+def _unit_ticks(extents: Mapping[str, tuple[int, int]]) -> list[tuple[float, str]]:
+    """A name at the middle of each unit's rows, in bytes, where it has room."""
+    height = max(bottom for _, bottom in extents.values())
     return [
-        (
-            (spans[unit][0] + spans[unit][-1]) / 2,
-            f"{shortened(unit_name(unit), 20)} · {format_bytes(size_bytes)}",
-        )
-        for unit, size_bytes in sizes.items()
-        if size_bytes >= NAMED_SHARE * all_bytes
+        ((top + bottom) / 2, f"{shortened(unit_name(unit), 20)} · {format_bytes(bottom - top)}")
+        for unit, (top, bottom) in extents.items()
+        if bottom - top >= NAMED_SHARE * height
     ]
 
 

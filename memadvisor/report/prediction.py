@@ -92,12 +92,12 @@ def _figure(compared: Comparison, title: str) -> Figure:
 def _errors(compared: Comparison) -> Block:
     rows = [
         ("peak", *_cells(compared.peak_bytes, in_bytes=True)),
-        ("step time", *_cells(compared.step_time_s, in_bytes=False)),
         *(
             (f"\u2003{category_name(name)}", *_cells(compared.by_category_bytes[name], in_bytes=True))
             for name in STACK
             if name in compared.by_category_bytes
         ),
+        ("step time", *_cells(compared.step_time_s, in_bytes=False)),
     ]
     budget = ""
     if compared.budget_bytes is not None and compared.within_budget is not None:
@@ -135,7 +135,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
                 (unit_name(unit.name), "recomputed" if unit.recompute else "kept", str(unit.zero_stage))
                 for unit in chosen[:MAX_UNITS]
             ),
-            kinds=(PREDICTED,),
+            kinds=(),
             basis=f"plan for {plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}, policy {plan.policy}",
             num_text=2,
             note=f"Micro-batch {batch}, accumulation {accumulation}."

@@ -76,7 +76,7 @@ def notes_and_problems(run: Run) -> Sequence[Block]:
     more = len(rows) - MAX_NOTES
     return [
         table(
-            "Notes and problems",
+            "What was noted",
             ("level", "rank", "what"),
             rows[:MAX_NOTES],
             kinds=(),
