@@ -173,7 +173,7 @@ class Saved:
 class Operator:
     """One operator of the traced step. FLOPs are 2 per multiply-add of matrix products and convolutions.
 
-    `executed_flops` is what ran; `model_flops` leaves out recomputation (FACTS of MFU: analyzers/utilization.py)
+    `executed_flops` is what ran; `model_flops` leaves out recomputation (analyzers/utilization.py)
     and counts causal attention as the T(T+1)/2 pairs that the model needs.
     """
 
