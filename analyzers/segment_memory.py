@@ -89,7 +89,7 @@ def segment_memory(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor
             parameters.setdefault(parameter.unit, []).append(parameter)
     levels = []
     for position in range(len(pieces)):
-        level = _levels(position, pieces, start, events[position], placed, freed - casts, parameters)
+        level = _levels(position, pieces, start, events[position], placed, freed, casts, parameters)
         levels.append(level)
         _apply(start, events[position])
     return Memory(
@@ -256,10 +256,11 @@ def _levels(
     events: Sequence[_Event],
     placed: Sequence[_Placed],
     freed: set[int],
+    casts: set[int],
     parameters: Mapping[str, Sequence[Parameter]],
 ) -> SegmentLevels:
     piece = pieces[position]
-    unsaved = _without_saving(piece, events, placed, freed)
+    unsaved = _without_saving(piece, events, placed, freed, casts)
     others = {category: size for category, size in start.items() if category not in STATES}
     units, passing = _handed_over(piece, events, placed, parameters, collect=False)
     _, collected = _handed_over(piece, events, placed, parameters, collect=True)
@@ -364,7 +365,11 @@ def _gradient_unit(
 
 
 def _without_saving(
-    piece: Stretch, events: Sequence[_Event], placed: Sequence[_Placed], freed: set[int]
+    piece: Stretch,
+    events: Sequence[_Event],
+    placed: Sequence[_Placed],
+    freed: set[int],
+    casts: set[int],
 ) -> Sequence[_Event]:
     """The same forward if it saved nothing: what it would have kept dies at its last use, its inputs stay."""
     if piece.unit is None or piece.phase != "forward":
@@ -375,10 +380,10 @@ def _without_saving(
             row = placed[event.number].row
             end_s = piece.end_s if row.last_forward_use_s is None else row.last_forward_use_s
             birth = replace(event, category="temporary")
-            changed += [
-                birth,
-                replace(birth, time_s=max(end_s, row.birth_s), delta_bytes=-event.delta_bytes),
-            ]
+            changed.append(birth)
+            if event.number not in casts:
+                death_s = max(end_s, row.birth_s)
+                changed.append(replace(birth, time_s=death_s, delta_bytes=-event.delta_bytes))
         elif event.delta_bytes > 0 or event.is_own or event.number < 0:
             changed.append(event)
     changed.sort(key=lambda event: (event.time_s, event.delta_bytes > 0))
@@ -410,17 +415,19 @@ def _inner(placed: Sequence[_Placed], freed: set[int], casts: set[int], passes: 
 
     A weight that autocast has cast stays in its cache until the forward's context is left.
     """
-    sizes: Counter[tuple[str, str, int, int]] = Counter()
+    sizes: Counter[tuple[str, str, int, int, int]] = Counter()
     for number in sorted(freed):
         item = placed[number]
         unit, backward = passes.forward[item.birth]
         freed_after = passes.end_of_forward(item.birth) if number in casts else item.birth
-        sizes[unit, item.row.category, freed_after, min(item.death, backward)] += item.row.size_bytes
-    for (unit, category, freed_after, death), size_bytes in sizes.items():
+        key = (unit, item.row.category, item.birth, freed_after, min(item.death, backward))
+        sizes[key] += item.row.size_bytes
+    for (unit, category, birth, freed_after, death), size_bytes in sizes.items():
         yield Inner(
             unit=unit,
             category=category,
             size_bytes=size_bytes,
+            birth_segment=birth,
             freed_after_segment=freed_after,
             death_segment=death,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
@@ -30,9 +31,9 @@ class Activations:
         num_segments = len(step.segments)
         during = _Changes(num_segments)
         at_start = _Changes(num_segments)
-        for category, first, last, delta_bytes in _changes(step, self.recomputed):
-            during.add(category, first, last - (delta_bytes < 0), delta_bytes)
-            at_start.add(category, first, last, delta_bytes)
+        for change in _changes(step, self.recomputed):
+            during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
+            at_start.add(change.category, change.first, change.last, change.delta_bytes)
         self._during = during.sums()
         self._at_start = at_start.sums()
 
@@ -79,21 +80,37 @@ class _Changes:
         return {category: list(accumulate(steps)) for category, steps in self._steps.items()}
 
 
-def _changes(step: CapturedStep, recomputed: frozenset[str]) -> Iterable[tuple[str, int, int, int]]:
-    """Category, first and last segment, signed bytes. A negative change ends where the storage died."""
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Signed bytes from the start of one segment on; `ends_inside` the last, whose peak does not have them."""
+
+    category: str
+    first: int
+    last: int
+    delta_bytes: int
+    ends_inside: bool = False
+
+
+def _changes(step: CapturedStep, recomputed: frozenset[str]) -> Iterable[_Change]:
     remembered: set[tuple[str, int]] = set()
     for item in step.inner:
-        if item.unit in recomputed:
-            yield item.category, item.freed_after_segment + 1, item.death_segment, -item.size_bytes
-            if step.device == "cpu" and (item.unit, item.death_segment) not in remembered:
-                remembered.add((item.unit, item.death_segment))
-                yield "temporary", item.freed_after_segment, item.death_segment, RNG_STATE_BYTES
+        if item.unit not in recomputed:
+            continue
+        own, size_bytes = item.category, item.size_bytes
+        first, last = item.birth_segment + 1, item.freed_after_segment
+        yield _Change(own, first, last, -size_bytes)
+        yield _Change("temporary", first, last, size_bytes)
+        yield _Change(own, last + 1, item.death_segment, -size_bytes, ends_inside=True)
+        if step.device == "cpu" and (item.unit, item.death_segment) not in remembered:
+            remembered.add((item.unit, item.death_segment))
+            yield _Change("temporary", item.birth_segment, item.death_segment, RNG_STATE_BYTES)
     for tensor in step.boundaries:
         needed = needed_until(tensor, recomputed)
-        if needed < tensor.death_segment:
-            yield tensor.category, needed + 1, tensor.death_segment, -tensor.size_bytes
-        elif needed > tensor.death_segment:
-            yield tensor.category, tensor.death_segment + 1, needed, tensor.size_bytes
+        death, size_bytes = tensor.death_segment, tensor.size_bytes
+        if needed < death:
+            yield _Change(tensor.category, needed + 1, death, -size_bytes, ends_inside=True)
+        elif needed > death:
+            yield _Change(tensor.category, death + 1, needed, size_bytes)
 
 
 def needed_until(tensor: BoundaryTensor, recomputed: frozenset[str]) -> int:

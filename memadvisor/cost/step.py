@@ -59,13 +59,14 @@ class Segment:
 class Inner:
     """Bytes that only unit `unit` keeps from its forward for its backward.
 
-    Where the unit is recomputed they are free after one segment, its forward or later, and are there
-    again in its backward, the other.
+    Where the unit is recomputed they are temporaries, free after its forward or a later segment, and are
+    there again in its backward.
     """
 
     unit: str
     category: str
     size_bytes: int
+    birth_segment: int
     freed_after_segment: int
     death_segment: int
 
