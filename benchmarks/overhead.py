@@ -39,10 +39,13 @@ class Training:
         self.model = GPT(args.layers, args.dim, args.heads, args.seq).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         generator = torch.Generator().manual_seed(0)
+        self.bf16 = args.bf16
         self.batch = sample_batch(read_text(), args.micro_batch, args.seq, generator, self.device)
 
     def step(self):
-        self.model(*self.batch).backward()
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            loss = self.model(*self.batch)
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -153,6 +156,7 @@ def parse_args(argv):
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(argv)

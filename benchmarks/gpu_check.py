@@ -1,0 +1,261 @@
+"""The whole loop on one device, and one table: what was captured and predicted beside what torch itself says.
+
+Trains samples/train_gpt.py in bf16 plain, profiled, and with the plan that `advise` finds for a budget below its
+peak, each in a process of its own, and reads the runs. On a GPU it takes a few minutes; on a CPU the model
+is small. Needs torch and numpy alone: no view is used.
+
+    python benchmarks/gpu_check.py
+    python benchmarks/gpu_check.py --device cpu
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import memadvisor
+from memadvisor.analyzers.analysis import analyze
+from memadvisor.hardware.load import named_hardware
+from memadvisor.plan import save_plan
+from memadvisor.units import format_bytes, format_fraction, format_seconds
+
+ROOT = Path(__file__).resolve().parents[1]
+GPT = ROOT / "samples" / "train_gpt.py"
+WITNESS = ROOT / "benchmarks" / "witness.py"
+OVERHEAD = ROOT / "benchmarks" / "overhead.py"
+SHAPES = {
+    "cuda": {"layers": 12, "dim": 2048, "heads": 16, "seq": 1024, "micro-batch": 16},
+    "cpu": {"layers": 4, "dim": 128, "heads": 4, "seq": 128, "micro-batch": 8},
+}
+NOT_RECORDED = "not recorded"
+
+
+class Check:
+    """Processes to run, their files in one folder, and the rows of the table."""
+
+    def __init__(self, args, folder):
+        self.args = args
+        self.folder = folder
+        self.on_cuda = args.device.startswith("cuda")
+        self.shape = [
+            word
+            for name, value in SHAPES[args.device.split(":")[0]].items()
+            for word in (f"--{name}", str(value))
+        ]
+        self.training = [*self.shape, "--steps", str(args.steps), "--bf16", "--device", args.device]
+        self.rows = []
+
+    def row(self, what, *cells):
+        self.rows.append((what, *cells))
+
+    def python(self, *words):
+        """stdout of a Python process in the folder; what it says on stderr is shown if it fails."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, *map(str, words)],
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            capture_output=True,
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"{' '.join(map(str, words))} ended with {done.returncode}:\n{done.stderr}")
+        return done.stdout
+
+    def witnessed(self, name, *before, peak=False):
+        """Losses, and what the witness saw, of a training; `before` is what runs the witness."""
+        result = self.folder / f"{name}.json"
+        option = ["--peak"] if peak else []
+        # memadvisor takes options up to the script: the witness's own come after it.
+        stdout = self.python(*before, WITNESS, *option, result, GPT, *self.training)
+        losses = [float(line.split()[-1]) for line in stdout.splitlines() if line.startswith("step ")]
+        return losses, json.loads(result.read_text())
+
+    def memadvisor(self, command, out, *options):
+        return ["-m", "memadvisor", command, *options, "--trace-step", "3", "--out", self.folder / out]
+
+
+def steady_s(told):
+    return statistics.median(told["durations_s"][2:])
+
+
+def steady_peak_bytes(told):
+    return max(told["peaks_bytes"][2:], default=None)
+
+
+def error(claimed, true):
+    return NOT_RECORDED if claimed is None or not true else f"{100 * (claimed - true) / true:+.2f} %"
+
+
+def read(path):
+    run = memadvisor.load(path)
+    return analyze(run, named_hardware(run.ranks[0].process.device_name))
+
+
+def check_capture(check):
+    """Plain and profiled: the captured peak beside torch's own, the unexplained rest, MFU."""
+    losses, told = check.witnessed("plain")
+    true_peak = steady_peak_bytes(told) or steady_peak_bytes(check.witnessed("peaks", peak=True)[1])
+    profiled_losses, _ = check.witnessed("profiled", *check.memadvisor("profile", "before"))
+    analysis = read(check.folder / "before")
+    [rank] = analysis.ranks
+    source = "max_memory_allocated" if check.on_cuda else "profiler's memory events"
+    check.row(f"peak, {source}", format_bytes(true_peak))
+    check.row(
+        "peak, captured", format_bytes(rank.peak.allocated_bytes), error(rank.peak.allocated_bytes, true_peak)
+    )
+    check.row(
+        "peak, unexplained",
+        format_bytes(rank.peak.unexplained_bytes),
+        format_fraction(rank.peak.unexplained_bytes / rank.peak.allocated_bytes),
+    )
+    for category, size_bytes in rank.peak.by_category_bytes.items():
+        if size_bytes:
+            check.row(f"    {category}", format_bytes(size_bytes))
+    states = rank.model_states
+    captured_bytes = states.parameter_bytes + states.gradient_bytes + states.optimizer_state_bytes
+    check.row(
+        "model states, captured",
+        format_bytes(captured_bytes),
+        error(captured_bytes, states.expected_bytes) + " of expected",
+    )
+    check.row("step time, plain", format_seconds(steady_s(told)))
+    check.row(
+        "step time, profiled (timed steps)",
+        format_seconds(rank.step_time.median_s),
+        error(rank.step_time.median_s, steady_s(told)),
+    )
+    use = rank.utilization
+    check.row(
+        "MFU / HFU",
+        f"{format_fraction(use.mfu)} / {format_fraction(use.hfu)}",
+        f"convention {use.convention}, {use.dtype}, {use.hardware_kind or 'no'} peak",
+    )
+    check.row(
+        "losses, profiled against plain",
+        "the same"
+        if losses == profiled_losses
+        else f"differ by {largest_difference(losses, profiled_losses):.2g}",
+    )
+    return losses, rank
+
+
+def check_plan(check, plain_losses, measured):
+    """The plan for a budget below the peak: predicted beside measured, and the losses beside the plain ones."""
+    budget_bytes = int(check.args.budget * measured.peak.allocated_bytes)
+    advice = memadvisor.advise(check.folder / "before", memory=budget_bytes)
+    chosen = next((r for r in advice.plans if r.fits and not r.changes_script), None)
+    check.row(f"budget, {check.args.budget:.0%} of the peak", format_bytes(budget_bytes))
+    if chosen is None:
+        check.row("plan", "none fits", f"smallest budget {format_bytes(advice.smallest_budget_bytes)}")
+        return
+    plan = chosen.plan
+    check.row(
+        "plan",
+        f"ZeRO {plan.zero_stage}",
+        f"recomputes {len(plan.recomputed_units)} of {len(plan.units)} units",
+    )
+    save_plan(plan, check.folder / "plan.json")
+    runner = check.memadvisor("run", "after", "--plan", check.folder / "plan.json")
+    losses, told = check.witnessed("applied", *runner)
+    analysis = read(check.folder / "after")
+    compared = analysis.comparison
+    peak, step = compared.peak_bytes, compared.step_time_s
+    check.row(
+        "peak with the plan, predicted", format_bytes(peak.predicted), error(peak.predicted, peak.measured)
+    )
+    check.row(
+        "peak with the plan, captured",
+        format_bytes(peak.measured),
+        "within budget" if peak.measured <= budget_bytes else "OVER BUDGET",
+    )
+    true_peak = steady_peak_bytes(told)
+    check.row("peak with the plan, torch's own", format_bytes(true_peak), error(peak.measured, true_peak))
+    check.row(
+        "step time with the plan, predicted",
+        format_seconds(step.predicted),
+        error(step.predicted, step.measured),
+    )
+    check.row("step time with the plan, measured", format_seconds(step.measured))
+    use = analysis.ranks[0].utilization
+    check.row("MFU / HFU with the plan", f"{format_fraction(use.mfu)} / {format_fraction(use.hfu)}")
+    same = (
+        "the same" if losses == plain_losses else f"differ by {largest_difference(losses, plain_losses):.2g}"
+    )
+    check.row("losses, with the plan against plain", same)
+
+
+def check_overhead(check):
+    """Interleaved rounds in one process: the only fair way to see a few per cent."""
+    words = [
+        OVERHEAD,
+        "--json",
+        "--bf16",
+        "--rounds",
+        check.args.rounds,
+        "--device",
+        check.args.device,
+        *check.shape,
+    ]
+    for variant, row in json.loads(check.python(*words)).items():
+        if variant != "plain":
+            check.row(
+                f"overhead: {variant}", f"wall x {row['wall_ratio']:.3f}", f"CPU x {row['cpu_ratio']:.3f}"
+            )
+
+
+def largest_difference(losses, others):
+    """Relative; over all steps."""
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
+
+
+def print_table(rows):
+    widths = [max(len(row[column]) for row in rows if len(row) > column) for column in range(2)]
+    for what, *cells in rows:
+        print(f"{what:<{widths[0]}}  {cells[0]:>{widths[1]}}  {cells[1] if len(cells) > 1 else ''}".rstrip())
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="of the overhead's measurement; 0 leaves it out"
+    )
+    parser.add_argument("--budget", type=float, default=0.7, help="memory budget, as a fraction of the peak")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        check = Check(args, Path(folder))
+        try:
+            losses, measured = check_capture(check)
+            if args.rounds:
+                check_overhead(check)
+            check_plan(check, losses, measured)
+        finally:
+            name = torch.cuda.get_device_name() if check.on_cuda else "CPU"
+            print(
+                f"{name}, torch {torch.__version__}, Python {sys.version.split()[0]}: {' '.join(check.training)}"
+            )
+            if check.rows:
+                print_table(check.rows)
+    print(f"{time.monotonic() - started_s:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
