@@ -59,7 +59,8 @@ class Check:
 
     def python(self, *words):
         """stdout of a Python process in the folder; what it says on stderr is shown if it fails."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         done = subprocess.run(
             [sys.executable, *map(str, words)],
             cwd=self.folder,
