@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memadvisor.analyzers.analysis import Analysis
-from memadvisor.report.blocks import MEASURED, Html, kinds_html, split_bar
+from memadvisor.analyzers.comparison import Compared
+from memadvisor.report.blocks import MEASURED, PREDICTED, Html, kinds_html, split_bar
 from memadvisor.report.escape import html_text, html_with_code
 from memadvisor.report.next_steps import next_steps
 from memadvisor.report.view import RankView
@@ -15,13 +16,13 @@ from memadvisor.units import format_bytes, format_count, format_fraction, format
 
 
 def headline(view: RankView) -> Html:
-    """Four cards and the list of what to do next."""
+    """Four cards, one more where a plan was applied, and the list of what to do next."""
     cards = "".join(
         f'<div class="card">{card}</div>' for card in (_peak(view), _step(view), _used(view), _kept(view))
     )
     steps = "".join(f"<li>{html_with_code(step)}</li>" for step in next_steps(view))
     return Html(
-        f'<div class="cards">{cards}</div>'
+        f'<div class="cards">{cards}{_plan(view.analysis)}</div>'
         f'<div class="card next"><span class="name">What to do next</span><ol>{steps}</ol></div>'
     )
 
@@ -33,6 +34,30 @@ def _card(name: str, value: str | None, basis: str, body: str, kinds: tuple[str,
         f'<div class="value{absent}">{html_text(value or "not recorded")}</div>'
         f'<p>{kinds_html(kinds if value else ())}<span class="basis">{html_with_code(basis)}</span></p>{body}'
     )
+
+
+def _plan(analysis: Analysis) -> str:
+    """Whether the applied plan kept its word, across the page; nothing without a prediction."""
+    compared = analysis.comparison
+    if compared is None or compared.peak_bytes.measured is None:
+        return ""
+    facts = [
+        f"peak {format_bytes(compared.peak_bytes.predicted)} predicted, "
+        f"{format_bytes(compared.peak_bytes.measured)} measured",
+        f"step {format_seconds(compared.step_time_s.predicted)} predicted, "
+        f"{format_seconds(compared.step_time_s.measured)} measured{_error(compared.step_time_s)}",
+    ]
+    if compared.budget_bytes is not None:
+        held = "held" if compared.within_budget else "did not hold"
+        facts.append(f"the budget of {format_bytes(compared.budget_bytes)} {held}")
+    value = f"peak error {_error(compared.peak_bytes).strip(' ()')}"
+    card = _card("Plan: predicted against measured", value, "; ".join(facts), "", (PREDICTED, MEASURED))
+    return f'<div class="card wide">{card}</div>'
+
+
+def _error(pair: Compared) -> str:
+    error = pair.error_fraction
+    return "" if error is None else f" ({100 * error:+.1f} %)"
 
 
 def _peak(view: RankView) -> str:

@@ -83,6 +83,7 @@ h3{font-size:1rem;margin:0;display:inline}
 .cards{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:1rem;margin:0 0 1rem}
 .card,figure{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:1rem 1.1rem;margin:0 0 1rem;min-width:0}
 .cards .card{margin:0}
+.cards .wide{grid-column:1/-1}
 .card .kind{margin-right:.5rem}
 .card .name{color:var(--dim);font-size:.9rem}
 .card .value{font-size:1.85rem;font-weight:650;letter-spacing:-.025em;line-height:1.25}

@@ -19,7 +19,8 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 def browse(tmp_path):
     """Opens a page and returns what the DOM has become, and what the console said."""
     if BROWSER is None:
-        assert "CI" not in os.environ, "CI installs chromium, and none is found"
+        is_expected = "CI" in os.environ and "MEMADVISOR_EXPECT_BROWSER" in os.environ
+        assert not is_expected, "this machine was to have chromium, and none is found"
         pytest.skip("no Chromium is installed")
 
     def _browse(html, *options):

@@ -1,6 +1,7 @@
 """The page as a file: complete, offline, escaped, small enough, and true to the analyzers."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -175,6 +176,17 @@ def test_nothing_is_loaded_and_the_policy_forbids_it():
     for script in page.scripts[1:]:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in policy
+
+
+def test_a_kept_word_is_said_at_the_top_and_so_is_a_broken_one():
+    run = make_run(num_ranks=1, plan=PLAN)
+    peak_bytes = analyze(run).ranks[0].peak.allocated_bytes
+    error = 100 * (PLAN.prediction.peak_bytes - peak_bytes) / peak_bytes
+
+    assert f"peak error {error:+.1f} %" in _page(run).text
+    assert "the budget of 5.25 MiB held" in _page(run).text
+    tight = dataclasses.replace(PLAN, budget_bytes=peak_bytes - 1)
+    assert "advise again from this run" in _page(make_run(num_ranks=1, plan=tight)).text
 
 
 def test_names_from_the_user_stay_text():
