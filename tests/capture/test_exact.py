@@ -54,3 +54,19 @@ def explained_peak_bytes(rank) -> int:
         alive_bytes += delta_bytes
         peak_bytes = max(peak_bytes, alive_bytes)
     return peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("sample", "option"),
+    [("train_cnn.py", "--epochs=1"), ("train_rnn.py", "--steps=4"), ("train_gpt.py", "--steps=4")],
+)
+def test_captured_peak_of_the_samples_is_the_allocators(sample, option, tmp_path):
+    script = HERE.parents[1] / "samples" / sample
+    witness = start(HERE / "true_peak.py", "1", "2", script, option)
+    ours = start("-m", "memadvisor", "profile", "--out", tmp_path / "run", script, option)
+    plain_output, told = witness.communicate(timeout=150)
+    output, _ = ours.communicate(timeout=150)
+
+    true_peak_bytes = json.loads(told.strip().splitlines()[-1])["true_peak_bytes"]
+    assert load_run(tmp_path / "run").ranks[0].traced_step.peak_allocated_bytes == true_peak_bytes
+    assert (output, ours.returncode) == (plain_output, 0)

@@ -8,6 +8,7 @@ import json
 import runpy
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -20,6 +21,7 @@ def main() -> None:
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     profiler.start()
     sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
     profiler.stop()
     events = []
