@@ -56,12 +56,12 @@ def profile_script(
     *,
     trace_step: int,
     when_attached: Callable[[Recorder], None] | None = None,
-    after: Callable[[], None] | None = None,
+    after: Callable[[bool], None] | None = None,
 ) -> None:
     """Run the script in this process and record it into `directory`.
 
     `when_attached` is told of the recorder as soon as torch is there; `after` runs once the script has
-    ended, however it did. What the script raises is raised, with a traceback of its own frames alone.
+    ended, however it did, and is told whether it ended well. What the script raises is raised, with a traceback of its own frames alone.
     """
     recorders: list[Recorder] = []
     when_torch_is_imported(lambda: _attach(recorders, directory, trace_step, when_attached))
@@ -82,7 +82,7 @@ def profile_script(
                 _say("no training step was seen: the script never imported torch.")
                 discard_empty_run(directory)
             elif after is not None:
-                after()
+                after(exit_code_of(failure) == 0)
 
 
 def _attach(

@@ -6,12 +6,19 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memadvisor.errors import MemadvisorError
 
+if TYPE_CHECKING:
+    from memadvisor.run.run import Run
 
-def print_closing(directory: Path) -> None:
-    """Say what was recorded and where. Never raises: the script's own end must not change."""
+
+def print_closing(directory: Path, *, with_report: bool) -> None:
+    """Say what was recorded and where. Never raises: the script's own end must not change.
+
+    `with_report` writes the HTML report too; not after a failure, when nobody wants to wait for it.
+    """
     try:
         from rich.console import Console
 
@@ -19,20 +26,30 @@ def print_closing(directory: Path) -> None:
         from memadvisor.run.store import load_run
 
         console = Console(file=sys.__stderr__, stderr=True)
-        print_summary(load_run(directory), console)
+        run = load_run(directory)
+        print_summary(run, console)
+        report = _write_report(run) if with_report else None
         where = shlex.quote(str(directory))
-        console.print(
-            f"more: memadvisor show {where} | memadvisor report {where} | memadvisor tui {where}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        first = f"report {report}\n" if report else f"report memadvisor report {where}\n"
+        _say(f"{first}more   memadvisor show {where} | memadvisor tui {where}")
     except MemadvisorError as error:
-        os.write(2, f"memadvisor: {error.one_line()}\n".encode(errors="replace"))
+        _say(f"memadvisor: {error.one_line()}")
     except Exception as error:
-        os.write(
-            2,
-            f"memadvisor: no summary ({type(error).__name__}: {error}); the run is in {directory}\n".encode(
-                errors="replace"
-            ),
-        )
+        _say(f"memadvisor: no summary ({type(error).__name__}: {error}); the run is in {directory}")
+
+
+def _write_report(run: Run) -> Path | None:
+    """The report's path; None where plotly is not installed."""
+    from memadvisor.analyzers.analysis import analyze
+    from memadvisor.report.page import write_report
+
+    path = run.path / "report.html"
+    try:
+        write_report(analyze(run), path)
+    except ImportError:
+        return None
+    return path
+
+
+def _say(text: str) -> None:
+    os.write(2, f"{text}\n".encode(errors="replace"))

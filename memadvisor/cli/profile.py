@@ -53,7 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
         return launch(arguments, target, directory, "profile", [])
     start(directory, target, rank_identity().world_size)
     profile_script(
-        target, directory, trace_step=arguments.trace_step, after=lambda: close(arguments, directory)
+        target,
+        directory,
+        trace_step=arguments.trace_step,
+        after=lambda well: close(arguments, directory, with_report=well),
     )
     return 0
 
@@ -85,14 +88,14 @@ def launch(
     own = [command, "--joined", "--out", str(directory), "--trace-step", str(arguments.trace_step), *options]
     code = launch_ranks(arguments.nproc, [*own, *named, *target.arguments])
     if directory.is_dir():
-        print_closing(directory)
+        print_closing(directory, with_report=code == 0)
     return code
 
 
-def close(arguments: argparse.Namespace, directory: Path) -> None:
+def close(arguments: argparse.Namespace, directory: Path, *, with_report: bool) -> None:
     """The closing summary, once a run: from rank 0, unless our own launcher prints it."""
     if not arguments.joined and rank_identity().rank == 0:
-        print_closing(directory)
+        print_closing(directory, with_report=with_report)
 
 
 def _positive(text: str) -> int:

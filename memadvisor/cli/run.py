@@ -17,6 +17,7 @@ from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.profile import add_recording_options, close, launch, start, target_of
 from memadvisor.errors import MemadvisorError, PlanError, UsageError
 from memadvisor.plan import Plan, load_plan, save_plan
+from memadvisor.run.store import discard_empty_run, journal_path
 
 if TYPE_CHECKING:
     from memadvisor.capture.recorder import Recorder
@@ -95,15 +96,23 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
         applied = install(plan, label=recorder.label, note=note)
         recorder.label_sources.append(applied.labelled_tensors)
 
+    def after(well: bool) -> None:
+        # A refused plan is one line, said below: there is nothing to sum up.
+        if not isinstance(sys.exc_info()[1], MemadvisorError):
+            close(arguments, directory, with_report=well)
+
     try:
         profile_script(
             target,
             directory,
             trace_step=arguments.trace_step,
             when_attached=attach,
-            after=lambda: close(arguments, directory),
+            after=after,
         )
     except MemadvisorError as error:
-        # A plan that cannot be applied rightly is refused before the first step, in one line.
-        print(f"memadvisor run: {error.one_line()}", file=sys.stderr)
+        # A plan that cannot be applied rightly is refused before the first step, in one line of rank 0.
+        if rank_identity().rank == 0:
+            print(f"memadvisor run: {error.one_line()}", file=sys.stderr)
+        journal_path(directory, rank_identity().rank).unlink(missing_ok=True)
+        discard_empty_run(directory)
         raise SystemExit(2) from None

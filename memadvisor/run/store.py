@@ -74,7 +74,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 def discard_empty_run(directory: Path) -> None:
     """Remove a run directory that no rank has written a journal into; another's files are left alone."""
-    if any(_JOURNAL.fullmatch(path.name) for path in directory.iterdir()):
+    if not directory.is_dir() or any(_JOURNAL.fullmatch(path.name) for path in directory.iterdir()):
         return
     for name in ("manifest.json", "plan.json", ".launch"):
         (directory / name).unlink(missing_ok=True)
