@@ -21,7 +21,7 @@ Evaluate = Callable[[frozenset[str]], Simulation]
 
 _MAX_STATES = 4000  # pairs kept after each unit; reached only where hundreds of units all differ
 _MAX_TIGHTENINGS = 12
-_MAX_DESCENTS = 64
+_MAX_DESCENTS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,13 @@ class Choice:
         return self.simulation.peak.total_bytes
 
 
-def choose_recomputed(step: CapturedStep, evaluate: Evaluate, budget_bytes: int) -> Choice | None:
-    """The choice of least step time within the budget; None where none was found."""
+def choose_recomputed(
+    step: CapturedStep, evaluate: Evaluate, budget_bytes: int, *, polish: bool = True
+) -> Choice | None:
+    """The choice of least step time within the budget; None where none was found.
+
+    Without `polish` the local search at the end is left out.
+    """
     nothing = Choice(frozenset(), evaluate(frozenset()))
     if nothing.peak_bytes <= budget_bytes or not step.recomputable:
         return nothing if nothing.peak_bytes <= budget_bytes else None
@@ -49,26 +54,26 @@ def choose_recomputed(step: CapturedStep, evaluate: Evaluate, budget_bytes: int)
             break
         choice = Choice(recomputed, evaluate(recomputed))
         if choice.peak_bytes <= budget_bytes:
-            return _improve(step, evaluate, choice, budget_bytes)
+            return _improve(step, evaluate, choice, budget_bytes) if polish else choice
         inner_budget_bytes -= choice.peak_bytes - budget_bytes
     everything = Choice(frozenset(step.recomputable), evaluate(frozenset(step.recomputable)))
     if everything.peak_bytes <= budget_bytes:
-        return _improve(step, evaluate, everything, budget_bytes)
+        return _improve(step, evaluate, everything, budget_bytes) if polish else everything
     return None
 
 
 def smallest_peak(step: CapturedStep, evaluate: Evaluate) -> Choice:
-    """The choice of least peak that the search can find, and among those of one peak the fastest."""
+    """The choice of least peak that the search can find."""
     best = min(
         (Choice(units, evaluate(units)) for units in (frozenset(), frozenset(step.recomputable))),
         key=lambda choice: choice.peak_bytes,
     )
     for _ in range(_MAX_DESCENTS):
-        lower = choose_recomputed(step, evaluate, best.peak_bytes - 1)
+        lower = choose_recomputed(step, evaluate, best.peak_bytes - 1, polish=False)
         if lower is None:
             break
         best = lower
-    return choose_recomputed(step, evaluate, best.peak_bytes) or best
+    return best
 
 
 def _improve(step: CapturedStep, evaluate: Evaluate, choice: Choice, budget_bytes: int) -> Choice:
