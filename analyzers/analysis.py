@@ -17,7 +17,6 @@ from memadvisor.analyzers.skew import Skew, skew
 from memadvisor.analyzers.step_time import StepTime, step_time
 from memadvisor.analyzers.timeline import MemoryTimeline, memory_timeline
 from memadvisor.analyzers.utilization import Utilization, utilization
-
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.run.records import CATEGORIES
 from memadvisor.run.run import RankRun, Run

@@ -9,7 +9,6 @@ from statistics import median
 
 from memadvisor.analyzers.intervals import Intervals, length, minus, union
 from memadvisor.analyzers.matching import Key, Matched, key_of, traced_collectives
-
 from memadvisor.run.records import Collective
 from memadvisor.run.run import RankRun
 

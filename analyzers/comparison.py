@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.step_time import StepTime
-
 from memadvisor.plan import Plan
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
 

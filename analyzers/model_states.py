@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from memadvisor.analyzers.peak import alive_storages
-
 from memadvisor.plan import Plan
 from memadvisor.run.records import OptimizerState, Parameter
 from memadvisor.run.run import RankRun

@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-from memadvisor.analyzers.timeline import MemoryTimeline
 
+from memadvisor.analyzers.timeline import MemoryTimeline
 from memadvisor.run.records import CATEGORIES, Storage
 from memadvisor.run.run import RankRun
 

@@ -11,7 +11,6 @@ from memadvisor.analyzers.intervals import length
 from memadvisor.analyzers.matching import Key, Matched
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.step_time import StepTime
-
 from memadvisor.run.run import RankRun
 
 

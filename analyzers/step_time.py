@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from memadvisor.analyzers.intervals import holds, length, minus, union
-
 from memadvisor.run.records import Span, Step
 from memadvisor.run.run import RankRun
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from memadvisor.analyzers.intervals import holds, union
 from memadvisor.analyzers.step_time import StepTime
-
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.run.run import RankRun
 

@@ -1,7 +1,6 @@
 import dataclasses
 
 from memadvisor.analyzers.activations import activations
-
 from memadvisor.run.records import Saved
 from tests.make_run import make_run, step, storage
 

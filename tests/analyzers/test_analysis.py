@@ -4,8 +4,8 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memadvisor.analyzers.analysis import analysis_to_json, analyze
 
+from memadvisor.analyzers.analysis import analysis_to_json, analyze
 from memadvisor.run.records import CATEGORIES, TABLES
 from memadvisor.run.store import load_run
 from tests.analyzers.test_comparison import PLAN

@@ -1,9 +1,9 @@
 import dataclasses
 
 import pytest
+
 from memadvisor.analyzers.communication import bus_factor, communication
 from memadvisor.analyzers.matching import match_collectives
-
 from memadvisor.run.records import Collective, Operator
 from tests.make_run import make_run, step
 

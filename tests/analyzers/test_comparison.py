@@ -1,8 +1,8 @@
 import dataclasses
 
 import pytest
-from memadvisor.analyzers.analysis import analyze
 
+from memadvisor.analyzers.analysis import analyze
 from memadvisor.plan import Plan, Prediction
 from tests.make_run import make_run
 

@@ -2,6 +2,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from memadvisor.analyzers.intervals import holds, length, minus, union
 
 MOMENTS = range(-1, 22)

@@ -1,7 +1,6 @@
 import dataclasses
 
 from memadvisor.analyzers.matching import match_collectives
-
 from tests.make_run import make_run
 
 

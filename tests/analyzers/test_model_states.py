@@ -1,8 +1,8 @@
 import dataclasses
 
 import pytest
-from memadvisor.analyzers.model_states import model_states
 
+from memadvisor.analyzers.model_states import model_states
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.run.records import OptimizerState, Parameter
 from tests.make_run import make_run

@@ -1,9 +1,9 @@
 import dataclasses
 
 import pytest
+
 from memadvisor.analyzers.peak import peak_breakdown, where
 from memadvisor.analyzers.timeline import memory_timeline
-
 from memadvisor.run.records import CATEGORIES, Residual, Span
 from tests.make_run import make_run, storage
 

@@ -1,8 +1,8 @@
 import dataclasses
 
 import pytest
-from memadvisor.analyzers.analysis import analyze
 
+from memadvisor.analyzers.analysis import analyze
 from tests.make_run import make_run
 from tests.play_step import TRACED_SLOWDOWN
 

@@ -1,8 +1,8 @@
 import dataclasses
 
 import pytest
-from memadvisor.analyzers.step_time import step_time
 
+from memadvisor.analyzers.step_time import step_time
 from memadvisor.run.records import Span
 from tests.make_run import make_run, step
 

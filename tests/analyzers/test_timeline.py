@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memadvisor.analyzers.timeline import memory_timeline
 
+from memadvisor.analyzers.timeline import memory_timeline
 from memadvisor.run.records import CATEGORIES, Residual
 from tests.make_run import make_run, step, storage
 

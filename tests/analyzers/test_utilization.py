@@ -1,9 +1,9 @@
 import dataclasses
 
 import pytest
+
 from memadvisor.analyzers.step_time import step_time
 from memadvisor.analyzers.utilization import compute_dtype, utilization
-
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.run.records import Operator, Span
 from tests.make_run import make_run, storage

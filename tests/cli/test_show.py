@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from memadvisor.analyzers.analysis import analyze
 from rich.console import Console
 
+from memadvisor.analyzers.analysis import analyze
 from memadvisor.cli.main import main
 from memadvisor.cli.show import print_analysis, print_summary
 from memadvisor.errors import UsageError
