@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from memadvisor.plan import Plan, UnitPlan, save_plan
 from memadvisor.run.store import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -217,7 +218,7 @@ def test_under_torchrun_every_rank_writes_into_one_run(out):
     assert process.returncode == 0, stderr
     assert stdout.count("step 9 loss") == 2
     assert [rank.process.rank for rank in load_run(out).ranks] == [0, 1]
-    assert stderr.count("more: memadvisor show") == 1
+    assert stderr.count("memadvisor tui") == 1
 
 
 def one_line_and_code_2(words, *, cwd, wanted):
@@ -272,6 +273,19 @@ def test_bad_input_is_one_line_and_nothing_is_begun(tmp_path, words, wanted):
     one_line_and_code_2(words.split(), cwd=tmp_path, wanted=wanted)
 
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_plan_for_another_model_is_one_line_before_the_first_step(tmp_path, out):
+    plan = Plan(
+        fingerprint="0" * 16, num_ranks=1, zero_stage=0, policy="chosen", micro_batch_size=None, grad_accum=None,
+        units=(UnitPlan(name="blocks.0", zero_stage=0, recompute=True),), prediction=None, budget_bytes=None, why="",
+    )  # fmt: skip
+    save_plan(plan, tmp_path / "plan.json")
+    words = ["run", "--plan", tmp_path / "plan.json", "--out", out, SCRIPTS / "tiny.py", "none"]
+
+    one_line_and_code_2(words, cwd=tmp_path, wanted="another model")
+
+    assert not out.exists()
 
 
 @pytest.fixture
