@@ -70,8 +70,8 @@ class Action:
 class Schedule:
     """Actions by boundary. `units` are in order of execution; `num_ranks` share each sharded unit.
 
-    With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point)
-    and one without `shard` in the last micro-batch alone.
+    With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
+    one without `shard` in those that the script lets DDP synchronise.
     """
 
     num_ranks: int

@@ -9,7 +9,7 @@ import torch
 
 from memadvisor.capture.account import Resident
 from memadvisor.capture.allocator import device_block_sizes
-from memadvisor.capture.labels import describe, storage_address
+from memadvisor.capture.labels import describe, is_foreign, storage_address
 from memadvisor.capture.models import Models
 from memadvisor.run.records import OptimizerState
 
@@ -79,7 +79,7 @@ def _take(
             return
         storage = tensor.untyped_storage()
         size_bytes = storage.nbytes()
-        if not size_bytes or not storage.resizable():  # numpy's and shared memory are not the allocator's
+        if not size_bytes or is_foreign(storage):
             return
     except Exception:
         return  # a half-made or exotic tensor; its bytes show up as unexplained

@@ -94,6 +94,11 @@ def storage_address(tensor: torch.Tensor) -> int:
         return 0
 
 
+def is_foreign(storage: torch.UntypedStorage) -> bool:
+    """Whether its bytes are not the allocator's: numpy's, or memory shared with a DataLoader's worker."""
+    return not storage.resizable() or (storage.device.type == "cpu" and storage.is_shared())
+
+
 def describe(tensor: torch.Tensor) -> tuple[str, str]:
     """(dtype, shape) as the run records them."""
     return str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))
@@ -212,7 +217,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _sight(self, tensor: torch.Tensor, address: int, now_ns: int) -> None:
         if address not in self._log.sightings:
             storage = tensor.untyped_storage()
-            if storage.resizable():  # numpy's and shared memory are not the allocator's
+            if not is_foreign(storage):
                 self._log.sightings[address] = Sighting(now_ns, storage.nbytes(), *describe(tensor))
 
 

@@ -23,9 +23,9 @@ class Position:
         """One of records.PHASES without `baseline`."""
         if self.backward_depth:
             return "recompute" if len(self.stack) > self.stack_depth_before_backward else "backward"
-        if self.in_optimizer:
-            return "optimizer"
-        return "forward" if self.stack else "outside"
+        if self.stack:  # also inside an optimizer step: a closure runs the model there
+            return "forward"
+        return "optimizer" if self.in_optimizer else "outside"
 
     @property
     def module(self) -> str:

@@ -22,7 +22,7 @@ from memadvisor.run.records import Span, Step
 _Mark = float | DeviceMark
 # One span under way: kind, unit, micro-batch, start, end.
 _OpenSpan = list[Any]
-_END = 4
+_START, _END = 3, 4
 # One hook call in so many is timed; timing each would cost as much as the hook.
 _TIMED_SHARE = 16
 # Where the unit spans cost more than this share of a step (a model of many tiny layers), only every so
@@ -58,6 +58,7 @@ class SpanLog:
         self._units: list[_OpenSpan] = []
         self._backward: _OpenSpan | None = None
         self._unit_backward: _OpenSpan | None = None
+        self._optimizer: _OpenSpan | None = None
         self._num_calls = 0
         self._starts: dict[str, _BackwardStart] = {}
         self._has_unit_spans = True
@@ -118,23 +119,25 @@ class SpanLog:
         if self._backward is not None:
             self._backward[_END] = end
             self._backward = None
+        if self._optimizer is not None:  # a closure has run the model; the update itself begins here
+            self._optimizer[_START] = end
 
     def reach_backward_of(self, unit: str) -> None:
         """The gradient of a unit's output is known: its backward begins, and the one before it ends."""
         begin_s = self._begin_timing()
         span = self._open("unit_backward", unit)
-        self._close_unit_backward(span[3])
+        self._close_unit_backward(span[_START])
         self._unit_backward = span
         self._end_timing(begin_s)
 
     def enter_optimizer(self) -> None:
-        self._open("optimizer", "")
+        self._optimizer = self._open("optimizer", "")
 
     def leave_optimizer(self) -> _Mark:
         end = self.mark()
-        spans = self.step.spans
-        if spans and spans[-1][0] == "optimizer":
-            spans[-1][_END] = end
+        if self._optimizer is not None:
+            self._optimizer[_END] = end
+            self._optimizer = None
         return end
 
     def _open(self, kind: str, unit: str) -> _OpenSpan:

@@ -3,6 +3,8 @@
 Every parameter belongs to exactly one unit. Where a module has two or more children of one class
 that hold parameters and are themselves made of modules (transformer blocks, residual blocks), each
 such child is a unit; elsewhere the rule descends, and a leaf with parameters is a unit of its own.
+A bare container (Sequential, ModuleList) is such a child only when it holds nothing but leaves: the
+stages of a ResNet are containers of blocks, not blocks.
 Parameters that a module holds directly, beside such children, belong to that module's unit.
 """
 
@@ -11,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,21 @@ def _cut(node: ModuleNode, enclosing: str, units: dict[str, str]) -> None:
     own = node.name if is_unit and _has_parameters(node) else enclosing
     units[node.name] = own
     for child in node.children:
-        if child.type_name in repeated and child.children and _has_parameters(child):
+        if child.type_name in repeated and _may_be_block(child):
             _assign(child, child.name, units)
         else:
             _cut(child, own, units)
 
 
 def _repeated_blocks(children: Sequence[ModuleNode]) -> set[str]:
-    names = [child.type_name for child in children if child.children and _has_parameters(child)]
+    names = [child.type_name for child in children if _may_be_block(child)]
     return {name for name in names if names.count(name) >= 2}
+
+
+def _may_be_block(node: ModuleNode) -> bool:
+    if not node.children or not _has_parameters(node):
+        return False
+    return node.type_name not in _CONTAINERS or not any(child.children for child in node.children)
 
 
 def _assign(node: ModuleNode, unit: str, units: dict[str, str]) -> None:
