@@ -97,7 +97,8 @@ class Tracer:
             if tensor.device.type == self._device.type and storage_address(tensor)
         ]
         self._stop_labels()
-        events = stop_allocator_account(self._device) if self._has_truth else []
+        has_totals = self._counts_cpu or self._device.type != "cpu"
+        events = stop_allocator_account(self._device, has_totals=has_totals) if self._has_truth else []
         if self._device.type == "cpu" and events and self._counts_cpu:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
         account = make_account(

@@ -55,8 +55,12 @@ def start_allocator_account() -> None:
             os.environ[_QUIET] = quiet_before
 
 
-def stop_allocator_account(device: torch.device) -> list[AllocatorEvent]:
-    """End recording; the events of `device`, in order of time."""
+def stop_allocator_account(device: torch.device, *, has_totals: bool = True) -> list[AllocatorEvent]:
+    """End recording; the events of `device`, in order of time.
+
+    Memory shared with other processes is reported too, but is not the allocator's: its events carry a
+    total of 0, which tells them from the others where the allocator has totals (`has_totals`).
+    """
     result = autograd._disable_profiler()  # type: ignore[attr-defined]
     events = [
         AllocatorEvent(
@@ -70,6 +74,7 @@ def stop_allocator_account(device: torch.device) -> list[AllocatorEvent]:
         for node, name in _memory_nodes(result.experimental_event_tree())
         if (fields := node.extra_fields).device.type == device.type
         and (device.index is None or fields.device.index in (device.index, -1))
+        and (fields.total_allocated or not has_totals)
     ]
     return sorted(events, key=lambda event: event.time_ns)
 

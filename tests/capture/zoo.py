@@ -211,6 +211,32 @@ def penalty():
     train(model, loss_of)
 
 
+def loader():
+    data = torch.utils.data.TensorDataset(torch.randint(0, 256, (40, 65)))
+    batches = iter(torch.utils.data.DataLoader(data, batch_size=8, num_workers=1))
+
+    def loss_of(model):
+        (tokens,) = next(batches)
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    train(Gpt(layers=1), loss_of)
+
+
+def closure():
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x = torch.randn(128, 32)
+
+    def evaluate():
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    for step in range(STEPS):
+        print(step, repr(optimizer.step(evaluate).item()))
+
+
 def evaluation():
     model = Gpt(layers=2)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -227,7 +253,7 @@ def evaluation():
 
 KINDS = [
     gpt, gpt_tied_accumulated, gpt_checkpointed, gpt_autocast, gpt_compiled, lora, cnn, lstm, encoder,
-    distances, experts, gan, penalty, evaluation,
+    distances, experts, gan, penalty, evaluation, loader, closure,
 ]  # fmt: skip
 
 if __name__ == "__main__":
