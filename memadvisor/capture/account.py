@@ -7,7 +7,7 @@ bytes that were there before the step and that nobody knows are "unexplained".
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memadvisor.capture.labels import LabelLog, Named, OperatorCall, Place, SavedTensor
@@ -229,7 +229,7 @@ def _alive_at_any(block: _Block, times_ns: Sequence[int]) -> bool:
     return position < len(times_ns) and (block.death_ns is None or block.death_ns > times_ns[position])
 
 
-def _storage_row(block: _Block, seconds: object, device: str) -> Storage:
+def _storage_row(block: _Block, seconds: Callable[[int | None], float | None], device: str) -> Storage:
     category = next((name for name in _PRIORITY if name in block.categories), None)
     if category is None:
         category = "other" if block.place.phase == "baseline" else "temporary"
@@ -238,14 +238,10 @@ def _storage_row(block: _Block, seconds: object, device: str) -> Storage:
     operator = block.operator
     if not block.is_result and block.place.phase != "baseline" and category == "temporary":
         operator = f"inside {operator}" if operator else ""
-    birth_s, death_s, last_use_s, last_forward_use_s = (
-        seconds(t)  # type: ignore[operator]
-        for t in (block.birth_ns, block.death_ns, block.last_use_ns, block.last_forward_use_ns)
-    )
     return Storage(
         storage_id=block.number,
-        birth_s=birth_s,
-        death_s=death_s,
+        birth_s=seconds(block.birth_ns) or 0.0,
+        death_s=seconds(block.death_ns),
         size_bytes=block.size_bytes,
         category=category,
         dtype=block.dtype,
@@ -256,8 +252,8 @@ def _storage_row(block: _Block, seconds: object, device: str) -> Storage:
         micro_batch=block.place.micro_batch,
         operator=operator,
         device=device,
-        last_use_s=last_use_s,
-        last_forward_use_s=last_forward_use_s,
+        last_use_s=seconds(block.last_use_ns),
+        last_forward_use_s=seconds(block.last_forward_use_ns),
     )
 
 

@@ -7,7 +7,7 @@ tensor alive beyond the call that it is seen in, and nothing changes what an ope
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -292,6 +292,3 @@ def _distributed_tensor() -> type:
     if not _dtensor:
         _dtensor.append(_load_distributed_tensor())
     return _dtensor[0]
-
-
-LabelCallback = Callable[[torch.Tensor, str, str], None]
