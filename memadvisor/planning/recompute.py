@@ -135,14 +135,12 @@ class _Chain:
         freed = [0] * (len(step.segments) + 1)
         depth = [0] * (len(step.segments) + 1)
         for unit in self.order:
-            spans: dict[int, int] = {}
+            spans: list[tuple[int, int]] = []
             for item in (item for item in step.inner if item.unit == unit):
                 freed[item.freed_after_segment + 1] += item.size_bytes
                 freed[item.death_segment] -= item.size_bytes
-                spans[item.freed_after_segment] = max(
-                    spans.get(item.freed_after_segment, 0), item.death_segment
-                )
-            for birth, death in spans.items():
+                spans.append((item.freed_after_segment, item.death_segment))
+            for birth, death in _merged(spans):
                 depth[birth + 1] += 1
                 depth[death] -= 1
             self.sizes[unit] = _bytes_of_first_pass(step, unit)
@@ -189,6 +187,17 @@ def _bytes_of_first_pass(step: CapturedStep, unit: str) -> int:
     own = [item for item in step.inner if item.unit == unit]
     first = min(own, key=lambda item: item.freed_after_segment).death_segment
     return sum(item.size_bytes for item in own if item.death_segment == first)
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Overlapping spans of one unit as one: under autocast its cast weights are freed later than the rest."""
+    merged: list[tuple[int, int]] = []
+    for birth, death in sorted(spans):
+        if merged and birth < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], death))
+        else:
+            merged.append((birth, death))
+    return merged
 
 
 def _running(steps: list[int]) -> list[int]:
