@@ -287,7 +287,7 @@ class Executor:
     def _gradient_view(self, slot: Slot) -> torch.Tensor:
         flat = slot.flat
         if flat.grad is None:
-            flat.grad = flat.new(flat.padded_numel)
+            flat.grad = flat.new(flat.padded_numel if flat.stage >= 2 else flat.num_elements)
             flat.grad[flat.num_elements :].zero_()
             self.label(flat.grad, "gradient", flat.unit)
         return slot.view(flat.grad)
@@ -325,52 +325,40 @@ class Executor:
         self.end_loans()
 
     def _finish_backward(self) -> None:
-        """Reduce what is left, agreeing first on which parameters no rank used."""
+        """Reduce what is left, in the one order, and agree on which parameters no rank used."""
         used = [int(slot.index in slot.flat.ready) for slot in self.slots]
-        complete = len(self._backward.done) == len(self.order)
+        absent = [slot for slot in self.slots if slot.flat.trainable and not used[slot.index]]
+        self._fill_with_zeros(absent)
+        while self._backward.num_reduced < len(self.order):
+            self._reduce_next()
         if self.any_order and (self._sync or self.num_shared_stages >= 2):
             used = self.wire.largest(used, self.slots[0].flat.device)
-        elif not complete:
-            names = [slot.name for slot in self.slots if slot.flat.trainable and not used[slot.index]]
-            self.missing = names if self._sync else []
+        elif absent:
+            self.missing = [slot.name for slot in absent] if self._sync else []
             used = [int(slot.flat.trainable) for slot in self.slots]
-        self._fill_absent(used)
-        while self._next_unit() is not None:
-            unit = self.units[self.order[self._backward.num_reduced]]
-            if any(used[slot.index] for flat in unit.trainable for slot in flat.slots):
-                self._reduce_next()
-            else:
-                self._backward.num_reduced += 1
         for slot in self.slots:
-            slot.had_gradient = slot.had_gradient or (slot.flat.trainable and bool(used[slot.index]))
-        if complete and not self.any_order and not self._order_known:
+            if slot.flat.trainable and used[slot.index]:
+                slot.had_gradient = True
+                if slot.parameter.grad is None and slot.flat.stage < 2 and self._sync:
+                    slot.parameter.grad = self._gradient_view(slot)
+        if not self._order_known:
             self._agree_on_order()
 
-    def _fill_absent(self, used: list[int]) -> None:
-        """A parameter that some other rank used takes part with a zero gradient, as under DDP."""
+    def _fill_with_zeros(self, absent: list[Slot]) -> None:
+        """A parameter that some other rank may have used takes part with a zero gradient, as under DDP."""
         with torch.no_grad():
-            for unit in self.units.values():
-                for flat in unit.trainable:
-                    if not any(used[slot.index] for slot in flat.slots):
-                        continue
-                    if flat.stage < 2 and not self._sync:
-                        continue  # nothing is reduced yet
-                    for slot in flat.slots:
-                        if slot.index in flat.ready:
-                            continue
-                        view = self._gradient_view(slot)
-                        if flat.stage >= 2 or slot.parameter.grad is None:
-                            view.zero_()
-                            if flat.stage < 2 and used[slot.index]:
-                                slot.parameter.grad = view
+            for slot in absent:
+                if slot.flat.stage >= 2 or (self._sync and slot.parameter.grad is None):
+                    self._gradient_view(slot).zero_()
 
     def _agree_on_order(self) -> None:
-        """From the second backward on, units are reduced in the order in which rank 0 finished them."""
-        numbers = {name: number for number, name in enumerate(self.units)}
-        order = self.wire.broadcast(
-            [numbers[name] for name in self._backward.done], self.slots[0].flat.device
-        )
+        """From the second backward on, units are reduced in the order in which rank 0 finished them.
+
+        Units that rank 0 did not finish come last: what comes after them waits with its full gradient.
+        """
         names = list(self.units)
+        done = self._backward.done + [name for name in self.order if name not in self._backward.done]
+        order = self.wire.broadcast([names.index(name) for name in done], self.slots[0].flat.device)
         self.order = [names[number] for number in order]
         self._order_known = True
 

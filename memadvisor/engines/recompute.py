@@ -36,11 +36,10 @@ class Recompute:
         self._note = note
         self._undo = undo
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self._changing: weakref.WeakKeyDictionary[torch.nn.Module, set[str] | None] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._changing: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
         self._noted: set[tuple[str, str]] = set()
         self._wrapped: set[type] = set()
+        self._running: set[int] = set()  # a class may call the forward of its base class
         undo.add(self._units.clear)
 
     def attach(self, model: LiveModel, schedule: Schedule) -> None:
@@ -81,7 +80,7 @@ class Recompute:
         self._undo.replace(kind, "forward", forward)
 
     def _applies(self, module: torch.nn.Module) -> bool:
-        if not torch.is_grad_enabled() or self._hooks.in_backward:
+        if not torch.is_grad_enabled() or self._hooks.in_backward or id(module) in self._running:
             return False
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         pack = top[0] if top is not None else None
@@ -99,15 +98,18 @@ class Recompute:
         kwargs: dict[str, Any],
     ) -> Any:
         before = self._buffers(module)
-        versions = [value._version for owner, name, value in _live_buffers(module)]
-        output = checkpoint(
-            functools.partial(original, module),
-            *args,
-            use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _with_buffers(before)),
-            **kwargs,
-        )
-        self._learn_changing(module, before, versions)
+        self._running.add(id(module))
+        try:
+            output = checkpoint(
+                functools.partial(original, module),
+                *args,
+                use_reentrant=False,
+                context_fn=lambda: (contextlib.nullcontext(), _WithBuffers(before)),
+                **kwargs,
+            )
+        finally:
+            self._running.discard(id(module))
+        self._learn_changing(module, before)
         if not _is_plain(output):
             self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
             del self._units[module]
@@ -122,20 +124,19 @@ class Recompute:
             if known is None or path in known
         ]
 
-    def _learn_changing(self, module: torch.nn.Module, before: Buffers, versions: list[int]) -> None:
+    def _learn_changing(self, module: torch.nn.Module, before: Buffers) -> None:
+        """After the first forward: which buffers it changed. Normalisation changes its own without telling."""
+        if module in self._changing:
+            return
         changed = {
             path
-            for (path, (_, _, value)), version in zip(_named_buffers(module), versions, strict=False)
-            if value._version != version
+            for (path, (_, _, now)), (_, _, old) in zip(_named_buffers(module), before, strict=True)
+            if path.rpartition(".")[0] in _norms(module) or not torch.equal(now, old)
         }
-        known = self._changing.get(module)
-        if known is None:
-            names = {(id(owner), name): path for path, (owner, name, _) in _named_buffers(module)}
-            # In place: the recomputation holds this very list.
-            before[:] = [entry for entry in before if names.get((id(entry[0]), entry[1])) in changed]
-            self._changing[module] = changed
-        elif not changed <= known:
-            self._changing[module] = known | changed
+        # In place: the recomputation holds this very list.
+        paths = [path for path, _ in _named_buffers(module)]
+        before[:] = [entry for path, entry in zip(paths, before, strict=True) if path in changed]
+        self._changing[module] = changed
 
 
 def _innermost_foreign(pack: Any) -> Any:
@@ -148,9 +149,10 @@ def _innermost_foreign(pack: Any) -> Any:
         pack = outer[0] if outer is not None else None
 
 
-def _live_buffers(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
-    for _, entry in _named_buffers(module):
-        yield entry
+def _norms(module: torch.nn.Module) -> set[str]:
+    """Names of the layers inside that keep running statistics."""
+    kinds = (torch.nn.modules.batchnorm._NormBase,)
+    return {path for path, inner in module.named_modules() if isinstance(inner, kinds)}
 
 
 def _named_buffers(
@@ -162,16 +164,20 @@ def _named_buffers(
                 yield f"{path}.{name}", (inner._buffers, name, value)
 
 
-@contextlib.contextmanager
-def _with_buffers(before: Buffers) -> Iterator[None]:
+class _WithBuffers:
     """Run with the buffers as they were before the first run, and leave the live ones untouched."""
-    live = [owner[name] for owner, name, _ in before]
-    for owner, name, value in before:
-        owner[name] = value
-    try:
-        yield
-    finally:
-        for (owner, name, _), value in zip(before, live, strict=True):
+
+    def __init__(self, before: Buffers) -> None:
+        self._before = before
+        self._live: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._live = [owner[name] for owner, name, _ in self._before]
+        for owner, name, value in self._before:
+            owner[name] = value.clone()  # a graph that is kept is recomputed again
+
+    def __exit__(self, *exception: object) -> None:
+        for (owner, name, _), value in zip(self._before, self._live, strict=True):
             owner[name] = value
 
 

@@ -1,11 +1,15 @@
-"""Running a function on several Gloo ranks of this machine, and getting back what each returned."""
+"""Running a function on several Gloo ranks of this machine, and getting back what each returned.
+
+Starting ranks takes seconds, so those of the last world size are kept for the next case. A case that
+fails or hangs takes its ranks with it.
+"""
 
 from __future__ import annotations
 
-import os
+import atexit
+import faulthandler
 import pickle
 import queue
-import socket
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -15,49 +19,83 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run_ranks(case: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 120) -> list[Any]:
-    """`case(rank, *args)` on each rank; fails with the first rank's traceback, or when time is up."""
-    context = mp.get_context("spawn")
-    results: Any = context.Queue()
-    port = _free_port()
-    processes = [
-        context.Process(target=_rank, args=(case, rank, num_ranks, port, results, args), daemon=True)
-        for rank in range(num_ranks)
-    ]
-    for process in processes:
-        process.start()
-    found: dict[int, Any] = {}
-    try:
-        while len(found) < num_ranks:
-            rank, error, value = results.get(timeout=timeout_s)
+class _Pool:
+    def __init__(self, num_ranks: int) -> None:
+        context = mp.get_context("spawn")
+        self.num_ranks = num_ranks
+        self.results: Any = context.Queue()
+        self.jobs: list[Any] = [context.Queue() for _ in range(num_ranks)]
+        # The parent's own store: a port that is looked for first may be somebody else's by then.
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = self.store.port
+        self.processes = [
+            context.Process(target=_rank, args=(rank, num_ranks, port, jobs, self.results), daemon=True)
+            for rank, jobs in enumerate(self.jobs)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def run(self, case: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+        for jobs in self.jobs:
+            jobs.put((case, args, timeout_s))
+        found: dict[int, Any] = {}
+        while len(found) < self.num_ranks:
+            try:
+                rank, error, value = self.results.get(timeout=timeout_s)
+            except queue.Empty:
+                raise AssertionError(f"ranks {set(range(self.num_ranks)) - set(found)} hang") from None
             assert error is None, f"rank {rank}:\n{error}"
             found[rank] = pickle.loads(value)
-        for process in processes:
+        return [found[rank] for rank in range(self.num_ranks)]
+
+    def end(self) -> list[int | None]:
+        """Let the ranks end by themselves; returns their exit codes."""
+        for jobs in self.jobs:
+            jobs.put(None)
+        for process in self.processes:
             process.join(timeout=20)
-            assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
-    except queue.Empty:
-        raise AssertionError(f"ranks {set(range(num_ranks)) - set(found)} hang") from None
-    finally:
-        for process in processes:
+        return [process.exitcode for process in self.processes]
+
+    def kill(self) -> None:
+        for process in self.processes:
             process.kill()
-    return [found[rank] for rank in range(num_ranks)]
 
 
-def _rank(case: Callable[..., Any], rank: int, num_ranks: int, port: int, results: Any, args: Any) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+_pools: list[_Pool] = []
+
+
+def run_ranks(case: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 120) -> list[Any]:
+    """`case(rank, *args)` on each rank; fails with the first rank's traceback, or when time is up."""
+    if not _pools or _pools[0].num_ranks != num_ranks:
+        end_ranks()
+        _pools.append(_Pool(num_ranks))
     try:
-        dist.init_process_group("gloo", rank=rank, world_size=num_ranks)
-        value = case(rank, *args)
-        results.put((rank, None, pickle.dumps(value)))
+        return _pools[0].run(case, args, timeout_s)
+    except BaseException:
+        _pools.pop().kill()
+        raise
+
+
+def end_ranks() -> list[int | None]:
+    """Exit codes of the ranks that were kept."""
+    return _pools.pop().end() if _pools else []
+
+
+atexit.register(end_ranks)
+
+
+def _rank(rank: int, num_ranks: int, port: int, jobs: Any, results: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        dist.init_process_group("gloo", rank=rank, world_size=num_ranks, store=store)
+        while (job := jobs.get()) is not None:
+            case, args, timeout_s = job
+            faulthandler.dump_traceback_later(0.9 * timeout_s)  # where a rank hangs
+            results.put((rank, None, pickle.dumps(case(rank, *args))))
+            faulthandler.cancel_dump_traceback_later()
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
         results.put((rank, traceback.format_exc(), None))
         raise
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,0 +1,243 @@
+"""A recomputed unit keeps its inputs alone; losses stay bitwise those of the plain run."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from memadvisor.engines.apply import apply, install
+from memadvisor.errors import PlanError
+from tests.engines.trainings import Block, Model, applied, make_plan
+
+
+def train_alone(model, steps=10, bf16=False, seed=0, kwargs=None):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(seed)
+    losses = []
+    for _ in range(steps):
+        words = torch.randint(0, 13, (4, 6))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            loss = F.cross_entropy(
+                model(words[:, :-1], **(kwargs or {})).flatten(0, 1), words[:, 1:].flatten()
+            )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def new_model(**options):
+    torch.manual_seed(1)
+    return Model(**options)
+
+
+@pytest.mark.parametrize("policy", ["every-layer", "sqrt"])
+@pytest.mark.parametrize("options", [{"dropout": 0.3}, {"batch_norm": True}, {"tied": True, "dropout": 0.1}])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_losses_weights_and_running_statistics_are_bitwise_equal(policy, options, bf16):
+    plain = train_alone(new_model(**options), bf16=bf16)
+    with applied(make_plan(1, policy=policy)):
+        ours = train_alone(new_model(**options), bf16=bf16)
+    assert ours[0] == plain[0]
+    assert all(torch.equal(ours[1][name], plain[1][name]) for name in plain[1])
+
+
+def saved_bytes(model) -> int:
+    sizes = {}
+
+    def pack(tensor):
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.zeros(4, 6, dtype=torch.long))
+    return sum(sizes.values())
+
+
+def test_recomputed_blocks_keep_less():
+    model = new_model(dim=32)
+    plain = saved_bytes(model)
+    with applied(make_plan(1, policy="every-layer")):
+        train_alone(model, steps=1)
+        assert saved_bytes(model) < plain / 2
+
+
+class Stateful(torch.nn.Module):
+    """A block whose forward uses, and then moves, a buffer: a power iteration, as spectral norm does."""
+
+    def __init__(self, dim=9):
+        super().__init__()
+        self.linear = torch.nn.Linear(dim, dim)
+        self.register_buffer("u", torch.ones(dim))
+        self.num_calls = 0
+
+    def forward(self, x):
+        self.num_calls += 1
+        y = self.linear(x) * self.u
+        with torch.no_grad():
+            self.u.mul_(0.9).add_(0.01 * y.detach().mean(0))
+        return torch.tanh(y)
+
+
+def stack(kind, count=3):
+    torch.manual_seed(2)
+    return torch.nn.Sequential(*[kind() for _ in range(count)])
+
+
+def regress(model, steps=6):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(3)
+    losses = []
+    for _ in range(steps):
+        output = model(torch.randn(5, 9))
+        loss = (output["y"] if isinstance(output, dict) else output).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_buffers_that_a_forward_uses_and_changes():
+    plain = regress(stack(Stateful))
+    with applied(make_plan(1, policy="every-layer")):
+        model = stack(Stateful)
+        ours = regress(model)
+    assert model[0].num_calls == 12  # it was recomputed
+    assert ours[0] == plain[0]
+    assert all(torch.equal(ours[1][name], plain[1][name]) for name in plain[1])
+
+
+def test_hooks_on_a_recomputed_unit_fire_once():
+    calls = []
+    with applied(make_plan(1, policy="every-layer")):
+        model = stack(Stateful)
+        model[1].register_forward_hook(lambda *_: calls.append("after"))
+        model[1].register_forward_pre_hook(lambda *_: calls.append("before"))
+        regress(model, steps=2)
+    assert calls == ["before", "after"] * 2
+
+
+class Odd(torch.nn.Module):
+    """Its output is an object that holds the tensor."""
+
+    class Output:
+        def __init__(self, y):
+            self.y = y
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(9, 9)
+
+    def forward(self, x):
+        return Odd.Output(self.linear(getattr(x, "y", x)))
+
+
+class Head(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x).y
+
+
+class Checkpointed(torch.nn.Module):
+    """The script checkpoints its blocks itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block(9, 0.2) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(lambda: Head(stack(Odd)), "it returns a Output"), (Checkpointed, "the script checkpoints it already")],
+)
+def test_units_that_are_left_alone_with_a_note(make, reason):
+    torch.manual_seed(4)
+    plain = regress(make())
+    notes = []
+    with applied(make_plan(1, policy="every-layer"), note=lambda level, text: notes.append(text)):
+        torch.manual_seed(4)
+        ours = regress(make())
+    assert ours[0] == plain[0]
+    assert sum(reason in note for note in notes) == 3
+
+
+def test_copies_and_pickles_hold_nothing_of_ours():
+    with applied(make_plan(1, policy="every-layer")):
+        model = new_model()
+        train_alone(model, steps=1)
+        twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert all(not module._forward_hooks and "forward" not in vars(module) for module in twin.modules())
+    assert train_alone(twin, steps=2)[0] == train_alone(model, steps=2)[0]
+
+
+def test_a_graph_can_be_walked_twice():
+    with applied(make_plan(1, policy="every-layer")):
+        model = new_model(batch_norm=True)
+        loss = model(torch.zeros(4, 6, dtype=torch.long)).square().mean()
+        loss.backward(retain_graph=True)
+        once = [p.grad.clone() for p in model.parameters()]
+        loss.backward()
+        assert all(torch.equal(p.grad, 2 * g) for p, g in zip(model.parameters(), once, strict=True))
+
+
+def test_removing_leaves_classes_and_torch_as_found():
+    def names():
+        base = torch.optim.Optimizer
+        return (
+            *(Block.forward, "forward" in vars(Block), torch.autograd._engine_run_backward),
+            *(base.state_dict, base.load_state_dict, torch.nn.utils.clip_grad._get_total_norm),
+            *(torch.amp.GradScaler._unscale_grads_, torch.distributed.destroy_process_group),
+            *(torch.nn.parallel.DistributedDataParallel._ddp_init_helper,),
+            *(len(torch.nn.modules.module._global_forward_hooks),),
+            *(len(torch.nn.modules.module._global_forward_pre_hooks),),
+            *(len(sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks),),
+        )
+
+    before = names()
+    for plan in (make_plan(1, policy="every-layer"), make_plan(2, 3)):
+        found = install(plan)
+        if plan.num_ranks == 1:
+            train_alone(new_model(), steps=1)
+            assert names() != before
+        found.remove()
+        assert names() == before
+
+
+def test_apply_on_a_live_model():
+    plain = train_alone(new_model(dropout=0.2))
+    model = new_model(dropout=0.2)
+    found = apply(make_plan(1, policy="every-layer"), model)
+    try:
+        assert train_alone(model)[0] == plain[0]
+    finally:
+        found.remove()
+
+
+def test_a_plan_for_another_model_is_refused_before_the_first_step():
+    model = new_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with applied(make_plan(1, policy="every-layer", fingerprint="0" * 16)), pytest.raises(PlanError) as error:
+        train_alone(model)
+    assert "another model" in error.value.one_line()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_plan_for_ranks_is_refused_by_a_script_without_ddp():
+    with applied(make_plan(2, 2)), pytest.raises(PlanError, match="does not use DistributedDataParallel"):
+        train_alone(new_model())
