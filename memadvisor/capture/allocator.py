@@ -1,15 +1,8 @@
-"""What the allocator and the process say of themselves.
-
-On CPU torch's allocator keeps no account unless the flag behind `caffe2_report_cpu_memory_usage` is
-set, and then the profiler's memory events carry its exact total: also for what was allocated before
-the profiler ran. The flag is an exported variable of libc10; where it is not, the total is unknown.
-"""
+"""What a CUDA device's allocator, NVML and the process say of themselves (the CPU's: cpu_account.py)."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,35 +11,7 @@ import torch
 from memadvisor.run.records import Counter
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-# c10::profiledCPUMemoryReporter() and ProfiledCPUMemoryReporter::New(void*, size_t)
-_REPORTER = "_ZN3c1025profiledCPUMemoryReporterEv"
-_NEW = "_ZN3c1025ProfiledCPUMemoryReporter3NewEPvm"
 _STATM = Path("/proc/self/statm")
-
-
-def enable_cpu_account(alive: Iterable[tuple[int, int]]) -> bool:
-    """Make torch's CPU allocator count from now on; False where this build does not let us.
-
-    `alive` are (address, bytes) of the blocks that are there already: the allocator is told of them, or it
-    would neither count them nor, when they are freed, know their size (and say so on stderr).
-    """
-    if os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("INFO", "0"):
-        return False  # every allocation would be logged to the script's stderr
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        flag = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
-        reporter_of, note_new = getattr(library, _REPORTER), getattr(library, _NEW)
-    except (OSError, ValueError, AttributeError):
-        return False
-    if flag.value:
-        return True  # an earlier recorder, or the script, has switched it on
-    flag.value = True
-    reporter_of.restype, note_new.restype = ctypes.c_void_p, None
-    note_new.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    reporter = reporter_of()
-    for address, size_bytes in alive:
-        note_new(reporter, address, size_bytes)
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +46,13 @@ def device_block_sizes(device: torch.device) -> dict[int, int]:
     }
 
 
-def counter(time_s: float, totals: DeviceTotals | None, nvml: object | None) -> Counter:
+def counter(
+    time_s: float, allocated_bytes: int | None, totals: DeviceTotals | None, nvml: object | None
+) -> Counter:
     """The process's and the device's counters of this moment."""
     return Counter(
         time_s=time_s,
-        allocated_bytes=totals.allocated_bytes if totals else None,
+        allocated_bytes=allocated_bytes,
         reserved_bytes=totals.reserved_bytes if totals else None,
         resident_bytes=_resident_bytes(),
         device_used_bytes=_device_used_bytes(nvml) if nvml is not None else None,

@@ -9,7 +9,8 @@ import torch
 
 from memadvisor.capture.account import Resident
 from memadvisor.capture.allocator import device_block_sizes
-from memadvisor.capture.labels import describe, is_foreign, storage_address
+from memadvisor.capture.cpu_account import CpuAccount
+from memadvisor.capture.labels import describe, storage_address
 from memadvisor.capture.models import Models
 from memadvisor.run.records import OptimizerState
 
@@ -50,16 +51,22 @@ def state_tensors(state: object) -> Iterator[torch.Tensor]:
             yield from state_tensors(value)
 
 
-def residents(known: Iterable[Labelled], device: torch.device) -> list[Resident]:
-    """Every allocator-owned storage on `device` that Python can reach, once; the first label wins."""
+def residents(
+    known: Iterable[Labelled], device: torch.device, cpu: CpuAccount | None = None
+) -> list[Resident]:
+    """Every storage of the allocator's on `device` that Python can reach, once; the first label wins.
+
+    A storage that cannot be resized is numpy's or shared memory, or the allocator's and was shown to
+    numpy; only the CPU allocator's account can tell.
+    """
     found: dict[int, Resident] = {}
     given = device_block_sizes(device)
     for tensor, category, unit in known:
-        _take(tensor, category, unit, device, found, given)
+        _take(tensor, category, unit, device, found, given, cpu)
     for item in gc.get_objects():
         # type() and not isinstance(): a proxy's __class__ may run the script's code.
         if issubclass(type(item), torch.Tensor):
-            _take(item, "other", "", device, found, given)
+            _take(item, "other", "", device, found, given, cpu)
     return list(found.values())
 
 
@@ -70,6 +77,7 @@ def _take(
     device: torch.device,
     found: dict[int, Resident],
     given: dict[int, int],
+    cpu: CpuAccount | None,
 ) -> None:
     try:
         if tensor.device.type != device.type or tensor.layout != torch.strided:
@@ -79,7 +87,9 @@ def _take(
             return
         storage = tensor.untyped_storage()
         size_bytes = storage.nbytes()
-        if not size_bytes or is_foreign(storage):
+        if not storage.resizable() and device.type == "cpu":
+            size_bytes = cpu.block_bytes(address) if cpu is not None else 0
+        if not size_bytes:
             return
     except Exception:
         return  # a half-made or exotic tensor; its bytes show up as unexplained

@@ -94,11 +94,6 @@ def storage_address(tensor: torch.Tensor) -> int:
         return 0
 
 
-def is_foreign(storage: torch.UntypedStorage) -> bool:
-    """Whether its bytes are not the allocator's: numpy's, or memory shared with a DataLoader's worker."""
-    return not storage.resizable() or (storage.device.type == "cpu" and storage.is_shared())
-
-
 def describe(tensor: torch.Tensor) -> tuple[str, str]:
     """(dtype, shape) as the run records them."""
     return str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))
@@ -217,7 +212,9 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _sight(self, tensor: torch.Tensor, address: int, now_ns: int) -> None:
         if address not in self._log.sightings:
             storage = tensor.untyped_storage()
-            if not is_foreign(storage):
+            if (
+                storage.resizable()
+            ):  # else it is numpy's or shared; census.py has asked the allocator's account
                 self._log.sightings[address] = Sighting(now_ns, storage.nbytes(), *describe(tensor))
 
 

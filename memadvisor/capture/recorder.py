@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from memadvisor.capture.allocator import DeviceTotals, counter, device_totals, enable_cpu_account, open_nvml
+from memadvisor.capture.allocator import DeviceTotals, counter, device_totals, open_nvml
 from memadvisor.capture.census import Labelled, known_tensors, residents
 from memadvisor.capture.clock import DeviceMark, clock_for
+from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.capture.hooks import Hooks
 from memadvisor.capture.models import Models
 from memadvisor.capture.position import Position
@@ -35,7 +36,7 @@ class Recorder:
         self.label_sources: list[Callable[[], Iterable[Labelled]]] = []
         self._trace_step = options.trace_step
         alive = residents((), torch.device("cpu"))
-        self._counts_cpu = enable_cpu_account((block.address, block.size_bytes) for block in alive)
+        self._cpu = open_cpu_account((block.address, block.size_bytes) for block in alive)
         self._writer = RankWriter(options)
         self._pid = os.getpid()
         self._device = torch.device("cpu")
@@ -211,6 +212,9 @@ class Recorder:
         self._last_optimizer_end = None
         self._position.micro_batch = 0
         totals = device_totals(self._device)
+        allocated_bytes = (
+            totals.allocated_bytes if totals else self._cpu.allocated_bytes() if self._cpu else None
+        )
         peaks = self._device_peaks(totals)
         was_traced = step.traced
         if self._tracer is not None:
@@ -218,8 +222,8 @@ class Recorder:
             step.traced = self._has_trace
         if now_s - self._last_counter_s >= _COUNT_EVERY_S:
             self._last_counter_s = now_s
-            self._writer.add_counter(counter(now_s, totals, self._nvml))
-        self._writer.add_step(ClosedStep(step, end, totals.allocated_bytes if totals else None, *peaks))
+            self._writer.add_counter(counter(now_s, allocated_bytes, totals, self._nvml))
+        self._writer.add_step(ClosedStep(step, end, allocated_bytes, *peaks))
         self._describe_models()
         self._writer.flush(now_s, force=was_traced)
         if self._writer.failure is not None:
@@ -246,9 +250,7 @@ class Recorder:
     def _start_trace(self) -> None:
         self._has_traced = True
         try:
-            self._tracer = Tracer(
-                self._position, self._device, self._known_tensors, counts_cpu=self._counts_cpu
-            )
+            self._tracer = Tracer(self._position, self._device, self._known_tensors, cpu=self._cpu)
         except RuntimeError as error:
             self.note("warning", f"No step was traced: {error}.")
 

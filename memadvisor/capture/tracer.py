@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from memadvisor.capture.account import Account, Resident, make_account
 from memadvisor.capture.census import Labelled, residents
 from memadvisor.capture.collectives import CollectiveCall, CollectiveLog
+from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.labels import (
     LabelLog,
     LabelMode,
@@ -39,7 +40,7 @@ class Trace:
 class Tracer:
     """Traces from construction to `finish` or `abandon`. Raises RuntimeError where it may not start.
 
-    `counts_cpu` says whether the CPU allocator's totals can be trusted.
+    `cpu` is the CPU allocator's account, where it keeps one.
     """
 
     def __init__(
@@ -48,20 +49,20 @@ class Tracer:
         device: torch.device,
         known: Callable[[], Iterable[Labelled]],
         *,
-        counts_cpu: bool,
+        cpu: CpuAccount | None,
     ) -> None:
         if _get_current_dispatch_mode() is not None:
             raise RuntimeError("the script has a dispatch mode of its own around its steps")
         self._position = position
         self._device = device
         self._known = known
-        self._counts_cpu = counts_cpu
+        self._counts_cpu = cpu is not None
         self._has_truth = is_profiler_free()
         self.log = LabelLog()
         self.collectives = CollectiveLog()
         self.mode = LabelMode(self.log, self.collectives, position, device)
         self._hooks = SavedTensorHooks(self.mode, self.log)
-        self._residents: list[Resident] = residents(known(), device)
+        self._residents: list[Resident] = residents(known(), device, cpu)
         self._start_allocated_bytes: int | None = None
         self.offset_ns = time.monotonic_ns() - time.time_ns()
         self._start_layers()

@@ -13,7 +13,7 @@ from memadvisor.run.store import load_run
 HERE = Path(__file__).parent
 KINDS = [
     "gpt", "gpt_tied_accumulated", "gpt_checkpointed", "gpt_autocast", "gpt_compiled", "lora", "cnn", "lstm",
-    "encoder", "distances", "experts", "gan", "penalty", "evaluation", "loader", "closure",
+    "encoder", "distances", "experts", "gan", "penalty", "evaluation", "loader", "exported", "closure",
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ weight cache, checkpointing, several optimizers, data-dependent shapes, second-o
 
 import sys
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -222,6 +223,19 @@ def loader():
     train(Gpt(layers=1), loss_of)
 
 
+def exported():
+    model = Gpt(layers=1)
+    seen = [parameter.detach().numpy() for parameter in model.parameters()]
+    data = torch.from_numpy(np.arange(40 * 65) % 256).view(40, 65)
+
+    def loss_of(model):
+        tokens = data[torch.randint(0, 40, (8,))]
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    train(model, loss_of)
+    print(len(seen))
+
+
 def closure():
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
@@ -253,7 +267,7 @@ def evaluation():
 
 KINDS = [
     gpt, gpt_tied_accumulated, gpt_checkpointed, gpt_autocast, gpt_compiled, lora, cnn, lstm, encoder,
-    distances, experts, gan, penalty, evaluation, loader, closure,
+    distances, experts, gan, penalty, evaluation, loader, exported, closure,
 ]  # fmt: skip
 
 if __name__ == "__main__":
