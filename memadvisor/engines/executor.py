@@ -90,6 +90,8 @@ class Executor:
         self.collective = False  # whether the pass under way is one that all ranks take together
         self.missing: list[str] = []
         self.digest = 0
+        # How far this rank has come: what a service thread needs to know before it answers.
+        self.num_backwards = 0
         self.num_steps = 0
         self.num_writes = 0
         self.in_step = False
@@ -199,10 +201,12 @@ class Executor:
 
     def _pass_begins(self) -> None:
         self.sweep()
-        self.end_loans()
         ddp = self._ddp()
         through_ddp = ddp is not None and type(ddp)._active_ddp_module is ddp
         training = torch.is_grad_enabled() and self.model.root.training
+        if through_ddp and training and self.num_shared_stages == 3:
+            self.meet()
+            self.end_loans()
         self.collective = through_ddp and training and not self.any_order
         if ddp is not None and torch.is_grad_enabled():
             self._sync = through_ddp and ddp.require_backward_grad_sync
@@ -321,8 +325,8 @@ class Executor:
         for slot in self.slots:
             if slot.token is not None and slot.had_gradient and slot.parameter.grad is None:
                 slot.parameter.grad = slot.token
+        self.num_backwards += self._backward.touched
         self.collective = False
-        self.end_loans()
 
     def _finish_backward(self) -> None:
         """Reduce what is left, in the one order, and agree on which parameters no rank used."""
@@ -386,7 +390,6 @@ class Executor:
         if flat.present or flat.full is None or flat.shard is None:
             return
         with torch.no_grad():
-            self.end_loan(flat)
             flat.full.untyped_storage().resize_(flat.padded_numel * flat.dtype.itemsize)
             self.label(flat.full, "parameter", flat.unit)
             self.fill(flat, flat.full, self.collective if collective is None else collective)
@@ -400,6 +403,8 @@ class Executor:
         if collective:
             self._remember("gather", flat)
             self.wire.gather(full, flat.shard)
+        elif flat.loan is not None:
+            full.copy_(flat.loan)
         else:
             self.service.fetch_parameters(flat, full)
 
@@ -410,6 +415,8 @@ class Executor:
 
     def _release(self, flat: Flat) -> None:
         if flat.full is not None and flat.present:
+            if flat.shard is not None and any(slot.is_written for slot in flat.slots):
+                flat.shard.copy_(flat.own_slice(flat.full))
             for slot in flat.slots:
                 hide(slot, self)
             flat.full.untyped_storage().resize_(0)
@@ -442,13 +449,13 @@ class Executor:
 
     def step_begins(self) -> None:
         """All ranks meet here, so that none updates what another is still reading."""
-        self.end_loans()
         for unit in self.units.values():
             if unit.stage == 3:
                 self._release_unit(unit)
         found = self.wire.largest([self.digest, -self.digest], self.flats[0].device)
         if found[0] != -found[1]:
             raise RuntimeError("the ranks ran different units of the model in this step")
+        self.end_loans()
         self.in_step = True
 
     def step_ends(self, flats: Iterable[Flat]) -> None:
@@ -461,7 +468,7 @@ class Executor:
                     if flat.index in stepped and flat.full is not None and flat.shard is not None:
                         self.wire.gather(flat.full, flat.shard)
         self.num_steps += 1
-        self.in_step = False
+        self.in_step = False  # after the count: a question about this step may be answered from here on
 
     # ---- gradients that the script has dropped -----------------------------------------------
 
@@ -489,7 +496,7 @@ class Executor:
     # ---- full copies lent to the script ------------------------------------------------------
 
     def lend(self, slot: Slot) -> torch.Tensor:
-        """Full values of a released parameter, in memory of their own; what is written there is kept."""
+        """Full values of a released parameter, in memory of their own."""
         flat = slot.flat
         if flat.loan is None:
             with torch.no_grad():
@@ -499,15 +506,25 @@ class Executor:
                 flat.loan = loan
         return slot.view(flat.loan)
 
-    def end_loan(self, flat: Flat) -> None:
+    def meet(self) -> None:
+        """Wait for all ranks: whatever they read before this point of the program, they have read."""
+        self.wire.largest([0], self.flats[0].device)
+
+    def keep_writes(self, slot: Slot) -> None:
+        """The script has written into a lent parameter, as every rank does at this point."""
+        self._keep(slot.flat)
+        self.num_writes += 1
+
+    def _keep(self, flat: Flat) -> None:
         if flat.loan is not None and flat.shard is not None:
             with torch.no_grad():
                 flat.shard.copy_(flat.own_slice(flat.loan))
-            flat.loan = None
 
     def end_loans(self) -> None:
+        """Take loans back, with what was written past us (`p.data`); only after a meeting of all ranks."""
         for flat in self.flats:
-            self.end_loan(flat)
+            self._keep(flat)
+            flat.loan = None
 
     # ---- what is alive -----------------------------------------------------------------------
 

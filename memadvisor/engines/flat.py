@@ -29,6 +29,12 @@ class Slot:
     flat: Flat = field(repr=False)
     token: Any = None  # what stands for the gradient of a sharded parameter (gradients.py)
     had_gradient: bool = False
+    version: int = 0  # of the parameter, when its values were shown last
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a module has changed the parameter in place during its own forward."""
+        return self.parameter._version != self.version
 
     def view(self, flat_tensor: torch.Tensor) -> torch.Tensor:
         """This parameter's elements of a full flat tensor, in its own shape and strides."""

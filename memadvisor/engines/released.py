@@ -49,14 +49,18 @@ class ReleasedParameter(torch.nn.Parameter):
         with torch._C.DisableTorchFunctionSubclass():
             if _needs_no_values(func):
                 return func(*args, **kwargs)
-            if _is_writing(func, args, kwargs):
-                _count_write(args[0])
+            writes = _is_writing(func, args)
+            if writes:
+                _owner(args[0])[1].meet()  # nobody still reads the old values
             if getattr(func, "__name__", "") == "__set__":
-                return _lent(args[0]).copy_(args[1])  # parameter.data = value
-            result = func(*tree_map(_borrow, args), **tree_map(_borrow, kwargs))
-        if result is not None and args and _is_writing(func, args, kwargs):
-            return args[0]
-        return result
+                result = _lent(args[0]).copy_(args[1])  # parameter.data = value
+            else:
+                result = func(*tree_map(_borrow, args), **tree_map(_borrow, kwargs))
+            if not writes:
+                return result
+            slot, executor = _owner(args[0])
+            executor.keep_writes(slot)
+        return args[0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
         if id(self) not in memo:
@@ -97,12 +101,18 @@ def show(slot: Slot, full: torch.Tensor) -> None:
     if type(parameter) is ReleasedParameter:
         parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]  # its own class
     parameter.data = slot.view(full)
+    slot.version = parameter._version
 
 
-def _lent(parameter: torch.Tensor) -> torch.Tensor:
+def _owner(parameter: torch.Tensor) -> tuple[Slot, Executor]:
     slot, executor = _slots.get(id(parameter)), _executors.get(id(parameter))
     if slot is None or executor is None or slot.parameter is not parameter:
         raise AssertionError("a released parameter without an owner")
+    return slot, executor
+
+
+def _lent(parameter: torch.Tensor) -> torch.Tensor:
+    slot, executor = _owner(parameter)
     return executor.lend(slot)
 
 
@@ -123,17 +133,9 @@ def _needs_no_values(func: Any) -> bool:
     return name in _METHODS
 
 
-def _is_writing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_writing(func: Any, args: tuple[Any, ...]) -> bool:
     if not args or type(args[0]) is not ReleasedParameter:
         return False
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__") and not name.startswith("_")
     return in_place or name in ("__set__", "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
-
-
-def _count_write(parameter: torch.Tensor) -> None:
-    # Every rank writes the same in the same place of its program; the count tells the service threads how
-    # far a rank must have come before what it holds may be read.
-    executor = _executors.get(id(parameter))
-    if executor is not None:
-        executor.num_writes += 1

@@ -23,6 +23,8 @@ def remove_executor(
 ) -> None:
     """Give every tensor back to the script, whole and in storage of its own. All ranks take part."""
     with torch.no_grad():
+        if executor.num_shared_stages:
+            executor.meet()
         executor.end_loans()
         _restore_optimizers(executor, optimizers, slot_of)
         for flat in executor.flats:

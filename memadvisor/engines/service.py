@@ -3,7 +3,8 @@
 `torch.save(model.state_dict())` or an evaluation on rank 0 alone must not hang. So whoever reads outside
 a training pass asks, and each rank's thread answers from the shard that it holds. That is consistent: a
 rank that runs ahead blocks at its next collective before anything is updated, and a question carries
-the number of optimizer steps and of writes that the asking rank has seen; an answer waits for both.
+the number of optimizer steps, of backwards and of writes that the asking rank has seen, and is answered
+when the other has seen as many.
 
 Slow by nature (bytes through a key-value store): training passes never use it.
 """
@@ -102,7 +103,7 @@ class Service:
         self._asks += 1
         answer = f"{self._prefix}/answer/{self._wire.rank}/{self._asks}"
         question = {"kind": kind, "flat": flat.index, "slot": slot.index if slot else -1, "key": key}
-        question |= {"answer": answer, "steps": executor.num_steps, "writes": executor.num_writes}
+        question |= {"answer": answer, "progress": _progress(executor)}
         self._send(rank, question)
         return self._receive(answer, f"{kind} of unit {flat.unit!r} on rank {rank}")
 
@@ -126,8 +127,8 @@ class Service:
         executor = self._executor()
         if executor is None:
             return
-        while executor.in_step or not (
-            executor.num_steps >= question["steps"] and executor.num_writes >= question["writes"]
+        while executor.in_step or any(
+            own < other for own, other in zip(_progress(executor), question["progress"], strict=True)
         ):
             time.sleep(_POLL_S)
         tensor = self._held(executor, question)
@@ -148,8 +149,11 @@ class Service:
             return self._state_of(executor.slots[question["slot"]], question["key"])
         if question["kind"] == "gradient":
             return flat.grad_shard
-        # What the script has written into a borrowed copy counts already.
-        return flat.own_slice(flat.loan) if flat.loan is not None else flat.shard
+        return flat.shard
+
+
+def _progress(executor: Executor) -> list[int]:
+    return [executor.num_steps, executor.num_backwards, executor.num_writes]
 
 
 def _answer_until_stopped(service: weakref.ref[Service], store: Any, prefix: str, rank: int) -> None:
@@ -168,8 +172,11 @@ def _answer_until_stopped(service: weakref.ref[Service], store: Any, prefix: str
         owner = service()
         if question["kind"] == "stop" or owner is None:
             return
-        with torch.no_grad(), contextlib.suppress(Exception):
-            owner.answer(store, question)
+        try:
+            with torch.no_grad():
+                owner.answer(store, question)
+        except Exception:
+            store.set(question["answer"], "null")  # who asked says what is missing
         del owner
 
 

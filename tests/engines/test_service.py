@@ -1,0 +1,269 @@
+"""What one rank reads without the others, and what scripts do with whole weights, gradients and states."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from memadvisor.engines.apply import apply
+from memadvisor.errors import PlanError
+from tests.engines.ranks import run_ranks
+from tests.engines.trainings import (
+    Training,
+    applied,
+    build,
+    largest_difference,
+    make_optimizer,
+    make_plan,
+    train,
+)
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in b)
+
+
+def on_one_rank(rank: int, zero: int) -> dict[str, object]:
+    """Rank 0 alone evaluates and saves after every step, without a barrier."""
+    saved: list[bytes] = []
+    evaluated: list[float] = []
+    words = torch.arange(12).view(2, 6)
+
+    def look(ddp, optimizer, step):
+        if rank != 0:
+            return
+        ddp.eval()
+        with torch.no_grad():
+            evaluated.append(float(ddp.module(words).square().mean()))
+        ddp.train()
+        file = io.BytesIO()
+        torch.save({"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        saved.append(file.getvalue())
+
+    training = Training(steps=5, optimizer="groups", model=(("tied", True),))
+    results = []
+    for plan in (None, make_plan(2, zero)):
+        saved, evaluated = [], []
+        if plan is None:
+            losses, _ = train(training, rank, look)
+        else:
+            with applied(plan):
+                losses, _ = train(training, rank, look)
+        results.append((losses, evaluated, [torch.load(io.BytesIO(data)) for data in saved]))
+    (plain, plain_eval, plain_saved), (ours, ours_eval, ours_saved) = results
+    tied = [
+        s["model"]["head.weight"].data_ptr() == s["model"]["tokens.weight"].data_ptr() for s in ours_saved
+    ]
+    return {
+        "losses": plain == ours,
+        "evaluated": plain_eval == ours_eval,
+        "weights": all(same(b["model"], a["model"]) for a, b in zip(plain_saved, ours_saved, strict=True)),
+        "states": all(_same_states(a, b) for a, b in zip(plain_saved, ours_saved, strict=True)),
+        "tied": all(tied),
+    }
+
+
+def _same_states(a, b) -> bool:
+    a, b = a["optimizer"], b["optimizer"]
+    return a["param_groups"] == b["param_groups"] and all(
+        a["state"].keys() == b["state"].keys() and same(b["state"][n], a["state"][n]) for n in a["state"]
+    )
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_rank_zero_may_save_and_evaluate_alone(zero):
+    for found in run_ranks(on_one_rank, 2, zero, timeout_s=60):
+        assert all(found.values()), found
+
+
+def resumed(rank: int, zero: int) -> tuple[list[float], list[float]]:
+    """A checkpoint of a plain run is loaded under a plan, and one made under a plan by a plain run."""
+    data = torch.Generator().manual_seed(7 + rank)
+
+    def start():
+        ddp = build(Training(), rank)
+        return ddp, make_optimizer("groups", ddp)
+
+    def go(ddp, optimizer, steps):
+        losses = []
+        for _ in range(steps):
+            words = torch.randint(0, 13, (4, 6), generator=data)
+            loss = F.cross_entropy(ddp(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        return losses
+
+    def checkpoint(ddp, optimizer):
+        return copy.deepcopy((ddp.state_dict(), optimizer.state_dict()))
+
+    ddp, optimizer = start()
+    plain = go(ddp, optimizer, 3)
+    middle = checkpoint(ddp, optimizer)
+    plain += go(ddp, optimizer, 3)
+    data.manual_seed(7 + rank)
+    with applied(make_plan(2, zero)):
+        ddp, optimizer = start()
+        ours = go(ddp, optimizer, 2)
+        ours = plain[:3]
+        for _ in range(1):
+            torch.randint(0, 13, (4, 6), generator=data)
+        ddp.load_state_dict(middle[0])
+        optimizer.load_state_dict(middle[1])
+        ours = ours + go(ddp, optimizer, 2)
+        later = checkpoint(ddp, optimizer)
+    ddp, optimizer = start()
+    ddp.load_state_dict(later[0])
+    optimizer.load_state_dict(later[1])
+    return plain, ours + go(ddp, optimizer, 1)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_checkpoints_go_from_plain_runs_to_plans_and_back(zero):
+    for plain, ours in run_ranks(resumed, 2, zero, timeout_s=60):
+        assert ours == plain
+
+
+def whole_values(rank: int) -> dict[str, bool]:
+    """Averages of weights, copies, and writes by the script, as common recipes have them."""
+
+    def script():
+        ddp = build(Training(), rank)
+        average = copy.deepcopy(ddp.module).requires_grad_(False)
+        optimizer = make_optimizer("sgd", ddp)
+        data = torch.Generator().manual_seed(rank)
+        seen = []
+        for _ in range(4):
+            ddp(torch.randint(0, 13, (4, 6), generator=data)).square().mean().backward()
+            seen += [float(p.grad.abs().sum()) for p in ddp.parameters()]
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for old, new in zip(average.parameters(), ddp.module.parameters(), strict=True):
+                    old.lerp_(new, 0.1)
+                ddp.module.head.weight.clamp_(-0.2, 0.2)
+                ddp.module.blocks[0].up.weight.data.mul_(0.99)
+            seen += [float(ddp.module.head.weight.abs().max()), float(ddp.module.scale)]
+            average(torch.zeros(1, 3, dtype=torch.long))
+        whole = [f"{p.sum():.5f}" for p in average.parameters()]
+        return seen, whole, repr(ddp.module.head.weight)[:40]
+
+    plain = script()
+    found = {}
+    for zero in (1, 2, 3):
+        with applied(make_plan(2, zero)):
+            ours = script()
+        found[f"values {zero}"] = largest_difference(plain[0], ours[0]) < 1e-6
+        found[f"average {zero}"] = plain[1] == ours[1]
+        found[f"text {zero}"] = plain[2] == ours[2]
+    return found
+
+
+def test_averages_copies_and_writes_see_whole_weights():
+    for found in run_ranks(whole_values, 2, timeout_s=60):
+        assert all(found.values()), found
+
+
+def removed(rank: int, zero: int) -> tuple[bool, bool]:
+    """A plan is put on a live training, taken off again, and the training goes on."""
+
+    def script(with_plan):
+        ddp = build(Training(), rank)
+        optimizer = make_optimizer("adamw", ddp)
+        data = torch.Generator().manual_seed(rank)
+        losses, found = [], None
+        for step in range(9):
+            if with_plan and step == 3:
+                found = apply(make_plan(2, zero), ddp, optimizer)
+            loss = ddp(torch.randint(0, 13, (4, 6), generator=data)).square().mean()
+            loss.backward()
+            if found is not None and step == 6:
+                found.remove()  # with gradients that the step still needs
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        states = {f"{n}.{k}": v for n, s in enumerate(optimizer.state.values()) for k, v in s.items()}
+        return losses, {**ddp.state_dict(), **states}, type(ddp.reducer).__name__
+
+    plain, ours = script(False), script(True)
+    return plain[0] == ours[0] and plain[2] == ours[2], same(ours[1], plain[1])
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_a_removed_plan_leaves_whole_tensors(zero):
+    assert run_ranks(removed, 2, zero, timeout_s=60) == [(True, True)] * 2
+
+
+def refusals(rank: int) -> dict[str, str]:
+    """What each script is told, and that nothing was updated before."""
+    told = {}
+
+    def attempt(name, plan, script):
+        with applied(plan):
+            try:
+                script()
+            except PlanError as error:
+                told[name] = error.one_line()
+        dist.barrier()
+
+    def with_optimizer(make):
+        def script():
+            ddp = build(Training(), rank)
+            before = {name: value.clone() for name, value in ddp.state_dict().items()}
+            optimizer = make(ddp)
+            ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean().backward()
+            try:
+                optimizer.step(lambda: 0.0)
+            finally:
+                assert same(ddp.state_dict(), before)
+
+        return script
+
+    class Odd(torch.optim.AdamW):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    def past_ddp():
+        ddp = build(Training(), rank)
+        ddp.module(torch.zeros(2, 3, dtype=torch.long)).square().mean().backward()
+
+    def own_gradient():
+        ddp = build(Training(), rank)
+        loss = ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean()
+        for parameter in ddp.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        loss.backward()
+
+    def hook():
+        build(Training(), rank).register_comm_hook(None, lambda state, bucket: None)
+
+    attempt("lbfgs", make_plan(2, 1), with_optimizer(lambda ddp: torch.optim.LBFGS(ddp.parameters())))
+    attempt("unknown", make_plan(2, 2), with_optimizer(lambda ddp: Odd(ddp.parameters())))
+    attempt("ranks", make_plan(3, 2), lambda: build(Training(), rank))
+    attempt("model", make_plan(2, 2, fingerprint="1" * 16), lambda: build(Training(), rank))
+    attempt("past", make_plan(2, 2), past_ddp)
+    attempt("gradient", make_plan(2, 3), own_gradient)
+    attempt("hook", make_plan(2, 0), hook)
+    return told
+
+
+def test_what_cannot_be_done_rightly_is_refused_in_one_line():
+    expected = {
+        "lbfgs": "LBFGS may need whole parameters",
+        "unknown": "Odd may need whole parameters",
+        "ranks": "for 3 ranks, and the script's DDP has 2",
+        "model": "for another model",
+        "past": "past DDP itself",
+        "gradient": "sets the gradient",
+        "hook": "communication hooks",
+    }
+    for told in run_ranks(refusals, 2, timeout_s=60):
+        assert told.keys() == expected.keys()
+        for name, text in expected.items():
+            assert text in told[name] and "Hint:" in told[name] and "\n" not in told[name]
