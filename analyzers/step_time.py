@@ -30,9 +30,9 @@ class UnitTime:
 class StepTime:
     """The median steady step: timed, neither warm-up nor next to a traced one.
 
-    `by_phase_s` has forward, backward, optimizer and outside, each moment counted for the innermost phase;
-    the first three are medians and `outside` is the rest, so that they sum to `median_s`. A recomputation
-    counts as backward, as it runs there. Throughput is this rank's own.
+    `by_phase_s` has forward, backward, optimizer and outside, each moment counted for the innermost phase:
+    medians, scaled together so that they sum to `median_s` (the parts of the median step need not be the
+    medians of the parts). A recomputation counts as backward, as it runs there. Throughput is this rank's own.
     """
 
     median_s: float
@@ -55,15 +55,16 @@ def step_time(rank: RankRun) -> StepTime | None:
     for span in rank.spans:
         spans[span.step].append(span)
     median_s = median(step.duration_s for step in steps)
-    phases = [_phase_times(spans[step.index]) for step in steps]
-    by_phase = {name: median(times[name] for times in phases) for name in _PHASE_KINDS}
+    phases = [_phase_times(step, spans[step.index]) for step in steps]
+    medians = {name: median(times[name] for times in phases) for name in phases[0]}
+    scale = median_s / sum(medians.values()) if any(medians.values()) else 0.0
     traced = rank.traced_step
     recorder = [s.recorder_s / s.duration_s for s in steps if s.recorder_s is not None and s.duration_s > 0]
     return StepTime(
         median_s=median_s,
         num_steps=len(steps),
         durations_s=tuple(step.duration_s for step in steps),
-        by_phase_s={**by_phase, "outside": median_s - sum(by_phase.values())},
+        by_phase_s={name: scale * time_s for name, time_s in medians.items()},
         units=_unit_times(rank, steps, spans),
         samples_per_s=_rate(steps, "num_samples"),
         tokens_per_s=_rate(steps, "num_tokens"),
@@ -72,17 +73,18 @@ def step_time(rank: RankRun) -> StepTime | None:
     )
 
 
-def _phase_times(spans: list[Span]) -> dict[str, float]:
+def _phase_times(step: Step, spans: list[Span]) -> dict[str, float]:
     """Seconds of one step in each phase; a closure's forward and backward are not the optimizer's own."""
     moments = {kind: union((s.start_s, s.end_s) for s in spans if s.kind == kind) for kind in _PHASE_KINDS}
     backward, forward = moments["backward"], moments["forward"]
     own_forward = minus(forward, backward)
     own_optimizer = minus(minus(moments["optimizer"], backward), forward)
-    return {
+    inside = {
         "forward": length(own_forward),
         "backward": length(backward),
         "optimizer": length(own_optimizer),
     }
+    return {**inside, "outside": max(0.0, step.duration_s - sum(inside.values()))}
 
 
 def _unit_times(rank: RankRun, steps: tuple[Step, ...], spans: dict[int, list[Span]]) -> tuple[UnitTime, ...]:

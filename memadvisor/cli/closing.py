@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from memadvisor.errors import MemadvisorError
 
 if TYPE_CHECKING:
     from memadvisor.run.run import Run
+
+_GRACE_S = 1.0
 
 
 def print_closing(directory: Path, *, with_report: bool) -> None:
@@ -27,6 +30,10 @@ def print_closing(directory: Path, *, with_report: bool) -> None:
 
         console = Console(file=sys.__stderr__, stderr=True)
         run = load_run(directory)
+        deadline_s = time.monotonic() + _GRACE_S
+        while not run.is_finished and len(run.ranks) > 1 and time.monotonic() < deadline_s:
+            time.sleep(0.1)  # other ranks of this launch are writing their last rows
+            run = load_run(directory)
         print_summary(run, console)
         report = _write_report(run) if with_report else None
         where = shlex.quote(str(directory))

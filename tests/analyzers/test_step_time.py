@@ -116,3 +116,23 @@ def test_an_evaluation_pass_is_outside_and_no_units():
 
     assert units["head"].forward_s == 4.0
     assert (time.by_phase_s["forward"], time.by_phase_s["outside"]) == (5.0, 5.0)
+
+
+def test_phases_sum_to_the_median_step_and_none_is_negative():
+    """Steps of 10 s that spend 9 s forward, 9 s backward, and so on: parts of different steps."""
+    spans = []
+    for index, forward_s, backward_s in (
+        (2, 9.0, 0.5),
+        (3, 0.5, 9.0),
+        (4, 8.0, 1.9),
+        (5, 1.9, 8.0),
+        (6, 7.0, 2.9),
+    ):
+        begin_s = 10.0 * (index - 2)
+        spans.append(Span(index, "forward", "", 0, begin_s, begin_s + forward_s))
+        spans.append(Span(index, "backward", "", 0, begin_s + forward_s, begin_s + forward_s + backward_s))
+    steps = [step(index=i, start_s=10.0 * (i - 2), end_s=10.0 * (i - 1)) for i in range(2, 7)]
+    time = step_time(rank_of(spans, steps))
+
+    assert sum(time.by_phase_s.values()) == pytest.approx(time.median_s)
+    assert min(time.by_phase_s.values()) >= 0
