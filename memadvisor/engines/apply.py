@@ -201,6 +201,9 @@ class Applied:
         check_shardable(wrapper.module, max(unit.zero_stage for unit in schedule.units))
         # The same on every rank, and never used twice: keys of the store bear it.
         number = next(_numbers)
+        for earlier in self._executors:
+            if earlier.is_orphan:
+                earlier.service.let_go()
         executor = Executor(
             model,
             schedule,
@@ -248,6 +251,7 @@ class Applied:
         args, kwargs = _with_closure_done(args, kwargs)
         for executor in self._executors_of(flats):
             executor.step_begins()
+            executor.optimizers.add(optimizer)
         self._swaps[optimizer] = Swap(optimizer, self.slot_of)
         return args, kwargs
 
@@ -313,7 +317,7 @@ class Applied:
 
         def destroy_process_group(*args: Any, **kwargs: Any) -> None:
             for executor in list(self._executors):
-                executor.service.stop()
+                executor.service.leave()
             original(*args, **kwargs)
 
         self._undo.replace(dist, "destroy_process_group", destroy_process_group)

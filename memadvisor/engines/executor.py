@@ -101,6 +101,7 @@ class Executor:
         self._order_known = False
         self._backward = _Backward()
         self._handles: list[Any] = []
+        self.optimizers: set[torch.optim.Optimizer] = set()  # their state is asked for as long as we are
         self.units = self._build_units()
         self.order = [unit.name for unit in reversed(self.units.values()) if unit.trainable]
         self.slots = [slot for flat in self.flats for slot in flat.slots]
@@ -115,6 +116,11 @@ class Executor:
     @property
     def flats(self) -> list[Flat]:
         return [flat for unit in self.units.values() for flat in unit.flats]
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the script has let go of its DDP wrapper."""
+        return self._ddp() is None
 
     @property
     def num_shared_stages(self) -> int:

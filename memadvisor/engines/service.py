@@ -16,6 +16,7 @@ import contextlib
 import datetime
 import json
 import os
+import sys
 import threading
 import time
 import weakref
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 8 * 2**20
 _FOREVER = datetime.timedelta(days=1)
 _POLL_S = 0.002
+_QUIET_S = 60.0  # how long a rank that is done waits for another question
+_LAST_S = 5.0
 
 StateOf = Callable[["Slot", str], torch.Tensor | None]
 
@@ -46,6 +49,8 @@ class Service:
         self._state_of = state_of
         self._pid = os.getpid()
         self._asks = 0
+        self._asked_s = 0.0  # when somebody asked last
+        self._kept: Executor | None = None
         self._thread: threading.Thread | None = None
         if executor.num_shared_stages >= 1:
             store: Any = dist.distributed_c10d._get_default_store()
@@ -57,17 +62,49 @@ class Service:
                 daemon=True,
             )
             self._thread.start()
-            atexit.register(self.stop)
+            # Another rank may still ask when this one's script has already let go of its model.
+            self._kept = executor
+            atexit.register(self.leave)
 
     def stop(self) -> None:
         """End the thread. A daemon thread that wakes up while Python shuts down could abort the process."""
-        atexit.unregister(self.stop)
+        atexit.unregister(self.leave)
+        self.let_go()
         thread, self._thread = self._thread, None
         if thread is None or os.getpid() != self._pid:
             return
         with contextlib.suppress(Exception):  # the store's host may have gone already
             self._send(self._wire.rank, {"kind": "stop"})
             thread.join(timeout=5.0)
+
+    def leave(self) -> None:
+        """The script ends here: answer until every rank has come as far, or nobody has asked for long.
+
+        After an exception nobody is waited for: the others may be waiting for this rank in a collective,
+        and it is its exit that the launcher ends them by.
+        """
+        if self._thread is None or os.getpid() != self._pid:
+            return
+        failed = sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
+        with contextlib.suppress(Exception):  # the store's host may have gone already
+            self._asked_s = time.monotonic()
+            self._wait_for_all("leaving", 0.0 if failed else _QUIET_S)
+        self.stop()
+        with contextlib.suppress(Exception):
+            # The first rank often hosts the store; without it the others' threads would complain.
+            self._asked_s = time.monotonic()
+            self._wait_for_all("left", _LAST_S if self._wire.rank == 0 and not failed else 0.0)
+
+    def let_go(self) -> None:
+        """Keep the model alive no longer."""
+        self._kept = None
+
+    def _wait_for_all(self, what: str, quiet_s: float) -> None:
+        key = f"{self._prefix}/{what}"
+        count = self._client.add(key, 1)
+        while count < self._wire.num_ranks and time.monotonic() < self._asked_s + quiet_s:
+            time.sleep(10 * _POLL_S)
+            count = self._client.add(key, 0)
 
     # ---- asking ------------------------------------------------------------------------------
 
@@ -124,8 +161,10 @@ class Service:
     # ---- answering ---------------------------------------------------------------------------
 
     def answer(self, store: Any, question: dict[str, Any]) -> None:
+        self._asked_s = time.monotonic()
         executor = self._executor()
         if executor is None:
+            store.set(question["answer"], "null")
             return
         while executor.in_step or any(
             own < other for own, other in zip(_progress(executor), question["progress"], strict=True)

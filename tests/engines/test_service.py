@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -267,3 +272,61 @@ def test_what_cannot_be_done_rightly_is_refused_in_one_line():
         assert told.keys() == expected.keys()
         for name, text in expected.items():
             assert text in told[name] and "Hint:" in told[name] and "\n" not in told[name]
+
+
+SCRIPT = """
+import os, sys, torch
+import torch.distributed as dist
+from torch import nn
+from memadvisor.engines.apply import install
+from tests.engines.trainings import make_plan
+
+install(make_plan(2, 3))
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(3):
+        if step == 2 and dist.get_rank() == int(sys.argv[1]):
+            raise ValueError("no more data")
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        state = model.module.state_dict(), optimizer.state_dict()
+        print(all(bool(torch.isfinite(value).all()) for value in state[0].values()), len(state[1]["state"]))
+
+main()
+"""
+
+
+def launch(tmp_path, failing_rank: int):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(failing_rank)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen(command, env={**environment, "RANK": str(rank)}, **options) for rank in range(2)]
+
+
+def test_rank_zero_may_save_when_the_others_have_reached_the_end_of_the_script(tmp_path):
+    ranks = launch(tmp_path, failing_rank=-1)
+    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert outputs[0][0] == "True 4\n"
+    assert [errors for _, errors in outputs] == ["", ""]
+
+
+def test_a_rank_that_raises_ends_at_once(tmp_path):
+    ranks = launch(tmp_path, failing_rank=1)
+    _, errors = ranks[1].communicate(timeout=45)
+    assert ranks[1].returncode == 1
+    assert "ValueError: no more data" in errors
+    ranks[0].kill()
+    ranks[0].communicate()
