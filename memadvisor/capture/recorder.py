@@ -34,6 +34,7 @@ class Recorder:
 
     def __init__(self, options: RecorderOptions) -> None:
         self.label_sources: list[Callable[[], Iterable[Labelled]]] = []
+        self.on_first_batch: Callable[[int], None] | None = None  # told the samples of the first micro-batch
         self._trace_step = options.trace_step
         alive = residents((), torch.device("cpu"))
         self._cpu = open_cpu_account((block.address, block.size_bytes) for block in alive)
@@ -201,6 +202,7 @@ class Recorder:
             self._device = first[2].device
             self._nvml = open_nvml(self._device)
         self._spans = SpanLog(self._position, clock_for(self._device).mark, self.reach_backward_of)
+        self._spans.on_first_batch = self.on_first_batch
         self._writer.write_process(self._device)
 
     def _end_step(self, end: float | DeviceMark, *, is_late: bool = False) -> None:

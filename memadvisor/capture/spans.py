@@ -53,6 +53,7 @@ class SpanLog:
     ) -> None:
         self.step = OpenStep(index=0, start=mark())
         self.mark = mark
+        self.on_first_batch: Callable[[int], None] | None = None
         self._position = position
         self._on_unit_backward = on_unit_backward
         self._units: list[_OpenSpan] = []
@@ -169,6 +170,9 @@ class SpanLog:
         if first is None:
             step.num_samples = step.num_tokens = None
             return
+        if self.on_first_batch is not None:
+            self.on_first_batch(first.shape[0])
+            self.on_first_batch = None
         if step.num_samples is not None:
             step.num_samples += first.shape[0]
         if first.is_floating_point() or first.dim() != 2:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,17 @@ def _check_ranks(plan: Plan, arguments: argparse.Namespace) -> None:
         )
 
 
+def _check_batch(plan: Plan, num_samples: int, note: Callable[[str, str], None]) -> None:
+    """A plan cannot set the script's own micro-batch; say so where the script has not been told."""
+    if plan.micro_batch_size is not None and plan.micro_batch_size != num_samples:
+        note(
+            "warning",
+            f"The plan's prediction is for micro-batches of {plan.micro_batch_size} samples, and the script's first "
+            f"has {num_samples}: set the script's own micro-batch to {plan.micro_batch_size} and its gradient "
+            f"accumulation to {plan.grad_accum}.",
+        )
+
+
 def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directory: Path) -> None:
     def attach(recorder: Recorder) -> None:
         from memadvisor.engines.apply import install
@@ -93,6 +105,7 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
             if rank_identity().rank == 0:
                 os.write(2, f"memadvisor: {text}\n".encode(errors="replace"))
 
+        recorder.on_first_batch = lambda num_samples: _check_batch(plan, num_samples, note)
         applied = install(plan, label=recorder.label, note=note)
         recorder.label_sources.append(applied.labelled_tensors)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from memadvisor.run.store import load_run
+
 ROOT = Path(__file__).resolve().parents[2]
 GPT = ROOT / "samples" / "train_gpt.py"
 SMALL = ("--layers", "4", "--dim", "64", "--heads", "4", "--seq", "64", "--micro-batch", "8", "--steps", "5")
@@ -81,3 +83,18 @@ def test_the_same_works_under_torchrun(tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert [rank["rank"] for rank in shown(tmp_path / "run")["ranks"]] == [0, 1]
+
+
+@pytest.mark.timeout(100)
+def test_a_plan_for_another_micro_batch_says_what_to_set(tmp_path):
+    """A plan cannot change the script's own batch: it must not look as if it had."""
+    plan = {
+        "format": 1, "fingerprint": None, "num_ranks": 1, "zero_stage": 0, "policy": "none", "units": [],
+        "micro_batch_size": 2, "grad_accum": 4, "prediction": None, "budget_bytes": None, "why": "by hand",
+    }  # fmt: skip
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    done = memadvisor("run", "--plan", tmp_path / "plan.json", "--out", tmp_path / "run", GPT, *SMALL)
+
+    assert "micro-batches of 2 samples, and the script's first has 8" in done.stderr
+    notes = load_run(tmp_path / "run").ranks[0].notes
+    assert any("gradient accumulation to 4" in note.text for note in notes)
