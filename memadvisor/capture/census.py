@@ -10,7 +10,7 @@ import torch
 from memadvisor.capture.account import Resident
 from memadvisor.capture.allocator import device_block_sizes
 from memadvisor.capture.cpu_account import CpuAccount
-from memadvisor.capture.labels import describe, storage_address
+from memadvisor.capture.labels import describe, plain_tensors, storage_address
 from memadvisor.capture.models import Models
 from memadvisor.run.records import OptimizerState
 
@@ -62,7 +62,8 @@ def residents(
     found: dict[int, Resident] = {}
     given = device_block_sizes(device)
     for tensor, category, unit in known:
-        _take(tensor, category, unit, device, found, given, cpu)
+        for plain in plain_tensors(tensor):
+            _take(plain, category, unit, device, found, given, cpu)
     for item in gc.get_objects():
         # type() and not isinstance(): a proxy's __class__ may run the script's code.
         if issubclass(type(item), torch.Tensor):

@@ -7,7 +7,7 @@ tensor alive beyond the call that it is seen in, and nothing changes what an ope
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,8 +86,22 @@ class LabelLog:
     recompute_ends_ns: list[int] = field(default_factory=list)
 
 
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with storage behind a tensor: itself, or what a subclass (DTensor, a quantised one) wraps."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten(tensor)[0]:
+        part = getattr(tensor, name)
+        if isinstance(part, torch.Tensor):  # DTensor names its mesh too
+            yield from plain_tensors(part)
+
+
 def storage_address(tensor: torch.Tensor) -> int:
-    """Address of the tensor's storage, 0 where it has none (meta, sparse, wrapper subclasses)."""
+    """Address of the tensor's storage, 0 where it has none (meta, fake, sparse, wrapper subclasses)."""
+    if type(tensor).__name__ == "FakeTensor":
+        return 0
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
@@ -146,11 +160,12 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:
-        address = self._address(tensor)
-        if address:
-            now_ns = time.time_ns()
-            self._sight(tensor, address, now_ns)
-            self._log.named.append(Named(now_ns, address, category, unit))
+        for plain in plain_tensors(tensor):
+            address = self._address(plain)
+            if address:
+                now_ns = time.time_ns()
+                self._sight(plain, address, now_ns)
+                self._log.named.append(Named(now_ns, address, category, unit))
 
     def note_place(self) -> None:
         """A module was entered or left, or the phase changed."""

@@ -20,6 +20,7 @@ from memadvisor.capture.labels import (
     Named,
     OperatorCall,
     SavedTensorHooks,
+    plain_tensors,
     storage_address,
 )
 from memadvisor.capture.position import Position
@@ -93,9 +94,10 @@ class Tracer:
     def finish(self) -> Trace:
         end_ns = time.time_ns()
         final = [
-            Named(end_ns, storage_address(tensor), category, unit)
+            Named(end_ns, storage_address(plain), category, unit)
             for tensor, category, unit in self._known()
-            if tensor.device.type == self._device.type and storage_address(tensor)
+            for plain in plain_tensors(tensor)
+            if plain.device.type == self._device.type and storage_address(plain)
         ]
         self._stop_labels()
         has_totals = self._counts_cpu or self._device.type != "cpu"
