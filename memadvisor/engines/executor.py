@@ -14,57 +14,24 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from memadvisor.engines.flat import Flat, Slot, flats_of
+from memadvisor.engines.flat import Flat, Slot, UnitState, flats_of
 from memadvisor.engines.gradients import ShardedGradient
 from memadvisor.engines.hooks import Hooks
-from memadvisor.engines.live import LiveModel, LiveUnit
+from memadvisor.engines.live import LiveModel
+from memadvisor.engines.reductions import Reductions
 from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
 from memadvisor.engines.service import Service
 from memadvisor.engines.wire import Wire
-from memadvisor.errors import PlanError
 from memadvisor.schedule import ActionKind, Point, Schedule
 
 Label = Callable[[torch.Tensor, str, str], None]
 Labelled = tuple[torch.Tensor, str, str]
-
-
-@dataclass(slots=True, eq=False)
-class UnitState:
-    """A unit as the executor sees it; `depth` counts the calls into it that are under way."""
-
-    live: LiveUnit
-    stage: int
-    flats: list[Flat]
-    depth: int = 0
-    saving: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.live.name
-
-    @property
-    def trainable(self) -> list[Flat]:
-        return [flat for flat in self.flats if flat.trainable]
-
-    @property
-    def present(self) -> bool:
-        return all(flat.present for flat in self.flats)
-
-
-@dataclass(slots=True, eq=False)
-class _Backward:
-    """The backward under way: which units have all their gradients, and which were reduced."""
-
-    touched: bool = False
-    done: list[str] = field(default_factory=list)
-    num_reduced: int = 0
 
 
 class Executor:
@@ -88,7 +55,6 @@ class Executor:
         self.wire = Wire(ddp.process_group, lambda tensor: label(tensor, "communication", self.unit))
         self.any_order = any_order  # ranks may use different parameters (find_unused_parameters)
         self.collective = False  # whether the pass under way is one that all ranks take together
-        self.missing: list[str] = []
         self.digest = 0
         # How far this rank has come: what a service thread needs to know before it answers.
         self.num_backwards = 0
@@ -96,17 +62,13 @@ class Executor:
         self.num_writes = 0
         self.in_step = False
         self._ddp = weakref.ref(ddp)
-        self._sync = True  # whether the backward to come ends in a reduction (no_sync)
-        self._through_ddp = True
-        self._order_known = False
-        self._backward = _Backward()
         self._handles: list[Any] = []
         self.optimizers: set[torch.optim.Optimizer] = set()  # their state is asked for as long as we are
         self.units = self._build_units()
-        self.order = [unit.name for unit in reversed(self.units.values()) if unit.trainable]
         self.slots = [slot for flat in self.flats for slot in flat.slots]
         for index, slot in enumerate(self.slots):
             slot.index = index
+        self.reductions = Reductions(self)
         self.service = service(self)
         self._move_parameters()
         self._attach()
@@ -185,8 +147,7 @@ class Executor:
                 unit.depth += 1
                 if unit.depth == 1:
                     self._play(Point.BEFORE_FORWARD, unit)
-                if torch.is_grad_enabled():
-                    unit.saving += SavedParameters.push(self)
+                unit.pushes.append(SavedParameters.push(self) if torch.is_grad_enabled() else 0)
 
     def leave_module(self, module: torch.nn.Module, output: Any) -> None:
         for name in reversed(self.model.uses.get(id(module), ())):
@@ -194,19 +155,17 @@ class Executor:
             if unit.stage != 3 or unit.depth == 0:
                 continue
             unit.depth -= 1
-            if unit.depth == 0:
-                while unit.saving:
-                    SavedParameters.pop()
-                    unit.saving -= 1
-                if not self.hooks.in_backward:
-                    # A pass inside the backward recomputes; its parameters are needed again at once.
-                    self._mark_backward(unit, output)
-                    self._play(Point.AFTER_FORWARD, unit)
+            if unit.pushes.pop():
+                SavedParameters.pop()
+            if unit.depth == 0 and not self.hooks.in_backward:
+                # A pass inside the backward recomputes; its parameters are needed again at once.
+                self._mark_backward(unit, output)
+                self._play(Point.AFTER_FORWARD, unit)
         if module is self.model.root and not self.hooks.in_backward:
             self.collective = False
 
     def _pass_begins(self) -> None:
-        self.sweep()
+        self.reductions.sweep()
         ddp = self._ddp()
         through_ddp = ddp is not None and type(ddp)._active_ddp_module is ddp
         training = torch.is_grad_enabled() and self.model.root.training
@@ -215,15 +174,7 @@ class Executor:
             self.end_loans()
         self.collective = through_ddp and training and not self.any_order
         if ddp is not None and torch.is_grad_enabled():
-            self._sync = through_ddp and ddp.require_backward_grad_sync
-            self._through_ddp = through_ddp
-            if self._sync and self.missing:
-                missing, self.missing = self.missing, []
-                raise RuntimeError(
-                    "Expected to have finished reduction in the prior iteration before starting a new one: "
-                    f"no gradient came for {', '.join(missing[:5])}. Pass find_unused_parameters=True to "
-                    "torch.nn.parallel.DistributedDataParallel, as without a plan."
-                )
+            self.reductions.expect(through_ddp, ddp.require_backward_grad_sync)
 
     def _mark_backward(self, unit: UnitState, output: Any) -> None:
         """Have the unit's backward announced by the gradients of its outputs."""
@@ -245,23 +196,7 @@ class Executor:
     # ---- backward ----------------------------------------------------------------------------
 
     def backward_begins(self) -> None:
-        self.sweep()
-        self._backward = _Backward()
-        for slot in self.slots:
-            slot.flat.ready.clear()
-            if slot.token is not None:
-                self._hide_token(slot)
-
-    def _hide_token(self, slot: Slot) -> None:
-        # Autograd would add the new gradient to the token; it must find nothing there.
-        gradient = slot.parameter.grad
-        slot.had_gradient = gradient is slot.token
-        if gradient is not None and gradient is not slot.token:
-            raise PlanError(
-                f"The script sets the gradient of {slot.name!r} itself, which ZeRO stage {slot.flat.stage} shards.",
-                hint="use --zero 1.",
-            )
-        slot.parameter.grad = None
+        self.reductions.begin()
 
     def _unit_backward_begins(self, unit: UnitState) -> None:
         if not self.hooks.in_backward:
@@ -272,105 +207,20 @@ class Executor:
                 self._release_unit(other)
         self._play(Point.BEFORE_BACKWARD, unit)
 
-    def accumulated(self, name: str, slot: Slot) -> None:
-        """Autograd has added to a parameter's gradient: move it into the unit's flat buffer."""
-        flat, parameter = slot.flat, slot.parameter
-        self._backward.touched = True
-        if flat.stage >= 2 and not self._through_ddp:
-            raise PlanError(
-                "The script runs a backward through the model inside DistributedDataParallel, past DDP itself.",
-                hint="use --zero 1, which leaves such gradients alone as DDP does.",
-            )
-        with torch.no_grad():
-            view = self._gradient_view(slot)
-            if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
-                if flat.stage >= 2 and slot.index in flat.ready:
-                    view.add_(parameter.grad)
-                else:
-                    view.copy_(parameter.grad)
-                parameter.grad = view if flat.stage < 2 else None
-        flat.ready.add(slot.index)
-        unit = self.units[name]
-        if all(len(other.ready) == len(other.slots) for other in unit.trainable):
-            self._unit_backward_ends(unit)
-
-    def _gradient_view(self, slot: Slot) -> torch.Tensor:
-        flat = slot.flat
-        if flat.grad is None:
-            flat.grad = flat.new(flat.padded_numel if flat.stage >= 2 else flat.num_elements)
-            flat.grad[flat.num_elements :].zero_()
-            self.label(flat.grad, "gradient", flat.unit)
-        return slot.view(flat.grad)
-
-    def _unit_backward_ends(self, unit: UnitState) -> None:
-        if unit.name in self._backward.done:
-            return
-        self._backward.done.append(unit.name)
+    def unit_backward_ends(self, unit: UnitState) -> None:
+        """All gradients of the unit are there; its reduction follows when its turn has come."""
         if unit.stage == 3:
             self._play(Point.AFTER_BACKWARD, unit, ActionKind.RELEASE)
-        # Reductions go in one order on every rank: two ranks that reduce different units at the same
-        # time would add up gradients of different parameters.
-        while self._next_unit() in self._backward.done:
-            self._reduce_next()
 
-    def _next_unit(self) -> str | None:
-        position = self._backward.num_reduced
-        return self.order[position] if position < len(self.order) else None
-
-    def _reduce_next(self) -> None:
-        unit = self.units[self.order[self._backward.num_reduced]]
-        self._backward.num_reduced += 1
+    def reduce_unit(self, unit: UnitState) -> None:
         self._play(Point.AFTER_BACKWARD, unit, ActionKind.REDUCE)
 
     def backward_ends(self, failed: bool) -> None:
-        if self._backward.touched and not failed:
-            self._finish_backward()
+        self.num_backwards += self.reductions.end(failed)
         for unit in self.units.values():
             if unit.stage == 3:
                 self._release_unit(unit)
-        for slot in self.slots:
-            if slot.token is not None and slot.had_gradient and slot.parameter.grad is None:
-                slot.parameter.grad = slot.token
-        self.num_backwards += self._backward.touched
         self.collective = False
-
-    def _finish_backward(self) -> None:
-        """Reduce what is left, in the one order, and agree on which parameters no rank used."""
-        used = [int(slot.index in slot.flat.ready) for slot in self.slots]
-        absent = [slot for slot in self.slots if slot.flat.trainable and not used[slot.index]]
-        self._fill_with_zeros(absent)
-        while self._backward.num_reduced < len(self.order):
-            self._reduce_next()
-        if self.any_order and (self._sync or self.num_shared_stages >= 2):
-            used = self.wire.largest(used, self.slots[0].flat.device)
-        elif absent:
-            self.missing = [slot.name for slot in absent] if self._sync else []
-            used = [int(slot.flat.trainable) for slot in self.slots]
-        for slot in self.slots:
-            if slot.flat.trainable and used[slot.index]:
-                slot.had_gradient = True
-                if slot.parameter.grad is None and slot.flat.stage < 2 and self._sync:
-                    slot.parameter.grad = self._gradient_view(slot)
-        if not self._order_known:
-            self._agree_on_order()
-
-    def _fill_with_zeros(self, absent: list[Slot]) -> None:
-        """A parameter that some other rank may have used takes part with a zero gradient, as under DDP."""
-        with torch.no_grad():
-            for slot in absent:
-                if slot.flat.stage >= 2 or (self._sync and slot.parameter.grad is None):
-                    self._gradient_view(slot).zero_()
-
-    def _agree_on_order(self) -> None:
-        """From the second backward on, units are reduced in the order in which rank 0 finished them.
-
-        Units that rank 0 did not finish come last: what comes after them waits with its full gradient.
-        """
-        names = list(self.units)
-        done = self._backward.done + [name for name in self.order if name not in self._backward.done]
-        order = self.wire.broadcast([names.index(name) for name in done], self.slots[0].flat.device)
-        self.order = [names[number] for number in order]
-        self._order_known = True
 
     # ---- actions -----------------------------------------------------------------------------
 
@@ -384,7 +234,7 @@ class Executor:
             elif action.kind is ActionKind.RELEASE:
                 self._release_unit(unit)
             elif action.kind is ActionKind.REDUCE:
-                self._reduce(unit, action.shard)
+                self.reductions.reduce(unit, action.shard)
             # RECOMPUTE is played by recompute.py, which wraps the unit's own forward.
 
     def gather_unit(self, unit: UnitState) -> None:
@@ -407,7 +257,7 @@ class Executor:
         if flat.shard is None:
             raise AssertionError("a flat without a shard has nothing to gather")
         if collective:
-            self._remember("gather", flat)
+            self.remember("gather", flat)
             self.wire.gather(full, flat.shard)
         elif flat.loan is not None:
             full.copy_(flat.loan)
@@ -427,28 +277,7 @@ class Executor:
                 hide(slot, self)
             flat.full.untyped_storage().resize_(0)
 
-    def _reduce(self, unit: UnitState, shard: bool) -> None:
-        with torch.no_grad():
-            for flat in unit.trainable:
-                if flat.grad is None:
-                    continue
-                if shard:
-                    self._remember("reduce_scatter", flat)
-                    self._reduce_to_shard(flat, flat.grad)
-                elif self._sync:
-                    self._remember("all_reduce", flat)
-                    self.wire.mean(flat.grad)
-
-    def _reduce_to_shard(self, flat: Flat, grad: torch.Tensor) -> None:
-        own = self.wire.reduce_scatter_mean(grad)
-        if flat.grad_shard is None:
-            flat.grad_shard = own.clone()
-            self.label(flat.grad_shard, "gradient", flat.unit)
-        else:
-            flat.grad_shard.add_(own)
-        flat.grad = None
-
-    def _remember(self, operation: str, flat: Flat) -> None:
+    def remember(self, operation: str, flat: Flat) -> None:
         self.digest = zlib.crc32(f"{operation} {flat.index}".encode(), self.digest)
 
     # ---- the optimizer step ------------------------------------------------------------------
@@ -475,29 +304,6 @@ class Executor:
                         self.wire.gather(flat.full, flat.shard)
         self.num_steps += 1
         self.in_step = False  # after the count: a question about this step may be answered from here on
-
-    # ---- gradients that the script has dropped -----------------------------------------------
-
-    def sweep(self) -> None:
-        """Let go of gradient buffers whose parameters have no gradient any more (`zero_grad`)."""
-        for flat in self.flats:
-            if not flat.trainable:
-                continue
-            if flat.stage >= 2:
-                dropped = [slot for slot in flat.slots if slot.parameter.grad is None]
-                if len(dropped) == len(flat.slots):
-                    flat.grad_shard = None
-                elif flat.grad_shard is not None:
-                    for slot in dropped:
-                        slot.piece(flat.grad_shard).zero_()
-            elif flat.grad is not None and not any(self._is_ours(slot) for slot in flat.slots):
-                flat.grad = None
-
-    def _is_ours(self, slot: Slot) -> bool:
-        gradient, buffer = slot.parameter.grad, slot.flat.grad
-        if gradient is None or buffer is None:
-            return False
-        return bool(gradient.untyped_storage()._cdata == buffer.untyped_storage()._cdata)
 
     # ---- full copies lent to the script ------------------------------------------------------
 
@@ -555,11 +361,6 @@ def _accumulated_hook(
     def accumulated(parameter: torch.Tensor) -> None:
         owner, place = executor(), reference()
         if owner is not None and place is not None:
-            owner.accumulated(unit, place)
+            owner.reductions.accumulated(owner.units[unit], place)
 
     return accumulated
-
-
-def all_labelled(executors: Iterable[Executor]) -> Iterator[Labelled]:
-    for executor in executors:
-        yield from executor.labelled_tensors()

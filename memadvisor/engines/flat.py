@@ -111,6 +111,29 @@ class Flat:
         return full[self.rank * self.shard_numel : (self.rank + 1) * self.shard_numel]
 
 
+@dataclass(slots=True, eq=False)
+class UnitState:
+    """A unit as the executor sees it; `depth` counts the calls into it that are under way."""
+
+    live: LiveUnit
+    stage: int
+    flats: list[Flat]
+    depth: int = 0
+    pushes: list[int] = field(default_factory=list)  # saved-tensor hooks put in place at each depth
+
+    @property
+    def name(self) -> str:
+        return self.live.name
+
+    @property
+    def trainable(self) -> list[Flat]:
+        return [flat for flat in self.flats if flat.trainable]
+
+    @property
+    def present(self) -> bool:
+        return all(flat.present for flat in self.flats)
+
+
 def flats_of(unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index: int) -> list[Flat]:
     """Group a unit's parameters into flats. Frozen ones are sharded in stage 3 alone."""
     groups: dict[tuple[torch.dtype, torch.device, bool], list[tuple[str, torch.nn.Parameter]]] = {}

@@ -30,10 +30,14 @@ class Wire:
 
     def gather(self, full: torch.Tensor, shard: torch.Tensor) -> None:
         """Fill `full` with every rank's shard, in order of rank. `shard` may be its own slice of `full`."""
-        if self._is_native(full):
+        way = self.way(full)
+        slices = list(full.chunk(self.num_ranks))
+        if way == "native":
             dist.all_gather_into_tensor(full, shard, group=self.group)
             return
-        slices = full.chunk(self.num_ranks)
+        if way == "staged":
+            dist.all_gather(slices, shard, group=self.group)
+            return
         if slices[self.rank].data_ptr() != shard.data_ptr():
             slices[self.rank].copy_(shard)
         works = []
@@ -50,8 +54,14 @@ class Wire:
         full.mul_(1.0 / self.num_ranks)
         slices = full.chunk(self.num_ranks)
         own = slices[self.rank]
-        if self._is_native(full):
-            dist.reduce_scatter_tensor(own, full, group=self.group)
+        way = self.way(full)
+        if way == "native":
+            result = torch.empty_like(own)
+            self._staged(result)
+            dist.reduce_scatter_tensor(result, full, group=self.group)
+            return result
+        if way == "staged":
+            dist.all_reduce(full, group=self.group)
             return own
         staging = torch.empty_like(own)
         self._staged(staging)
@@ -80,5 +90,8 @@ class Wire:
     def _partners(self, distance: int) -> tuple[int, int]:
         return (self.rank + distance) % self.num_ranks, (self.rank - distance) % self.num_ranks
 
-    def _is_native(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_cuda and "nccl" in dist.get_backend(self.group)
+    def way(self, tensor: torch.Tensor) -> str:
+        """How shards travel: natively (NCCL), pairwise (Gloo), or staged by Gloo through the host."""
+        if not tensor.is_cuda:
+            return "pairwise"
+        return "native" if "nccl" in dist.get_backend(self.group) else "staged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -36,6 +37,7 @@ TRAININGS = {
     "dropout": Training(model=(("dropout", 0.3),)),
     "clipped": Training(clip=0.3, optimizer="groups", accumulate=2),
     "bf16": Training(bf16=True),
+    "checkpointed by the script": Training(model=(("checkpointed", True), ("dropout", 0.2))),
 }
 
 
@@ -98,7 +100,7 @@ def test_norms_and_value_clipping_see_whole_gradients():
 def scaled(rank: int) -> list[tuple[list[float], list[float]]]:
     results = []
     for zero in (None, 0, 1, 2, 3):
-        plan = applied(make_plan(2, zero)) if zero is not None else _nothing()
+        plan = applied(make_plan(2, zero)) if zero is not None else contextlib.nullcontext()
         with plan:
             results.append(_scaled_training(rank))
     return results
@@ -127,12 +129,6 @@ def _scaled_training(rank):
         scales.append(scaler.get_scale())
         optimizer.zero_grad()
     return losses, scales
-
-
-def _nothing():
-    import contextlib
-
-    return contextlib.nullcontext()
 
 
 def test_an_overflow_on_one_shard_is_an_overflow_on_every_rank():
@@ -206,6 +202,31 @@ def isinstance_stays(rank: int) -> bool:
             and names[0] == "module.scale"
             and not ddp.eval().training
         )
+
+
+def missing_gradient(rank: int) -> list[str]:
+    """A parameter without a gradient, and no find_unused_parameters: what a second forward says."""
+
+    def script():
+        model = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 3), "spare": torch.nn.Linear(3, 3)})
+        model.forward = lambda x: model["used"](x)
+        ddp = DistributedDataParallel(model)
+        for _ in range(2):
+            ddp(torch.ones(2, 3)).sum().backward()
+
+    told = []
+    for zero in (None, 0, 2):
+        with applied(make_plan(2, zero)) if zero is not None else contextlib.nullcontext():
+            try:
+                script()
+            except RuntimeError as error:
+                told.append(str(error)[:70])
+    return told
+
+
+def test_a_missing_gradient_is_an_error_as_under_ddp():
+    for told in run_ranks(missing_gradient, 2, timeout_s=40):
+        assert len(told) == 3 and len(set(told)) == 1
 
 
 def test_ddp_stays_ddp():

@@ -1,0 +1,218 @@
+"""From autograd's gradients to reduced ones: flat buffers, one order for all ranks, unused parameters.
+
+A unit is reduced when all its gradients are there and its turn has come. Two ranks that reduced different
+units at the same time would add up gradients of different parameters, so the order is agreed on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from memadvisor.engines.flat import Flat, Slot, UnitState
+from memadvisor.errors import PlanError
+
+if TYPE_CHECKING:
+    from memadvisor.engines.executor import Executor
+
+
+@dataclass(slots=True, eq=False)
+class _Backward:
+    """The backward under way: which units have all their gradients, and which were reduced."""
+
+    touched: bool = False
+    done: list[str] = field(default_factory=list)
+    num_reduced: int = 0
+
+
+class Reductions:
+    """Part of an executor; it belongs to it and shares its units."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor: Executor = weakref.proxy(executor)
+        self._units = executor.units
+        self._slots = executor.slots
+        self._wire = executor.wire
+        self._order = [unit.name for unit in reversed(self._units.values()) if unit.trainable]
+        self._order_known = False
+        self._sync = True  # whether the backward to come ends in a reduction (no_sync)
+        self._through_ddp = True
+        self._missing: list[str] = []
+        self._backward = _Backward()
+
+    # ---- around a backward -------------------------------------------------------------------
+
+    def expect(self, through_ddp: bool, require_sync: bool) -> None:
+        """A forward with gradients begins; what it says holds for the backwards that follow."""
+        self._sync = through_ddp and require_sync
+        self._through_ddp = through_ddp
+        if self._sync and self._missing:
+            missing, self._missing = self._missing, []
+            raise RuntimeError(
+                "Expected to have finished reduction in the prior iteration before starting a new one: "
+                f"no gradient came for {', '.join(missing[:5])}. Pass find_unused_parameters=True to "
+                "torch.nn.parallel.DistributedDataParallel, as without a plan."
+            )
+
+    def begin(self) -> None:
+        self.sweep()
+        self._backward = _Backward()
+        for slot in self._slots:
+            slot.flat.ready.clear()
+            if slot.token is not None:
+                self._hide_token(slot)
+
+    def _hide_token(self, slot: Slot) -> None:
+        # Autograd would add the new gradient to the token; it must find nothing there.
+        gradient = slot.parameter.grad
+        slot.had_gradient = gradient is slot.token
+        if gradient is not None and gradient is not slot.token:
+            raise PlanError(
+                f"The script sets the gradient of {slot.name!r} itself, which ZeRO stage {slot.flat.stage} shards.",
+                hint="use --zero 1.",
+            )
+        slot.parameter.grad = None
+
+    def end(self, failed: bool) -> bool:
+        """Whether this backward was one of this model's."""
+        if self._backward.touched and not failed:
+            self._finish()
+        for slot in self._slots:
+            if slot.token is not None and slot.had_gradient and slot.parameter.grad is None:
+                slot.parameter.grad = slot.token
+        return self._backward.touched
+
+    def _finish(self) -> None:
+        """Reduce what is left, in the one order, and agree on which parameters no rank used."""
+        used = [int(slot.index in slot.flat.ready) for slot in self._slots]
+        absent = [slot for slot in self._slots if slot.flat.trainable and not used[slot.index]]
+        self._fill_with_zeros(absent)
+        while self._backward.num_reduced < len(self._order):
+            self._reduce_next()
+        if self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):
+            used = self._wire.largest(used, self._slots[0].flat.device)
+        elif absent:
+            self._missing = [slot.name for slot in absent] if self._sync else []
+            used = [int(slot.flat.trainable) for slot in self._slots]
+        for slot in self._slots:
+            if slot.flat.trainable and used[slot.index]:
+                slot.had_gradient = True
+                if slot.parameter.grad is None and slot.flat.stage < 2 and self._sync:
+                    slot.parameter.grad = self._gradient_view(slot)
+        if not self._order_known:
+            self._agree_on_order()
+
+    def _fill_with_zeros(self, absent: list[Slot]) -> None:
+        """A parameter that some other rank may have used takes part with a zero gradient, as under DDP."""
+        with torch.no_grad():
+            for slot in absent:
+                if slot.flat.stage >= 2 or (self._sync and slot.parameter.grad is None):
+                    self._gradient_view(slot).zero_()
+
+    def _agree_on_order(self) -> None:
+        """From the second backward on, units are reduced in the order in which rank 0 finished them.
+
+        Units that rank 0 did not finish come last: what comes after them waits with its full gradient.
+        """
+        names = list(self._units)
+        done = self._backward.done + [name for name in self._order if name not in self._backward.done]
+        order = self._wire.broadcast([names.index(name) for name in done], self._slots[0].flat.device)
+        self._order = [names[number] for number in order]
+        self._order_known = True
+
+    # ---- inside a backward -------------------------------------------------------------------
+
+    def accumulated(self, unit: UnitState, slot: Slot) -> None:
+        """Autograd has added to a parameter's gradient: move it into the unit's flat buffer."""
+        flat, parameter = slot.flat, slot.parameter
+        self._backward.touched = True
+        if flat.stage >= 2 and not self._through_ddp:
+            raise PlanError(
+                "The script runs a backward through the model inside DistributedDataParallel, past DDP itself.",
+                hint="use --zero 1, which leaves such gradients alone as DDP does.",
+            )
+        with torch.no_grad():
+            view = self._gradient_view(slot)
+            if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
+                if flat.stage >= 2 and slot.index in flat.ready:
+                    view.add_(parameter.grad)
+                else:
+                    view.copy_(parameter.grad)
+                parameter.grad = view if flat.stage < 2 else None
+        flat.ready.add(slot.index)
+        if all(len(other.ready) == len(other.slots) for other in unit.trainable):
+            self._unit_backward_ends(unit)
+
+    def _gradient_view(self, slot: Slot) -> torch.Tensor:
+        flat = slot.flat
+        if flat.grad is None:
+            flat.grad = flat.new(flat.padded_numel if flat.stage >= 2 else flat.num_elements)
+            flat.grad[flat.num_elements :].zero_()
+            self._executor.label(flat.grad, "gradient", flat.unit)
+        return slot.view(flat.grad)
+
+    def _unit_backward_ends(self, unit: UnitState) -> None:
+        if unit.name in self._backward.done:
+            return
+        self._backward.done.append(unit.name)
+        self._executor.unit_backward_ends(unit)
+        while self._next_unit() in self._backward.done:
+            self._reduce_next()
+
+    def _next_unit(self) -> str | None:
+        position = self._backward.num_reduced
+        return self._order[position] if position < len(self._order) else None
+
+    def _reduce_next(self) -> None:
+        unit = self._units[self._order[self._backward.num_reduced]]
+        self._backward.num_reduced += 1
+        self._executor.reduce_unit(unit)
+
+    # ---- actions and buffers -----------------------------------------------------------------
+
+    def reduce(self, unit: UnitState, shard: bool) -> None:
+        with torch.no_grad():
+            for flat in unit.trainable:
+                if flat.grad is None:
+                    continue
+                if shard:
+                    self._executor.remember("reduce_scatter", flat)
+                    self._reduce_to_shard(flat, flat.grad)
+                elif self._sync:
+                    self._executor.remember("all_reduce", flat)
+                    self._wire.mean(flat.grad)
+
+    def _reduce_to_shard(self, flat: Flat, grad: torch.Tensor) -> None:
+        own = self._wire.reduce_scatter_mean(grad)
+        if flat.grad_shard is None:
+            # A slice of the full buffer would keep all of it alive.
+            shares = own.untyped_storage()._cdata == grad.untyped_storage()._cdata
+            flat.grad_shard = own.clone() if shares else own
+            self._executor.label(flat.grad_shard, "gradient", flat.unit)
+        else:
+            flat.grad_shard.add_(own)
+        flat.grad = None
+
+    def sweep(self) -> None:
+        """Let go of gradient buffers whose parameters have no gradient any more (`zero_grad`)."""
+        for flat in self._executor.flats:
+            if not flat.trainable:
+                continue
+            if flat.stage >= 2:
+                dropped = [slot for slot in flat.slots if slot.parameter.grad is None]
+                if len(dropped) == len(flat.slots):
+                    flat.grad_shard = None
+                elif flat.grad_shard is not None:
+                    for slot in dropped:
+                        slot.piece(flat.grad_shard).zero_()
+            elif flat.grad is not None and not any(self._is_ours(slot) for slot in flat.slots):
+                flat.grad = None
+
+    def _is_ours(self, slot: Slot) -> bool:
+        gradient, buffer = slot.parameter.grad, slot.flat.grad
+        if gradient is None or buffer is None:
+            return False
+        return bool(gradient.untyped_storage()._cdata == buffer.untyped_storage()._cdata)
