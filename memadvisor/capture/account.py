@@ -115,6 +115,22 @@ class Ledger:
                 return block if alive else None
         return None
 
+    def freed_elsewhere(self, size_bytes: int, time_ns: int) -> int:
+        """A thread that no profiler sees (a backend's own) freed this much; its size tells which block it was.
+
+        Returns the bytes of the block that is taken for it; 0 where none fits, and they stay unexplained.
+        """
+        for block in reversed(self.blocks):
+            if (
+                block.size_bytes == size_bytes
+                and block.death_ns is None
+                and block.birth_ns < time_ns
+                and not block.categories & {"parameter", "gradient", "optimizer_state", "input", "other"}
+            ):
+                block.death_ns = time_ns
+                return size_bytes
+        return 0
+
     def sight(self, address: int, time_ns: int, size_bytes: int, dtype: str, shape: str) -> None:
         """A storage that the step used; if the allocator never saw its birth, it was there before."""
         block = self.at(address, time_ns)
@@ -160,6 +176,10 @@ def make_account(
             block.unit = named.unit or block.unit
     _apply_positions(ledger, log)
 
+    residuals, peak_bytes, peak_reserved_bytes = _residuals(
+        ledger, events, start_allocated_bytes, start_ns, offset_ns
+    )
+
     def seconds(time_ns: int | None) -> float | None:
         return None if time_ns is None else (time_ns + offset_ns) / 1e9
 
@@ -181,9 +201,6 @@ def make_account(
         )
         for row, block in saved_blocks
     ]
-    residuals, peak_bytes, peak_reserved_bytes = _residuals(
-        ledger, events, start_allocated_bytes, start_ns, offset_ns
-    )
     return Account(storages, saved, residuals, peak_bytes, peak_reserved_bytes)
 
 
@@ -273,6 +290,10 @@ def _residuals(
     for event in events:
         explained += event.delta_bytes
         unexplained = event.allocated_bytes - explained
+        if unexplained < rows[-1].unexplained_bytes:
+            freed = ledger.freed_elsewhere(rows[-1].unexplained_bytes - unexplained, event.time_ns)
+            explained -= freed
+            unexplained += freed
         if unexplained != rows[-1].unexplained_bytes:
             rows.append(Residual((event.time_ns + offset_ns) / 1e9, unexplained))
         peak_bytes = max(peak_bytes, event.allocated_bytes)

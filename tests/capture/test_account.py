@@ -113,3 +113,14 @@ def test_what_a_recomputation_leaves_behind_is_an_activation():
     events = [event(2, 0xA, 8, 8), event(3, 0xB, 16, 24), event(4, 0xB, -16, 8), event(7, 0xA, -8, 0)]
 
     assert [row.category for row in account(events, log).storages] == ["activation", "temporary"]
+
+
+def test_a_block_that_another_thread_freed_is_found_by_its_size():
+    """Gloo frees its buffers on threads of its own: the profiler sees no event, but the total falls."""
+    log = LabelLog(named=[Named(2 * MS, 0xA, "communication", "block")])
+    events = [event(2, 0xA, 64, 64), event(3, 0xB, 16, 80), event(6, 0xC, 8, 24)]
+    result = account(events, log)
+
+    (freed,) = [row for row in result.storages if row.size_bytes == 64]
+    assert (freed.category, freed.death_s) == ("communication", 0.006)
+    assert [row.unexplained_bytes for row in result.residuals] == [0]

@@ -1,0 +1,87 @@
+"""Several ranks: what their own parallelism keeps is named, and counted as it is on each rank."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memadvisor.run.store import load_run
+
+SCRIPT = Path(__file__).parent / "zoo_ranks.py"
+BYTES = 4  # fp32
+
+
+def profiled(kind, directory):
+    command = [
+        sys.executable,
+        "-m",
+        "memadvisor",
+        "profile",
+        "--nproc",
+        "2",
+        "--out",
+        str(directory),
+        str(SCRIPT),
+        kind,
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return load_run(directory).ranks
+
+
+def alive_bytes(rank, category):
+    (optimizer,) = [s for s in rank.spans if s.kind == "optimizer" and s.step == rank.traced_step.index]
+    return sum(
+        row.size_bytes
+        for row in rank.storages
+        if row.category == category
+        and row.birth_s <= optimizer.start_s
+        and (row.death_s is None or row.death_s > optimizer.start_s)
+    )
+
+
+def unexplained_bytes(rank):
+    return max(abs(row.unexplained_bytes) for row in rank.residuals)
+
+
+@pytest.mark.timeout(150)
+def test_ddps_buckets_are_communication_and_its_reductions_are_seen(tmp_path):
+    ranks = profiled("ddp", tmp_path / "run")
+    for rank in ranks:
+        num_params = sum(unit.num_parameters for unit in rank.units)
+        assert alive_bytes(rank, "communication") == BYTES * num_params
+        assert (
+            sum(c.size_bytes for c in rank.collectives if c.operation == "all_reduce") == BYTES * num_params
+        )
+        assert all(c.end_s is not None and c.end_s >= c.issue_s for c in rank.collectives)
+        assert unexplained_bytes(rank) < 0.01 * rank.traced_step.peak_allocated_bytes
+    assert [(c.group, c.sequence, c.size_bytes) for c in ranks[0].collectives] == [
+        (c.group, c.sequence, c.size_bytes) for c in ranks[1].collectives
+    ]
+
+
+@pytest.mark.timeout(150)
+def test_fsdp2_keeps_a_half_of_each_state_on_each_of_two_ranks(tmp_path):
+    for rank in profiled("fsdp", tmp_path / "run"):
+        num_params = sum(row.num_elements for row in rank.parameters if not row.tied_to)
+        assert alive_bytes(rank, "parameter") == pytest.approx(BYTES * num_params / 2, rel=0.01)
+        assert alive_bytes(rank, "gradient") == pytest.approx(BYTES * num_params / 2, rel=0.01)
+        assert alive_bytes(rank, "optimizer_state") == pytest.approx(2 * BYTES * num_params / 2, rel=0.01)
+        assert {"all_gather", "reduce_scatter"} <= {c.operation for c in rank.collectives}
+        assert unexplained_bytes(rank) < 0.01 * rank.traced_step.peak_allocated_bytes
+
+
+@pytest.mark.timeout(150)
+def test_tensor_parallel_parameters_count_by_what_is_local(tmp_path):
+    for rank in profiled("tensor", tmp_path / "run"):
+        whole = BYTES * sum(row.num_elements for row in rank.parameters if not row.tied_to)
+        sharded = BYTES * sum(
+            row.num_elements
+            for row in rank.parameters
+            if ".mlp.1." in row.name or row.name.endswith(".mlp.3.weight")
+        )
+        assert alive_bytes(rank, "parameter") == pytest.approx(whole - sharded / 2, rel=0.01)
+        assert unexplained_bytes(rank) < 0.01 * rank.traced_step.peak_allocated_bytes

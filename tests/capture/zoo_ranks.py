@@ -1,0 +1,35 @@
+"""Trainings of several ranks, as a script: `zoo_ranks.py ddp|fsdp|tensor` under a launcher."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+sys.path.insert(0, str(Path(__file__).parent))
+from zoo import Gpt, next_token_loss, train
+
+
+def main(kind):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = Gpt()
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    elif kind == "fsdp":
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    else:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:
+            parallelize_module(block.mlp, mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
+    train(model, next_token_loss, torch.optim.AdamW(model.parameters(), foreach=False))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
