@@ -6,31 +6,17 @@ between units is a `BoundaryTensor`; everything else is in the segments' levels 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from memadvisor.analyzers.batch_sizes import is_weight_cast, shrink_batch
+from memadvisor.analyzers.batch_sizes import is_weight_cast
+from memadvisor.analyzers.movable import boundary_tensors, inner_storages
+from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level
-from memadvisor.run.records import UNEXPLAINED, Parameter, Saved, Step, Storage
+from memadvisor.run.records import UNEXPLAINED, Parameter, Step
 from memadvisor.run.run import RankRun
-
-
-class Stretch(Protocol):
-    """What this file needs of a piece of the step (analyzers/segments.py)."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def unit(self) -> str | None: ...
-    @property
-    def micro_batch(self) -> int | None: ...
-    @property
-    def start_s(self) -> float: ...
-    @property
-    def end_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +42,6 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """A storage and the segments of its birth and death (-1: before the step; number of segments: after)."""
-
-    row: Storage
-    birth: int
-    death: int
-    saved: tuple[Saved, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Event:
     """A change of live bytes. Deaths come before births of the same time."""
 
@@ -78,8 +54,8 @@ class _Event:
 
 def segment_memory(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int) -> Memory:
     """Place every storage of the process's device on the segments, and sum them up."""
-    placed = _place(rank, step, pieces, divisor)
-    passes = _Passes(pieces)
+    placed = place_storages(rank, step, pieces, divisor)
+    passes = Passes(pieces)
     freed = {number for number, item in enumerate(placed) if passes.unit_that_frees(item) is not None}
     casts = {number for number in freed if is_weight_cast(placed[number].row, rank.parameters)}
     events, start = _events(rank, step, pieces, placed)
@@ -94,102 +70,14 @@ def segment_memory(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor
         _apply(start, events[position])
     return Memory(
         levels=tuple(levels),
-        inner=tuple(_inner(placed, freed, casts, passes)),
-        boundaries=tuple(_boundaries(placed, freed, passes)),
+        inner=tuple(inner_storages(placed, freed, casts, passes)),
+        boundaries=tuple(boundary_tensors(placed, freed, passes)),
         peak_bytes=max(sum(level.captured.peak.values()) for level in levels),
     )
 
 
-class _Passes:
-    """Where each unit's forward and backward of each micro-batch are, for units that run in one piece."""
-
-    def __init__(self, pieces: Sequence[Stretch]) -> None:
-        found: dict[tuple[str, str, int | None], list[int]] = defaultdict(list)
-        for position, piece in enumerate(pieces):
-            if piece.unit is not None:
-                found[piece.phase, piece.unit, piece.micro_batch].append(position)
-        self.pieces = pieces
-        self.forward: dict[int, tuple[str, int]] = {}  # forward segment -> unit, backward segment
-        self.backward: dict[int, str] = {}
-        split = {
-            unit
-            for (phase, unit, _), places in found.items()
-            if (phase == "forward" and len(places) > 1) or phase == "recompute"
-        }
-        for (phase, unit, micro_batch), places in found.items():
-            backward = found.get(("backward", unit, micro_batch))
-            if phase == "forward" and backward and unit not in split:
-                self.forward[places[0]] = unit, backward[0]
-                self.backward[backward[0]] = unit
-
-    def unit_that_frees(self, item: _Placed) -> str | None:
-        """The unit whose recomputation would free this storage: it alone keeps it, from its forward on."""
-        unit, backward = self.forward.get(item.birth, (None, 0))
-        if unit is None or not item.saved or item.row.category in STATES or item.death <= item.birth:
-            return None
-        if any(saved.unit != unit or saved.released_s is None for saved in item.saved):
-            return None
-        end_s = self.pieces[item.birth].end_s
-        used_later = item.row.last_forward_use_s is not None and item.row.last_forward_use_s > end_s
-        held_longer = item.death > self.last_of_backward(backward)
-        return None if used_later or held_longer else unit
-
-    def last_of_backward(self, position: int) -> int:
-        """The last segment in which what a unit's backward used may still be dropped: the next one."""
-        return position + 1
-
-    def end_of_forward(self, position: int) -> int:
-        """The last segment of a micro-batch before its backward."""
-        micro_batch = self.pieces[position].micro_batch
-        while (
-            position + 1 < len(self.pieces)
-            and self.pieces[position + 1].phase not in ("backward", "recompute")
-            and self.pieces[position + 1].micro_batch == micro_batch
-        ):
-            position += 1
-        return position
-
-    def forward_at(self, time_s: float | None) -> int | None:
-        """The forward segment of a whole unit that contains a time."""
-        if time_s is None:
-            return None
-        position = bisect_left(self.pieces, time_s, key=lambda piece: piece.start_s) - 1
-        return position if position in self.forward else None
-
-
-def _place(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int) -> list[_Placed]:
-    saved_of: dict[int, list[Saved]] = defaultdict(list)
-    for saved in rank.saved:
-        saved_of[saved.storage_id].append(saved)
-    starts = [piece.start_s for piece in pieces]
-    sizes = shrink_batch(rank, step, divisor)
-    placed = []
-    for row in rank.storages:
-        if row.device != rank.process.device or (row.death_s is not None and row.death_s <= step.start_s):
-            continue
-        death = len(pieces)
-        if row.death_s is not None and row.death_s < step.end_s:
-            death = max(0, bisect_left(starts, row.death_s) - 1)
-        sized = replace(row, size_bytes=sizes.get(row.storage_id, row.size_bytes))
-        birth = _birth_segment(row, step, pieces, starts)
-        placed.append(_Placed(sized, birth, max(death, birth), tuple(saved_of[row.storage_id])))
-    return placed
-
-
-def _birth_segment(row: Storage, step: Step, pieces: Sequence[Stretch], starts: Sequence[float]) -> int:
-    """What is born at the very moment a segment ends belongs to that segment if its unit ran there."""
-    if row.phase == "baseline" or row.birth_s <= step.start_s:
-        return -1
-    birth = bisect_right(starts, row.birth_s) - 1
-    if birth > 0 and starts[birth] == row.birth_s:
-        before = pieces[birth - 1]
-        if (before.unit, before.phase) == (row.unit, row.phase):
-            return birth - 1
-    return birth
-
-
 def _events(
-    rank: RankRun, step: Step, pieces: Sequence[Stretch], placed: Sequence[_Placed]
+    rank: RankRun, step: Step, pieces: Sequence[Stretch], placed: Sequence[Placed]
 ) -> tuple[list[list[_Event]], Counter[str]]:
     """Changes of live bytes by segment, in order of time, and what is alive when the step begins."""
     events: list[list[_Event]] = [[] for _ in pieces]
@@ -254,7 +142,7 @@ def _levels(
     pieces: Sequence[Stretch],
     start: Mapping[str, int],
     events: Sequence[_Event],
-    placed: Sequence[_Placed],
+    placed: Sequence[Placed],
     freed: set[int],
     casts: set[int],
     parameters: Mapping[str, Sequence[Parameter]],
@@ -294,7 +182,7 @@ def _own_gradients(events: Sequence[_Event]) -> list[_Event]:
 def _handed_over(
     piece: Stretch,
     events: Sequence[_Event],
-    placed: Sequence[_Placed],
+    placed: Sequence[Placed],
     parameters: Mapping[str, Sequence[Parameter]],
     *,
     collect: bool,
@@ -345,7 +233,7 @@ def _trainable_bytes(parameters: Mapping[str, Sequence[Parameter]], unit: str | 
 def _gradient_unit(
     event: _Event,
     piece: Stretch,
-    placed: Sequence[_Placed],
+    placed: Sequence[Placed],
     parameters: Mapping[str, Sequence[Parameter]],
 ) -> str | None:
     """The unit of whose parameters something new-born is a gradient; None for anything else.
@@ -367,7 +255,7 @@ def _gradient_unit(
 def _without_saving(
     piece: Stretch,
     events: Sequence[_Event],
-    placed: Sequence[_Placed],
+    placed: Sequence[Placed],
     freed: set[int],
     casts: set[int],
 ) -> Sequence[_Event]:
@@ -390,7 +278,7 @@ def _without_saving(
     return changed
 
 
-def _growth(piece: Stretch, events: Sequence[_Event], placed: Sequence[_Placed]) -> dict[str, int]:
+def _growth(piece: Stretch, events: Sequence[_Event], placed: Sequence[Placed]) -> dict[str, int]:
     """What the segment's own storages reach until its unit has saved its last tensor.
 
     Non-reentrant checkpointing stops a recomputation there (torch.utils.checkpoint, early stop).
@@ -408,66 +296,3 @@ def _growth(piece: Stretch, events: Sequence[_Event], placed: Sequence[_Placed])
         default=piece.start_s,
     )
     return _highest({}, [event for event in own if event.time_s <= last_saved_s])
-
-
-def _inner(placed: Sequence[_Placed], freed: set[int], casts: set[int], passes: _Passes) -> Iterable[Inner]:
-    """Freed storages of one unit, category and lifetime are one item.
-
-    A weight that autocast has cast stays in its cache until the forward's context is left.
-    """
-    sizes: Counter[tuple[str, str, int, int, int]] = Counter()
-    for number in sorted(freed):
-        item = placed[number]
-        unit, backward = passes.forward[item.birth]
-        freed_after = passes.end_of_forward(item.birth) if number in casts else item.birth
-        key = (unit, item.row.category, item.birth, freed_after, min(item.death, backward))
-        sizes[key] += item.row.size_bytes
-    for (unit, category, birth, freed_after, death), size_bytes in sizes.items():
-        yield Inner(
-            unit=unit,
-            category=category,
-            size_bytes=size_bytes,
-            birth_segment=birth,
-            freed_after_segment=freed_after,
-            death_segment=death,
-        )
-
-
-def _boundaries(placed: Sequence[_Placed], freed: set[int], passes: _Passes) -> Iterable[BoundaryTensor]:
-    """Crossing storages that a unit takes as input, or that autograd keeps for units of several sorts."""
-    starts = [piece.start_s for piece in passes.pieces]
-    for number, item in enumerate(placed):
-        row = item.row
-        crossing = item.death > item.birth and item.death < len(passes.pieces)
-        if number in freed or row.category in STATES or not crossing:
-            continue
-        input_of = _units_fed(item, passes)
-        if not input_of:
-            continue
-        saved_until: dict[str, int] = {}
-        for saved in item.saved:
-            end_s = saved.released_s if saved.released_s is not None else row.death_s or saved.saved_s
-            until = max(0, bisect_left(starts, end_s) - 1)
-            saved_until[saved.unit] = max(until, saved_until.get(saved.unit, 0))
-        last_use_s = row.last_forward_use_s
-        yield BoundaryTensor(
-            category=row.category,
-            size_bytes=row.size_bytes,
-            birth_segment=item.birth,
-            death_segment=item.death,
-            last_use_segment=item.birth if last_use_s is None else bisect_left(starts, last_use_s) - 1,
-            saved_until=saved_until,
-            input_of=input_of,
-        )
-
-
-def _units_fed(item: _Placed, passes: _Passes) -> dict[str, int]:
-    """Units that use a storage born before their forward, with the segment of their backward."""
-    times = [item.row.last_forward_use_s, *(saved.saved_s for saved in item.saved)]
-    fed: dict[str, int] = {}
-    for time_s in times:
-        position = passes.forward_at(time_s)
-        if position is not None and position > item.birth:
-            unit, backward = passes.forward[position]
-            fed[unit] = backward
-    return fed

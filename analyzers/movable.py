@@ -1,0 +1,75 @@
+"""Which storages a recomputation would set free, and which flow between units."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.cost.step import STATES, BoundaryTensor, Inner
+
+
+def inner_storages(
+    placed: Sequence[Placed], freed: set[int], casts: set[int], passes: Passes
+) -> Iterable[Inner]:
+    """Freed storages of one unit, category and lifetime are one item.
+
+    A weight that autocast has cast stays in its cache until the forward's context is left.
+    """
+    sizes: Counter[tuple[str, str, int, int, int]] = Counter()
+    for number in sorted(freed):
+        item = placed[number]
+        unit, backward = passes.forward[item.birth]
+        freed_after = passes.end_of_forward(item.birth) if number in casts else item.birth
+        key = (unit, item.row.category, item.birth, freed_after, min(item.death, backward))
+        sizes[key] += item.row.size_bytes
+    for (unit, category, birth, freed_after, death), size_bytes in sizes.items():
+        yield Inner(
+            unit=unit,
+            category=category,
+            size_bytes=size_bytes,
+            birth_segment=birth,
+            freed_after_segment=freed_after,
+            death_segment=death,
+        )
+
+
+def boundary_tensors(placed: Sequence[Placed], freed: set[int], passes: Passes) -> Iterable[BoundaryTensor]:
+    """Crossing storages that a unit takes as input, or that autograd keeps for units of several sorts."""
+    starts = [piece.start_s for piece in passes.pieces]
+    for number, item in enumerate(placed):
+        row = item.row
+        crossing = item.death > item.birth and item.death < len(passes.pieces)
+        if number in freed or row.category in STATES or not crossing:
+            continue
+        input_of = _units_fed(item, passes)
+        if not input_of:
+            continue
+        saved_until: dict[str, int] = {}
+        for saved in item.saved:
+            end_s = saved.released_s if saved.released_s is not None else row.death_s or saved.saved_s
+            until = max(0, bisect_left(starts, end_s) - 1)
+            saved_until[saved.unit] = max(until, saved_until.get(saved.unit, 0))
+        last_use_s = row.last_forward_use_s
+        yield BoundaryTensor(
+            category=row.category,
+            size_bytes=row.size_bytes,
+            birth_segment=item.birth,
+            death_segment=item.death,
+            last_use_segment=item.birth if last_use_s is None else bisect_left(starts, last_use_s) - 1,
+            saved_until=saved_until,
+            input_of=input_of,
+        )
+
+
+def _units_fed(item: Placed, passes: Passes) -> dict[str, int]:
+    """Units that use a storage born before their forward, with the segment of their backward."""
+    times = [item.row.last_forward_use_s, *(saved.saved_s for saved in item.saved)]
+    fed: dict[str, int] = {}
+    for time_s in times:
+        position = passes.forward_at(time_s)
+        if position is not None and position > item.birth:
+            unit, backward = passes.forward[position]
+            fed[unit] = backward
+    return fed

@@ -1,0 +1,128 @@
+"""Where each storage of the traced step is born and dies, and where each unit runs, in segments."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from memadvisor.analyzers.batch_sizes import shrink_batch
+from memadvisor.cost.step import STATES
+from memadvisor.run.records import Saved, Step, Storage
+from memadvisor.run.run import RankRun
+
+
+class Stretch(Protocol):
+    """What this file needs of a piece of the step (analyzers/segments.py)."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def unit(self) -> str | None: ...
+    @property
+    def micro_batch(self) -> int | None: ...
+    @property
+    def start_s(self) -> float: ...
+    @property
+    def end_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A storage and the segments of its birth and death (-1: before the step; number of segments: after)."""
+
+    row: Storage
+    birth: int
+    death: int
+    saved: tuple[Saved, ...]
+
+
+class Passes:
+    """Where each unit's forward and backward of each micro-batch are, for units that run in one piece."""
+
+    def __init__(self, pieces: Sequence[Stretch]) -> None:
+        found: dict[tuple[str, str, int | None], list[int]] = defaultdict(list)
+        for position, piece in enumerate(pieces):
+            if piece.unit is not None:
+                found[piece.phase, piece.unit, piece.micro_batch].append(position)
+        self.pieces = pieces
+        self.forward: dict[int, tuple[str, int]] = {}  # forward segment -> unit, backward segment
+        self.backward: dict[int, str] = {}
+        split = {
+            unit
+            for (phase, unit, _), places in found.items()
+            if (phase == "forward" and len(places) > 1) or phase == "recompute"
+        }
+        for (phase, unit, micro_batch), places in found.items():
+            backward = found.get(("backward", unit, micro_batch))
+            if phase == "forward" and backward and unit not in split:
+                self.forward[places[0]] = unit, backward[0]
+                self.backward[backward[0]] = unit
+
+    def unit_that_frees(self, item: Placed) -> str | None:
+        """The unit whose recomputation would free this storage: it alone keeps it, from its forward on."""
+        unit, backward = self.forward.get(item.birth, (None, 0))
+        if unit is None or not item.saved or item.row.category in STATES or item.death <= item.birth:
+            return None
+        if any(saved.unit != unit or saved.released_s is None for saved in item.saved):
+            return None
+        end_s = self.pieces[item.birth].end_s
+        used_later = item.row.last_forward_use_s is not None and item.row.last_forward_use_s > end_s
+        held_longer = item.death > self.last_of_backward(backward)
+        return None if used_later or held_longer else unit
+
+    def last_of_backward(self, position: int) -> int:
+        """The last segment in which what a unit's backward used may still be dropped: the next one."""
+        return position + 1
+
+    def end_of_forward(self, position: int) -> int:
+        """The last segment of a micro-batch before its backward."""
+        micro_batch = self.pieces[position].micro_batch
+        while (
+            position + 1 < len(self.pieces)
+            and self.pieces[position + 1].phase not in ("backward", "recompute")
+            and self.pieces[position + 1].micro_batch == micro_batch
+        ):
+            position += 1
+        return position
+
+    def forward_at(self, time_s: float | None) -> int | None:
+        """The forward segment of a whole unit that contains a time."""
+        if time_s is None:
+            return None
+        position = bisect_left(self.pieces, time_s, key=lambda piece: piece.start_s) - 1
+        return position if position in self.forward else None
+
+
+def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int) -> list[Placed]:
+    """Storages of the process's device that live in the step, their sizes for micro-batches of 1/divisor."""
+    saved_of: dict[int, list[Saved]] = defaultdict(list)
+    for saved in rank.saved:
+        saved_of[saved.storage_id].append(saved)
+    starts = [piece.start_s for piece in pieces]
+    sizes = shrink_batch(rank, step, divisor)
+    placed = []
+    for row in rank.storages:
+        if row.device != rank.process.device or (row.death_s is not None and row.death_s <= step.start_s):
+            continue
+        death = len(pieces)
+        if row.death_s is not None and row.death_s < step.end_s:
+            death = max(0, bisect_left(starts, row.death_s) - 1)
+        sized = replace(row, size_bytes=sizes.get(row.storage_id, row.size_bytes))
+        birth = _birth_segment(row, step, pieces, starts)
+        placed.append(Placed(sized, birth, max(death, birth), tuple(saved_of[row.storage_id])))
+    return placed
+
+
+def _birth_segment(row: Storage, step: Step, pieces: Sequence[Stretch], starts: Sequence[float]) -> int:
+    """What is born at the very moment a segment ends belongs to that segment if its unit ran there."""
+    if row.phase == "baseline" or row.birth_s <= step.start_s:
+        return -1
+    birth = bisect_right(starts, row.birth_s) - 1
+    if birth > 0 and starts[birth] == row.birth_s:
+        before = pieces[birth - 1]
+        if (before.unit, before.phase) == (row.unit, row.phase):
+            return birth - 1
+    return birth
