@@ -1,4 +1,4 @@
-"""Published figures of accelerators, each with the page it was read from. Dense rates, never with sparsity.
+"""Published figures of accelerators, each with the page that publishes it. Dense rates, never with sparsity.
 
 GB means 10**9 bytes, as on the data sheets. A device that is not here is unknown: measure it with
 `memadvisor calibrate`.
