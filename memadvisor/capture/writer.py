@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from memadvisor.capture.census import optimizer_state_rows
 from memadvisor.capture.models import Models
@@ -113,7 +114,7 @@ class RankWriter:
         properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
         return ProcessInfo(
             rank=self._options.rank,
-            world_size=self._options.world_size,
+            world_size=max(self._options.world_size, _process_group_size()),
             local_rank=self._options.local_rank,
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -126,6 +127,11 @@ class RankWriter:
             torch_version=torch.__version__,
             python_version=platform.python_version(),
         )
+
+
+def _process_group_size() -> int:
+    """Ranks of the script's process group; 1 where it has none."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _host_memory_bytes() -> int | None:

@@ -123,7 +123,8 @@ def load_run(path: str | Path) -> Run:
         )
     manifest = _load_manifest(directory, tuple(ranks.values()), problems)
     plan = _load_plan(directory, problems)
-    world_size = max(manifest.world_size, 1 + max(ranks))
+    # A script may start further ranks by itself, which nobody recorded: the process group knows of them.
+    world_size = max(manifest.world_size, 1 + max(ranks), *(rank.process.world_size for rank in ranks.values()))
     return Run(
         path=directory,
         manifest=manifest,

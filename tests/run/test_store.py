@@ -303,3 +303,15 @@ def test_ranks_of_one_launch_share_a_directory_and_those_of_the_next_do_not(tmp_
 
     with pytest.raises(UsageError, match="not empty"):
         join_run_directory(tmp_path / "run", "launch 2")
+
+
+def test_ranks_that_the_script_started_by_itself_are_named_as_missing(tmp_path):
+    """The launcher knew of one rank; the script's process group, by its own account, has two."""
+    directory = write_run(make_run(num_ranks=1), tmp_path / "run")
+    rank = load_run(directory).ranks[0]
+    journal = JournalWriter(directory / "rank0.pid999999.journal")
+    journal.write_document("process", dataclasses.asdict(dataclasses.replace(rank.process, world_size=2)))
+    journal.write_rows("steps", rank.steps)
+    journal.close()
+
+    assert load_run(directory).missing_ranks == (1,)
