@@ -124,7 +124,9 @@ def load_run(path: str | Path) -> Run:
     manifest = _load_manifest(directory, tuple(ranks.values()), problems)
     plan = _load_plan(directory, problems)
     # A script may start further ranks by itself, which nobody recorded: the process group knows of them.
-    world_size = max(manifest.world_size, 1 + max(ranks), *(rank.process.world_size for rank in ranks.values()))
+    world_size = max(
+        manifest.world_size, 1 + max(ranks), *(rank.process.world_size for rank in ranks.values())
+    )
     return Run(
         path=directory,
         manifest=manifest,
