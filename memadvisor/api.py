@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memadvisor import __version__
 from memadvisor.plan import Plan, load_plan
 from memadvisor.run.run import Run
-from memadvisor.run.store import create_run_directory, load_run
+from memadvisor.run.store import create_run_directory, load_run, unused_run_directory
 from memadvisor.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -101,11 +100,4 @@ def apply(plan: Plan | str | Path, model: Any, optimizer: Any) -> Applied:
 
 
 def _default_directory() -> Path:
-    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
-    base = Path("memadvisor-runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    number = 1
-    path = base
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
+    return unused_run_directory(Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python")

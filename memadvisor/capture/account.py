@@ -136,9 +136,7 @@ class Ledger:
         block = self.at(address, time_ns)
         if block is None and not any(b.birth_ns <= time_ns for b in self._by_address.get(address, ())):
             block = _Block(address, size_bytes, self._start_ns, None, _BASELINE, "")
-            later = self._by_address.setdefault(address, [])
-            block.death_ns = None
-            later.insert(0, block)
+            self._by_address.setdefault(address, []).insert(0, block)
             self.blocks.append(block)
         if block is not None and not block.dtype:
             block.dtype, block.shape = dtype, shape

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -212,12 +213,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], now_ns: int) -> tuple[int, ...]:
         found: list[int] = []
-        for tensor in _tensors(args):
-            address = self._address(tensor)
-            if address and address not in found:
-                found.append(address)
-                self._sight(tensor, address, now_ns)
-        for tensor in _tensors(kwargs.values()) if kwargs else ():
+        for tensor in chain(_tensors(args), _tensors(tuple(kwargs.values())) if kwargs else ()):
             address = self._address(tensor)
             if address and address not in found:
                 found.append(address)
@@ -277,7 +273,7 @@ def _tensors(values: Any) -> Iterable[torch.Tensor]:
     """Tensors among an operator's arguments or results: flat, or in lists one or two levels deep."""
     if isinstance(values, torch.Tensor):
         yield values
-    elif isinstance(values, (list, tuple)) or type(values).__name__ == "dict_values":
+    elif isinstance(values, (list, tuple)):
         for value in values:
             if isinstance(value, torch.Tensor):
                 yield value

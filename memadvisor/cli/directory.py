@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 
 from memadvisor.capture.script import Target
 from memadvisor.errors import UsageError
-from memadvisor.run.store import create_run_directory, join_run_directory
+from memadvisor.run.store import RUNS, create_run_directory, join_run_directory, unused_run_directory
 
 
 def choose_directory(arguments: argparse.Namespace, target: Target) -> Path:
@@ -23,10 +22,10 @@ def choose_directory(arguments: argparse.Namespace, target: Target) -> Path:
     if arguments.joined:
         return Path(arguments.out)
     if launch is None:
-        path = Path(arguments.out) if arguments.out else _unused(target, time.strftime("%Y%m%d-%H%M%S"))
+        path = Path(arguments.out) if arguments.out else unused_run_directory(target.label)
         create_run_directory(path)
         return path
-    path = Path(arguments.out) if arguments.out else _runs() / f"{target.label}-{launch}"
+    path = Path(arguments.out) if arguments.out else RUNS / f"{target.label}-{launch}"
     join_run_directory(path, launch)
     return path
 
@@ -39,17 +38,3 @@ def _launch_id() -> str | None:
     several_nodes = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
     parent = "" if several_nodes else f"-{os.getppid()}"
     return "".join(c if c.isalnum() or c == "-" else "_" for c in f"{run}-{port}{parent}")
-
-
-def _unused(target: Target, stamp: str) -> Path:
-    """A name that is not taken yet: two runs may start within one second."""
-    path = _runs() / f"{target.label}-{stamp}"
-    number = 1
-    while path.exists():
-        number += 1
-        path = _runs() / f"{target.label}-{stamp}-{number}"
-    return path
-
-
-def _runs() -> Path:
-    return Path("memadvisor-runs")

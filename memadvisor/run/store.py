@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import time
 import types
 import typing
 from pathlib import Path
@@ -21,6 +22,7 @@ from memadvisor.run.journal import JournalContents, read_journal
 from memadvisor.run.records import Ending, Note, ProcessInfo
 from memadvisor.run.run import Manifest, RankRun, Run
 
+RUNS = Path("memadvisor-runs")  # where runs go by default, in the working directory
 _JOURNAL = re.compile(r"rank(\d+)\.pid(\d+)\.journal")
 _MAX_JOURNAL_BYTES = 4 * 2**30
 _MAX_MANIFEST_BYTES = 16 * 2**20
@@ -30,6 +32,16 @@ _T = TypeVar("_T")
 
 def journal_path(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.pid{os.getpid()}.journal"
+
+
+def unused_run_directory(label: str) -> Path:
+    """A name under RUNS that is not taken yet: two runs may start within one second."""
+    base = RUNS / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
 
 
 def create_run_directory(directory: Path) -> None:
