@@ -82,6 +82,12 @@ def fit_ring(observations: Sequence[Observation]) -> tuple[float, float] | None:
     if not rows:
         return None
     alpha_s, per_byte_s = _least_relative_squares(rows)
+    if alpha_s > 0 and per_byte_s <= 0:
+        # Small messages took as long as large ones: latency explains them, and the largest one alone bounds
+        # what a byte costs. A small one's bandwidth would make a large message absurdly slow.
+        _, volume, duration = max(rows, key=lambda row: row[1])
+        weights = [row[0] / row[2] for row in rows]
+        return sum(weights) / sum(weight * weight for weight in weights), volume / duration
     if alpha_s < 0 or per_byte_s <= 0:
         alpha_s = 0.0
         per_byte_s = median(duration / volume for _, volume, duration in rows)

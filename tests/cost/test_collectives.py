@@ -84,3 +84,15 @@ def test_curves_of_another_number_of_ranks_are_carried_over_by_the_rings_traffic
     assert times.seconds("all_gather", 1000, 4) == pytest.approx((3 / 4) / (1 / 2))
     assert times.seconds("all_gather", 1000, 1) == 0.0
     assert times_from_curves(curves[:2], 4, "a test") is None
+
+
+def test_small_messages_as_slow_as_large_ones_are_latency_and_make_no_large_one_absurd():
+    """Eight bytes that take 95 ms say nothing of bandwidth: a megabyte must not take minutes for it."""
+    seen = [
+        Observation(operation="all_gather", num_ranks=2, size_bytes=size, duration_s=time_s)
+        for size, time_s in ((8, 0.095), (8, 0.005), (208, 0.005), (2_380_800, 0.003))
+    ]
+    alpha, beta = fit_ring(seen)
+
+    assert 0 < alpha < 0.095
+    assert ring_seconds("all_gather", 2_380_800, 2, alpha, beta) < 0.1
