@@ -58,12 +58,17 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """`shard` matters to `reduce` alone: True leaves each rank its shard of the sum and frees the rest."""
+    """`shard` and `overlaps` matter to `reduce` alone.
+
+    shard: True leaves each rank its shard of the sum and frees the rest. overlaps: the backward goes on
+    meanwhile, and its end waits; else compute waits where the action stands.
+    """
 
     kind: ActionKind
     unit: str
     lane: Lane
     shard: bool = False
+    overlaps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,8 @@ class Schedule:
 def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     """The schedule that a plan asks of a model with these units, in order of execution.
 
-    - Stage 0: all_reduce the unit's gradient after its backward.
+    - Stage 0: all_reduce the unit's gradient after its backward, under the backward of the units that follow:
+      the buffer is there anyway, so this costs no memory.
     - Stage 1: the same (every rank keeps the whole summed gradient, so a script may still read it), but each
       rank updates its shard alone, and the updated parameters are gathered after the optimizer step.
     - Stage 2: reduce_scatter after the backward, then free the rest of the gradient.
@@ -99,7 +105,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
 
     def add(point: Point, boundary_unit: str, kind: ActionKind, unit: str, *, shard: bool = False) -> None:
         lane = Lane.COLLECTIVE if kind in (ActionKind.GATHER, ActionKind.REDUCE) else Lane.COMPUTE
-        action = Action(kind=kind, unit=unit, lane=lane, shard=shard)
+        overlaps = kind is ActionKind.REDUCE and not shard
+        action = Action(kind=kind, unit=unit, lane=lane, shard=shard, overlaps=overlaps)
         actions.setdefault(Boundary(point, boundary_unit), []).append(action)
 
     for unit in chosen:

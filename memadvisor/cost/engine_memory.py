@@ -29,10 +29,7 @@ _NO_PARAMETERS = UnitStates(name="", parameters=(), optimizer_bytes=0, optimizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A collective that an action needs, and the bytes that live only while it runs.
-
-    Compute waits for it: the engine overlaps nothing yet.
-    """
+    """A collective that an action needs, and the bytes that live only while compute waits for it."""
 
     operation: str
     size_bytes: int

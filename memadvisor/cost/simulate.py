@@ -105,6 +105,8 @@ class _Player:
     def _segment(self, position: int, is_last: bool) -> None:
         segment, place = self.step.segments[position], place_of(self.step.segments[position])
         enters, leaves = self.edges[position]
+        if segment.phase not in _IN_BACKWARD:
+            self.lanes.wait_for_collectives()
         if enters:
             self._actions(_POINTS[segment.phase][0], position, is_last)
         self.engine.enter(segment)
@@ -147,7 +149,8 @@ class _Player:
                 continue
             self._moment(f"{action.kind} of {action.unit}", position, base + Counter(message.staging))
             duration_s = self.times.seconds(message.operation, message.size_bytes, self.schedule.num_ranks)
-            self.lanes.collective(f"{action.kind} {action.unit}", duration_s, waits=True)
+            name = f"{action.kind} {action.unit}"
+            self.lanes.collective(name, duration_s, waits=not action.overlaps)
 
     def _syncs(self, segment: Segment) -> bool:
         """Whether the script lets this micro-batch's gradients be reduced, though others follow it."""
@@ -174,6 +177,8 @@ _POINTS = {
     "optimizer": (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER),
 }
 _AFTER = tuple(after for _, after in _POINTS.values())
+# What a reduction may run under; the end of a backward waits for all of them.
+_IN_BACKWARD = ("backward", "recompute")
 
 
 def place_of(segment: Segment) -> str:

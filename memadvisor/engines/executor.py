@@ -1,8 +1,8 @@
 """The executor: plays a schedule on one live model, at the boundaries of its units.
 
 Forward boundaries come from global module hooks, backward ones from hooks on output tensors and from
-gradients that have been accumulated. Everything runs on the compute lane: a collective is waited for
-where it is issued. docs/engines.md says which buffers exist when.
+gradients that have been accumulated. A collective is waited for where it is issued, but for reductions
+that overlap the backward. docs/engines.md says which buffers exist when.
 
 Two kinds of reading a stage-3 parameter: in a training pass through DDP all ranks gather together; in
 any other (evaluation, a pass on one rank, a look at a parameter) a rank asks the others' service
@@ -234,7 +234,7 @@ class Executor:
             elif action.kind is ActionKind.RELEASE:
                 self._release_unit(unit)
             elif action.kind is ActionKind.REDUCE:
-                self.reductions.reduce(unit, action.shard)
+                self.reductions.reduce(unit, action)
             # RECOMPUTE is played by recompute.py, which wraps the unit's own forward.
 
     def gather_unit(self, unit: UnitState) -> None:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from memadvisor.engines.flat import Flat, Slot, UnitState
 from memadvisor.errors import PlanError
+from memadvisor.schedule import Action
 
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Backward:
-    """The backward under way: which units have all their gradients, and which were reduced."""
+    """The backward under way: which units have all their gradients, and whose reductions were begun."""
 
     touched: bool = False
     done: list[str] = field(default_factory=list)
     num_reduced: int = 0
+    in_flight: list[dist.Work] = field(default_factory=list)
 
 
 class Reductions:
@@ -92,6 +95,9 @@ class Reductions:
         self._fill_with_zeros(absent)
         while self._backward.num_reduced < len(self._order):
             self._reduce_next()
+        # The script may read p.grad from here on: without the wait it would see its own rank's gradient.
+        while self._backward.in_flight:
+            self._backward.in_flight.pop().wait()
         if self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):
             used = self._wire.largest(used, self._slots[0].flat.device)
         elif absent:
@@ -173,17 +179,21 @@ class Reductions:
 
     # ---- actions and buffers -----------------------------------------------------------------
 
-    def reduce(self, unit: UnitState, shard: bool) -> None:
+    def reduce(self, unit: UnitState, action: Action) -> None:
         with torch.no_grad():
             for flat in unit.trainable:
                 if flat.grad is None:
                     continue
-                if shard:
+                if action.shard:
                     self._executor.remember("reduce_scatter", flat)
                     self._reduce_to_shard(flat, flat.grad)
                 elif self._sync:
                     self._executor.remember("all_reduce", flat)
-                    self._wire.mean(flat.grad)
+                    work = self._wire.begin_mean(flat.grad)
+                    if action.overlaps:
+                        self._backward.in_flight.append(work)
+                    else:
+                        work.wait()
 
     def _reduce_to_shard(self, flat: Flat, grad: torch.Tensor) -> None:
         own = self._wire.reduce_scatter_mean(grad)

@@ -23,10 +23,16 @@ class Wire:
         self._staged = staged
         self._global_ranks = [dist.get_global_rank(group, rank) for rank in range(self.num_ranks)]
 
-    def mean(self, tensor: torch.Tensor) -> None:
-        """Replace `tensor` by its mean over the ranks, scaled before the sum as DDP does."""
+    def begin_mean(self, tensor: torch.Tensor) -> dist.Work:
+        """Begin to replace `tensor` by its mean over the ranks, scaled before the sum as DDP does.
+
+        The tensor must be left alone, and alive, until the work that is returned has been waited for.
+        """
         tensor.mul_(1.0 / self.num_ranks)
-        dist.all_reduce(tensor, group=self.group)
+        work: dist.Work | None = dist.all_reduce(tensor, group=self.group, async_op=True)
+        if work is None:
+            raise AssertionError("this process is no part of its own group")
+        return work
 
     def gather(self, full: torch.Tensor, shard: torch.Tensor) -> None:
         """Fill `full` with every rank's shard, in order of rank. `shard` may be its own slice of `full`."""

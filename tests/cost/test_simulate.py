@@ -128,6 +128,10 @@ def test_lanes_never_overlap_within_themselves_and_waiting_is_in_the_step(ranks,
     assert result.prediction().peak_bytes == sum(result.prediction().by_category_bytes.values())
 
 
+def busy_s(result, lane):
+    return sum(i.end_s - i.start_s for i in result.lanes.intervals if i.lane is lane)
+
+
 def test_traffic_counts_passes_over_the_parameters():
     """Passes of (n-1)/n of all bytes: an all_reduce is two; our stage 1 also gathers the parameters again;
     stage 2 scatters and gathers; stage 3 gathers twice and scatters once.
@@ -139,7 +143,32 @@ def test_traffic_counts_passes_over_the_parameters():
         schedule = write_schedule(plan(ranks=2, stage=stage), step.units)
         result = simulate(step, schedule, free)
 
-        assert result.exposed_communication_s == pytest.approx(passes * pass_s)
+        assert busy_s(result, Lane.COLLECTIVE) == pytest.approx(passes * pass_s)
+
+
+def test_what_is_sharded_is_exposed_and_what_stays_whole_hides_under_the_backward():
+    step = captured_step(make_run())
+    exposed = {}
+    for stage in range(4):
+        result = simulate(step, write_schedule(plan(ranks=2, stage=stage), step.units), TIMES)
+        exposed[stage] = result.exposed_communication_s / busy_s(result, Lane.COLLECTIVE)
+
+    assert exposed[0] < exposed[1] < 1  # stage 1 gathers the updated parameters after the step
+    assert exposed[2] == pytest.approx(1) and exposed[3] == pytest.approx(1)
+
+
+@given(st.floats(1e6, 1e12), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_an_overlapped_reduction_ends_no_later_than_the_backward_plus_all_reductions(rate, batches):
+    """The wait is at least what comes after the last gradient, and at most all of the traffic."""
+    step = captured_step(make_run(num_micro_batches=batches))
+    times = CollectiveTimes(kind="fitted", source="", curves={}, alpha_s=0.0, beta_bytes_per_s=rate)
+    schedule = write_schedule(plan(ranks=2, stage=0), step.units)
+    result = simulate(step, schedule, times)
+    ends = [i for i in result.lanes.intervals if i.lane is Lane.COLLECTIVE]
+    last_s = ends[-1].end_s - ends[-1].start_s
+
+    assert last_s - 1e-9 <= result.exposed_communication_s <= busy_s(result, Lane.COLLECTIVE) + 1e-9
 
 
 def test_buckets_of_the_recorded_ddp_are_gone_under_our_engine():
