@@ -71,6 +71,7 @@ class Account:
     residuals: list[Residual]
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
+    storage_at: Callable[[int, int], int | None]  # id of what lived at an address at a time in nanoseconds
 
 
 class Ledger:
@@ -196,10 +197,16 @@ def make_account(
             saved_s=(row.saved_ns + offset_ns) / 1e9,
             unpacked_s=seconds(row.unpacked_ns),
             released_s=seconds(row.released_ns if row.released_ns and row.released_ns <= end_ns else None),
+            operator=log.operator_of_node.get(row.node_number or 0, ""),
         )
         for row, block in saved_blocks
     ]
-    return Account(storages, saved, residuals, peak_bytes, peak_reserved_bytes)
+
+    def storage_at(address: int, time_ns: int) -> int | None:
+        block = ledger.at(address, time_ns)
+        return None if block is None else block.number
+
+    return Account(storages, saved, residuals, peak_bytes, peak_reserved_bytes, storage_at)
 
 
 def _apply_call(ledger: Ledger, call: OperatorCall) -> None:

@@ -72,6 +72,7 @@ class SavedTensor:
     saved_ns: int
     unpacked_ns: int | None = None
     released_ns: int | None = None
+    node_number: int | None = None  # sequence number of the autograd node that keeps it
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class LabelLog:
     sightings: dict[int, Sighting] = field(default_factory=dict)
     forward_starts_ns: list[int] = field(default_factory=list)
     recompute_ends_ns: list[int] = field(default_factory=list)
+    operator_of_node: dict[int, str] = field(default_factory=dict)  # by sequence number, forwards alone
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -153,16 +155,19 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = tuple(
             (address, *describe(tensor))
             for tensor in _tensors(out)
-            if (address := self._address(tensor)) and address not in inputs
+            if (address := self.address(tensor)) and address not in inputs
         )
         executed, needed = operator_flops(func, args, kwargs, out)
         name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
+        if place.phase != "backward":
+            # Autograd makes an operator's node just before it runs; what runs next without one is not its.
+            self._log.operator_of_node.setdefault(_get_sequence_nr(), name)
         self._log.calls.append(OperatorCall(start_ns, end_ns, name, place, inputs, outputs, executed, needed))
         return out
 
     def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:
         for plain in plain_tensors(tensor):
-            address = self._address(plain)
+            address = self.address(plain)
             if address:
                 now_ns = time.time_ns()
                 self._sight(plain, address, now_ns)
@@ -208,13 +213,14 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = marks[low - 1][1]
         return Place("backward", made.module, made.unit, place.micro_batch)
 
-    def _address(self, tensor: torch.Tensor) -> int:
+    def address(self, tensor: torch.Tensor) -> int:
+        """Address of the tensor's storage on the traced device, 0 where it has none there."""
         return storage_address(tensor) if tensor.device.type == self._device_type else 0
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], now_ns: int) -> tuple[int, ...]:
         found: list[int] = []
         for tensor in chain(_tensors(args), _tensors(tuple(kwargs.values())) if kwargs else ()):
-            address = self._address(tensor)
+            address = self.address(tensor)
             if address and address not in found:
                 found.append(address)
                 self._sight(tensor, address, now_ns)
@@ -237,13 +243,16 @@ class SavedTensorHooks:
         self._log = log
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        address = self._mode._address(tensor)
+        address = self._mode.address(tensor)
         if not address or not self._mode.is_active:
             return _Kept(tensor, None)
         size_bytes = tensor.untyped_storage().nbytes()
         now_ns = time.time_ns()
         self._mode._sight(tensor, address, now_ns)
-        row = SavedTensor(address, size_bytes, str(list(tensor.shape)), self._mode._live_place(), now_ns)
+        place = self._mode._live_place()
+        row = SavedTensor(
+            address, size_bytes, str(list(tensor.shape)), place, now_ns, node_number=_get_sequence_nr()
+        )
         self._log.saved.append(row)
         return _Kept(tensor, row)
 

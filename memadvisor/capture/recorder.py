@@ -73,6 +73,9 @@ class Recorder:
             self._spans.enter_unit(info)
         if self._tracer is not None:
             self._tracer.mode.note_place()
+            self._tracer.module_calls.enter(
+                info, args, position.phase, position.micro_batch, len(position.stack) - 1
+            )
             if info.is_root and position.phase == "forward":
                 self._tracer.log.forward_starts_ns.append(time.time_ns())
 
@@ -87,6 +90,7 @@ class Recorder:
         if self._spans is not None and (info.is_root or info.is_unit or self._is_outermost_recompute(0)):
             self._spans.leave_unit(info, args, kwargs, output, was_recompute=was_recompute)
         if self._tracer is not None:
+            self._tracer.module_calls.leave(args, kwargs, output, len(position.stack))
             self._tracer.mode.note_place()
             if was_recompute and position.phase == "backward":
                 self._tracer.log.recompute_ends_ns.append(time.time_ns())

@@ -1,9 +1,9 @@
-"""From a trace's logs to the journal's operator and collective rows."""
+"""From a trace's logs to the journal's rows of operators, module calls and collectives."""
 
 from __future__ import annotations
 
 from memadvisor.capture.tracer import Trace
-from memadvisor.run.records import Collective, Operator
+from memadvisor.run.records import CallTensor, Collective, ModuleCall, Operator
 
 
 def operator_rows(trace: Trace) -> list[Operator]:
@@ -22,6 +22,35 @@ def operator_rows(trace: Trace) -> list[Operator]:
         )
         for call in trace.calls
     ]
+
+
+def module_call_rows(trace: Trace) -> tuple[list[ModuleCall], list[CallTensor]]:
+    """Calls that have ended, and the storages that went in and came out."""
+    calls, tensors = [], []
+    for number, call in enumerate(call for call in trace.module_calls if call.end_ns is not None):
+        end_ns = call.end_ns or call.start_ns
+        calls.append(
+            ModuleCall(
+                call_id=number,
+                module=call.info.name,
+                unit=call.info.unit,
+                phase=call.phase,
+                micro_batch=call.micro_batch,
+                start_s=(call.start_ns + trace.offset_ns) / 1e9,
+                end_s=(end_ns + trace.offset_ns) / 1e9,
+            )
+        )
+        found = [
+            (trace.account.storage_at(address, call.start_ns), "input", is_changed)
+            for address, is_changed in call.inputs
+        ]
+        found += [(trace.account.storage_at(address, end_ns), "output", False) for address in call.outputs]
+        tensors += [
+            CallTensor(number, storage_id, role, is_changed)
+            for storage_id, role, is_changed in found
+            if storage_id is not None
+        ]
+    return calls, tensors
 
 
 def collective_rows(trace: Trace, step: int) -> list[Collective]:

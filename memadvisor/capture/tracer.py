@@ -23,6 +23,7 @@ from memadvisor.capture.labels import (
     plain_tensors,
     storage_address,
 )
+from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
 from memadvisor.capture.position import Position
 from memadvisor.capture.truth import is_profiler_free, start_allocator_account, stop_allocator_account
 
@@ -34,6 +35,7 @@ class Trace:
     account: Account
     calls: list[OperatorCall]
     collectives: list[CollectiveCall]
+    module_calls: list[SeenCall]
     offset_ns: int
     has_allocator_account: bool
 
@@ -63,6 +65,7 @@ class Tracer:
         self.collectives = CollectiveLog()
         self.mode = LabelMode(self.log, self.collectives, position, device)
         self._hooks = SavedTensorHooks(self.mode, self.log)
+        self.module_calls = ModuleCallLog(self.mode.address)
         self._residents: list[Resident] = residents(known(), device, cpu)
         self._start_allocated_bytes: int | None = None
         self.offset_ns = time.monotonic_ns() - time.time_ns()
@@ -115,7 +118,14 @@ class Tracer:
             offset_ns=self.offset_ns,
             device=str(self._device),
         )
-        return Trace(account, self.log.calls, self.collectives.calls, self.offset_ns, self._has_truth)
+        return Trace(
+            account=account,
+            calls=self.log.calls,
+            collectives=self.collectives.calls,
+            module_calls=self.module_calls.calls,
+            offset_ns=self.offset_ns,
+            has_allocator_account=self._has_truth,
+        )
 
     def abandon(self) -> None:
         """Switch everything off and forget the step."""

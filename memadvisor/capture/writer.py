@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from memadvisor.capture.census import optimizer_state_rows
 from memadvisor.capture.models import Models
-from memadvisor.capture.rows import collective_rows, operator_rows
+from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
 from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
 from memadvisor.run.journal import JournalWriter
@@ -82,6 +82,9 @@ class RankWriter:
         journal.write_rows("saved", account.saved)
         journal.write_rows("operators", operator_rows(trace))
         journal.write_rows("collectives", collective_rows(trace, step))
+        calls, tensors = module_call_rows(trace)
+        journal.write_rows("module_calls", calls)
+        journal.write_rows("call_tensors", tensors)
         journal.write_rows("optimizer_states", optimizer_state_rows(models, optimizers))
 
     def flush(self, now_s: float, *, force: bool = False) -> None:

@@ -156,6 +156,8 @@ class Saved:
     """A tensor that autograd keeps for the backward of the traced step.
 
     Several rows may name one storage, whose bytes count once. `released_s` None: never, in this step.
+    `operator` is the one whose backward needs it, which need not be the one that made it; None where the
+    run is older than this column, "" where no operator ran for it.
     """
 
     storage_id: int
@@ -167,6 +169,36 @@ class Saved:
     saved_s: float
     unpacked_s: float | None
     released_s: float | None
+    operator: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module in the traced step, with gradients: phase is forward or recompute.
+
+    Calls nest by time. `module` is "(Name)" for one that belongs to no discovered model.
+    """
+
+    call_id: int
+    module: str
+    unit: str
+    phase: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallTensor:
+    """A storage that a module call took or returned: role is input or output.
+
+    `is_changed`: the call wrote into this input.
+    """
+
+    call_id: int
+    storage_id: int
+    role: str
+    is_changed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +269,8 @@ TABLES: dict[str, type] = {
     "operators": Operator,
     "collectives": Collective,
     "counters": Counter,
+    "module_calls": ModuleCall,
+    "call_tensors": CallTensor,
 }
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from memadvisor.plan import Plan
 from memadvisor.run.records import (
+    CallTensor,
     Collective,
     Counter,
     Ending,
     Module,
+    ModuleCall,
     Note,
     Operator,
     OptimizerState,
@@ -56,6 +58,8 @@ class RankRun:
     counters: tuple[Counter, ...]
     notes: tuple[Note, ...]
     ending: Ending | None
+    module_calls: tuple[ModuleCall, ...] = ()
+    call_tensors: tuple[CallTensor, ...] = ()
 
     @property
     def traced_step(self) -> Step | None:

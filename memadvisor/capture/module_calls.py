@@ -1,0 +1,82 @@
+"""Every call of a module in a traced step: when, and which storages went in and came out.
+
+What a call took in is what checkpointing it would have to keep, whether its own operators save it or not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memadvisor.capture.labels import plain_tensors
+from memadvisor.capture.models import ModuleInfo
+
+_MAX_DEPTH = 6  # of containers around a tensor: arguments are nested flatly, and a cycle must end
+
+
+@dataclass(slots=True)
+class SeenCall:
+    """A call that has begun; its tensors are addresses of storages. `end_ns` None: it is still running."""
+
+    info: ModuleInfo
+    phase: str
+    micro_batch: int
+    start_ns: int
+    versions: list[tuple[int, int]]  # of the positional tensors when it began: (id, version)
+    end_ns: int | None = None
+    inputs: tuple[tuple[int, bool], ...] = ()  # (address, whether the call wrote into it)
+    outputs: tuple[int, ...] = ()
+
+
+class ModuleCallLog:
+    """All calls of a step, in order of their start. Holds no tensor."""
+
+    def __init__(self, address_of: Callable[[torch.Tensor], int]) -> None:
+        self.calls: list[SeenCall] = []
+        self._address_of = address_of
+        self._open: dict[int, SeenCall] = {}  # by the depth of the module stack
+
+    def enter(self, info: ModuleInfo, args: Any, phase: str, micro_batch: int, depth: int) -> None:
+        """A module is called; `depth` modules run around it. Evaluations keep nothing and are left out."""
+        self._open.pop(depth, None)  # an exception may have passed by the end of the last one
+        if phase not in ("forward", "recompute") or not torch.is_grad_enabled():
+            return
+        versions = [(id(tensor), tensor._version) for tensor in _tensors(args) if not tensor.is_inference()]
+        call = SeenCall(info, phase, micro_batch, time.time_ns(), versions)
+        self._open[depth] = call
+        self.calls.append(call)
+
+    def leave(self, args: Any, kwargs: Any, output: Any, depth: int) -> None:
+        call = self._open.pop(depth, None)
+        if call is None:
+            return
+        call.end_ns = time.time_ns()
+        before = dict(call.versions)
+        inputs: dict[int, bool] = {}
+        for tensor in _tensors((args, kwargs)):
+            changed = not tensor.is_inference() and tensor._version != before.get(id(tensor), tensor._version)
+            for address in self._addresses(tensor):
+                inputs[address] = inputs.get(address, False) or changed
+        call.inputs = tuple(inputs.items())
+        call.outputs = tuple(
+            dict.fromkeys(address for tensor in _tensors(output) for address in self._addresses(tensor))
+        )
+
+    def _addresses(self, tensor: torch.Tensor) -> Iterator[int]:
+        for plain in plain_tensors(tensor):
+            address = self._address_of(plain)
+            if address:
+                yield address
+
+
+def _tensors(values: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif depth < _MAX_DEPTH and isinstance(values, (list, tuple, dict)):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _tensors(value, depth + 1)

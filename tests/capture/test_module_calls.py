@@ -1,0 +1,80 @@
+"""Which modules were called with what, and which operator kept which tensor."""
+
+import torch
+from torch import nn
+
+import memadvisor
+
+
+class Gate(nn.Module):
+    """sigmoid keeps its result, the product both factors."""
+
+    def forward(self, x):
+        return x * torch.sigmoid(x)
+
+
+def profiled(model, directory, **inputs):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(directory) as prof:
+        for _ in range(4):
+            model(torch.randn(8, 16), **inputs).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return prof.run.ranks[0]
+
+
+def test_a_saved_tensor_names_the_operator_whose_backward_needs_it(tmp_path):
+    """Not the one that made it: the product keeps what sigmoid made, and so does sigmoid."""
+    rank = profiled(nn.Sequential(nn.Linear(16, 16), Gate(), nn.ReLU()), tmp_path / "run")
+    made_by = {row.storage_id: row.operator for row in rank.storages}
+    kept = {(row.module, row.operator, made_by[row.storage_id]) for row in rank.saved if row.module != "0"}
+
+    assert kept == {
+        ("1", "aten::sigmoid", "aten::sigmoid"),
+        ("1", "aten::mul", "aten::addmm"),
+        ("1", "aten::mul", "aten::sigmoid"),
+        ("2", "aten::relu", "aten::relu"),
+    }
+
+
+def test_calls_nest_and_hand_storages_on(tmp_path):
+    model = nn.Sequential(nn.Linear(16, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 4)))
+    rank = profiled(model, tmp_path / "run")
+
+    assert [call.module for call in rank.module_calls] == ["", "0", "1", "1.0", "1.1"]
+    whole, first, inner, relu, last = rank.module_calls
+    assert whole.start_s < first.start_s < first.end_s < inner.start_s < relu.start_s
+    assert last.end_s < inner.end_s < whole.end_s
+    tensors = {role: {} for role in ("input", "output")}
+    for row in rank.call_tensors:
+        tensors[row.role][row.call_id] = row.storage_id
+    assert tensors["output"][first.call_id] == tensors["input"][inner.call_id]
+    assert tensors["output"][relu.call_id] == tensors["input"][last.call_id]
+    assert tensors["output"][last.call_id] == tensors["output"][whole.call_id]
+
+
+def test_a_call_that_writes_into_its_input_says_so(tmp_path):
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 4))
+    rank = profiled(model, tmp_path / "run")
+
+    changed = {row.call_id for row in rank.call_tensors if row.is_changed}
+    assert [call.module for call in rank.module_calls if call.call_id in changed] == ["1"]
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared = nn.Linear(16, 16)
+
+    def forward(self, x, *, extra):
+        with torch.no_grad():
+            self.shared(x)
+        return self.shared(self.shared(x)) + extra["more"][0]
+
+
+def test_a_shared_module_has_a_call_each_time_and_none_without_gradients(tmp_path):
+    rank = profiled(Twice(), tmp_path / "run", extra={"more": [torch.ones(8, 16)]})
+
+    assert [call.module for call in rank.module_calls] == ["", "shared", "shared"]
+    inputs = [row for row in rank.call_tensors if row.call_id == 0 and row.role == "input"]
+    assert len(inputs) == 2  # one of them by keyword, inside a dictionary and a list
