@@ -17,7 +17,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.capture.collectives import CollectiveLog
-from memadvisor.capture.flops import operator_flops
+from memadvisor.capture.operator_cost import operator_cost
 from memadvisor.capture.position import Position
 
 _NAMESPACES_OF_COLLECTIVES = ("c10d", "_c10d_functional")
@@ -41,6 +41,9 @@ class OperatorCall(NamedTuple):
     outputs: tuple[tuple[int, str, str], ...]  # (address, dtype, shape) of the storages that are not inputs
     executed_flops: int
     model_flops: int
+    shapes: str = ""
+    read_bytes: int | None = None
+    written_bytes: int | None = None
 
 
 class Named(NamedTuple):
@@ -87,6 +90,7 @@ class LabelLog:
     forward_starts_ns: list[int] = field(default_factory=list)
     recompute_ends_ns: list[int] = field(default_factory=list)
     operator_of_node: dict[int, str] = field(default_factory=dict)  # by sequence number, forwards alone
+    uncounted: set[str] = field(default_factory=set)  # operators whose FLOPs could not be worked out
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -157,12 +161,12 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in _tensors(out)
             if (address := self.address(tensor)) and address not in inputs
         )
-        executed, needed = operator_flops(func, args, kwargs, out)
+        cost = operator_cost(func, args, kwargs, out, self._log.uncounted)
         name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
         if place.phase != "backward":
             # Autograd makes an operator's node just before it runs; what runs next without one is not its.
             self._log.operator_of_node.setdefault(_get_sequence_nr(), name)
-        self._log.calls.append(OperatorCall(start_ns, end_ns, name, place, inputs, outputs, executed, needed))
+        self._log.calls.append(OperatorCall(start_ns, end_ns, name, place, inputs, outputs, *cost))
         return out
 
     def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:

@@ -19,6 +19,9 @@ def operator_rows(trace: Trace) -> list[Operator]:
             end_s=(call.end_ns + offset_ns) / 1e9,
             executed_flops=call.executed_flops,
             model_flops=0 if call.place.phase == "recompute" else call.model_flops,
+            shapes=call.shapes or None,
+            read_bytes=call.read_bytes,
+            written_bytes=call.written_bytes,
         )
         for call in trace.calls
     ]

@@ -30,7 +30,10 @@ from memadvisor.capture.truth import is_profiler_free, start_allocator_account, 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a traced step gave; `offset_ns` turns wall clock into the monotonic clock."""
+    """What a traced step gave; `offset_ns` turns wall clock into the monotonic clock.
+
+    `uncounted` are operators whose FLOPs could not be worked out.
+    """
 
     account: Account
     calls: list[OperatorCall]
@@ -38,6 +41,7 @@ class Trace:
     module_calls: list[SeenCall]
     offset_ns: int
     has_allocator_account: bool
+    uncounted: tuple[str, ...] = ()
 
 
 class Tracer:
@@ -125,6 +129,7 @@ class Tracer:
             module_calls=self.module_calls.calls,
             offset_ns=self.offset_ns,
             has_allocator_account=self._has_truth,
+            uncounted=tuple(sorted(self.log.uncounted)),
         )
 
     def abandon(self) -> None:

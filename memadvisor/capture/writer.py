@@ -86,6 +86,9 @@ class RankWriter:
         journal.write_rows("module_calls", calls)
         journal.write_rows("call_tensors", tensors)
         journal.write_rows("optimizer_states", optimizer_state_rows(models, optimizers))
+        if trace.uncounted:
+            names = ", ".join(trace.uncounted)
+            self.write_note("warning", f"FLOPs of {names} could not be worked out; they count 0.")
 
     def flush(self, now_s: float, *, force: bool = False) -> None:
         """Write the steps whose marks the device has passed, in order."""

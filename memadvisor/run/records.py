@@ -207,6 +207,10 @@ class Operator:
 
     `executed_flops` is what ran; `model_flops` leaves out recomputation (analyzers/utilization.py)
     and counts causal attention as the T(T+1)/2 pairs that the model needs.
+
+    `shapes`, of those with matrix arithmetic: the two factors of a product, input and weight of a convolution or
+    recurrent layer, (batch, heads, length, width) of query, key and value, as JSON. `read_bytes` and
+    `written_bytes`: what the operator must move of its tensors, each element once (capture/traffic.py).
     """
 
     name: str
@@ -217,6 +221,9 @@ class Operator:
     end_s: float
     executed_flops: int
     model_flops: int
+    shapes: str | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

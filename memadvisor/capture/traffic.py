@@ -1,0 +1,109 @@
+"""Bytes that one operator must move: what it reads and writes of its tensors, each element once.
+
+That is the least traffic, with which the roofline model is drawn (Williams, Waterman, Patterson, CACM 2009); what
+an operator keeps inside, and what it reads twice because it did not fit a cache, is not in it. A view moves
+nothing. A look-up (embedding, index, gather) reads what it takes, not its whole table; an update of some rows
+touches those. An expanded tensor counts its stored elements. Collectives are not counted here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+_NOTHING_MOVES = frozenset(
+    (
+        "_unsafe_view",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "set_",
+    )
+)
+_LOOK_UPS = frozenset(("embedding", "index_select", "index", "gather", "take", "_embedding_bag"))
+_PARTIAL_UPDATES = frozenset(
+    ("index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "index_fill_")
+)
+_OVERWRITES = frozenset(
+    ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_")
+)
+
+
+class Rule(NamedTuple):
+    """What a schema says of an operator; `written` are the arguments it changes, `unread` those of them that it
+    does not look at before."""
+
+    moves: bool
+    is_plain: bool  # reads its arguments, changes none of them and writes its results
+    is_look_up: bool
+    is_partial: bool
+    names: tuple[str, ...]
+    written: frozenset[str]
+    unread: frozenset[str]
+
+
+def moved_bytes(rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[int, int]:
+    """(read, written) bytes of one call. A tensor that does not tell its size raises."""
+    if not rule.moves:
+        return 0, 0
+    read: dict[int, int] = {}
+    results: dict[int, int] = {}
+    _add(out, results)
+    if rule.is_plain:
+        _add(args, read)
+        if kwargs:
+            _add(tuple(kwargs.values()), read)
+        return sum(read.values()), sum(results.values())
+    written: dict[int, int] = {}
+    for name, value in (*zip(rule.names, args, strict=False), *kwargs.items()):
+        if name in rule.written:
+            _add(value, written)
+        if name not in rule.unread:
+            _add(value, read)
+    taken = sum(size_bytes for key, size_bytes in results.items() if key not in written)
+    if rule.is_look_up and read:
+        return sum(read.values()) - max(read.values()) + taken, taken
+    if rule.is_partial and len(read) > 1:
+        # The largest argument is the table; as many bytes of it are touched as there are values.
+        values = sum(read.values()) - max(read.values())
+        return values, min(values, sum(written.values()))
+    return sum(read.values()), sum(written.values()) + taken
+
+
+def rule_of(func: Any) -> Rule:
+    name, schema = func._opname, func._schema
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    written = frozenset(
+        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
+    if name.startswith("_fused_"):  # a fused optimizer's gradients are changed only where it unscales them
+        written -= {"grads"}
+    unread = frozenset(a.name for a in schema.arguments if a.is_out)
+    if name in _OVERWRITES:
+        unread |= {"self"}
+    is_look_up, is_partial = name in _LOOK_UPS, name in _PARTIAL_UPDATES
+    return Rule(
+        moves=not is_view and name not in _NOTHING_MOVES,
+        is_plain=not (written or unread or is_look_up or is_partial),
+        is_look_up=is_look_up,
+        is_partial=is_partial,
+        names=tuple(a.name for a in schema.arguments),
+        written=written,
+        unread=unread,
+    )
+
+
+def _add(value: Any, found: dict[int, int]) -> None:
+    """Bytes by tensor: the same one given twice is read once, and one that is changed in place is no result."""
+    if isinstance(value, torch.Tensor):
+        size_bytes = value.nbytes
+        if value.layout == torch.strided and not value.is_contiguous():  # expanded, perhaps
+            size_bytes = min(size_bytes, value.untyped_storage().nbytes())
+        found[id(value)] = size_bytes
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _add(item, found)
