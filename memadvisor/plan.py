@@ -45,6 +45,8 @@ class Prediction:
 class Plan:
     """`units` empty: a plan made by hand, whose `zero_stage` and `policy` are worked out on the live model.
 
+    `overlap`: parameters are gathered one unit ahead, and gradients reduced to shards one unit behind, at the
+    price of the memory of both. What stays whole on every rank is reduced under the backward in any case.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """
@@ -59,6 +61,7 @@ class Plan:
     prediction: Prediction | None
     budget_bytes: int | None
     why: str
+    overlap: bool = False
 
     @property
     def recomputed_units(self) -> tuple[str, ...]:
@@ -97,6 +100,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
                 )
                 for unit in value["units"]
             ),
+            overlap=_typed(value["overlap"], bool),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),

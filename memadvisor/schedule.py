@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.run.records import Unit
@@ -58,10 +59,11 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """`shard` and `overlaps` matter to `reduce` alone.
+    """`shard` matters to `reduce` alone: True leaves each rank its shard of the sum and frees the rest.
 
-    shard: True leaves each rank its shard of the sum and frees the rest. overlaps: the backward goes on
-    meanwhile, and its end waits; else compute waits where the action stands.
+    overlaps: compute goes on meanwhile. What waits is, for a gather, the next gather of the same unit that
+    does not overlap; for a reduce to shards, the next reduce; for every reduce, the backward's end. Without
+    it compute waits where the action stands.
     """
 
     kind: ActionKind
@@ -96,6 +98,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
       rank updates its shard alone, and the updated parameters are gathered after the optimizer step.
     - Stage 2: reduce_scatter after the backward, then free the rest of the gradient.
     - Stage 3: as 2; parameters are gathered before and released after each forward and each backward.
+    - With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs, and stage 3 begins to
+      gather a unit when the one before it, in order of execution, begins.
 
     A unit without trainable parameters has nothing to reduce or update.
     """
@@ -103,26 +107,39 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     trainable = {unit.name for unit in units if unit.trainable_bytes > 0}
     actions: dict[Boundary, list[Action]] = {}
 
-    def add(point: Point, boundary_unit: str, kind: ActionKind, unit: str, *, shard: bool = False) -> None:
+    def add(
+        point: Point,
+        boundary_unit: str,
+        kind: ActionKind,
+        unit: str,
+        *,
+        shard: bool = False,
+        overlaps: bool = False,
+    ) -> None:
         lane = Lane.COLLECTIVE if kind in (ActionKind.GATHER, ActionKind.REDUCE) else Lane.COMPUTE
-        overlaps = kind is ActionKind.REDUCE and not shard
         action = Action(kind=kind, unit=unit, lane=lane, shard=shard, overlaps=overlaps)
         actions.setdefault(Boundary(point, boundary_unit), []).append(action)
+
+    following = _following(plan, chosen) if plan.overlap else {}
+    preceding = {after: before for before, after in following.items()}
 
     for unit in chosen:
         name, stage = unit.name, unit.zero_stage if plan.num_ranks > 1 else 0
         if stage == 3:
-            for before, after in (
-                (Point.BEFORE_FORWARD, Point.AFTER_FORWARD),
-                (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD),
+            for before, after, ahead in (
+                (Point.BEFORE_FORWARD, Point.AFTER_FORWARD, following.get(name)),
+                (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD, preceding.get(name)),
             ):
                 add(before, name, ActionKind.GATHER, name)
+                if ahead is not None:
+                    add(before, name, ActionKind.GATHER, ahead, overlaps=True)
                 add(after, name, ActionKind.RELEASE, name)
         if unit.recompute:
             add(Point.BEFORE_FORWARD, name, ActionKind.RECOMPUTE, name)
         if name in trainable:
             if plan.num_ranks > 1:
-                add(Point.AFTER_BACKWARD, name, ActionKind.REDUCE, name, shard=stage >= 2)
+                overlaps = stage < 2 or plan.overlap
+                add(Point.AFTER_BACKWARD, name, ActionKind.REDUCE, name, shard=stage >= 2, overlaps=overlaps)
             add(Point.BEFORE_OPTIMIZER, "", ActionKind.UPDATE, name)
             if stage in (1, 2):
                 add(Point.AFTER_OPTIMIZER, "", ActionKind.GATHER, name)
@@ -131,6 +148,15 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         units=chosen,
         actions={boundary: tuple(items) for boundary, items in actions.items()},
     )
+
+
+def _following(plan: Plan, chosen: Sequence[UnitPlan]) -> dict[str, str]:
+    """For each unit of stage 3 the next one: in the plan's order, which is that of execution, where it has one."""
+    order = {unit.name: position for position, unit in enumerate(plan.units)}
+    sharded = [unit.name for unit in chosen if unit.zero_stage == 3 and plan.num_ranks > 1]
+    if all(name in order for name in sharded):
+        sharded.sort(key=lambda name: order[name])
+    return dict(pairwise(sharded))
 
 
 def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:

@@ -24,10 +24,11 @@ def gpt_units(num_blocks=4):
     ]
 
 
-def by_hand(stage=0, policy="none", num_ranks=2, units=()):
+def by_hand(stage=0, policy="none", num_ranks=2, units=(), overlap=False):
     return Plan(
         fingerprint=None, num_ranks=num_ranks, zero_stage=stage, policy=policy, units=units,
         micro_batch_size=None, grad_accum=None, prediction=None, budget_bytes=None, why="",
+        overlap=overlap,
     )  # fmt: skip
 
 
@@ -71,6 +72,20 @@ def test_stage_3_has_parameters_only_around_their_use():
         assert kinds(schedule, after, "blocks.2")[0] == K.RELEASE
     assert [a.shard for a in schedule.at(Point.AFTER_BACKWARD, "blocks.2")][1:] == [True]
     assert schedule.at(Point.AFTER_OPTIMIZER) == ()
+
+
+def test_overlap_gathers_the_unit_that_runs_next_in_the_plans_order():
+    """The plan's units are in order of execution; the live model's are in order of definition."""
+    order = ["b", "a", "c"]
+    plans = tuple(UnitPlan(name=name, zero_stage=3, recompute=False) for name in order)
+    schedule = write_schedule(by_hand(3, units=plans, overlap=True), [unit("a"), unit("b"), unit("c")])
+
+    def ahead(point, name):
+        return [action.unit for action in schedule.at(point, name) if action.overlaps]
+
+    assert [ahead(Point.BEFORE_FORWARD, name) for name in order] == [["a"], ["c"], []]
+    assert [ahead(Point.BEFORE_BACKWARD, name) for name in order] == [[], ["b"], ["a"]]
+    assert [ahead(Point.AFTER_BACKWARD, name) for name in order] == [["b"], ["a"], ["c"]]
 
 
 @pytest.mark.parametrize("stage", range(4))

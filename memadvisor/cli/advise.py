@@ -75,6 +75,7 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "offload": {},
         "micro_batch_size": plan.micro_batch_size,
         "grad_accum": plan.grad_accum,
+        "overlap": plan.overlap,
         "layout": {"data_parallel": plan.num_ranks},
         "why": plan.why,
     }

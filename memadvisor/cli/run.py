@@ -73,6 +73,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         prediction=None,
         budget_bytes=None,
         why="made by hand",
+        overlap=True,
     )
 
 

@@ -7,7 +7,8 @@ one flat, padded to a multiple of the ranks. With more than one rank,
   3 keeps a shard of its own and has the full flat beside it between gather and release;
 - gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it, 2 and 3 until the
   reduction, which leaves a shard; what the script has dropped is free from the next forward on;
-- reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard;
+- reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
+  overlaps keeps the full flat until the next one, and stages all other ranks' shares of it;
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded.
 
 The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the plain run keeps.
@@ -47,6 +48,7 @@ class EngineMemory:
         self.replays = self.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
         self.gathered: set[str] = set()
         self.gradients: Counter[str] = Counter()
+        self._scattering: str | None = None  # the unit whose reduction to shards is under way
         if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
             for name in self.stages:  # those of the step before
                 self.gradients[name] = self._kept_gradient_bytes(name)
@@ -62,7 +64,21 @@ class EngineMemory:
         held = self._resting.copy()
         held["parameter"] += sum(self.flat_bytes(name) for name in self.gathered)
         held["gradient"] += sum(self.gradients.values())
+        held["communication"] += 0 if self._scattering is None else self._staging_bytes(self._scattering)
         return held
+
+    @property
+    def is_scattering(self) -> bool:
+        return self._scattering is not None
+
+    def end_scattering(self) -> None:
+        """The reduction to shards that was under way has ended: what is left of the gradient is a shard."""
+        if self._scattering is not None:
+            self.gradients[self._scattering] = self._kept_gradient_bytes(self._scattering)
+            self._scattering = None
+
+    def _staging_bytes(self, name: str) -> int:
+        return self._gradient_bytes(name) // self.num_ranks * (self.num_ranks - 1)
 
     def view(self, segment: Segment) -> View:
         """Which view of a segment is what is alive in it beside `held`."""
@@ -88,6 +104,8 @@ class EngineMemory:
         """Do an action's change of memory, and say which message it needs."""
         name = action.unit
         if action.kind is ActionKind.GATHER:
+            if name in self.gathered:
+                return None  # it was gathered ahead
             if self.stages[name] == 3:
                 self.gathered.add(name)
             return Message(operation="all_gather", size_bytes=self.flat_bytes(name), staging={})
@@ -101,6 +119,9 @@ class EngineMemory:
         name, size_bytes = action.unit, self._gradient_bytes(action.unit)
         if not action.shard:
             return Message(operation="all_reduce", size_bytes=size_bytes, staging={})
+        if action.overlaps:
+            self._scattering = name
+            return Message(operation="reduce_scatter", size_bytes=size_bytes, staging={})
         shard_bytes = size_bytes // self.num_ranks
         older_bytes = max(0, self.gradients[name] - size_bytes)
         # The message is simulated before this call returns, so what it holds beside the shard is staging.

@@ -31,16 +31,15 @@ class Lanes:
         self.compute_s += duration_s
         self.intervals.append(Interval(Lane.COMPUTE, label, start_s, self.compute_s))
 
-    def collective(self, label: str, duration_s: float, waits: bool) -> None:
-        """Queue a collective that may start now; `waits`: compute goes on only when it has ended."""
+    def collective(self, label: str, duration_s: float) -> float:
+        """Queue a collective that may start now; returns when it ends."""
         start_s = max(self.collective_s, self.compute_s)
         self.collective_s = start_s + duration_s
         self.intervals.append(Interval(Lane.COLLECTIVE, label, start_s, self.collective_s))
-        if waits:
-            self.wait_for_collectives()
+        return self.collective_s
 
-    def wait_for_collectives(self) -> None:
-        """Compute stands still until all queued collectives have ended."""
-        waiting_s = max(0.0, self.collective_s - self.compute_s)
+    def wait_until(self, end_s: float) -> None:
+        """Compute stands still until a collective has ended."""
+        waiting_s = max(0.0, end_s - self.compute_s)
         self.exposed_s += waiting_s
         self.compute_s += waiting_s

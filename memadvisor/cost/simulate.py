@@ -17,7 +17,7 @@ from memadvisor.cost.engine_memory import EngineMemory
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.plan import Prediction
-from memadvisor.schedule import ActionKind, Point, Schedule
+from memadvisor.schedule import Action, ActionKind, Point, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +90,14 @@ class _Player:
         self.lanes = Lanes()
         self.moments: list[Moment] = []
         self.edges = _unit_edges(step)
+        self.arriving_s: dict[str, float] = {}  # units gathered ahead, and when they will be there
+        self.reductions_s = 0.0  # when the reductions under way will have ended
+        self.was_in_backward = False
 
     def play(self) -> Simulation:
         for position, is_last in _play_order(self.step):
             self._segment(position, is_last)
-        self.lanes.wait_for_collectives()
+        self._end_backward()
         return Simulation(
             step_time_s=self.lanes.compute_s,
             exposed_communication_s=self.lanes.exposed_s,
@@ -105,8 +108,10 @@ class _Player:
     def _segment(self, position: int, is_last: bool) -> None:
         segment, place = self.step.segments[position], place_of(self.step.segments[position])
         enters, leaves = self.edges[position]
-        if segment.phase not in _IN_BACKWARD:
-            self.lanes.wait_for_collectives()
+        is_in_backward = segment.phase in _IN_BACKWARD
+        if self.was_in_backward and not is_in_backward:
+            self._end_backward()
+        self.was_in_backward = is_in_backward
         if enters:
             self._actions(_POINTS[segment.phase][0], position, is_last)
         self.engine.enter(segment)
@@ -142,6 +147,7 @@ class _Player:
         view: View = "captured" if self.engine.replays else "passing_gradients"
         base = self.activations.start(following, view)
         for action in actions:
+            self._wait_for_what_precedes(action)
             if action.kind is ActionKind.REDUCE and not (action.shard or is_last or self._syncs(segment)):
                 continue  # with accumulation under no_sync, what all ranks keep whole is summed once
             message = self.engine.act(action)
@@ -149,8 +155,28 @@ class _Player:
                 continue
             self._moment(f"{action.kind} of {action.unit}", position, base + Counter(message.staging))
             duration_s = self.times.seconds(message.operation, message.size_bytes, self.schedule.num_ranks)
-            name = f"{action.kind} {action.unit}"
-            self.lanes.collective(name, duration_s, waits=not action.overlaps)
+            end_s = self.lanes.collective(f"{action.kind} {action.unit}", duration_s)
+            if not action.overlaps:
+                self.lanes.wait_until(end_s)
+            elif action.kind is ActionKind.GATHER:
+                self.arriving_s[action.unit] = end_s
+            else:
+                self.reductions_s = end_s
+
+    def _wait_for_what_precedes(self, action: Action) -> None:
+        """A unit that was gathered ahead is waited for; so is a reduction to shards, by the next one."""
+        if action.kind is ActionKind.GATHER and not action.overlaps and action.unit in self.arriving_s:
+            self.lanes.wait_until(self.arriving_s.pop(action.unit))
+        elif action.kind is ActionKind.REDUCE and self.engine.is_scattering:
+            self.lanes.wait_until(self.reductions_s)
+            self.engine.end_scattering()
+
+    def _end_backward(self) -> None:
+        """The end of a backward waits for all reductions, and drops what was gathered and not asked for."""
+        self.lanes.wait_until(self.reductions_s)
+        self.engine.end_scattering()
+        self.engine.gathered -= self.arriving_s.keys()
+        self.arriving_s.clear()
 
     def _syncs(self, segment: Segment) -> bool:
         """Whether the script lets this micro-batch's gradients be reduced, though others follow it."""

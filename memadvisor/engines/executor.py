@@ -162,9 +162,11 @@ class Executor:
                 self._mark_backward(unit, output)
                 self._play(Point.AFTER_FORWARD, unit)
         if module is self.model.root and not self.hooks.in_backward:
+            self._drop_arriving()
             self.collective = False
 
     def _pass_begins(self) -> None:
+        self._drop_arriving()  # of a pass that an exception ended
         self.reductions.sweep()
         ddp = self._ddp()
         through_ddp = ddp is not None and type(ddp)._active_ddp_module is ddp
@@ -217,6 +219,7 @@ class Executor:
 
     def backward_ends(self, failed: bool) -> None:
         self.num_backwards += self.reductions.end(failed)
+        self._drop_arriving()
         for unit in self.units.values():
             if unit.stage == 3:
                 self._release_unit(unit)
@@ -229,28 +232,57 @@ class Executor:
         for action in self.schedule.at(point, unit.name):
             if only is not None and action.kind is not only:
                 continue
+            if point is Point.BEFORE_FORWARD and action.overlaps and self.hooks.in_backward:
+                continue  # a forward run again: what follows it in the backward is the unit before
             if action.kind is ActionKind.GATHER:
-                self.gather_unit(unit)
+                self._gather_unit(self.units[action.unit], ahead=action.overlaps)
             elif action.kind is ActionKind.RELEASE:
                 self._release_unit(unit)
             elif action.kind is ActionKind.REDUCE:
                 self.reductions.reduce(unit, action)
             # RECOMPUTE is played by recompute.py, which wraps the unit's own forward.
 
-    def gather_unit(self, unit: UnitState) -> None:
+    def _gather_unit(self, unit: UnitState, *, ahead: bool) -> None:
         for flat in unit.flats:
-            self.gather(flat)
+            if not ahead:
+                self.gather(flat)
+            elif self.collective:  # nobody is asked for what may never be needed
+                self._begin_gather(flat)
+
+    def _begin_gather(self, flat: Flat) -> None:
+        """Have a stage-3 flat come in while others run; its parameters stay hidden until `gather`."""
+        if flat.present or flat.arriving is not None or flat.full is None or flat.shard is None:
+            return
+        with torch.no_grad():
+            self._make_room(flat, flat.full)
+            self.remember("gather", flat)
+            flat.arriving = self.wire.begin_gather(flat.full, flat.shard, flat.index)
+
+    def _make_room(self, flat: Flat, full: torch.Tensor) -> None:
+        full.untyped_storage().resize_(flat.padded_numel * flat.dtype.itemsize)
+        self.label(full, "parameter", flat.unit)
 
     def gather(self, flat: Flat, collective: bool | None = None) -> None:
         """Make a stage-3 flat present; nothing happens when it is."""
         if flat.present or flat.full is None or flat.shard is None:
             return
         with torch.no_grad():
-            flat.full.untyped_storage().resize_(flat.padded_numel * flat.dtype.itemsize)
-            self.label(flat.full, "parameter", flat.unit)
-            self.fill(flat, flat.full, self.collective if collective is None else collective)
+            if flat.arriving is not None:
+                flat.arriving.wait()
+                flat.arriving = None
+            else:
+                self._make_room(flat, flat.full)
+                self.fill(flat, flat.full, self.collective if collective is None else collective)
             for slot in flat.slots:
                 show(slot, flat.full)
+
+    def _drop_arriving(self) -> None:
+        """Let go of what was gathered ahead and never asked for, as when the model takes another way."""
+        for flat in self.flats:
+            if flat.arriving is not None and flat.full is not None:
+                flat.arriving.wait()  # else the memory would be written to after it has been given away
+                flat.arriving = None
+                flat.full.untyped_storage().resize_(0)
 
     def fill(self, flat: Flat, full: torch.Tensor, collective: bool) -> None:
         """Write a flat's parameters, from all ranks, into `full`."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memadvisor.engines.live import LiveUnit
+from memadvisor.engines.wire import Scattering, Transfer
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -86,6 +87,8 @@ class Flat:
     grad_shard: torch.Tensor | None = None
     loan: torch.Tensor | None = None
     ready: set[int] = field(default_factory=set)  # indices of slots whose gradient came in this backward
+    arriving: Transfer | None = None  # the gather that fills `full`; until it is waited for, nobody looks
+    scattering: Scattering | None = None  # the reduction of `grad` that is under way
 
     @property
     def shard_numel(self) -> int:
@@ -101,8 +104,8 @@ class Flat:
 
     @property
     def present(self) -> bool:
-        """Whether the full parameters are in memory."""
-        return self.full is None or self.full.untyped_storage().nbytes() > 0
+        """Whether the full parameters are in memory, all of them."""
+        return self.full is None or (self.full.untyped_storage().nbytes() > 0 and self.arriving is None)
 
     def new(self, numel: int) -> torch.Tensor:
         return torch.empty(numel, dtype=self.dtype, device=self.device)

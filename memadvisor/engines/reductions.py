@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from memadvisor.engines.flat import Flat, Slot, UnitState
+from memadvisor.engines.wire import Transfer
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Action
 
@@ -28,7 +28,8 @@ class _Backward:
     touched: bool = False
     done: list[str] = field(default_factory=list)
     num_reduced: int = 0
-    in_flight: list[dist.Work] = field(default_factory=list)
+    in_flight: list[Transfer] = field(default_factory=list)  # means, until the end of the backward
+    scattering: list[Flat] = field(default_factory=list)  # of the unit that was reduced last
 
 
 class Reductions:
@@ -62,6 +63,8 @@ class Reductions:
 
     def begin(self) -> None:
         self.sweep()
+        for flat in self._backward.scattering:  # of a backward that an exception ended
+            flat.scattering = flat.grad = None
         self._backward = _Backward()
         for slot in self._slots:
             slot.flat.ready.clear()
@@ -98,6 +101,7 @@ class Reductions:
         # The script may read p.grad from here on: without the wait it would see its own rank's gradient.
         while self._backward.in_flight:
             self._backward.in_flight.pop().wait()
+        self._end_scattering()
         if self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):
             used = self._wire.largest(used, self._slots[0].flat.device)
         elif absent:
@@ -181,22 +185,35 @@ class Reductions:
 
     def reduce(self, unit: UnitState, action: Action) -> None:
         with torch.no_grad():
+            self._end_scattering()
             for flat in unit.trainable:
                 if flat.grad is None:
                     continue
                 if action.shard:
                     self._executor.remember("reduce_scatter", flat)
-                    self._reduce_to_shard(flat, flat.grad)
+                    if action.overlaps:
+                        flat.scattering = self._wire.begin_reduce_scatter_mean(flat.grad, flat.index)
+                        self._backward.scattering.append(flat)
+                    else:
+                        self._keep_shard(flat, flat.grad, self._wire.reduce_scatter_mean(flat.grad))
                 elif self._sync:
                     self._executor.remember("all_reduce", flat)
-                    work = self._wire.begin_mean(flat.grad)
+                    transfer = self._wire.begin_mean(flat.grad)
                     if action.overlaps:
-                        self._backward.in_flight.append(work)
+                        self._backward.in_flight.append(transfer)
                     else:
-                        work.wait()
+                        transfer.wait()
 
-    def _reduce_to_shard(self, flat: Flat, grad: torch.Tensor) -> None:
-        own = self._wire.reduce_scatter_mean(grad)
+    def _end_scattering(self) -> None:
+        """Wait for the reductions of the unit before; at most one unit's are under way at a time."""
+        with torch.no_grad():
+            for flat in self._backward.scattering:
+                if flat.scattering is not None and flat.grad is not None:
+                    own, flat.scattering = flat.scattering.result(), None
+                    self._keep_shard(flat, flat.grad, own)
+        self._backward.scattering.clear()
+
+    def _keep_shard(self, flat: Flat, grad: torch.Tensor, own: torch.Tensor) -> None:
         if flat.grad_shard is None:
             # A slice of the full buffer would keep all of it alive.
             shares = own.untyped_storage()._cdata == grad.untyped_storage()._cdata

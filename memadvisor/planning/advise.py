@@ -153,28 +153,34 @@ class _Search:
 
     def plans(self, step: CapturedStep) -> Iterator[RankedPlan]:
         for stage in range(4) if self.num_ranks > 1 else (0,):
-            evaluate = self._evaluator(step, stage)
-            smallest = smallest_peak(step, evaluate)
-            self.peaks.append(smallest.peak_bytes)
-            choice = choose_recomputed(step, evaluate, self.budget_bytes)
-            if choice is None and smallest.peak_bytes <= self.budget_bytes:
-                choice = smallest
-            yield self._ranked(step, stage, choice or smallest)
+            with_and_without = (False, True) if stage >= 2 else (False,)
+            yield min((self._best(step, stage, overlap) for overlap in with_and_without), key=_order)
 
-    def _evaluator(self, step: CapturedStep, stage: int) -> Callable[[frozenset[str]], Simulation]:
+    def _best(self, step: CapturedStep, stage: int, overlap: bool) -> RankedPlan:
+        evaluate = self._evaluator(step, stage, overlap)
+        smallest = smallest_peak(step, evaluate)
+        self.peaks.append(smallest.peak_bytes)
+        choice = choose_recomputed(step, evaluate, self.budget_bytes)
+        if choice is None and smallest.peak_bytes <= self.budget_bytes:
+            choice = smallest
+        return self._ranked(step, stage, overlap, choice or smallest)
+
+    def _evaluator(
+        self, step: CapturedStep, stage: int, overlap: bool
+    ) -> Callable[[frozenset[str]], Simulation]:
         known: dict[frozenset[str], Simulation] = {}
 
         def evaluate(recomputed: frozenset[str]) -> Simulation:
             if recomputed not in known:
-                schedule = write_schedule(self._plan(step, stage, recomputed), step.units)
+                schedule = write_schedule(self._plan(step, stage, overlap, recomputed), step.units)
                 known[recomputed] = simulate(step, schedule, self.times)
             return known[recomputed]
 
         return evaluate
 
-    def _ranked(self, step: CapturedStep, stage: int, choice: Choice) -> RankedPlan:
+    def _ranked(self, step: CapturedStep, stage: int, overlap: bool, choice: Choice) -> RankedPlan:
         prediction = choice.simulation.prediction()
-        plan = replace(self._plan(step, stage, choice.recomputed), prediction=prediction)
+        plan = replace(self._plan(step, stage, overlap, choice.recomputed), prediction=prediction)
         return RankedPlan(
             plan=plan,
             prediction=prediction,
@@ -182,7 +188,7 @@ class _Search:
             changes_script=step.repeats > 1,
         )
 
-    def _plan(self, step: CapturedStep, stage: int, recomputed: frozenset[str]) -> Plan:
+    def _plan(self, step: CapturedStep, stage: int, overlap: bool, recomputed: frozenset[str]) -> Plan:
         return Plan(
             fingerprint=self.fingerprint,
             num_ranks=self.num_ranks,
@@ -197,6 +203,7 @@ class _Search:
             prediction=None,
             budget_bytes=self.budget_bytes,
             why="",
+            overlap=overlap,
         )
 
 

@@ -21,7 +21,8 @@ def _deed(plan: Plan) -> str:
     parts = []
     if plan.num_ranks > 1:
         sharding = f"ZeRO {plan.zero_stage}" if plan.zero_stage else "no sharding"
-        parts.append(f"{sharding} on {plan.num_ranks} ranks")
+        overlap = " with transfers one unit ahead and behind" if plan.overlap else ""
+        parts.append(f"{sharding} on {plan.num_ranks} ranks{overlap}")
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
         if num_recomputed

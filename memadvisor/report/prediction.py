@@ -136,7 +136,8 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
                 for unit in chosen[:MAX_UNITS]
             ),
             kinds=(),
-            basis=f"plan for {plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}, policy {plan.policy}",
+            basis=f"plan for {plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}, policy {plan.policy}"
+            + (", transfers overlapped" if plan.overlap else ""),
             num_text=2,
             note=f"Micro-batch {batch}, accumulation {accumulation}."
             + (f" {more} further units are left out." if more > 0 else ""),

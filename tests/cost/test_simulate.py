@@ -19,7 +19,7 @@ TIMES = CollectiveTimes(kind="fitted", source="a test", curves={}, alpha_s=1e-4,
 STATES = ("parameter", "gradient", "optimizer_state")
 
 
-def plan(*, ranks=1, stage=0, recompute=()):
+def plan(*, ranks=1, stage=0, recompute=(), overlap=False):
     return Plan(
         fingerprint=None,
         num_ranks=ranks,
@@ -31,6 +31,7 @@ def plan(*, ranks=1, stage=0, recompute=()):
         prediction=None,
         budget_bytes=None,
         why="",
+        overlap=overlap,
     )
 
 
@@ -169,6 +170,44 @@ def test_an_overlapped_reduction_ends_no_later_than_the_backward_plus_all_reduct
     last_s = ends[-1].end_s - ends[-1].start_s
 
     assert last_s - 1e-9 <= result.exposed_communication_s <= busy_s(result, Lane.COLLECTIVE) + 1e-9
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(2, 3),
+    st.sets(st.sampled_from(["blocks.0", "blocks.1", "blocks.2"])),
+    st.integers(1, 2),
+)
+@settings(max_examples=30, deadline=None)
+def test_overlap_takes_no_time_away_but_waiting_and_pays_in_memory(ranks, stage, units, batches):
+    step = captured_step(make_run(num_micro_batches=batches))
+    waits, overlaps = (
+        play(step, ranks=ranks, stage=stage, recompute=units, overlap=overlap) for overlap in (False, True)
+    )
+
+    assert busy_s(overlaps, Lane.COMPUTE) == pytest.approx(busy_s(waits, Lane.COMPUTE))
+    assert busy_s(overlaps, Lane.COLLECTIVE) == pytest.approx(busy_s(waits, Lane.COLLECTIVE))
+    assert overlaps.exposed_communication_s < waits.exposed_communication_s
+    assert overlaps.peak.total_bytes >= waits.peak.total_bytes
+    assert overlaps.moments[-1].by_category_bytes == waits.moments[-1].by_category_bytes
+
+
+def test_a_block_in_flight_behind_costs_its_gradient_and_the_others_shares_of_it():
+    """Stage 2, in the backward of blocks.0: the gradient of blocks.1 is still whole, and half of it staged."""
+    step = captured_step(make_run())
+    block_bytes = flat_bytes(step.states["blocks.1"], 2, frozen=False)
+    there = [
+        next(
+            m for m in play(step, ranks=2, stage=2, overlap=o).moments if m.position == "backward of blocks.0"
+        )
+        for o in (False, True)
+    ]
+    gradient, staging = (
+        there[1].by_category_bytes[c] - there[0].by_category_bytes.get(c, 0)
+        for c in ("gradient", "communication")
+    )
+
+    assert (gradient, staging) == (block_bytes // 2, block_bytes // 2)
 
 
 def test_buckets_of_the_recorded_ddp_are_gone_under_our_engine():

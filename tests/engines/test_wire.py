@@ -19,6 +19,7 @@ def travelled(rank: int, num_ranks: int) -> dict[str, bool]:
         mean = torch.arange(4.0 * num_ranks) * (num_ranks + 1) / 2
         own = wire.reduce_scatter_mean(full.clone())
         found[f"{way} reduce"] = torch.allclose(own, mean.chunk(num_ranks)[rank])
+        found[f"{way} staging"] = staged == ([] if way == "staged" else [4])
         apart = torch.zeros(4 * num_ranks)
         wire.gather(apart, mean.chunk(num_ranks)[rank].clone())
         found[f"{way} gather"] = torch.equal(apart, mean)
@@ -27,8 +28,28 @@ def travelled(rank: int, num_ranks: int) -> dict[str, bool]:
         shard.copy_(mean.chunk(num_ranks)[rank])
         wire.gather(within, shard)
         found[f"{way} gather in place"] = torch.equal(within, mean)
-        found[f"{way} staging"] = staged == ([] if way == "staged" else [4])
+        found |= begun_together(wire, way, mean, rank)
     return found
+
+
+def begun_together(wire: Wire, way: str, mean: torch.Tensor, rank: int) -> dict[str, bool]:
+    """Two reductions and two gathers are under way at once, and are waited for in another order."""
+    num_ranks = wire.num_ranks
+    fulls = [torch.arange(4.0 * num_ranks) * (rank + 1) * scale for scale in (1, 10)]
+    targets = [torch.zeros(4 * num_ranks) for _ in fulls]
+    shards = [(mean * scale).chunk(num_ranks)[rank].clone() for scale in (1, 10)]
+    gathers = [wire.begin_gather(targets[0], shards[0], 0)]
+    reductions = [wire.begin_reduce_scatter_mean(full, number) for number, full in enumerate(fulls)]
+    gathers.append(wire.begin_gather(targets[1], shards[1], 1))
+    gathers[1].wait()
+    owns = [reduction.result() for reduction in reversed(reductions)]
+    gathers[0].wait()
+    return {
+        f"{way} reductions together": all(
+            torch.allclose(own, shard) for own, shard in zip(owns, reversed(shards), strict=True)
+        ),
+        f"{way} gathers together": torch.equal(targets[0], mean) and torch.equal(targets[1], 10 * mean),
+    }
 
 
 def test_every_way_gives_the_same():

@@ -98,6 +98,14 @@ def test_every_plan_says_where_its_peak_is_and_how_the_next_compares():
     assert "The next plan" not in plans[-1].plan.why
 
 
+def test_of_two_plans_that_fit_the_one_that_overlaps_is_kept():
+    plans = advise(RUN, memory_bytes=10**9, hardware=MEASURED).plans
+
+    assert {ranked.plan.zero_stage: ranked.plan.overlap for ranked in plans} == {
+        0: False, 1: False, 2: True, 3: True
+    }  # fmt: skip
+
+
 def test_splits_of_the_micro_batch_come_after_plans_that_leave_the_script_alone():
     run = make_run(num_ranks=1, num_blocks=4, vocabulary=64, sequence=512)
     rank = run.ranks[0]
