@@ -5,6 +5,9 @@ torch's CPU allocator keeps an account only while a profiler records memory, or 
 flag, find the total in the account by making it change, and check that it does. Where any of this is
 not as expected, there is no account, and what depends on it is "not recorded". With it, the profiler's
 memory events carry the exact total, also of what was allocated before the profiler ran.
+
+With the flag set the allocator words a log line for every block, printed or not: 40 % of a step of many tiny
+operators. So the account is closed as soon as the traced step has been written.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ _ERRORS_ONLY = 2
 class CpuAccount:
     """An open account; see `open_cpu_account`."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, flag: ctypes.c_bool, *, was_open: bool) -> None:
+        self._flag, self._was_open = flag, was_open
         reporter_of = getattr(library, _REPORTER)
         reporter_of.restype = ctypes.c_void_p
         self._new, self._delete = getattr(library, _NEW), getattr(library, _DELETE)
@@ -65,6 +69,19 @@ class CpuAccount:
         finally:
             self._log_level.value = level
 
+    def close(self, alive: Iterable[int]) -> None:
+        """Leave the allocator as it was found. `alive` are addresses of blocks: what an account keeps that is no
+        longer told of their end would mislead a profiler that the script starts later."""
+        if self._was_open:
+            return
+        level, self._log_level.value = self._log_level.value, _ERRORS_ONLY
+        try:
+            for address in alive:
+                self._delete(self._reporter, address)
+        finally:
+            self._log_level.value = level
+            self._flag.value = False
+
     def _find_total(self) -> int:
         probe = ctypes.create_string_buffer(1)  # an address that is nobody's block
         address = ctypes.addressof(probe)
@@ -88,9 +105,13 @@ def open_cpu_account(alive: Iterable[tuple[int, int]]) -> CpuAccount | None:
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         flag = ctypes.c_bool.in_dll(library, _FLAG)
-        was_open, flag.value = flag.value, True
-        account = CpuAccount(library)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
+        return None
+    was_open, flag.value = flag.value, True
+    try:
+        account = CpuAccount(library, flag, was_open=was_open)
+    except (ValueError, AttributeError):
+        flag.value = was_open
         return None
     if not was_open:
         for address, size_bytes in alive:

@@ -3,22 +3,35 @@
 Module forwards (pre and post), optimizer steps (pre and post), the call into the autograd engine, and
 a start of the script's own profiler. No full-backward module hooks: they break in-place activations.
 A hook never raises into the training; the first failure switches the recorder off.
+
+A module hook runs at every call of every module, so the two of them do nothing before they know that they must.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from memadvisor.capture.compiled import never_compiled, never_compiled_itself
+from memadvisor.capture.position import Position
+
+_NUM_ROUNDS, _NUM_CALLS = 7, 60
+
 
 class Observer(Protocol):
-    """Who is told: the recorder."""
+    """Who is told: the recorder. `plain_modules` are ids of modules that pass while `position.is_quiet`."""
 
+    @property
+    def position(self) -> Position: ...
+    @property
+    def plain_modules(self) -> set[int]: ...
     def enter_module(self, module: torch.nn.Module, args: Any) -> None: ...
     def leave_module(self, module: torch.nn.Module, args: Any, *rest: Any) -> None: ...
     def enter_backward(self) -> None: ...
@@ -30,15 +43,18 @@ class Observer(Protocol):
 
 
 class Hooks:
-    """Installed at construction, gone after `remove`."""
+    """Installed at construction, gone after `remove`.
+
+    `num_module_calls` counts the modules that were entered; `quiet_call_s` is what such a call costs where
+    the hooks have nothing to do: their own time, and torch's slower way through a module that has hooks.
+    """
 
     def __init__(self, observer: Observer) -> None:
+        self.num_module_calls = 0
         self._observer = observer
         self._undo: list[Callable[[], None]] = []
-        guard = self._guarded
+        self.quiet_call_s = self._install_module_hooks()
         self._undo += [
-            register_module_forward_pre_hook(guard(observer.enter_module)).remove,
-            self._forward_hook(),
             register_optimizer_step_pre_hook(self._optimizer(observer.enter_optimizer)).remove,
             register_optimizer_step_post_hook(self._optimizer(observer.leave_optimizer)).remove,
         ]
@@ -52,17 +68,62 @@ class Hooks:
 
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
         def guarded(*args: Any) -> None:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return
             try:
                 call(*args)
             except Exception as error:
                 self._observer.fail(error)
 
-        return guarded
+        return never_compiled(guarded)
 
-    def _forward_hook(self) -> Callable[[], None]:
-        leave = self._guarded(self._observer.leave_module)
+    def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        observer, position, plain = self._observer, self._observer.position, self._observer.plain_modules
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            if is_dynamo_compiling():  # a constant to Dynamo, which inlines hooks; is_compiling costs more
+                return
+            self.num_module_calls += 1
+            if (position.is_quiet and id(module) in plain) or is_compiling():
+                return
+            try:
+                observer.enter_module(module, args)
+            except Exception as error:
+                observer.fail(error)
+
+        def leave(module: torch.nn.Module, args: Any, *rest: Any) -> None:
+            if is_dynamo_compiling() or (position.is_quiet and id(module) in plain) or is_compiling():
+                return
+            try:
+                observer.leave_module(module, args, *rest)
+            except Exception as error:
+                observer.fail(error)
+
+        return never_compiled(enter), never_compiled(leave)
+
+    def _install_module_hooks(self) -> float:
+        """Returns `quiet_call_s`, measured by a module of ours. Where the script has hooks of its own, they must
+        not meet it, and torch's slow way is theirs already: then it is our hooks' own time alone."""
+        enter, leave = self._module_hooks()
+        nothing, position, plain = _Nothing(), self._observer.position, self._observer.plain_modules
+        has_others = torch.nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        plain.add(id(nothing))
+        position.is_quiet = True
+        try:
+            if has_others:
+                quiet_call_s = _fastest_s(lambda: (enter(nothing, ()), leave(nothing, (), {}, None)))
+                self._register(enter, leave)
+                return quiet_call_s
+            before_s = _fastest_s(nothing)
+            self._register(enter, leave)
+            return max(0.0, _fastest_s(nothing) - before_s)
+        finally:
+            plain.discard(id(nothing))
+            position.settle()
+            self.num_module_calls = 0
+
+    def _register(self, enter: Callable[..., None], leave: Callable[..., None]) -> None:
+        self._undo.append(register_module_forward_pre_hook(enter).remove)
         handle = register_module_forward_hook(leave, with_kwargs=True, always_call=True)
 
         def undo() -> None:
@@ -71,11 +132,11 @@ class Hooks:
             for marks in ("_global_forward_hooks_always_called", "_global_forward_hooks_with_kwargs"):
                 getattr(torch.nn.modules.module, marks, {}).pop(handle.id, None)
 
-        return undo
+        self._undo.append(undo)
 
     def _optimizer(self, call: Callable[[torch.optim.Optimizer], None]) -> Callable[..., None]:
         call = self._guarded(call)
-        return lambda optimizer, args, kwargs: call(optimizer)
+        return never_compiled(lambda optimizer, args, kwargs: call(optimizer))
 
     def _wrap_backward(self) -> None:
         # torch.autograd.backward and .grad both call the engine through this name of their module.
@@ -90,7 +151,7 @@ class Hooks:
             finally:
                 leave()
 
-        self._replace(torch.autograd, "_engine_run_backward", run_backward)
+        self._replace(torch.autograd, "_engine_run_backward", never_compiled_itself(run_backward))
 
     def _wrap_profiler(self) -> None:
         module = torch.autograd.profiler
@@ -101,7 +162,7 @@ class Hooks:
             starts()
             return original(*args, **kwargs)
 
-        self._replace(module, "_prepare_profiler", prepare)
+        self._replace(module, "_prepare_profiler", never_compiled_itself(prepare))
 
     def _silence_compile(self) -> None:
         # A compiled model warns that it sees global hooks; the warning is about us, not about the script.
@@ -127,3 +188,21 @@ class Hooks:
                 setattr(owner, name, original)
 
         self._undo.append(undo)
+
+
+class _Nothing(torch.nn.Module):
+    """A module to measure an empty call with."""
+
+    def forward(self) -> None:
+        return None
+
+
+def _fastest_s(call: Callable[[], object]) -> float:
+    """Seconds of one call, in the fastest of a few rounds."""
+    rounds_s = []
+    for _ in range(_NUM_ROUNDS):
+        start_s = time.perf_counter()
+        for _ in range(_NUM_CALLS):
+            call()
+        rounds_s.append(time.perf_counter() - start_s)
+    return min(rounds_s) / _NUM_CALLS

@@ -17,6 +17,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.capture.collectives import CollectiveLog
+from memadvisor.capture.compiled import never_compiled, never_compiled_itself
 from memadvisor.capture.operator_cost import operator_cost
 from memadvisor.capture.position import Position
 
@@ -140,6 +141,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Without this a mode switches torch.compile off, for good.
         return True
 
+    @never_compiled_itself
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -189,6 +191,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         position = self._position
         return Place(position.phase, position.module, position.unit, position.micro_batch)
 
+    @never_compiled
     def _place(self) -> Place:
         place = self._live_place()
         if place.phase == "backward":
@@ -246,6 +249,7 @@ class SavedTensorHooks:
         self._mode = mode
         self._log = log
 
+    @never_compiled
     def pack(self, tensor: torch.Tensor) -> Any:
         address = self._mode.address(tensor)
         if not address or not self._mode.is_active:
@@ -261,6 +265,7 @@ class SavedTensorHooks:
         return _Kept(tensor, row)
 
     @staticmethod
+    @never_compiled
     def unpack(kept: Any) -> torch.Tensor:
         if kept.row is not None:
             kept.row.unpacked_ns = time.time_ns()
@@ -277,6 +282,7 @@ class _Kept:
         self.tensor = tensor
         self.row = row
 
+    @never_compiled
     def __del__(self) -> None:
         if self.row is not None:
             self.row.released_ns = time.time_ns()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ class ModuleInfo:
     unit: str
     is_unit: bool  # the topmost module of a unit
     is_root: bool
+    is_plain: bool = False  # inside a unit: it has no span of its own
 
 
 class Models:
@@ -27,6 +29,7 @@ class Models:
 
     def __init__(self) -> None:
         self._infos: dict[int, ModuleInfo] = {}
+        self.plain: set[int] = set()  # ids of the plain ones
         self._roots: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self._order: dict[str, None] = {}  # units in order of first execution
 
@@ -47,6 +50,22 @@ class Models:
             self._remember(module, info)
         return info
 
+    def discover_owners(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Find the models that own these parameters, though no call of theirs was seen; False: there are none.
+
+        A model that is compiled together with its caller runs no hook.
+        """
+        wanted = {id(parameter) for parameter in parameters}
+        # type() and not isinstance(): a proxy's __class__ may run the script's code.
+        modules = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
+        inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+        found = False
+        for module in modules:
+            if id(module) not in inner and any(id(parameter) in wanted for parameter in module.parameters()):
+                self.discover(module, is_outermost=True)
+                found = True
+        return found
+
     def note_order(self, unit: str) -> None:
         self._order.setdefault(unit)
 
@@ -57,12 +76,19 @@ class Models:
         for name, module in root.named_modules(prefix=prefix):
             if id(module) not in self._infos:
                 unit = units.get(name, prefix)
-                self._remember(module, ModuleInfo(name, unit, unit == name, module is root))
+                is_plain = unit != name and module is not root
+                self._remember(module, ModuleInfo(name, unit, unit == name, module is root, is_plain))
 
     def _remember(self, module: torch.nn.Module, info: ModuleInfo) -> None:
         key = id(module)
         self._infos[key] = info
-        weakref.finalize(module, self._infos.pop, key, None).atexit = False
+        if info.is_plain:
+            self.plain.add(key)
+        weakref.finalize(module, self._forget, key).atexit = False
+
+    def _forget(self, key: int) -> None:
+        self._infos.pop(key, None)
+        self.plain.discard(key)
 
     def roots(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """(prefix, model) of the models that are still alive."""

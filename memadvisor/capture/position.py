@@ -9,7 +9,11 @@ from memadvisor.capture.models import ModuleInfo
 
 @dataclass(slots=True)
 class Position:
-    """Changed by the hooks, read by whoever records. `outer` is the module stack outside the backward."""
+    """Changed by the hooks, read by whoever records.
+
+    `is_quiet`: nothing depends on the plain modules that are now called inside the innermost known one, so
+    the hooks let them pass: no step is traced, and no backward runs, where a module means a recomputation.
+    """
 
     stack: list[ModuleInfo] = field(default_factory=list)
     backward_depth: int = 0
@@ -17,6 +21,22 @@ class Position:
     micro_batch: int = 0
     backward_unit: str = ""
     stack_depth_before_backward: int = 0
+    is_traced: bool = False
+    is_quiet: bool = False
+
+    def push(self, info: ModuleInfo) -> None:
+        self.stack.append(info)
+        self.settle()
+
+    def pop(self) -> ModuleInfo:
+        info = self.stack.pop()
+        self.settle()
+        return info
+
+    def settle(self) -> None:
+        """`is_quiet` after a change. Never inside a plain module: its own end must find it on the stack."""
+        stack = self.stack
+        self.is_quiet = not (self.is_traced or self.backward_depth) and bool(stack) and not stack[-1].is_plain
 
     @property
     def phase(self) -> str:

@@ -24,6 +24,7 @@ from memadvisor.capture.position import Position
 from memadvisor.capture.spans import ClosedStep, SpanLog
 from memadvisor.capture.steps import StepCycle
 from memadvisor.capture.tracer import Tracer
+from memadvisor.capture.truth import is_profiler_free
 from memadvisor.capture.writer import RankWriter, RecorderOptions
 
 _COUNT_EVERY_S = 0.1
@@ -60,17 +61,29 @@ class Recorder:
 
     # ---- what the hooks tell -------------------------------------------------------------------
 
+    @property
+    def position(self) -> Position:
+        return self._position
+
+    @property
+    def plain_modules(self) -> set[int]:
+        return self._models.plain
+
     def enter_module(self, module: torch.nn.Module, args: Any) -> None:
+        spans = self._spans
+        begin_s = spans.begin_timing() if spans is not None else None
         position = self._position
         info = self._models.info(module)
         if info is None:
             info = self._models.discover(module, is_outermost=not position.stack)
-            if info.is_root and self._spans is None:
-                self._meet_first_model()
-        position.stack.append(info)
-        if self._spans is not None and (info.is_root or info.is_unit or self._is_outermost_recompute(1)):
-            self._models.note_order(info.unit)
-            self._spans.enter_unit(info)
+            if info.is_root and spans is None:
+                spans = self._meet_first_model()
+        position.push(info)
+        if spans is not None:
+            if info.is_root or info.is_unit or self._is_outermost_recompute(1):
+                self._models.note_order(info.unit)
+                spans.enter_unit(info)
+            spans.end_timing(begin_s)
         if self._tracer is not None:
             self._tracer.mode.note_place()
             self._tracer.module_calls.enter(
@@ -82,13 +95,16 @@ class Recorder:
     def leave_module(self, module: torch.nn.Module, args: Any, *rest: Any) -> None:
         # (kwargs, output); after an exception torch leaves the kwargs out.
         kwargs, output = rest if len(rest) == 2 else ({}, rest[-1])
-        position = self._position
+        position, spans = self._position, self._spans
         if not position.stack:
             return
+        begin_s = spans.begin_timing() if spans is not None else None
         was_recompute = position.phase == "recompute"
-        info = position.stack.pop()
-        if self._spans is not None and (info.is_root or info.is_unit or self._is_outermost_recompute(0)):
-            self._spans.leave_unit(info, args, kwargs, output, was_recompute=was_recompute)
+        info = position.pop()
+        if spans is not None:
+            if info.is_root or info.is_unit or self._is_outermost_recompute(0):
+                spans.leave_unit(info, args, kwargs, output, was_recompute=was_recompute)
+            spans.end_timing(begin_s)
         if self._tracer is not None:
             self._tracer.module_calls.leave(args, kwargs, output, len(position.stack))
             self._tracer.mode.note_place()
@@ -96,24 +112,30 @@ class Recorder:
                 self._tracer.log.recompute_ends_ns.append(time.time_ns())
 
     def enter_backward(self) -> None:
+        begin_s = time.monotonic()
         position = self._position
         position.backward_depth += 1
         if position.backward_depth > 1:
             return
         position.stack_depth_before_backward = len(position.stack)
         position.backward_unit = ""
+        position.settle()
         if self._spans is not None:
             self._spans.enter_backward()
+            self._spans.spend_since(begin_s)
         self._note_place()
 
     def leave_backward(self) -> None:
+        begin_s = time.monotonic()
         position = self._position
         position.backward_depth = max(0, position.backward_depth - 1)
         if position.backward_depth:
             return
         del position.stack[position.stack_depth_before_backward :]
+        position.settle()
         if self._spans is not None:
             self._spans.leave_backward()
+            self._spans.spend_since(begin_s)
         if self._tracer is not None:
             for _, unit, parameter in self._models.parameters():
                 if parameter.grad is not None:
@@ -135,11 +157,15 @@ class Recorder:
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self._cycle.before(id(optimizer)) and self._last_optimizer_end is not None:
             self._end_step(self._last_optimizer_end, is_late=True)
+        begin_s = time.monotonic()
         if all(known() is not optimizer for known in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
+            if self._spans is None:
+                self._meet_uncalled_models(optimizer)
         self._position.in_optimizer = True
         if self._spans is not None:
             self._spans.enter_optimizer()
+            self._spans.spend_since(begin_s)
         if self._tracer is not None:
             for tensor, category, unit in self._known_tensors():
                 self._tracer.mode.name(tensor, category, unit)
@@ -147,11 +173,14 @@ class Recorder:
 
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._position.in_optimizer = False
-        end = self._spans.leave_optimizer() if self._spans is not None else time.monotonic()
+        begin_s = time.monotonic()
+        end = self._spans.leave_optimizer() if self._spans is not None else begin_s
         self._note_place()
         self._last_optimizer_end = end
         if self._cycle.after(id(optimizer)):
             self._end_step(end)
+        elif self._spans is not None:
+            self._spans.spend_since(begin_s)
 
     def profiler_starts(self) -> None:
         if self._tracer is not None:
@@ -200,14 +229,26 @@ class Recorder:
         if self._tracer is not None:
             self._tracer.mode.note_place()
 
-    def _meet_first_model(self) -> None:
+    def _meet_uncalled_models(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        if self._models.discover_owners(parameters):
+            self._meet_first_model()
+            self.note(
+                "warning",
+                "No call of the model was seen: it is compiled together with its caller. The time of its forward "
+                "counts as outside, samples are not counted, and memory is told apart by phase alone.",
+            )
+
+    def _meet_first_model(self) -> SpanLog:
         first = next(self._models.parameters(), None)
         if first is not None and first[2].device.type == "cuda":
             self._device = first[2].device
             self._nvml = open_nvml(self._device)
+            self._close_cpu_account()
         self._spans = SpanLog(self._position, clock_for(self._device).mark, self.reach_backward_of)
         self._spans.on_first_batch = self.on_first_batch
         self._writer.write_process(self._device)
+        return self._spans
 
     def _end_step(self, end: float | DeviceMark, *, is_late: bool = False) -> None:
         """`is_late`: the step ended some while ago, and the next one is under way: too late to trace it."""
@@ -215,6 +256,8 @@ class Recorder:
             return
         now_s = time.monotonic()
         step = self._spans.step
+        step.recorder_s += self._hooks.quiet_call_s * self._hooks.num_module_calls
+        self._hooks.num_module_calls = 0
         self._last_optimizer_end = None
         self._position.micro_batch = 0
         totals = device_totals(self._device)
@@ -226,10 +269,13 @@ class Recorder:
         if self._tracer is not None:
             peaks = self._end_trace(step.index) or peaks
             step.traced = self._has_trace
+            self._close_cpu_account()
         if now_s - self._last_counter_s >= _COUNT_EVERY_S:
             self._last_counter_s = now_s
             self._writer.add_counter(counter(now_s, allocated_bytes, totals, self._nvml))
-        self._writer.add_step(ClosedStep(step, end, allocated_bytes, *peaks))
+        # While the account is open, the allocator itself is slower than in the script's own training.
+        knows_cost = not was_traced and self._cpu is None
+        self._writer.add_step(ClosedStep(step, end, allocated_bytes, *peaks, knows_cost=knows_cost))
         self._describe_models()
         self._writer.flush(now_s, force=was_traced)
         if self._writer.failure is not None:
@@ -240,7 +286,8 @@ class Recorder:
         # Starting and writing a trace is no part of the next step.
         resume = self._spans.mark() if was_traced or self._tracer is not None else end
         self._spans.begin(step.index + 1, resume, traced=self._tracer is not None)
-        self._spans.step.recorder_s = 0.0 if was_traced else time.monotonic() - now_s
+        if resume is end:
+            self._spans.spend_since(now_s)
 
     def _device_peaks(self, totals: DeviceTotals | None) -> tuple[int | None, int | None]:
         """The script may read and reset the running peaks itself, so we never reset them.
@@ -257,12 +304,16 @@ class Recorder:
         self._has_traced = True
         try:
             self._tracer = Tracer(self._position, self._device, self._known_tensors, cpu=self._cpu)
+            self._position.is_traced = True
+            self._position.settle()
         except RuntimeError as error:
             self.note("warning", f"No step was traced: {error}.")
 
     def _end_trace(self, step: int) -> tuple[int | None, int | None] | None:
         """The traced step's own peaks; None where it could not be finished."""
         tracer, self._tracer = self._tracer, None
+        self._position.is_traced = False
+        self._position.settle()
         self._has_trace = tracer is not None and tracer.can_finish()
         if tracer is None or not self._has_trace:
             if tracer is not None:
@@ -278,6 +329,13 @@ class Recorder:
             self.note("warning", "The allocator's total is not known in this process; no peak is recorded.")
             return None
         return account.peak_allocated_bytes, account.peak_reserved_bytes
+
+    def _close_cpu_account(self) -> None:
+        cpu, self._cpu = self._cpu, None
+        if cpu is not None:
+            # A profiler of the script's would take what is forgotten here for frees.
+            alive = residents((), torch.device("cpu"), cpu) if is_profiler_free() else []
+            cpu.close(block.address for block in alive)
 
     def _known_tensors(self) -> Iterable[Labelled]:
         return known_tensors(self._models, self._living_optimizers(), self.label_sources)
@@ -300,7 +358,9 @@ class Recorder:
 
     def _shut_down(self, last_words: Callable[[], None]) -> None:
         """Take everything off; whatever fails on the way stops nothing."""
-        for action in (self._hooks.remove, self._drop_tracer, last_words, self._writer.close):
+        for action in (
+            self._hooks.remove, self._drop_tracer, self._close_cpu_account, last_words, self._writer.close
+        ):  # fmt: skip
             try:
                 action()
             except Exception as error:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from memadvisor.capture.clock import DeviceMark, seconds_of
+from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.models import ModuleInfo
 from memadvisor.capture.position import Position
 from memadvisor.run.records import Span, Step
@@ -65,14 +66,15 @@ class SpanLog:
         self._has_unit_spans = True
         self._stride = 1
         self._begin_s = time.monotonic()
+        self._units_s = 0.0  # of the step's recorder_s, what its unit spans take
 
     def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
         """The next step; what was open in the last one is forgotten."""
         now_s = time.monotonic()
         if self._has_unit_spans and not self.step.traced:
-            share = self.step.recorder_s / max(now_s - self._begin_s, 1e-9)
+            share = self._units_s / max(now_s - self._begin_s, 1e-9)
             self._stride = max(1, min(_MAX_STRIDE, math.ceil(share / _SPAN_BUDGET)))
-        self._begin_s = now_s
+        self._begin_s, self._units_s = now_s, 0.0
         self._has_unit_spans = traced or index < _NUM_FULL_STEPS or index % self._stride == 0
         self.step = OpenStep(index=index, start=start, traced=traced)
         self._units.clear()
@@ -80,7 +82,6 @@ class SpanLog:
     def enter_unit(self, info: ModuleInfo) -> None:
         if not self._has_unit_spans and not info.is_root:
             return
-        begin_s = self._begin_timing()
         position = self._position
         if position.backward_depth:
             kind = "unit_recompute"
@@ -92,14 +93,12 @@ class SpanLog:
             self._units.append(["", "", 0, 0.0, None])
             return
         self._units.append(self._open(kind, info.unit))
-        self._end_timing(begin_s)
 
     def leave_unit(
         self, info: ModuleInfo, args: Any, kwargs: Any, output: Any, *, was_recompute: bool
     ) -> None:
         if not self._has_unit_spans and not info.is_root:
             return
-        begin_s = self._begin_timing()
         if self._units:
             self._units.pop()[_END] = self.mark()
         if not was_recompute and torch.is_grad_enabled():
@@ -109,7 +108,6 @@ class SpanLog:
                 tensor = _first_tensor_with_grad(output)
                 if tensor is not None and tensor.grad_fn is not None:
                     tensor.grad_fn.register_prehook(self._start_of(info.unit))
-        self._end_timing(begin_s)
 
     def enter_backward(self) -> None:
         self._backward = self._open("backward", "")
@@ -125,11 +123,11 @@ class SpanLog:
 
     def reach_backward_of(self, unit: str) -> None:
         """The gradient of a unit's output is known: its backward begins, and the one before it ends."""
-        begin_s = self._begin_timing()
+        begin_s = self.begin_timing()
         span = self._open("unit_backward", unit)
         self._close_unit_backward(span[_START])
         self._unit_backward = span
-        self._end_timing(begin_s)
+        self.end_timing(begin_s)
 
     def enter_optimizer(self) -> None:
         self._optimizer = self._open("optimizer", "")
@@ -180,13 +178,20 @@ class SpanLog:
         elif step.num_tokens is not None:
             step.num_tokens += first.numel()
 
-    def _begin_timing(self) -> float | None:
+    def begin_timing(self) -> float | None:
+        """Of hooks that are called often: one call in so many is timed, and stands for the others."""
         self._num_calls += 1
         return None if self._num_calls % _TIMED_SHARE else time.monotonic()
 
-    def _end_timing(self, begin_s: float | None) -> None:
+    def end_timing(self, begin_s: float | None) -> None:
         if begin_s is not None:
-            self.step.recorder_s += _TIMED_SHARE * (time.monotonic() - begin_s)
+            spent_s = _TIMED_SHARE * (time.monotonic() - begin_s)
+            self._units_s += spent_s
+            self.step.recorder_s += spent_s
+
+    def spend_since(self, begin_s: float) -> None:
+        """Memadvisor itself has been at work since `begin_s`."""
+        self.step.recorder_s += time.monotonic() - begin_s
 
 
 class _BackwardStart:
@@ -198,6 +203,7 @@ class _BackwardStart:
         self._log = log
         self._unit = unit
 
+    @never_compiled
     def __call__(self, gradients: Any) -> None:
         log = self._log()
         if log is not None:
@@ -222,6 +228,7 @@ class ClosedStep:
     allocated_bytes: int | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
+    knows_cost: bool = True
 
     def rows(self) -> tuple[Step, list[Span]] | None:
         """The journal's rows; None while the device has not passed the step's end."""
@@ -240,7 +247,7 @@ class ClosedStep:
             allocated_bytes=self.allocated_bytes,
             peak_allocated_bytes=self.peak_allocated_bytes,
             peak_reserved_bytes=self.peak_reserved_bytes,
-            recorder_s=None if step.traced else step.recorder_s,
+            recorder_s=step.recorder_s if self.knows_cost else None,
         )
         spans = []
         for kind, unit, micro_batch, start, end in step.spans:

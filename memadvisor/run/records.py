@@ -81,8 +81,10 @@ class OptimizerState:
 class Step:
     """From the end of one optimizer step to the end of the next.
 
-    `recorder_s` is the time that memadvisor's own hooks took inside the step. A traced step's times
-    never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has one.
+    `recorder_s` is the time that memadvisor's own hooks took inside the step; None where it is not known:
+    in a traced step, and up to it on CPU, where the allocator keeps its account and is slower for it. A traced
+    step's times never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has
+    one, and no step after it has `allocated_bytes`.
     """
 
     index: int

@@ -67,11 +67,16 @@ class RankRun:
         return next((step for step in reversed(self.steps) if step.traced), None)
 
     def steady_steps(self) -> tuple[Step, ...]:
-        """Timed steps that are neither warm-up nor next to a traced one; what throughput is made of."""
+        """Timed steps that are neither warm-up nor next to a traced one; what throughput is made of.
+
+        Where there are any after a traced step, they alone: until then a CPU's allocator keeps its account and is
+        slower for it.
+        """
         traced = {step.index for step in self.steps if step.traced}
         timed = [step for step in self.steps if not step.traced]
         steady = [step for step in timed if step.index >= 2 and step.index - 1 not in traced]
-        return tuple(steady or timed[-1:])
+        after = [step for step in steady if step.index > max(traced, default=-1)]
+        return tuple(after or steady or timed[-1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

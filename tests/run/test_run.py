@@ -20,8 +20,13 @@ def test_the_last_traced_step_is_the_traced_step():
     assert with_steps(set()).traced_step is None
 
 
-def test_steady_steps_are_neither_warm_up_nor_traced_nor_right_after():
-    assert [step.index for step in with_steps({3}).steady_steps()] == [2, 5, 6, 7]
+def test_steady_steps_come_after_warm_up_and_after_what_follows_the_traced_step():
+    assert [step.index for step in with_steps(set()).steady_steps()] == [2, 3, 4, 5, 6, 7]
+    assert [step.index for step in with_steps({3}).steady_steps()] == [5, 6, 7]
+
+
+def test_where_no_step_is_left_after_the_traced_one_those_before_it_are_steady():
+    assert [step.index for step in with_steps({6}).steady_steps()] == [2, 3, 4, 5]
 
 
 def test_a_short_run_has_its_last_timed_step_for_a_steady_one():
