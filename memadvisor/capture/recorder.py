@@ -308,6 +308,7 @@ class Recorder:
             self._position.settle()
         except RuntimeError as error:
             self.note("warning", f"No step was traced: {error}.")
+            self._close_cpu_account()
 
     def _end_trace(self, step: int) -> tuple[int | None, int | None] | None:
         """The traced step's own peaks; None where it could not be finished."""

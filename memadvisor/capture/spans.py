@@ -41,6 +41,7 @@ class OpenStep:
     traced: bool = False
     spans: list[_OpenSpan] = field(default_factory=list)
     num_forwards: int = 0
+    num_backwards: int = 0
     num_samples: int | None = 0
     num_tokens: int | None = 0
     recorder_s: float = 0.0
@@ -111,6 +112,7 @@ class SpanLog:
 
     def enter_backward(self) -> None:
         self._backward = self._open("backward", "")
+        self.step.num_backwards += 1
 
     def leave_backward(self) -> None:
         end = self.mark()
@@ -241,7 +243,8 @@ class ClosedStep:
             start_s=start_s,
             end_s=end_s,
             traced=step.traced,
-            num_micro_batches=step.num_forwards,
+            # A model that is compiled together with its caller is never seen called.
+            num_micro_batches=step.num_forwards or step.num_backwards,
             num_samples=step.num_samples or None,
             num_tokens=step.num_tokens or None,
             allocated_bytes=self.allocated_bytes,
