@@ -35,8 +35,9 @@ def inner_storages(
         )
 
 
-def boundary_tensors(placed: Sequence[Placed], freed: set[int], passes: Passes) -> Iterable[BoundaryTensor]:
-    """Crossing storages that a unit takes as input, or that autograd keeps for units of several sorts."""
+def boundary_tensors(placed: Sequence[Placed], freed: set[int], passes: Passes) -> dict[int, BoundaryTensor]:
+    """By number: crossing storages that a unit takes as input, or that autograd keeps for units of several sorts."""
+    found: dict[int, BoundaryTensor] = {}
     starts = [piece.start_s for piece in passes.pieces]
     for number, item in enumerate(placed):
         row = item.row
@@ -52,7 +53,7 @@ def boundary_tensors(placed: Sequence[Placed], freed: set[int], passes: Passes) 
             until = max(0, bisect_left(starts, end_s) - 1)
             saved_until[saved.unit] = max(until, saved_until.get(saved.unit, 0))
         last_use_s = row.last_forward_use_s
-        yield BoundaryTensor(
+        found[number] = BoundaryTensor(
             category=row.category,
             size_bytes=row.size_bytes,
             birth_segment=item.birth,
@@ -61,6 +62,7 @@ def boundary_tensors(placed: Sequence[Placed], freed: set[int], passes: Passes) 
             saved_until=saved_until,
             input_of=input_of,
         )
+    return found
 
 
 def _units_fed(item: Placed, passes: Passes) -> dict[str, int]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from memadvisor.analyzers.batch_sizes import is_weight_cast
 from memadvisor.analyzers.movable import boundary_tensors, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
-from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level
+from memadvisor.analyzers.step_storages import step_storages
+from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level, StepStorage
 from memadvisor.run.records import UNEXPLAINED, Parameter, Step
 from memadvisor.run.run import RankRun
 
@@ -38,6 +39,7 @@ class Memory:
     levels: tuple[SegmentLevels, ...]
     inner: tuple[Inner, ...]
     boundaries: tuple[BoundaryTensor, ...]
+    storages: tuple[StepStorage, ...]
     peak_bytes: int
 
 
@@ -68,10 +70,12 @@ def segment_memory(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor
         level = _levels(position, pieces, start, events[position], placed, freed, casts, parameters)
         levels.append(level)
         _apply(start, events[position])
+    boundaries = boundary_tensors(placed, freed, passes)
     return Memory(
         levels=tuple(levels),
         inner=tuple(inner_storages(placed, freed, casts, passes)),
-        boundaries=tuple(boundary_tensors(placed, freed, passes)),
+        boundaries=tuple(boundaries.values()),
+        storages=step_storages(rank, step, placed, passes, boundaries, freed=freed, casts=casts),
         peak_bytes=max(sum(level.captured.peak.values()) for level in levels),
     )
 

@@ -74,6 +74,7 @@ def captured_step(run: Run, *, micro_batch_divisor: int = 1) -> CapturedStep:
         segments=_segments(pieces, durations, memory, micro_batch_divisor),
         inner=memory.inner,
         boundaries=memory.boundaries,
+        storages=memory.storages,
         recomputable=_recomputable(rank, memory, pieces, durations),
         constant_state_bytes=_constant_states(rank, step),
         step_time_s=step_time_s,

@@ -80,6 +80,22 @@ class EngineMemory:
     def _staging_bytes(self, name: str) -> int:
         return self._gradient_bytes(name) // self.num_ranks * (self.num_ranks - 1)
 
+    def tensors(self) -> dict[tuple[str, str], int]:
+        """What `held` sums up, in pieces: bytes by (what it is, unit). A piece is allocated as one."""
+        if self.replays:
+            return {}
+        pieces = {
+            (f"constant {category}", ""): size for category, size in self.step.constant_state_bytes.items()
+        }
+        for name in self.stages:
+            pieces["parameter", name] = self._resting_parameter_bytes(name)
+            pieces["optimizer_state", name] = self._optimizer_bytes(name)
+        pieces |= {("gathered", name): self.flat_bytes(name) for name in self.gathered}
+        pieces |= {("gradient", name): size for name, size in self.gradients.items()}
+        if self._scattering is not None:
+            pieces["staging", self._scattering] = self._staging_bytes(self._scattering)
+        return {piece: size for piece, size in pieces.items() if size > 0}
+
     def view(self, segment: Segment) -> View:
         """Which view of a segment is what is alive in it beside `held`."""
         if self.replays:

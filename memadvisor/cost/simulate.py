@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from memadvisor.cost.activations import Activations, View
 from memadvisor.cost.collectives import CollectiveTimes
@@ -70,18 +71,35 @@ def recomputed_units(schedule: Schedule) -> frozenset[str]:
     )
 
 
-def simulate(step: CapturedStep, schedule: Schedule, times: CollectiveTimes | None) -> Simulation:
+class Watcher(Protocol):
+    """Told, in order, what a simulation does to memory; `tensors` are EngineMemory's after it."""
+
+    def states(self, tensors: Mapping[tuple[str, str], int]) -> None: ...
+    def recomputation(self, position: int) -> None: ...
+    def segment(self, position: int, tensors: Mapping[tuple[str, str], int], share: float) -> None: ...
+
+
+def simulate(
+    step: CapturedStep, schedule: Schedule, times: CollectiveTimes | None, watcher: Watcher | None = None
+) -> Simulation:
     """Play `schedule` over `step`. `times` may be None where one rank needs no collective."""
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
-    return _Player(step, schedule, times).play()
+    return _Player(step, schedule, times, watcher).play()
 
 
 class _Player:
     """The state of one simulation: the lanes' clocks, and the moments so far."""
 
-    def __init__(self, step: CapturedStep, schedule: Schedule, times: CollectiveTimes | None) -> None:
+    def __init__(
+        self,
+        step: CapturedStep,
+        schedule: Schedule,
+        times: CollectiveTimes | None,
+        watcher: Watcher | None,
+    ) -> None:
         self.step = step
+        self.watcher = watcher
         self.schedule = schedule
         self.times = times
         self.recomputed = recomputed_units(schedule)
@@ -115,26 +133,38 @@ class _Player:
         if enters:
             self._actions(_POINTS[segment.phase][0], position, is_last)
         self.engine.enter(segment)
+        self._tell_states()
         view = self.engine.view(segment)
         if enters and segment.phase == "backward" and segment.unit in self.recomputed:
             name = f"recomputation of {segment.unit}"
             self._moment(name, position, self.activations.recomputation(position, view))
             self.lanes.compute(name, self._forward_s(segment))
+            if self.watcher is not None:
+                self.watcher.recomputation(position)
         self._moment(place, position, self._peak(position, view))
         share = self.engine.update_share() if segment.phase == "optimizer" else 1.0
         self.lanes.compute(place, segment.duration_s * share)
         self.engine.leave(segment)
+        if self.watcher is not None:
+            self.watcher.segment(position, self.engine.tensors(), self._temporaries_share(segment))
         if leaves:
             self._actions(_POINTS[segment.phase][1], position, is_last)
 
     def _peak(self, position: int, view: View) -> Counter[str]:
         """The segment's own highest instant; an optimizer's temporaries shrink with what it updates."""
         peak = self.activations.peak(position, view)
-        if self.step.segments[position].phase != "optimizer" or self.engine.replays:
+        share = self._temporaries_share(self.step.segments[position])
+        if share == 1:
             return peak
         start = self.activations.start(position, view)
-        share = self.engine.optimizer_share()
         return Counter({c: start[c] + math.ceil((peak[c] - start[c]) * share) for c in peak | start})
+
+    def _temporaries_share(self, segment: Segment) -> float:
+        return 1.0 if segment.phase != "optimizer" or self.engine.replays else self.engine.optimizer_share()
+
+    def _tell_states(self) -> None:
+        if self.watcher is not None:
+            self.watcher.states(self.engine.tensors())
 
     def _actions(self, point: Point, position: int, is_last: bool) -> None:
         """Play what the schedule asks for at one boundary of a segment."""
@@ -151,6 +181,7 @@ class _Player:
             if action.kind is ActionKind.REDUCE and not (action.shard or is_last or self._syncs(segment)):
                 continue  # with accumulation under no_sync, what all ranks keep whole is summed once
             message = self.engine.act(action)
+            self._tell_states()
             if message is None or self.times is None:
                 continue
             self._moment(f"{action.kind} of {action.unit}", position, base + Counter(message.staging))
@@ -170,6 +201,7 @@ class _Player:
         elif action.kind is ActionKind.REDUCE and self.engine.is_scattering:
             self.lanes.wait_until(self.reductions_s)
             self.engine.end_scattering()
+            self._tell_states()
 
     def _end_backward(self) -> None:
         """The end of a backward waits for all reductions, and drops what was gathered and not asked for."""
@@ -177,6 +209,7 @@ class _Player:
         self.engine.end_scattering()
         self.engine.gathered -= self.arriving_s.keys()
         self.arriving_s.clear()
+        self._tell_states()
 
     def _syncs(self, segment: Segment) -> bool:
         """Whether the script lets this micro-batch's gradients be reduced, though others follow it."""

@@ -90,6 +90,27 @@ class BoundaryTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepStorage:
+    """One allocation of the captured step, so that the sequence of all of them can be played again.
+
+    Segments are as above (-1: before the step; their number: after it); times order what happens within one.
+    `freed_by`: the unit whose recomputation sets it free; it then dies at `unsaved_death` (segment, time).
+    `boundary` is set for what flows between units. `runs_again`: a recomputation of its unit allocates it too.
+    """
+
+    category: str
+    size_bytes: int
+    birth_segment: int
+    birth_s: float
+    death_segment: int
+    death_s: float
+    freed_by: str | None = None
+    unsaved_death: tuple[int, float] = (0, 0.0)
+    boundary: BoundaryTensor | None = None
+    runs_again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitStates:
     """A unit's parameters, tied ones once, and what the optimizer keeps for them in the plain run.
 
@@ -129,6 +150,7 @@ class CapturedStep:
     segments: tuple[Segment, ...]
     inner: tuple[Inner, ...]
     boundaries: tuple[BoundaryTensor, ...]
+    storages: tuple[StepStorage, ...]
     recomputable: Mapping[str, float]  # unit -> seconds of its forward in one step
     constant_state_bytes: Mapping[str, int]
     step_time_s: float

@@ -1,0 +1,113 @@
+"""Every allocation of the traced step with what a plan changes of it, for playing the sequence again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from memadvisor.analyzers.batch_sizes import dimensions
+from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES, SMALL_BYTES
+from memadvisor.cost.step import STATES, BoundaryTensor, StepStorage
+from memadvisor.run.records import UNEXPLAINED, Step, Storage
+from memadvisor.run.run import RankRun
+
+_ITEM_BYTES = {
+    **dict.fromkeys(("float64", "int64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+}
+
+
+def step_storages(
+    rank: RankRun,
+    step: Step,
+    placed: Sequence[Placed],
+    passes: Passes,
+    boundaries: Mapping[int, BoundaryTensor],
+    *,
+    freed: Collection[int] = (),
+    casts: Collection[int] = (),
+) -> tuple[StepStorage, ...]:
+    """In the order of `placed`; last, as one piece, what the allocator held at the start and nothing explains.
+
+    `freed` and `casts` are numbers of placed storages: those that a recomputation frees, and of these the
+    weights that autocast has cast.
+    """
+    last_saved_s = _last_saved(placed, passes)
+    storages = []
+    for number, item in enumerate(placed):
+        row, unit = item.row, passes.forward.get(item.birth, (None, 0))[0]
+        if row.size_bytes <= 0 or (row.death_s is not None and row.death_s <= row.birth_s):
+            continue  # no bytes, or alive at no instant
+        storages.append(
+            StepStorage(
+                category=row.category,
+                size_bytes=_requested_bytes(row),
+                birth_segment=item.birth,
+                birth_s=row.birth_s,
+                death_segment=item.death,
+                death_s=math.inf if row.death_s is None else row.death_s,
+                freed_by=unit if number in freed else None,
+                unsaved_death=_unsaved_death(item, passes, is_cast=number in casts),
+                boundary=boundaries.get(number),
+                runs_again=(
+                    unit is not None
+                    and row.category not in STATES
+                    and row.birth_s <= last_saved_s.get(item.birth, -math.inf)
+                ),
+            )
+        )
+    return (*storages, *_unexplained(rank, step, len(passes.pieces)))
+
+
+def _last_saved(placed: Sequence[Placed], passes: Passes) -> dict[int, float]:
+    """By forward segment, when its unit saved its last tensor: there a recomputation stops."""
+    latest: dict[int, float] = {}
+    for item in placed:
+        forward = passes.forward.get(item.birth)
+        if forward is None or item.row.category in STATES:
+            continue
+        end_s = passes.pieces[item.birth].end_s
+        for saved in item.saved:
+            if saved.unit == forward[0] and saved.saved_s <= end_s:
+                latest[item.birth] = max(saved.saved_s, latest.get(item.birth, saved.saved_s))
+    return latest
+
+
+def _unsaved_death(item: Placed, passes: Passes, *, is_cast: bool) -> tuple[int, float]:
+    """Where it would die had its forward kept nothing: at its last use; a cast weight with autocast's cache."""
+    if is_cast:
+        return passes.end_of_forward(item.birth), math.inf
+    end_s = item.row.last_forward_use_s
+    return item.birth, math.inf if end_s is None else max(end_s, item.row.birth_s)
+
+
+def _requested_bytes(row: Storage) -> int:
+    """What was asked for: a CUDA block may be up to 1 MiB larger, where the rest was not worth splitting off."""
+    item_bytes = _ITEM_BYTES.get(row.dtype)
+    if row.device == "cpu" or item_bytes is None or not row.shape:
+        return row.size_bytes
+    size_bytes = item_bytes * math.prod(dimensions(row.shape))
+    rest_bytes = row.size_bytes - size_bytes
+    return (
+        size_bytes if size_bytes > 0 and 0 <= rest_bytes <= SMALL_BYTES + MIN_BLOCK_BYTES else row.size_bytes
+    )
+
+
+def _unexplained(rank: RankRun, step: Step, num_segments: int) -> tuple[StepStorage, ...]:
+    before = [row for row in rank.residuals if row.time_s <= step.start_s]
+    size_bytes = max(before, key=lambda row: row.time_s).unexplained_bytes if before else 0
+    if size_bytes <= 0:
+        return ()
+    return (
+        StepStorage(
+            category=UNEXPLAINED,
+            size_bytes=size_bytes,
+            birth_segment=-1,
+            birth_s=step.start_s,
+            death_segment=num_segments,
+            death_s=math.inf,
+        ),
+    )

@@ -1,0 +1,296 @@
+"""The sequence of allocations and frees of a training, from one captured step and what a plan changes of it.
+
+The training is played from its first step on, because what is cached then decides what is reserved later:
+
+- before the first step there is what was alive before the captured one and is not made anew in every step;
+- optimizer state comes into being in the first optimizer step, between what the backward has left free;
+- what the captured step frees of the step before (gradients) is what it leaves itself, by size and category.
+
+After `NUM_STEPS` steps the reservation has settled: the steps are alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from memadvisor.cost.activations import needed_until
+from memadvisor.cost.allocator_replay import Change
+from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.engine_memory import EngineMemory
+from memadvisor.cost.simulate import recomputed_units, simulate
+from memadvisor.cost.step import STATES, CapturedStep, StepStorage
+from memadvisor.schedule import Schedule
+
+NUM_STEPS = 3
+
+# Time within a segment, what happens, number of the storage, whether in a run again. At the same time, deaths
+# come first, but for that of what was born then.
+_Event = tuple[float, int, int, bool]
+_DEATH, _BIRTH, _DEATH_AT_BIRTH = 0, 1, 2
+_Owner = tuple[object, ...]
+
+
+class Stretch(Protocol):
+    """What this file needs of a segment."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def unit(self) -> str | None: ...
+    @property
+    def micro_batch(self) -> int | None: ...
+
+
+def captured_sequence(storages: Sequence[StepStorage], segments: Sequence[Stretch]) -> list[Change]:
+    """The training as it was captured."""
+    log = AllocationLog(storages, segments, frozenset(), models_states=False)
+    for _ in range(NUM_STEPS):
+        for position in range(len(segments)):
+            log.segment(position, {}, 1.0)
+        log.end_step()
+    return log.changes
+
+
+def planned_sequence(step: CapturedStep, schedule: Schedule, times: CollectiveTimes | None) -> list[Change]:
+    """The training under a schedule: recomputed units allocate twice, and engines hold what they hold."""
+    # One process alone keeps its states as captured; else they are the engine's.
+    models_states = schedule.num_ranks > 1 or step.world_size > 1
+    recomputed = recomputed_units(schedule)
+    log = AllocationLog(step.storages, step.segments, recomputed, models_states=models_states)
+    if models_states:
+        log.states(EngineMemory(step, schedule).tensors())
+    for _ in range(NUM_STEPS):
+        simulate(step, schedule, times, log)
+        log.end_step()
+    return log.changes
+
+
+class AllocationLog:
+    """Turns what a simulation does into changes. Implements simulate.Watcher.
+
+    `models_states`: parameters, gradients and optimizer state are those of `tensors`; the captured ones are left
+    out, but for gradients at their birth, which are there until something takes them over.
+    """
+
+    def __init__(
+        self,
+        storages: Sequence[StepStorage],
+        segments: Sequence[Stretch],
+        recomputed: Collection[str],
+        *,
+        models_states: bool,
+    ) -> None:
+        self.changes: list[Change] = []
+        self._storages = storages
+        self._segments = segments
+        self._models_states = models_states
+        self._events: list[list[_Event]] = [[] for _ in segments]
+        self._again: dict[int, list[_Event]] = {}
+        self._alive: dict[_Owner, int] = {}  # owner -> number of its allocation
+        self._old: dict[object, list[int]] = defaultdict(list)  # what an earlier step left for this number
+        self._tensors: dict[tuple[str, str], int] = {}
+        self._pieces: dict[tuple[str, str], list[_Owner]] = {}
+        self._num_allocated = 0
+        self._has_stepped = not any(segment.phase == "optimizer" for segment in segments)
+        self._has_gradients = False
+        self._renewed = _renewed(storages, len(segments), models_states=models_states)
+        self._place(frozenset(recomputed))
+        for number, item in enumerate(storages):
+            if item.birth_segment < 0 and self._is_there_first(number):
+                self._allocate((number, False), item.size_bytes)
+
+    # ---- what a simulation tells -------------------------------------------------------------------
+
+    def states(self, tensors: Mapping[tuple[str, str], int]) -> None:
+        """What is new is allocated before what is old goes; what grows gets another piece."""
+        if not self._models_states:
+            return
+        wanted = {key: size for key, size in tensors.items() if self._exists(key[0])}
+        gone = []
+        for key, size in wanted.items():
+            had = self._tensors.get(key, 0)
+            if size != had:
+                gone += self._pieces.pop(key, []) if size < had else []
+                owner = ("piece", self._num_allocated)
+                self._allocate(owner, size - had if size > had else size)
+                self._pieces.setdefault(key, []).append(owner)
+        for key in self._tensors.keys() - wanted.keys():
+            gone += self._pieces.pop(key)
+        self._free_all(gone)
+        self._tensors = wanted
+
+    def recomputation(self, position: int) -> None:
+        for event in self._again.get(position, ()):
+            self._play(event, 1.0)
+
+    def segment(self, position: int, tensors: Mapping[tuple[str, str], int], share: float) -> None:
+        """`share` scales what is born in it."""
+        phase = self._segments[position].phase
+        self._has_gradients |= phase == "backward"
+        if phase == "optimizer" and not self._has_stepped:
+            self._first_optimizer_step()
+            self.states(tensors)
+        gradients = self._new_gradients(position)
+        if phase == "backward" and not gradients:
+            self.states(tensors)  # they cannot be told from other temporaries, so their buffer is there first
+        passing: list[_Owner] = []
+        for event in self._events[position]:
+            is_birth, number = event[1] == _BIRTH, event[2]
+            item = self._storages[number]
+            if self._models_states and item.category in STATES:
+                if is_birth and number in gradients:
+                    passing.append(("passing", number))
+                    self._allocate(passing[-1], item.size_bytes)
+                continue
+            if is_birth and passing:
+                self.states(tensors)  # the buffer that collects them
+                self._free_all(passing)
+            self._play(event, share)
+        self.states(tensors)
+        self._free_all(passing)
+
+    def end_step(self) -> None:
+        """What this step leaves is what the next one finds and frees, under the number of the found."""
+        for found, left in self._renewed.items():
+            self._free((found, False))
+            for number in left:
+                name = self._alive.pop((number, False), None)
+                if name is not None:
+                    self._old[found].append(name)
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _new_gradients(self, position: int) -> set[int]:
+        if self._segments[position].phase != "backward":
+            return set()
+        births = (number for _, kind, number, _ in self._events[position] if kind == _BIRTH)
+        return {number for number in births if self._storages[number].category == "gradient"}
+
+    def _is_there_first(self, number: int) -> bool:
+        """Whether a storage from before the captured step was there before the first one."""
+        item = self._storages[number]
+        if self._models_states and item.category in STATES:
+            return False
+        return number not in self._renewed and (item.category != "optimizer_state" or self._has_stepped)
+
+    def _first_optimizer_step(self) -> None:
+        self._has_stepped = True
+        for number, item in enumerate(self._storages):
+            if item.birth_segment < 0 and item.category == "optimizer_state" and not self._models_states:
+                self._allocate((number, False), item.size_bytes)
+
+    def _exists(self, what: str) -> bool:
+        if what == "gradient":
+            return self._has_gradients
+        return self._has_stepped or not what.endswith("optimizer_state")
+
+    def _place(self, recomputed: frozenset[str]) -> None:
+        """Put births and deaths on the segments, as they are when these units are recomputed."""
+        num_segments = len(self._segments)
+        for number, item in enumerate(self._storages):
+            if item.birth_segment >= 0:
+                self._events[item.birth_segment].append((item.birth_s, _BIRTH, number, False))
+            death = (item.death_segment, item.death_s)
+            if item.freed_by in recomputed:
+                if item.death_segment < num_segments:
+                    self._events[item.death_segment].append((item.death_s, _DEATH, number, True))
+                death = item.unsaved_death
+            elif item.boundary is not None:
+                needed = needed_until(item.boundary, recomputed)
+                death = death if needed == item.death_segment else (needed, math.inf)
+            if death[0] < num_segments:
+                kind = _DEATH_AT_BIRTH if death == (item.birth_segment, item.birth_s) else _DEATH
+                self._events[death[0]].append((death[1], kind, number, False))
+        for events in self._events:
+            events.sort()
+        forwards: dict[tuple[str | None, int | None], int] = {
+            (segment.unit, segment.micro_batch): position
+            for position, segment in enumerate(self._segments)
+            if segment.phase == "forward" and segment.unit in recomputed
+        }
+        again = self._reruns(set(forwards.values()))
+        for position, segment in enumerate(self._segments):
+            if segment.phase == "backward" and (segment.unit, segment.micro_batch) in forwards:
+                self._again[position] = again[forwards[segment.unit, segment.micro_batch]]
+
+    def _reruns(self, forwards: Collection[int]) -> dict[int, list[_Event]]:
+        """By forward segment, what running it again allocates, and frees before the backward begins."""
+        again: dict[int, list[_Event]] = defaultdict(list)
+        for number, item in enumerate(self._storages):
+            if item.birth_segment not in forwards or not item.runs_again:
+                continue
+            events = again[item.birth_segment]
+            events.append((item.birth_s, _BIRTH, number, True))
+            if item.freed_by is None:
+                end_s = item.death_s if item.death_segment == item.birth_segment else math.inf
+                events.append((end_s, _DEATH_AT_BIRTH, number, True))
+        for events in again.values():
+            events.sort()
+        return again
+
+    def _play(self, event: _Event, share: float) -> None:
+        _, kind, number, is_again = event
+        if kind == _BIRTH:
+            size_bytes = self._storages[number].size_bytes
+            self._allocate((number, is_again), max(1, math.ceil(size_bytes * share)))
+        else:
+            self._free((number, is_again))
+
+    def _allocate(self, owner: _Owner, size_bytes: int) -> None:
+        """An owner that has something already drops it once the new one is there."""
+        old = self._alive.get(owner)
+        self._num_allocated += 1
+        self._alive[owner] = self._num_allocated
+        self.changes.append(Change(self._num_allocated, size_bytes))
+        if old is not None:
+            self.changes.append(Change(old, 0))
+
+    def _free(self, owner: _Owner) -> None:
+        name = self._alive.pop(owner, None)
+        if name is not None:
+            self.changes.append(Change(name, 0))
+        if owner[0] in self._old:
+            self.changes += [Change(old, 0) for old in self._old.pop(owner[0])]
+
+    def _free_all(self, owners: list[_Owner]) -> None:
+        for owner in owners:
+            self._free(owner)
+        owners.clear()
+
+
+def _renewed(
+    storages: Sequence[StepStorage], num_segments: int, *, models_states: bool
+) -> dict[int, list[int]]:
+    """What the step finds and frees, with what it leaves in its place.
+
+    First by category and size, one for one; what remains of a category goes all together with the first of it.
+    """
+    found: dict[str, list[int]] = defaultdict(list)
+    left: dict[str, list[int]] = defaultdict(list)
+    for number, item in enumerate(storages):
+        if models_states and item.category in STATES:
+            continue
+        if item.birth_segment < 0 and item.death_segment < num_segments:
+            found[item.category].append(number)
+        elif item.birth_segment >= 0 and item.death_segment >= num_segments:
+            left[item.category].append(number)
+    renewed: dict[int, list[int]] = {}
+    for category, numbers in found.items():
+        by_size: dict[int, list[int]] = defaultdict(list)
+        for number in left[category]:
+            by_size[storages[number].size_bytes].append(number)
+        rest = []
+        for number in sorted(numbers, key=lambda n: (storages[n].death_segment, storages[n].death_s)):
+            alike = by_size[storages[number].size_bytes]
+            renewed[number] = [alike.pop(0)] if alike else []
+            rest += [] if renewed[number] else [number]
+        remaining = [number for alike in by_size.values() for number in alike]
+        for number in rest:
+            if remaining:
+                renewed[number], remaining = remaining, []
+            elif not any(renewed[other] for other in rest):
+                del renewed[number]
+    return renewed

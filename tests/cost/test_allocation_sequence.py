@@ -1,0 +1,127 @@
+"""The sequence of allocations under a plan holds, at its fullest, what the simulator says is alive."""
+
+import pytest
+
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.allocation_sequence import NUM_STEPS, captured_sequence, planned_sequence
+from memadvisor.cost.allocator_replay import replay
+from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
+from memadvisor.cost.simulate import simulate
+from memadvisor.cost.step import StepStorage
+from memadvisor.schedule import write_schedule
+from tests.cost.test_simulate import TIMES, plan
+from tests.make_run import make_run
+
+
+def exact_peak(changes):
+    """Highest sum of the requests alive, without any rounding; every free has its allocation."""
+    sizes, total, peak = {}, 0, 0
+    for change in changes:
+        if change.size_bytes > 0:
+            assert change.name not in sizes
+            sizes[change.name] = change.size_bytes
+            total += change.size_bytes
+        else:
+            total -= sizes.pop(change.name)
+        peak = max(peak, total)
+    return peak
+
+
+def chosen(step, which):
+    units = list(step.recomputable)
+    return {"none": [], "first": units[:1], "middle": units[1:3], "all": units}[which]
+
+
+# On a device where checkpointing keeps no generator's state, so that all bytes are in both.
+@pytest.mark.parametrize("which", ["none", "first", "middle", "all"])
+@pytest.mark.parametrize(
+    ("recorded", "ranks", "stage"), [(1, 1, 0), (1, 2, 3), (2, 2, 0), (2, 2, 1), (2, 4, 2)]
+)
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_the_sequence_and_the_simulator_agree_on_the_peak(recorded, ranks, stage, which, num_micro_batches):
+    run = make_run(num_ranks=recorded, device="cuda:0", num_micro_batches=num_micro_batches)
+    step = captured_step(run)
+    schedule = write_schedule(plan(ranks=ranks, stage=stage, recompute=chosen(step, which)), step.units)
+
+    changes = planned_sequence(step, schedule, TIMES)
+    assert exact_peak(changes) == simulate(step, schedule, TIMES).peak.total_bytes
+
+
+@pytest.mark.parametrize("which", ["none", "all"])
+def test_smaller_micro_batches_hold_no_more_than_the_simulator_says(which):
+    """It adds up each segment's own highest instant; the sequence knows that they do not coincide."""
+    step = captured_step(make_run(num_ranks=1, device="cuda:0"), micro_batch_divisor=2)
+    schedule = write_schedule(plan(recompute=chosen(step, which)), step.units)
+    peak = simulate(step, schedule, None).peak.total_bytes
+
+    assert 0.95 * peak <= exact_peak(planned_sequence(step, schedule, None)) <= peak
+
+
+def test_as_captured_the_sequence_has_the_measured_peak():
+    run = make_run(num_ranks=1)
+    step = captured_step(run)
+
+    changes = captured_sequence(step.storages, step.segments)
+    assert exact_peak(changes) == run.ranks[0].traced_step.peak_allocated_bytes
+
+
+class Stretch:
+    """A segment without a unit."""
+
+    unit = micro_batch = None
+
+    def __init__(self, phase):
+        self.phase = phase
+
+
+SEGMENTS = [Stretch("forward"), Stretch("backward"), Stretch("optimizer")]
+
+
+def storage(category, mib, birth, death, *, birth_s=0.0, death_s=9.0):
+    return StepStorage(
+        category=category,
+        size_bytes=mib * MIB,
+        birth_segment=birth,
+        birth_s=birth_s,
+        death_segment=death,
+        death_s=death_s,
+    )
+
+
+def test_optimizer_state_comes_in_the_first_optimizer_step_into_what_the_backward_left():
+    """40 MiB of activations are free when 30 MiB of state come: the next activations need a segment anew."""
+    storages = [
+        storage("parameter", 30, -1, 3),
+        storage("optimizer_state", 30, -1, 3),
+        storage("activation", 40, 0, 1),
+    ]
+    changes = captured_sequence(storages, SEGMENTS)
+
+    assert [change.size_bytes // MIB for change in changes if change.size_bytes > 0] == [30, 40, 30, 40, 40]
+    assert exact_peak(changes) == 100 * MIB
+    assert replay(changes, AllocatorSettings()).peak_reserved_bytes == (30 + 40 + 40) * MIB
+
+
+def test_what_a_step_frees_of_the_one_before_is_what_that_left():
+    """Gradients found and freed in the forward are those left by the last backward: never two generations."""
+    storages = [storage("gradient", 30, -1, 0, death_s=0.0), storage("gradient", 30, 1, 3, birth_s=2.0)]
+    changes = captured_sequence(storages, SEGMENTS)
+
+    assert len(changes) == 2 * NUM_STEPS - 1  # each step makes one; all but the last are freed
+    assert exact_peak(changes) == 30 * MIB
+
+
+def test_what_a_step_leaves_in_other_sizes_goes_with_what_it_found():
+    """One old gradient of 50 MiB, two new ones of 20 and 30: both go when the old one would."""
+    storages = [
+        storage("gradient", 50, -1, 0, death_s=0.0),
+        storage("gradient", 20, 1, 3, birth_s=2.0),
+        storage("gradient", 30, 1, 3, birth_s=2.5),
+    ]
+    assert exact_peak(captured_sequence(storages, SEGMENTS)) == 50 * MIB
+
+
+def test_what_a_step_leaves_and_makes_anew_is_replaced():
+    """A loss that the script keeps until the next: two at a time, not one more each step."""
+    changes = captured_sequence([storage("other", 10, 0, 3)], SEGMENTS)
+    assert exact_peak(changes) == 20 * MIB
