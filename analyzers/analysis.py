@@ -10,6 +10,7 @@ from typing import Any
 from memadvisor.analyzers.activations import Activations, activations
 from memadvisor.analyzers.communication import Communication, communication
 from memadvisor.analyzers.comparison import Compared, Comparison, comparison
+from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
 from memadvisor.analyzers.matching import Key, Matched, match_collectives
 from memadvisor.analyzers.model_states import ModelStates, model_states
 from memadvisor.analyzers.peak import PeakBreakdown, peak_breakdown
@@ -39,6 +40,7 @@ class RankAnalysis:
     step_time: StepTime | None
     utilization: Utilization
     communication: Communication | None
+    fragmentation: Fragmentation | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,6 +98,7 @@ def _analyze_rank(
         step_time=time,
         utilization=utilization(rank, time, hardware),
         communication=communication(rank, matched),
+        fragmentation=fragmentation(rank),
     )
 
 
@@ -157,6 +160,7 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "tokens_per_s": None if time is None else time.tokens_per_s,
         "utilization": dataclasses.asdict(rank.utilization),
         "communication": _communication_to_json(rank.communication),
+        "allocator": None if rank.fragmentation is None else _fragmentation_to_json(rank.fragmentation),
         "overhead": {
             "timed_step_fraction": None if time is None else time.recorder_fraction,
             "traced_step_s": None if time is None else time.traced_step_s,
@@ -217,6 +221,20 @@ def _communication_to_json(traffic: Communication | None) -> dict[str, Any]:
     return {
         **{name: getattr(traffic, name) for name in names},
         "operations": [dataclasses.asdict(row) for row in traffic.operations],
+    }
+
+
+def _fragmentation_to_json(found: Fragmentation) -> dict[str, Any]:
+    measured = found.measured
+    return {
+        "settings": found.settings,
+        "measured": None
+        if measured is None
+        else {**dataclasses.asdict(measured), "fragmentation_bytes": measured.fragmentation_bytes},
+        "predicted_allocated_bytes": found.predicted_allocated_bytes,
+        "predicted_reserved_bytes": found.predicted_reserved_bytes,
+        "is_for_other_device": found.is_for_other_device,
+        "error_fraction": found.error_fraction,
     }
 
 

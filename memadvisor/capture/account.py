@@ -276,6 +276,7 @@ def _storage_row(block: _Block, seconds: Callable[[int | None], float | None], d
         device=device,
         last_use_s=seconds(block.last_use_ns),
         last_forward_use_s=seconds(block.last_forward_use_ns),
+        address=None if device == "cpu" else block.address,
     )
 
 

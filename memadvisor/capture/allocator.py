@@ -55,7 +55,7 @@ def counter(
         allocated_bytes=allocated_bytes,
         reserved_bytes=totals.reserved_bytes if totals else None,
         resident_bytes=_resident_bytes(),
-        device_used_bytes=_device_used_bytes(nvml) if nvml is not None else None,
+        device_used_bytes=device_used_bytes(nvml) if nvml is not None else None,
         device_utilization=_device_utilization(nvml) if nvml is not None else None,
     )
 
@@ -81,7 +81,7 @@ def open_nvml(device: torch.device) -> object | None:
         return None  # no driver, no permission, an odd UUID: the counter stays "not recorded"
 
 
-def _device_used_bytes(handle: object) -> int | None:
+def device_used_bytes(handle: object) -> int | None:
     import pynvml
 
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from memadvisor.capture.allocator import DeviceTotals, counter, device_totals, open_nvml
+from memadvisor.capture.allocator_snapshot import take_snapshot
 from memadvisor.capture.census import Labelled, known_tensors, residents
 from memadvisor.capture.clock import DeviceMark, clock_for
 from memadvisor.capture.cpu_account import open_cpu_account
@@ -324,6 +325,9 @@ class Recorder:
             )
             return None
         trace = tracer.finish()
+        snapshot = take_snapshot(self._device, step, self._nvml)
+        if snapshot is not None:
+            self._writer.write_allocator(snapshot)
         self._writer.write_trace(step, trace, self._models, self._living_optimizers())
         account = trace.account
         if account.peak_allocated_bytes is None:

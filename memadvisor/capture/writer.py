@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
 from memadvisor.capture.census import optimizer_state_rows
 from memadvisor.capture.models import Models
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
@@ -89,6 +90,10 @@ class RankWriter:
         if trace.uncounted:
             names = ", ".join(trace.uncounted)
             self.write_note("warning", f"FLOPs of {names} could not be worked out; they count 0.")
+
+    def write_allocator(self, snapshot: AllocatorSnapshot) -> None:
+        self._journal.write_rows("segments", snapshot.segments)
+        self._journal.write_rows("allocator_states", [snapshot.state])
 
     def flush(self, now_s: float, *, force: bool = False) -> None:
         """Write the steps whose marks the device has passed, in order."""

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.comparison import Compared
+from memadvisor.cli.summary_allocator import allocator
 from memadvisor.cli.summary_memory import model_states, modules, peak
 from memadvisor.cli.summary_time import communication, ranks, step_time, units, utilization
 from memadvisor.cli.tables import heading, table
@@ -33,6 +34,8 @@ def sections(analysis: Analysis, width: int, *, has_color: bool) -> Iterator[Ren
     yield peak(rank, recorded, len(analysis.ranks), width, has_color=has_color)
     if rank.peak is not None:
         yield modules(rank.peak, width)
+    if rank.fragmentation is not None and rank.fragmentation.is_worth_showing:
+        yield allocator(rank.fragmentation)
     yield model_states(rank.model_states)
     yield step_time(analysis, rank, width)
     yield utilization(rank.utilization, recorded)

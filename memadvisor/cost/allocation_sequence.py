@@ -288,9 +288,9 @@ def _renewed(
             renewed[number] = [alike.pop(0)] if alike else []
             rest += [] if renewed[number] else [number]
         remaining = [number for alike in by_size.values() for number in alike]
-        for number in rest:
-            if remaining:
-                renewed[number], remaining = remaining, []
-            elif not any(renewed[other] for other in rest):
+        if rest and remaining:
+            renewed[rest[0]] = remaining
+        elif rest:  # nothing is left in their place: they were there from the start
+            for number in rest:
                 del renewed[number]
     return renewed

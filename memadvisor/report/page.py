@@ -11,6 +11,7 @@ from pathlib import Path
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.errors import UsageError
+from memadvisor.report.allocator import fragmented_segments, reserved_memory
 from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html, legend_html
 from memadvisor.report.counters import counters_over_run
 from memadvisor.report.escape import html_text, html_with_code, script_json
@@ -96,7 +97,9 @@ def _sections(analysis: Analysis) -> list[Section]:
             name="memory",
             title="Memory",
             lead="What was alive when, and what filled the peak.",
-            by_rank=by_rank(memory_over_time, peak_by_module, largest_storages),
+            by_rank=by_rank(
+                memory_over_time, peak_by_module, largest_storages, reserved_memory, fragmented_segments
+            ),
         ),
         Section(
             name="states",

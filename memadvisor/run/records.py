@@ -143,6 +143,7 @@ class Storage:
     device: str
     last_use_s: float | None
     last_forward_use_s: float | None
+    address: int | None = None  # on the device; not recorded on CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,49 @@ class Counter:
     device_utilization: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceSegment:
+    """Memory that the CUDA caching allocator holds in one piece, when the traced step ends.
+
+    `pool` is small (requests up to 1 MiB) or large; `is_private`: a CUDA graph's own. Active bytes are allocated,
+    or freed and still used by another stream; the rest is free, `largest_free_bytes` of it in one block.
+    """
+
+    step: int
+    address: int
+    pool: str
+    stream: int
+    is_expandable: bool
+    is_private: bool
+    total_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    largest_free_bytes: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorState:
+    """The CUDA caching allocator's own totals when the traced step ends; peaks since the script last reset them.
+
+    `process_used_bytes` and `device_used_bytes` are NVML's, of this process alone and of all. `settings` are
+    those in force, as PYTORCH_CUDA_ALLOC_CONF writes them; empty: torch's defaults.
+    """
+
+    step: int
+    time_s: float
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_active_bytes: int
+    peak_reserved_bytes: int
+    num_retries: int | None  # allocations that had to release cached memory first, in the whole run
+    process_used_bytes: int | None
+    device_used_bytes: int | None
+    settings: str | None
+
+
 TABLES: dict[str, type] = {
     "modules": Module,
     "units": Unit,
@@ -280,6 +324,8 @@ TABLES: dict[str, type] = {
     "counters": Counter,
     "module_calls": ModuleCall,
     "call_tensors": CallTensor,
+    "segments": DeviceSegment,
+    "allocator_states": AllocatorState,
 }
 
 

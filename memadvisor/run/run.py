@@ -7,9 +7,11 @@ from pathlib import Path
 
 from memadvisor.plan import Plan
 from memadvisor.run.records import (
+    AllocatorState,
     CallTensor,
     Collective,
     Counter,
+    DeviceSegment,
     Ending,
     Module,
     ModuleCall,
@@ -60,6 +62,8 @@ class RankRun:
     ending: Ending | None
     module_calls: tuple[ModuleCall, ...] = ()
     call_tensors: tuple[CallTensor, ...] = ()
+    segments: tuple[DeviceSegment, ...] = ()
+    allocator_states: tuple[AllocatorState, ...] = ()
 
     @property
     def traced_step(self) -> Step | None:

@@ -125,3 +125,12 @@ def test_what_a_step_leaves_and_makes_anew_is_replaced():
     """A loss that the script keeps until the next: two at a time, not one more each step."""
     changes = captured_sequence([storage("other", 10, 0, 3)], SEGMENTS)
     assert exact_peak(changes) == 20 * MIB
+
+
+def test_what_is_freed_for_good_was_there_from_the_start():
+    """Two tensors from before the step that it drops, and leaves nothing for."""
+    storages = [storage("other", 30, -1, 0), storage("other", 20, -1, 1), storage("activation", 40, 0, 1)]
+    changes = captured_sequence(storages, SEGMENTS)
+
+    assert [change.size_bytes // MIB for change in changes if change.size_bytes > 0] == [30, 20, 40, 40, 40]
+    assert exact_peak(changes) == 90 * MIB
