@@ -241,6 +241,7 @@ def _fragmentation_to_json(found: Fragmentation) -> dict[str, Any]:
 def _comparison_to_json(compared: Comparison) -> dict[str, Any]:
     return {
         "peak_bytes": _compared_to_json(compared.peak_bytes),
+        "reserved_bytes": _compared_to_json(compared.reserved_bytes),
         "step_time_s": _compared_to_json(compared.step_time_s),
         "by_category_bytes": {
             name: _compared_to_json(pair) for name, pair in compared.by_category_bytes.items()

@@ -29,10 +29,12 @@ class Compared:
 class Comparison:
     """The plan's prediction beside the largest rank's peak and the slowest rank's median step.
 
-    `by_category_bytes` is at the peak, and has `unexplained` where either side does.
+    `by_category_bytes` is at the peak, and has `unexplained` where either side does. `reserved_bytes`: what a CUDA
+    allocator reserved; where both sides know it, the budget holds that, else the peak.
     """
 
     peak_bytes: Compared
+    reserved_bytes: Compared
     step_time_s: Compared
     by_category_bytes: dict[str, Compared]
     peak_position: tuple[str, str | None]  # predicted, measured
@@ -49,12 +51,19 @@ def comparison(
     predicted = plan.prediction
     peak = max((p for p in peaks if p is not None), key=lambda p: p.allocated_bytes, default=None)
     slowest_s = max((time.median_s for time in times if time is not None), default=None)
+    reserved_bytes = max(
+        (p.reserved_bytes for p in peaks if p is not None and p.reserved_bytes is not None), default=None
+    )
+    needed_bytes = None if peak is None else peak.allocated_bytes
+    if predicted.reserved_bytes is not None and reserved_bytes is not None:
+        needed_bytes = reserved_bytes
     measured = {} if peak is None else {**peak.by_category_bytes, UNEXPLAINED: peak.unexplained_bytes}
     names = (*CATEGORIES, UNEXPLAINED)
     return Comparison(
         peak_bytes=Compared(
             predicted=predicted.peak_bytes, measured=None if peak is None else peak.allocated_bytes
         ),
+        reserved_bytes=Compared(predicted=predicted.reserved_bytes, measured=reserved_bytes),
         step_time_s=Compared(predicted=predicted.step_time_s, measured=slowest_s),
         by_category_bytes={
             name: Compared(predicted=predicted.by_category_bytes.get(name), measured=measured.get(name))
@@ -64,6 +73,6 @@ def comparison(
         peak_position=(predicted.peak_position, None if peak is None else peak.position),
         budget_bytes=plan.budget_bytes,
         within_budget=None
-        if peak is None or plan.budget_bytes is None
-        else peak.allocated_bytes <= plan.budget_bytes,
+        if needed_bytes is None or plan.budget_bytes is None
+        else needed_bytes <= plan.budget_bytes,
     )

@@ -32,13 +32,22 @@ class UnitPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the simulator says of a plan, per rank; the largest rank where ranks differ."""
+    """What the simulator says of a plan, per rank; the largest rank where ranks differ.
+
+    `reserved_bytes`: what a CUDA device's caching allocator holds at most; None for other devices.
+    """
 
     peak_bytes: int
     step_time_s: float
     by_category_bytes: dict[str, int]  # at the peak
     exposed_communication_s: float
     peak_position: str  # "backward of blocks.3", where the peak is
+    reserved_bytes: int | None = None
+
+    @property
+    def needed_bytes(self) -> int:
+        """What a budget must hold: the reservation where there is one, else the peak."""
+        return self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +158,7 @@ def _prediction_from_json(value: Any) -> Prediction:
         by_category_bytes={str(name): _typed(size, int) for name, size in value["by_category_bytes"].items()},
         exposed_communication_s=_seconds(value["exposed_communication_s"]),
         peak_position=_typed(value["peak_position"], str),
+        reserved_bytes=_typed(value.get("reserved_bytes"), int, optional=True),
     )
 
 

@@ -65,6 +65,7 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "rank_order": order,
         "fits": ranked.fits,
         "predicted_peak_bytes": prediction.peak_bytes,
+        "predicted_reserved_bytes": prediction.reserved_bytes,
         "predicted_by_category_bytes": prediction.by_category_bytes,
         "predicted_step_time_s": prediction.step_time_s,
         "predicted_exposed_communication_s": prediction.exposed_communication_s,
@@ -132,7 +133,11 @@ def _print_ending(advice: Advice, console: Console, output: str | None) -> None:
 
 def _table(advice: Advice) -> Table:
     table = Table()
-    for heading in ("", "fits", "peak", "step time", "waiting", "ZeRO", "recomputed", "micro-batch x steps"):
+    reserves = any(ranked.prediction.reserved_bytes is not None for ranked in advice.plans)
+    headings = ["", "fits", "peak", "step time", "waiting", "ZeRO", "recomputed", "micro-batch x steps"]
+    if reserves:
+        headings.insert(3, "reserved")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading in ("", "fits") else "right")
     for order, ranked in enumerate(advice.plans, start=1):
         plan, prediction = ranked.plan, ranked.prediction
@@ -141,6 +146,7 @@ def _table(advice: Advice) -> Table:
             str(order),
             "yes" if ranked.fits else "no",
             format_bytes(prediction.peak_bytes),
+            *([format_bytes(prediction.reserved_bytes)] if reserves else []),
             format_seconds(prediction.step_time_s),
             format_seconds(prediction.exposed_communication_s),
             str(plan.zero_stage),

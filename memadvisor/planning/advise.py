@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.analyzers.segments import captured_step, observed_collectives
+from memadvisor.cost.allocation_sequence import planned_sequence
+from memadvisor.cost.allocator_replay import replay
+from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
 from memadvisor.cost.collectives import CollectiveTimes, times_from_curves, times_from_observations
 from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
+from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.recompute import Choice, choose_recomputed, smallest_peak
@@ -18,6 +23,7 @@ from memadvisor.run.run import Run
 from memadvisor.schedule import write_schedule
 
 MAX_MICRO_BATCH_DIVISOR = 8
+_MAX_RESERVATIONS = 6  # choices of one stage whose reservation is simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +74,18 @@ def advise(
         raise UsageError(f"--gpus {ranks} is no number of ranks.", hint="give 1 or more.")
     plain = captured_step(run)
     times = _collective_times(run, ranks, hardware)
-    search = _Search(run, times, ranks, memory_bytes)
+    settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
+    search = _Search(run, times, ranks, memory_bytes, settings)
     found = _worth_showing([plan for step in _splits(run, plain) for plan in search.plans(step)])
     found.sort(key=_order)
     return Advice(
         budget_bytes=memory_bytes,
         num_ranks=ranks,
         plans=_explained(found, memory_bytes),
-        smallest_budget_bytes=min(search.peaks),
+        smallest_budget_bytes=min(search.needs),
         measured_peak_bytes=plain.peak_bytes,
         measured_step_time_s=plain.step_time_s,
-        notes=tuple(_notes(run, ranks, times)),
+        notes=(*_notes(run, ranks, times), *_allocator_notes(plain, settings)),
     )
 
 
@@ -93,7 +100,7 @@ def _worth_showing(found: list[RankedPlan]) -> list[RankedPlan]:
 
 def _is_beaten(ranked: RankedPlan, found: list[RankedPlan]) -> bool:
     if not ranked.fits:
-        smallest = min(found, key=lambda other: other.prediction.peak_bytes)
+        smallest = min(found, key=lambda other: other.prediction.needed_bytes)
         return ranked is not smallest
     limit_s = ranked.prediction.step_time_s * (1 + 1e-9)
     return any(
@@ -105,15 +112,15 @@ def _is_beaten(ranked: RankedPlan, found: list[RankedPlan]) -> bool:
 def _effort(ranked: RankedPlan) -> tuple[int, float, int]:
     """Micro-batches a step, then time, then peak."""
     prediction = ranked.prediction
-    return ranked.plan.grad_accum or 1, prediction.step_time_s, prediction.peak_bytes
+    return ranked.plan.grad_accum or 1, prediction.step_time_s, prediction.needed_bytes
 
 
 def _order(ranked: RankedPlan) -> tuple[bool, bool, float, int]:
     """Those that fit first; of these, those that leave the script alone; then by time, then by peak."""
     prediction = ranked.prediction
     if not ranked.fits:
-        return True, False, prediction.peak_bytes, 0
-    return False, ranked.changes_script, prediction.step_time_s, prediction.peak_bytes
+        return True, False, prediction.needed_bytes, 0
+    return False, ranked.changes_script, prediction.step_time_s, prediction.needed_bytes
 
 
 def _explained(found: list[RankedPlan], budget_bytes: int) -> tuple[RankedPlan, ...]:
@@ -140,13 +147,24 @@ def _splits(run: Run, plain: CapturedStep) -> Iterator[CapturedStep]:
 
 
 class _Search:
-    """Plans of every stage for one step, and the smallest peaks met on the way."""
+    """Plans of every stage for one step, and the smallest budgets met on the way.
 
-    def __init__(self, run: Run, times: CollectiveTimes | None, num_ranks: int, budget_bytes: int) -> None:
+    With the settings of a CUDA allocator a plan needs what that reserves, else its peak.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        times: CollectiveTimes | None,
+        num_ranks: int,
+        budget_bytes: int,
+        settings: AllocatorSettings | None,
+    ) -> None:
         self.times = times
+        self.settings = settings
         self.num_ranks = num_ranks
         self.budget_bytes = budget_bytes
-        self.peaks: list[int] = []
+        self.needs: list[int] = []
         self.fingerprint = fingerprint(
             (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
         )
@@ -158,12 +176,21 @@ class _Search:
 
     def _best(self, step: CapturedStep, stage: int, overlap: bool) -> RankedPlan:
         evaluate = self._evaluator(step, stage, overlap)
-        smallest = smallest_peak(step, evaluate)
-        self.peaks.append(smallest.peak_bytes)
-        choice = choose_recomputed(step, evaluate, self.budget_bytes)
-        if choice is None and smallest.peak_bytes <= self.budget_bytes:
-            choice = smallest
-        return self._ranked(step, stage, overlap, choice or smallest)
+        found = [self._ranked(step, stage, overlap, smallest_peak(step, evaluate))]
+        target_bytes = self.budget_bytes
+        for _ in range(_MAX_RESERVATIONS):
+            choice = choose_recomputed(step, evaluate, target_bytes)
+            if choice is None:
+                break
+            found.append(self._ranked(step, stage, overlap, choice))
+            if found[-1].fits:
+                break
+            # It reserves more than it allocates; aim lower by what it is over the budget.
+            over_bytes = found[-1].prediction.needed_bytes - self.budget_bytes
+            target_bytes = min(target_bytes, choice.peak_bytes) - over_bytes
+        self.needs += [ranked.prediction.needed_bytes for ranked in found]
+        fitting = [ranked for ranked in found if ranked.fits]
+        return min(fitting or found[:1], key=_order)
 
     def _evaluator(
         self, step: CapturedStep, stage: int, overlap: bool
@@ -179,14 +206,22 @@ class _Search:
         return evaluate
 
     def _ranked(self, step: CapturedStep, stage: int, overlap: bool, choice: Choice) -> RankedPlan:
-        prediction = choice.simulation.prediction()
-        plan = replace(self._plan(step, stage, overlap, choice.recomputed), prediction=prediction)
+        plan = self._plan(step, stage, overlap, choice.recomputed)
+        reserved_bytes = self._reserved_bytes(step, plan)
+        prediction = replace(choice.simulation.prediction(), reserved_bytes=reserved_bytes)
+        plan = replace(plan, prediction=prediction)
         return RankedPlan(
             plan=plan,
             prediction=prediction,
-            fits=prediction.peak_bytes <= self.budget_bytes,
+            fits=prediction.needed_bytes <= self.budget_bytes,
             changes_script=step.repeats > 1,
         )
+
+    def _reserved_bytes(self, step: CapturedStep, plan: Plan) -> int | None:
+        if self.settings is None:
+            return None
+        changes = planned_sequence(step, write_schedule(plan, step.units), self.times)
+        return replay(changes, self.settings).peak_reserved_bytes
 
     def _plan(self, step: CapturedStep, stage: int, overlap: bool, recomputed: frozenset[str]) -> Plan:
         return Plan(
@@ -205,6 +240,25 @@ class _Search:
             why="",
             overlap=overlap,
         )
+
+
+def _is_for_cuda(step: CapturedStep, hardware: Hardware | None) -> bool:
+    """The run's own device, or a GPU that the plan is meant for."""
+    return step.device.startswith("cuda") or (
+        hardware is not None and named_hardware(hardware.name) is not None
+    )
+
+
+def _allocator_notes(step: CapturedStep, settings: AllocatorSettings | None) -> Iterator[str]:
+    if settings is None:
+        return
+    yield (
+        "A plan fits if what the CUDA caching allocator is predicted to reserve is within the budget"
+        f"{f' (settings: {text})' if (text := settings_text(settings)) else ''}; "
+        "the CUDA context and NCCL's buffers come on top."
+    )
+    if not step.device.startswith("cuda"):
+        yield "Recorded on a CPU: what operators allocate inside themselves on a GPU may differ."
 
 
 def _collective_times(run: Run, num_ranks: int, hardware: Hardware | None) -> CollectiveTimes | None:

@@ -35,12 +35,14 @@ def _deed(plan: Plan) -> str:
 def _limit(prediction: Prediction, budget_bytes: int) -> str:
     category, size_bytes = max(prediction.by_category_bytes.items(), key=lambda item: item[1])
     share = format_fraction(size_bytes / prediction.peak_bytes)
-    room_bytes = budget_bytes - prediction.peak_bytes
+    room_bytes = budget_bytes - prediction.needed_bytes
     room = (
         f"{format_bytes(room_bytes)} under the budget"
         if room_bytes >= 0
         else f"{format_bytes(-room_bytes)} over the budget"
     )
+    if prediction.reserved_bytes is not None:
+        room = f"for which {format_bytes(prediction.reserved_bytes)} are reserved, {room}"
     return (
         f"Its peak of {format_bytes(prediction.peak_bytes)} is in the {prediction.peak_position}, "
         f"{room}; {category.replace('_', ' ')} is {share} of it."
@@ -50,7 +52,7 @@ def _limit(prediction: Prediction, budget_bytes: int) -> str:
 def _comparison(prediction: Prediction, other_plan: Plan, other: Prediction) -> str:
     """The next plan's time and memory against this one's."""
     seconds = other.step_time_s - prediction.step_time_s
-    size_bytes = other.peak_bytes - prediction.peak_bytes
+    size_bytes = other.needed_bytes - prediction.needed_bytes
     time = (
         "takes as long"
         if abs(seconds) < 5e-4 * prediction.step_time_s

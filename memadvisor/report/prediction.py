@@ -99,6 +99,8 @@ def _errors(compared: Comparison) -> Block:
         ),
         ("step time", *_cells(compared.step_time_s, in_bytes=False)),
     ]
+    if compared.reserved_bytes.predicted is not None:
+        rows.insert(1, ("reserved", *_cells(compared.reserved_bytes, in_bytes=True)))
     budget = ""
     if compared.budget_bytes is not None and compared.within_budget is not None:
         held = "held" if compared.within_budget else "did not hold"

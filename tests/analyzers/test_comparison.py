@@ -88,3 +88,24 @@ def test_a_run_without_a_traced_step_compares_time_alone():
 def test_a_plan_that_predicts_nothing_is_not_compared():
     assert analyze(make_run(plan=dataclasses.replace(PLAN, prediction=None))).comparison is None
     assert analyze(make_run()).comparison is None
+
+
+def test_a_reservation_that_was_predicted_and_measured_is_what_the_budget_holds():
+    """Within the budget by its peak, but 4.6 MB reserved of 4.5."""
+    plan = dataclasses.replace(PLAN, prediction=dataclasses.replace(PREDICTION, reserved_bytes=4_140_000))
+    run = make_run(plan=plan)
+    ranks = tuple(
+        dataclasses.replace(
+            rank,
+            steps=tuple(
+                dataclasses.replace(step, peak_reserved_bytes=4_600_000) if step.traced else step
+                for step in rank.steps
+            ),
+        )
+        for rank in run.ranks
+    )
+    compared = analyze(dataclasses.replace(run, ranks=ranks)).comparison
+
+    assert compared.reserved_bytes.error_fraction == pytest.approx(-0.1)
+    assert compared.within_budget is False
+    assert analyze(run).comparison.within_budget is True  # on a device without one the peak counts

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memadvisor.cost.allocator_settings import MIB
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import CollectiveCurve, Hardware
+from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import fingerprint, plan_from_json, plan_to_json
 from memadvisor.planning.advise import advise
 from tests.make_run import make_run
@@ -121,3 +123,44 @@ def test_splits_of_the_micro_batch_come_after_plans_that_leave_the_script_alone(
     assert [bool(ranked.plan.recomputed_units) for ranked in fitting] == [True, False]
     for ranked in fitting:
         assert ranked.plan.micro_batch_size * ranked.plan.grad_accum == 4
+
+
+def test_on_cpu_nothing_is_said_of_a_reservation():
+    assert {p.prediction.reserved_bytes for p in advise(RUN, memory_bytes=10**8).plans} == {None}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_on_cuda_a_plan_fits_when_its_reservation_is_within_the_budget(num_ranks):
+    """Segments of 20 MiB make a reservation much larger than the peak; no plan counts as fitting by its peak."""
+    run = make_run(num_ranks=num_ranks, num_blocks=4, hidden=256, device="cuda:0")
+    for budget in (40 * MIB, 60 * MIB, 80 * MIB, 120 * MIB):
+        advice = advise(run, memory_bytes=budget)
+        for ranked in advice.plans:
+            prediction = ranked.prediction
+            assert prediction.reserved_bytes >= prediction.peak_bytes
+            assert prediction.reserved_bytes % (2 * MIB) == 0
+            assert ranked.fits == (prediction.reserved_bytes <= budget)
+            assert plan_from_json(plan_to_json(ranked.plan), "it").prediction == prediction
+        assert (advice.best is not None) == (advice.smallest_budget_bytes <= budget)
+    assert any("reserve" in note for note in advice.notes)
+
+
+def test_the_smallest_budget_on_cuda_is_one_that_fits():
+    run = make_run(num_ranks=1, num_blocks=4, hidden=256, device="cuda:0")
+    smallest = advise(run, memory_bytes=1).smallest_budget_bytes
+
+    assert advise(run, memory_bytes=smallest).best is not None
+
+
+def test_a_plan_for_a_gpu_from_a_cpu_run_says_what_it_rests_on():
+    advice = advise(make_run(num_ranks=1), memory_bytes=10**9, hardware=named_hardware("h100"))
+
+    assert advice.best.prediction.reserved_bytes is not None
+    assert any("Recorded on a CPU" in note for note in advice.notes)
+
+
+def test_a_plan_file_without_a_reservation_is_read():
+    value = plan_to_json(advise(RUN, memory_bytes=4 * 10**6).best)
+    del value["prediction"]["reserved_bytes"]
+
+    assert plan_from_json(value, "an older file").prediction.reserved_bytes is None
