@@ -32,7 +32,8 @@ class StepTime:
 
     `by_phase_s` has forward, backward, optimizer and outside, each moment counted for the innermost phase:
     medians, scaled together so that they sum to `median_s` (the parts of the median step need not be the
-    medians of the parts). A recomputation counts as backward, as it runs there. Throughput is this rank's own.
+    medians of the parts). Steps in which no forward was seen (memadvisor did not listen, to save time) have no
+    part in the phases. A recomputation counts as backward, as it runs there. Throughput is this rank's own.
     """
 
     median_s: float
@@ -42,7 +43,7 @@ class StepTime:
     units: tuple[UnitTime, ...]  # in order of first execution
     samples_per_s: float | None
     tokens_per_s: float | None
-    recorder_fraction: float | None  # of step time, in memadvisor's own hooks
+    recorder_fraction: float | None  # of the steady steps' time together, in memadvisor's own hooks
     traced_step_s: float | None  # for comparison: never part of a throughput figure
 
 
@@ -55,20 +56,21 @@ def step_time(rank: RankRun) -> StepTime | None:
     for span in rank.spans:
         spans[span.step].append(span)
     median_s = median(step.duration_s for step in steps)
-    phases = [_phase_times(step, spans[step.index]) for step in steps]
+    full = [step for step in steps if any(span.kind == "forward" for span in spans[step.index])] or steps
+    phases = [_phase_times(step, spans[step.index]) for step in full]
     medians = {name: median(times[name] for times in phases) for name in phases[0]}
     scale = median_s / sum(medians.values()) if any(medians.values()) else 0.0
     traced = rank.traced_step
-    recorder = [s.recorder_s / s.duration_s for s in steps if s.recorder_s is not None and s.duration_s > 0]
+    recorder = [(s.recorder_s, s.duration_s) for s in steps if s.recorder_s is not None and s.duration_s > 0]
     return StepTime(
         median_s=median_s,
         num_steps=len(steps),
         durations_s=tuple(step.duration_s for step in steps),
         by_phase_s={name: scale * time_s for name, time_s in medians.items()},
         units=_unit_times(rank, steps, spans),
-        samples_per_s=_rate(steps, "num_samples"),
-        tokens_per_s=_rate(steps, "num_tokens"),
-        recorder_fraction=median(recorder) if recorder else None,
+        samples_per_s=_rate(steps, "num_samples", median_s),
+        tokens_per_s=_rate(steps, "num_tokens", median_s),
+        recorder_fraction=sum(r for r, _ in recorder) / sum(d for _, d in recorder) if recorder else None,
         traced_step_s=None if traced is None else traced.duration_s,
     )
 
@@ -88,6 +90,10 @@ def _phase_times(step: Step, spans: list[Span]) -> dict[str, float]:
 
 
 def _unit_times(rank: RankRun, steps: tuple[Step, ...], spans: dict[int, list[Span]]) -> tuple[UnitTime, ...]:
+    """Of the steps that have spans of units at all: a model of many tiny layers has them now and then."""
+    steps = (
+        tuple(step for step in steps if any(s.kind.startswith("unit_") for s in spans[step.index])) or steps
+    )
     totals: dict[tuple[str, str, int], float] = defaultdict(float)
     names = dict.fromkeys(unit.name for unit in rank.units)
     for step in steps:
@@ -131,7 +137,12 @@ def _own_times(spans: list[Span]) -> list[tuple[Span, float]]:
     return list(zip(ordered, own_s, strict=True))
 
 
-def _rate(steps: tuple[Step, ...], field: str) -> float | None:
-    counts = [(getattr(step, field), step.duration_s) for step in steps]
-    rates = [count / duration_s for count, duration_s in counts if count is not None and duration_s > 0]
-    return median(rates) if rates else None
+def _rate(steps: tuple[Step, ...], field: str, median_s: float) -> float | None:
+    """Median rate of the steps that know their count, at the pace of them all: those that know are a little slower."""
+    known: list[tuple[int, float]] = [
+        (getattr(s, field), s.duration_s) for s in steps if getattr(s, field) is not None and s.duration_s > 0
+    ]
+    if not known or median_s <= 0:
+        return None
+    pace: float = median(duration_s for _, duration_s in known) / median_s
+    return pace * median(count / duration_s for count, duration_s in known)

@@ -47,6 +47,7 @@ class Hooks:
 
     `num_module_calls` counts the modules that were entered; `quiet_call_s` is what such a call costs where
     the hooks have nothing to do: their own time, and torch's slower way through a module that has hooks.
+    Because of the latter, the module hooks can be set aside for some steps (`listen_to_modules`).
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -61,6 +62,14 @@ class Hooks:
         self._wrap_backward()
         self._wrap_profiler()
         self._silence_compile()
+
+    def listen_to_modules(self, wanted: bool) -> None:
+        """Put the module hooks in their place, or set them aside. Not inside a module's call."""
+        for hooks, number, hook in self._module_entries:
+            if wanted:
+                hooks[number] = hook
+            else:
+                hooks.pop(number, None)
 
     def remove(self) -> None:
         while self._undo:
@@ -123,14 +132,20 @@ class Hooks:
             self.num_module_calls = 0
 
     def _register(self, enter: Callable[..., None], leave: Callable[..., None]) -> None:
-        self._undo.append(register_module_forward_pre_hook(enter).remove)
+        before = register_module_forward_pre_hook(enter)
         handle = register_module_forward_hook(leave, with_kwargs=True, always_call=True)
+        self._undo.append(before.remove)
+        module = torch.nn.modules.module
+        self._module_entries: list[tuple[dict[int, Callable[..., None]], int, Callable[..., None]]] = [
+            (module._global_forward_pre_hooks, before.id, enter),
+            (module._global_forward_hooks, handle.id, leave),
+        ]
 
         def undo() -> None:
             handle.remove()
             # torch forgets these two (up to 2.13), and would for ever say that there are global hooks.
             for marks in ("_global_forward_hooks_always_called", "_global_forward_hooks_with_kwargs"):
-                getattr(torch.nn.modules.module, marks, {}).pop(handle.id, None)
+                getattr(module, marks, {}).pop(handle.id, None)
 
         self._undo.append(undo)
 

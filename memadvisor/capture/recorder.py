@@ -18,6 +18,7 @@ from memadvisor.capture.allocator import DeviceTotals, counter, device_totals, o
 from memadvisor.capture.allocator_snapshot import take_snapshot
 from memadvisor.capture.census import Labelled, known_tensors, residents
 from memadvisor.capture.clock import DeviceMark, clock_for
+from memadvisor.capture.compiled import has_compiled
 from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.capture.hooks import Hooks
 from memadvisor.capture.models import Models
@@ -257,7 +258,7 @@ class Recorder:
             return
         now_s = time.monotonic()
         step = self._spans.step
-        step.recorder_s += self._hooks.quiet_call_s * self._hooks.num_module_calls
+        self._spans.stop_listening(self._hooks.quiet_call_s * self._hooks.num_module_calls)
         self._hooks.num_module_calls = 0
         self._last_optimizer_end = None
         self._position.micro_batch = 0
@@ -287,6 +288,10 @@ class Recorder:
         # Starting and writing a trace is no part of the next step.
         resume = self._spans.mark() if was_traced or self._tracer is not None else end
         self._spans.begin(step.index + 1, resume, traced=self._tracer is not None)
+        is_thin = not self._spans.has_unit_spans and not self._position.stack and not has_compiled()
+        if is_thin:
+            self._spans.be_thin()
+        self._hooks.listen_to_modules(not is_thin)
         if resume is end:
             self._spans.spend_since(now_s)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,25 +28,33 @@ _OpenSpan = list[Any]
 _START, _END = 3, 4
 # One hook call in so many is timed; timing each would cost as much as the hook.
 _TIMED_SHARE = 16
-# Where the unit spans cost more than this share of a step (a model of many tiny layers), only every so
-# many steps have them, so that the share holds on average. The first steps all do.
-_SPAN_BUDGET = 0.01
-_NUM_FULL_STEPS, _MAX_STRIDE = 10, 64
+# Where listening to modules costs more than this share of a step (a model of many tiny layers), only every so
+# many steps are listened to, so that the share holds on average. The first steps all are.
+_LISTENING_BUDGET = 0.01
+_NUM_FULL_STEPS, _MAX_STRIDE = 10, 32
+# The estimate of that cost (calls timed in a loop) comes out too low by a factor of two or three, so where it is
+# this much, some steps without listening follow the first ones, and the difference tells.
+_WORTH_MEASURING, _NUM_COMPARED, _MOST_BY_ESTIMATE = 0.003, 8, 5
 
 
 @dataclass(slots=True)
 class OpenStep:
-    """A step that is under way. None in `num_samples` or `num_tokens`: some batch did not tell."""
+    """A step that is under way. None in `num_samples` or `num_tokens`: some batch did not tell.
+
+    `is_thin`: no module was listened to, so forwards are not seen, and nobody knows what they were given.
+    """
 
     index: int
     start: _Mark
     traced: bool = False
+    is_thin: bool = False
     spans: list[_OpenSpan] = field(default_factory=list)
     num_forwards: int = 0
     num_backwards: int = 0
     num_samples: int | None = 0
     num_tokens: int | None = 0
     recorder_s: float = 0.0
+    listening_s: float = 0.0  # to become part of it when the step ends
 
 
 class SpanLog:
@@ -64,24 +74,69 @@ class SpanLog:
         self._optimizer: _OpenSpan | None = None
         self._num_calls = 0
         self._starts: dict[str, _BackwardStart] = {}
-        self._has_unit_spans = True
-        self._stride = 1
+        self.has_unit_spans = True
         self._begin_s = time.monotonic()
-        self._units_s = 0.0  # of the step's recorder_s, what its unit spans take
+        self._estimate_s = 0.0  # what listening to modules takes in a full step, by the calls that were timed
+        self._listening_s = 0.0  # the same, measured by comparison where there was one
+        self._is_dear = False
+        self._stride = 1
+        self._full_s: deque[float] = deque(maxlen=_NUM_COMPARED)
+        self._thin_s: deque[float] = deque(maxlen=_NUM_COMPARED)
+        self._batches_of_backwards: dict[int, int] = {}
 
     def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
         """The next step; what was open in the last one is forgotten."""
         now_s = time.monotonic()
-        if self._has_unit_spans and not self.step.traced:
-            share = self._units_s / max(now_s - self._begin_s, 1e-9)
-            self._stride = max(1, min(_MAX_STRIDE, math.ceil(share / _SPAN_BUDGET)))
-        self._begin_s, self._units_s = now_s, 0.0
-        self._has_unit_spans = traced or index < _NUM_FULL_STEPS or index % self._stride == 0
+        self._note_micro_batches()
+        if not self.step.traced:
+            (self._thin_s if self.step.is_thin else self._full_s).append(now_s - self._begin_s)
+            if self.has_unit_spans or self.step.index < _NUM_FULL_STEPS + _NUM_COMPARED:
+                self._weigh()
+        self._begin_s = now_s
+        self.has_unit_spans = traced or self._wants_full(index)
         self.step = OpenStep(index=index, start=start, traced=traced)
         self._units.clear()
 
+    def _weigh(self) -> None:
+        """Decide how often to listen, from what it costs: how much longer full steps are, where that is known."""
+        step_s = median(self._thin_s or self._full_s)
+        self._is_dear = self._estimate_s >= _WORTH_MEASURING * step_s
+        self._listening_s = self._estimate_s
+        if len(self._thin_s) == _NUM_COMPARED:
+            longer_s = median(self._full_s) - step_s
+            self._listening_s = min(max(self._estimate_s, longer_s), _MOST_BY_ESTIMATE * self._estimate_s)
+        stride = math.ceil(self._listening_s / step_s / _LISTENING_BUDGET) if self._is_dear else 1
+        self._stride = max(1, min(_MAX_STRIDE, stride))
+
+    def _wants_full(self, index: int) -> bool:
+        if index < _NUM_FULL_STEPS or not self._is_dear:
+            return True
+        is_comparing = index < _NUM_FULL_STEPS + _NUM_COMPARED
+        return not is_comparing and index % self._stride == 0
+
+    def _note_micro_batches(self) -> None:
+        """A thin step has as many micro-batches as the last full one with the same number of backwards."""
+        step = self.step
+        if not step.is_thin:
+            self._batches_of_backwards[step.num_backwards] = step.num_forwards or step.num_backwards
+        step.num_forwards = self._batches_of_backwards.get(step.num_backwards, step.num_backwards)
+
+    def be_thin(self) -> None:
+        """Nobody listens to the modules of the step that has just begun."""
+        self.step.is_thin = True
+        self.step.num_samples = self.step.num_tokens = None
+
+    def stop_listening(self, quiet_s: float) -> None:
+        """The step ends; `quiet_s` is what the modules took of it that the hooks let pass."""
+        step = self.step
+        if self.has_unit_spans and not step.traced:
+            self._estimate_s = step.listening_s + quiet_s
+            step.recorder_s += max(self._estimate_s, self._listening_s)
+        else:
+            step.recorder_s += step.listening_s + quiet_s
+
     def enter_unit(self, info: ModuleInfo) -> None:
-        if not self._has_unit_spans and not info.is_root:
+        if not self.has_unit_spans and not info.is_root:
             return
         position = self._position
         if position.backward_depth:
@@ -98,14 +153,14 @@ class SpanLog:
     def leave_unit(
         self, info: ModuleInfo, args: Any, kwargs: Any, output: Any, *, was_recompute: bool
     ) -> None:
-        if not self._has_unit_spans and not info.is_root:
+        if not self.has_unit_spans and not info.is_root:
             return
         if self._units:
             self._units.pop()[_END] = self.mark()
         if not was_recompute and torch.is_grad_enabled():
             if info.is_root and not self._position.backward_depth and not self._position.stack:
                 self._count_inputs(args, kwargs)
-            if info.is_unit and self._has_unit_spans:
+            if info.is_unit and self.has_unit_spans:
                 tensor = _first_tensor_with_grad(output)
                 if tensor is not None and tensor.grad_fn is not None:
                     tensor.grad_fn.register_prehook(self._start_of(info.unit))
@@ -187,9 +242,7 @@ class SpanLog:
 
     def end_timing(self, begin_s: float | None) -> None:
         if begin_s is not None:
-            spent_s = _TIMED_SHARE * (time.monotonic() - begin_s)
-            self._units_s += spent_s
-            self.step.recorder_s += spent_s
+            self.step.listening_s += _TIMED_SHARE * (time.monotonic() - begin_s)
 
     def spend_since(self, begin_s: float) -> None:
         """Memadvisor itself has been at work since `begin_s`."""
@@ -243,8 +296,7 @@ class ClosedStep:
             start_s=start_s,
             end_s=end_s,
             traced=step.traced,
-            # A model that is compiled together with its caller is never seen called.
-            num_micro_batches=step.num_forwards or step.num_backwards,
+            num_micro_batches=step.num_forwards,
             num_samples=step.num_samples or None,
             num_tokens=step.num_tokens or None,
             allocated_bytes=self.allocated_bytes,

@@ -84,7 +84,8 @@ class Step:
     `recorder_s` is the time that memadvisor's own hooks took inside the step; None where it is not known:
     in a traced step, and up to it on CPU, where the allocator keeps its account and is slower for it. A traced
     step's times never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has
-    one, and no step after it has `allocated_bytes`.
+    one, and no step after it has `allocated_bytes`. Where listening to the modules would cost too much, most steps
+    go without: they have no spans but those of backward and optimizer, and no samples and tokens.
     """
 
     index: int

@@ -1,0 +1,68 @@
+"""A model of many tiny layers is listened to now and then; what is not seen is not recorded, never wrong."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+import memadvisor
+from memadvisor.capture import spans
+
+NUM_FULL, NUM_COMPARED, STRIDE = 10, 8, 7
+
+
+@pytest.fixture
+def dear(monkeypatch):
+    """Listening costs more than its budget, whatever this machine says."""
+    monkeypatch.setattr(spans, "_WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(spans, "_LISTENING_BUDGET", 1e-12)
+    monkeypatch.setattr(spans, "_MAX_STRIDE", STRIDE)
+
+
+@pytest.fixture
+def rank(dear, tmp_path):
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    listens = []
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(30):
+            for _ in range(2):
+                listens.append(
+                    torch_module._has_any_global_hook() and bool(torch_module._global_forward_hooks)
+                )
+                model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not torch_module._has_any_global_hook()
+    [rank] = prof.run.ranks
+    assert [listens[2 * step.index] for step in rank.steps] == [is_full(step.index) for step in rank.steps]
+    return rank
+
+
+def is_full(index):
+    return index < NUM_FULL or (index >= NUM_FULL + NUM_COMPARED and index % STRIDE == 0)
+
+
+def test_only_some_steps_are_listened_to_and_only_they_know_their_samples(rank):
+    forwards = {span.step for span in rank.spans if span.kind == "forward"}
+
+    assert forwards == {step.index for step in rank.steps if is_full(step.index)}
+    assert {step.num_samples for step in rank.steps if is_full(step.index)} == {2 * 4}
+    assert {step.num_samples for step in rank.steps if not is_full(step.index)} == {None}
+
+
+def test_every_step_has_its_time_its_phases_and_its_micro_batches(rank):
+    assert {step.num_micro_batches for step in rank.steps} == {2}
+    for kind in ("backward", "optimizer"):
+        assert {span.step for span in rank.spans if span.kind == kind} == {step.index for step in rank.steps}
+
+
+def test_phases_and_units_are_those_of_the_steps_that_were_seen(rank):
+    from memadvisor.analyzers.step_time import step_time
+
+    found = step_time(rank)
+
+    assert found.by_phase_s["forward"] > 0
+    assert {unit.unit for unit in found.units if unit.forward_s > 0} == {"0", "1", "2"}
+    assert found.samples_per_s is not None
+    assert sum(found.by_phase_s.values()) == pytest.approx(found.median_s)
