@@ -167,7 +167,7 @@ def _durations(rank: RankRun, pieces: Sequence[Piece]) -> tuple[list[float], flo
     for span in rank.spans:
         spans_of[span.step].append(span)
     seen: dict[_Key, list[float]] = defaultdict(list)
-    for step in steady:
+    for step in rank.steps_with_units():
         found = cut_step(spans_of[step.index], step)
         for key, piece in zip(_keys(found), found, strict=True):
             seen[key].append(piece.end_s - piece.start_s)

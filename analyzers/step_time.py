@@ -56,8 +56,8 @@ def step_time(rank: RankRun) -> StepTime | None:
     for span in rank.spans:
         spans[span.step].append(span)
     median_s = median(step.duration_s for step in steps)
-    full = [step for step in steps if any(span.kind == "forward" for span in spans[step.index])] or steps
-    phases = [_phase_times(step, spans[step.index]) for step in full]
+    seen = rank.steps_with_units()
+    phases = [_phase_times(step, spans[step.index]) for step in seen]
     medians = {name: median(times[name] for times in phases) for name in phases[0]}
     scale = median_s / sum(medians.values()) if any(medians.values()) else 0.0
     traced = rank.traced_step
@@ -67,7 +67,7 @@ def step_time(rank: RankRun) -> StepTime | None:
         num_steps=len(steps),
         durations_s=tuple(step.duration_s for step in steps),
         by_phase_s={name: scale * time_s for name, time_s in medians.items()},
-        units=_unit_times(rank, steps, spans),
+        units=_unit_times(rank, seen, spans),
         samples_per_s=_rate(steps, "num_samples", median_s),
         tokens_per_s=_rate(steps, "num_tokens", median_s),
         recorder_fraction=sum(r for r, _ in recorder) / sum(d for _, d in recorder) if recorder else None,

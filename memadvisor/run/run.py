@@ -82,6 +82,15 @@ class RankRun:
         after = [step for step in steady if step.index > max(traced, default=-1)]
         return tuple(after or steady or timed[-1:])
 
+    def steps_with_units(self) -> tuple[Step, ...]:
+        """The steady steps whose modules were listened to; what times of phases and units are made of.
+
+        A model of many tiny layers is listened to only now and then. All steady steps, where no unit was ever seen.
+        """
+        steady = self.steady_steps()
+        seen = {span.step for span in self.spans if span.kind.startswith("unit_")}
+        return tuple(step for step in steady if step.index in seen) or steady
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from memadvisor.run.records import Span
 from tests.make_run import make_run
 
 RANK = make_run(num_ranks=1).ranks[0]
@@ -27,6 +28,14 @@ def test_steady_steps_come_after_warm_up_and_after_what_follows_the_traced_step(
 
 def test_where_no_step_is_left_after_the_traced_one_those_before_it_are_steady():
     assert [step.index for step in with_steps({6}).steady_steps()] == [2, 3, 4, 5]
+
+
+def test_times_of_units_come_from_the_steady_steps_that_have_any():
+    span = Span(5, "unit_forward", "a", 0, 5.1, 5.2)
+    listened = dataclasses.replace(with_steps({2}), spans=(span,))
+
+    assert [step.index for step in listened.steps_with_units()] == [5]
+    assert dataclasses.replace(listened, spans=()).steps_with_units() == listened.steady_steps()
 
 
 def test_a_short_run_has_its_last_timed_step_for_a_steady_one():
