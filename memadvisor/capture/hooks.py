@@ -1,8 +1,8 @@
 """torch's global hooks, all of them, installed in one place and removed without a trace.
 
 Module forwards (pre and post), optimizer steps (pre and post), the call into the autograd engine, and
-a start of the script's own profiler. No full-backward module hooks: they break in-place activations.
-A hook never raises into the training; the first failure switches the recorder off.
+the start and the end of the script's own profiler. No full-backward module hooks: they break in-place
+activations. A hook never raises into the training; the first failure switches the recorder off.
 
 A module hook runs at every call of every module, so the two of them do nothing before they know that they must.
 """
@@ -39,6 +39,7 @@ class Observer(Protocol):
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None: ...
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None: ...
     def profiler_starts(self) -> None: ...
+    def profiler_ends(self) -> None: ...
     def fail(self, error: BaseException) -> None: ...
 
 
@@ -169,15 +170,24 @@ class Hooks:
         self._replace(torch.autograd, "_engine_run_backward", never_compiled_itself(run_backward))
 
     def _wrap_profiler(self) -> None:
-        module = torch.autograd.profiler
-        original = module._prepare_profiler  # type: ignore[attr-defined]
+        # A profiler with a schedule prepares some steps before it is enabled; ours must not come between.
         starts = self._guarded(self._observer.profiler_starts)
+        ends = self._guarded(self._observer.profiler_ends)
+        for name, tell in (
+            ("_prepare_profiler", starts),
+            ("_enable_profiler", starts),
+            ("_disable_profiler", ends),
+        ):
+            self._wrap(torch.autograd.profiler, name, tell)
 
-        def prepare(*args: Any, **kwargs: Any) -> Any:
-            starts()
+    def _wrap(self, owner: Any, name: str, tell: Callable[[], None]) -> None:
+        original = getattr(owner, name)
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            tell()
             return original(*args, **kwargs)
 
-        self._replace(module, "_prepare_profiler", never_compiled_itself(prepare))
+        self._replace(owner, name, never_compiled_itself(wrapper))
 
     def _silence_compile(self) -> None:
         # A compiled model warns that it sees global hooks; the warning is about us, not about the script.

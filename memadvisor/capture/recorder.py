@@ -30,6 +30,7 @@ from memadvisor.capture.truth import is_profiler_free
 from memadvisor.capture.writer import RankWriter, RecorderOptions
 
 _COUNT_EVERY_S = 0.1
+_MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
 
 
 class Recorder:
@@ -54,6 +55,7 @@ class Recorder:
         self._is_described = False
         self._has_traced = False  # one was started; whether it could be finished is _has_trace
         self._has_trace = False
+        self._script_profiles = False
         self._is_over = False
         self._last_counter_s = 0.0
         self._running_peak_bytes = 0
@@ -185,12 +187,19 @@ class Recorder:
             self._spans.spend_since(begin_s)
 
     def profiler_starts(self) -> None:
+        """The script's own profiler is prepared or enabled; torch has room for one."""
+        if self._script_profiles:
+            return
+        self._script_profiles = True
         if self._tracer is not None:
             self._tracer.yield_profiler()
             self.note(
                 "warning",
                 "The script started a profiler of its own; the traced step has no allocator account.",
             )
+
+    def profiler_ends(self) -> None:
+        self._script_profiles = False
 
     def fail(self, error: BaseException) -> None:
         """Get out of the way for good, with one line."""
@@ -283,7 +292,7 @@ class Recorder:
         if self._writer.failure is not None:
             self.fail(self._writer.failure)
             return
-        if not self._has_traced and step.index + 1 >= self._trace_step and not is_late:
+        if self._may_trace(step.index + 1) and not is_late:
             self._start_trace()
         # Starting and writing a trace is no part of the next step.
         resume = self._spans.mark() if was_traced or self._tracer is not None else end
@@ -305,6 +314,12 @@ class Recorder:
         before_bytes, self._running_peak_bytes = self._running_peak_bytes, totals.peak_allocated_bytes
         peak_bytes = totals.peak_allocated_bytes if totals.peak_allocated_bytes > before_bytes else None
         return peak_bytes, totals.peak_reserved_bytes
+
+    def _may_trace(self, step: int) -> bool:
+        """From the chosen step on; some steps later where the script's own profiler is at work until then."""
+        if self._has_traced or step < self._trace_step:
+            return False
+        return not self._script_profiles or step >= self._trace_step + _MOST_STEPS_TO_WAIT
 
     def _start_trace(self) -> None:
         self._has_traced = True

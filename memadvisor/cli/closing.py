@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 _GRACE_S = 1.0
 
 
-def print_closing(directory: Path, *, with_report: bool) -> None:
+def print_closing(directory: Path, *, here: Path, with_report: bool) -> None:
     """Say what was recorded and where. Never raises: the script's own end must not change.
 
+    `here` is where the user stands; the script may have changed the working directory.
     `with_report` writes the HTML report too; not after a failure, when nobody wants to wait for it.
     """
     try:
@@ -36,13 +37,17 @@ def print_closing(directory: Path, *, with_report: bool) -> None:
             run = load_run(directory)
         print_summary(run, console)
         report = _write_report(run) if with_report else None
-        where = shlex.quote(str(directory))
-        first = f"report {report}\n" if report else f"report memadvisor report {where}\n"
+        where = shlex.quote(_seen_from(here, directory))
+        first = f"report {_seen_from(here, report)}\n" if report else f"report memadvisor report {where}\n"
         _say(f"{first}more   memadvisor show {where} | memadvisor tui {where}")
     except MemadvisorError as error:
         _say(f"memadvisor: {error.one_line()}")
     except Exception as error:
         _say(f"memadvisor: no summary ({type(error).__name__}: {error}); the run is in {directory}")
+
+
+def _seen_from(here: Path, path: Path) -> str:
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _write_report(run: Run) -> Path | None:

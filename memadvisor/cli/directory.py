@@ -14,7 +14,7 @@ from memadvisor.run.store import RUNS, create_run_directory, join_run_directory,
 def choose_directory(arguments: argparse.Namespace, target: Target) -> Path:
     """Make the run directory, or join the one that another rank of the same launch has made.
 
-    Raises UsageError when it cannot be used.
+    The path is absolute: the script may change the working directory. Raises UsageError when it cannot be used.
     """
     launch = _launch_id()
     if arguments.nproc and launch:
@@ -24,10 +24,10 @@ def choose_directory(arguments: argparse.Namespace, target: Target) -> Path:
     if launch is None:
         path = Path(arguments.out) if arguments.out else unused_run_directory(target.label)
         create_run_directory(path)
-        return path
+        return path.absolute()
     path = Path(arguments.out) if arguments.out else RUNS / f"{target.label}-{launch}"
     join_run_directory(path, launch)
-    return path
+    return path.absolute()
 
 
 def _launch_id() -> str | None:

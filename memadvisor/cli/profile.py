@@ -52,11 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.nproc:
         return launch(arguments, target, directory, "profile", [])
     start(directory, target, rank_identity().world_size)
+    here = Path.cwd()
     profile_script(
         target,
         directory,
         trace_step=arguments.trace_step,
-        after=lambda well: close(arguments, directory, with_report=well),
+        after=lambda well: close(arguments, directory, here=here, with_report=well),
     )
     return 0
 
@@ -88,14 +89,14 @@ def launch(
     own = [command, "--joined", "--out", str(directory), "--trace-step", str(arguments.trace_step), *options]
     code = launch_ranks(arguments.nproc, [*own, *named, *target.arguments])
     if directory.is_dir():
-        print_closing(directory, with_report=code == 0)
+        print_closing(directory, here=Path.cwd(), with_report=code == 0)
     return code
 
 
-def close(arguments: argparse.Namespace, directory: Path, *, with_report: bool) -> None:
+def close(arguments: argparse.Namespace, directory: Path, *, here: Path, with_report: bool) -> None:
     """The closing summary, once a run: from rank 0, unless our own launcher prints it."""
     if not arguments.joined and rank_identity().rank == 0:
-        print_closing(directory, with_report=with_report)
+        print_closing(directory, here=here, with_report=with_report)
 
 
 def _positive(text: str) -> int:

@@ -98,6 +98,8 @@ def _check_batch(plan: Plan, num_samples: int, note: Callable[[str, str], None])
 
 
 def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directory: Path) -> None:
+    here = Path.cwd()
+
     def attach(recorder: Recorder) -> None:
         from memadvisor.engines.apply import install
 
@@ -113,7 +115,7 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
     def after(well: bool) -> None:
         # A refused plan is one line, said below: there is nothing to sum up.
         if not isinstance(sys.exc_info()[1], MemadvisorError):
-            close(arguments, directory, with_report=well)
+            close(arguments, directory, here=here, with_report=well)
 
     try:
         profile_script(

@@ -1,0 +1,122 @@
+"""Public training scripts come in many kinds; each runs profiled as it does plain, and is seen."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from memadvisor.run.store import load_run
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "tests" / "scripts" / "kinds"
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    ENVIRONMENT.pop(name, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A script, and what its run must hold."""
+
+    words: tuple[str, ...]
+    code: int = 0
+    num_steps: int = 5  # of each rank
+    num_ranks: int = 1
+    typed: str = ""
+    launched: bool = False  # two ranks, by torchrun
+    ended: bool = True  # it comes to its end in Python, so that the run says how
+    traced: bool = True
+    note: str | None = None  # part of what the run must say
+    needs: str | None = None  # a package that is not among the tests' own
+
+
+KINDS = {
+    "settings": Kind(words=("settings.py", "--out", "x", "--nproc", "7", "--trace-step", "y", "-m", "z"), typed="typed"),
+    "ends badly": Kind(words=("ends_badly.py",), code=5),
+    "signals": Kind(words=("signals.py",), code=-15, num_steps=8, ended=False),
+    "a thread, mixed precision, accumulation": Kind(words=("mixed_precision.py",)),
+    "closures": Kind(words=("closures.py",), num_steps=4),
+    "inference": Kind(words=("inference.py",), num_steps=0, traced=False, note="No training step was seen"),
+    "its own profiler, compiled": Kind(words=("own_profiler.py",), num_steps=9),
+    "fork": Kind(words=("workers.py", "fork"), num_steps=3),
+    "spawn": Kind(words=("workers.py", "spawn"), num_steps=3),
+    "forkserver": Kind(words=("workers.py", "forkserver"), num_steps=3),
+    "data parallel": Kind(words=("ranks.py", "replicas"), launched=True, num_ranks=2),
+    "fully sharded": Kind(words=("ranks.py", "shards"), launched=True, num_ranks=2),
+    "pipeline": Kind(words=("ranks.py", "pipeline"), launched=True, num_ranks=2),
+    "transformers": Kind(words=("hugging_face.py",), num_steps=4, needs="transformers"),
+    "accelerate": Kind(words=("accelerated.py",), num_steps=4, needs="accelerate"),
+    "lightning": Kind(words=("lit.py",), num_steps=4, needs="lightning"),
+}  # fmt: skip
+
+
+def start(kind, place, number, profiled_into=None):
+    """The script in an empty working directory of its own, plain or profiled into a relative directory."""
+    script = [str(SCRIPTS / kind.words[0]), *kind.words[1:]]
+    ours = ["-m", "memadvisor", "profile", "--out", profiled_into] if profiled_into else []
+    launcher = [*TORCHRUN, str(29500 + (os.getpid() * 4 + number) % 20000)] if kind.launched else []
+    place.mkdir()
+    return subprocess.Popen(
+        [sys.executable, *launcher, *ours, *script],
+        cwd=place,
+        env=ENVIRONMENT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run_both(kind, tmp_path):
+    """[(exit code, stdout, stderr)] without the tool and with it; both run at the same time."""
+    both = [start(kind, tmp_path / "plain", 0), start(kind, tmp_path / "profiled", 1, "the run")]
+    ended = [process.communicate(kind.typed, timeout=150) for process in both]
+    return [(process.returncode, *texts) for process, texts in zip(both, ended, strict=True)]
+
+
+def files_below(place):
+    """{name: content} of what the script has written."""
+    found = (path for path in place.rglob("*") if path.is_file() and "the run" not in path.parts)
+    return {str(path.relative_to(place)): path.read_bytes() for path in found}
+
+
+def is_within(text, longer):
+    """Whether all the lines stand in the longer text, in the same order; addresses and times differ anyhow."""
+    lines, rest = (re.sub("0x[0-9a-f]+|[0-9]+", "0", each).splitlines() for each in (text, longer))
+    remaining = iter(rest)
+    return all(line in remaining for line in lines)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_script_of_this_kind_runs_as_without_the_tool_and_is_seen(name, tmp_path):
+    """Same exit code, stdout, files and words on stderr; every step, every rank and one traced step's peak."""
+    kind = KINDS[name]
+    if kind.needs is not None and importlib.util.find_spec(kind.needs) is None:
+        pytest.skip(f"{kind.needs} is not installed")
+    plain, ours = run_both(kind, tmp_path)
+    run = load_run(tmp_path / "profiled" / "the run")
+
+    assert ours[:2] == plain[:2], ours[2]
+    assert ours[0] == kind.code, ours[2]
+    assert files_below(tmp_path / "profiled") == files_below(tmp_path / "plain")
+    if not kind.launched:  # torchrun's own words hold times
+        assert is_within(plain[2], ours[2]), ours[2]
+    assert ours[2].count("Traceback") == plain[2].count("Traceback")
+    assert "stopped recording" not in ours[2]
+    assert run.problems == ()
+    assert run.missing_ranks == ()
+    assert [rank.process.rank for rank in run.ranks] == list(range(kind.num_ranks))
+    for rank in run.ranks:
+        assert len(rank.steps) == kind.num_steps, rank.notes
+        assert (rank.ending is not None) == kind.ended
+        assert (
+            rank.traced_step is not None and rank.traced_step.peak_allocated_bytes is not None
+        ) == kind.traced
+        assert kind.note is None or any(kind.note in note.text for note in rank.notes), rank.notes
