@@ -1,7 +1,9 @@
 """The whole loop on one device, and one table: what was captured and predicted beside what torch itself says.
 
 Trains samples/train_gpt.py in bf16 plain, profiled, and with the plan that `advise` finds for a budget below its
-peak, each in a process of its own, and reads the runs. On a GPU it takes a few minutes; on a CPU the model
+peak, each in a process of its own, and reads the runs. Then benchmarks/allocator_models.py: for each of its models the
+captured peak, and what the simulated allocator reserves for torch's own sequence of allocations and for the captured
+step, beside what torch reserved. On a GPU it takes a few minutes; on a CPU the model
 is small. Needs torch and numpy alone: no view is used.
 
     python benchmarks/gpu_check.py
@@ -24,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import memadvisor
 from memadvisor.analyzers.analysis import analyze
+from memadvisor.analyzers.fragmentation import allocator_settings
+from memadvisor.cost.allocator_replay import Change, replay
 from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import save_plan
 from memadvisor.units import format_bytes, format_fraction, format_seconds
@@ -31,6 +35,7 @@ from memadvisor.units import format_bytes, format_fraction, format_seconds
 ROOT = Path(__file__).resolve().parents[1]
 GPT = ROOT / "samples" / "train_gpt.py"
 WITNESS = ROOT / "benchmarks" / "witness.py"
+MODELS = ROOT / "benchmarks" / "allocator_models.py"
 OVERHEAD = ROOT / "benchmarks" / "overhead.py"
 SHAPES = {
     "cuda": {"layers": 12, "dim": 2048, "heads": 16, "seq": 1024, "micro-batch": 16},
@@ -214,6 +219,61 @@ def check_overhead(check):
             )
 
 
+def check_allocator(check):
+    """Each model three times: with torch's own history, profiled, and profiled without a traced step."""
+    for name in check.args.models:
+        words = [name, "--device", check.args.device]
+        plain, profiled, timed = (
+            check.folder / f"{name}-{kind}.json" for kind in ("plain", "traced", "timed")
+        )
+        check.python(MODELS, plain, *words, "--history")
+        check.python(*check.memadvisor("profile", name), MODELS, profiled, *words)
+        told, traced = json.loads(plain.read_text()), json.loads(profiled.read_text())
+        run = memadvisor.load(check.folder / name)
+        rank = analyze(run, None).ranks[0]
+        found, settings = rank.fragmentation, allocator_settings(run.ranks[0])
+        check.row(f"{name}: peak, captured", format_bytes(rank.highest_peak_bytes))
+        check.row(
+            f"{name}: peak, max_memory_allocated",
+            format_bytes(traced["allocated_bytes"]),
+            error(rank.highest_peak_bytes, traced["allocated_bytes"]),
+        )
+        check.row(f"{name}: reserved, max_memory_reserved", format_bytes(told["reserved_bytes"]))
+        if told["changes"] is not None:
+            replayed = replay([Change(*change) for change in told["changes"]], settings)
+            reserved_bytes = replayed.peak_reserved_bytes
+            check.row(
+                f"{name}: reserved, torch's sequence simulated",
+                format_bytes(reserved_bytes),
+                error(reserved_bytes, told["reserved_bytes"]),
+            )
+        check.row(
+            f"{name}: reserved, captured step simulated",
+            format_bytes(found.predicted_reserved_bytes),
+            error(found.predicted_reserved_bytes, told["reserved_bytes"]),
+        )
+        outside = None if found.measured is None else found.measured.outside_allocator_bytes
+        check.row(f"{name}: outside the allocator", format_bytes(outside))
+        same = "the same" if told["loss"] == traced["loss"] else f"{told['loss']} and {traced['loss']}"
+        check.row(f"{name}: loss, profiled against plain", same)
+        if check.on_cuda:
+            check_waits(check, name, words, timed)
+
+
+def check_waits(check, name, words, result):
+    """How often torch reports a wait for the device, without memadvisor and in its timed steps."""
+    counts = []
+    never = ["-m", "memadvisor", "profile", "--trace-step", "1000", "--out", check.folder / f"{name}-timed"]
+    for runner in ([], never):
+        check.python(*runner, MODELS, result, *words)
+        counts.append(json.loads(result.read_text())["num_waits"])
+    check.row(
+        f"{name}: waits for the device, timed against plain",
+        f"{counts[1]} / {counts[0]}",
+        "none added" if counts[1] <= counts[0] else "ADDED",
+    )
+
+
 def largest_difference(losses, others):
     """Relative; over all steps."""
     return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
@@ -234,12 +294,18 @@ def parse_args():
     parser.add_argument(
         "--rounds", type=int, default=4, help="of the overhead's measurement; 0 leaves it out"
     )
+    parser.add_argument(
+        "--models", nargs="*", help="of the allocator's check (default: all; compiled on CUDA alone)"
+    )
     parser.add_argument("--budget", type=float, default=0.7, help="memory budget, as a fraction of the peak")
     return parser.parse_args()
 
 
 def main():
     args = parse_args()
+    if args.models is None:
+        args.models = ["gpt", "cnn", "lstm", "moe", "varying"]
+        args.models += ["compiled"] if args.device.startswith("cuda") else []
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         check = Check(args, Path(folder))
@@ -248,6 +314,7 @@ def main():
             if args.rounds:
                 check_overhead(check)
             check_plan(check, losses, measured)
+            check_allocator(check)
         finally:
             name = torch.cuda.get_device_name() if check.on_cuda else "CPU"
             print(

@@ -22,6 +22,8 @@ def test_the_loop_closes_without_any_views_package(tmp_path):
             "0",
             "--steps",
             "7",
+            "--models",
+            "moe",
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
         text=True,
@@ -39,6 +41,9 @@ def test_the_loop_closes_without_any_views_package(tmp_path):
     assert table["peak with the plan, captured"].endswith("within budget")
     assert abs(percentage(table["peak with the plan, predicted"])) < 5
     assert table["losses, with the plan against plain"].endswith("the same")
+    assert table["moe: loss, profiled against plain"].endswith("the same")
+    assert "MiB" in table["moe: reserved, captured step simulated"]
+    assert table["moe: reserved, max_memory_reserved"].endswith("not recorded")  # there is no GPU here
 
 
 def percentage(line):
