@@ -17,14 +17,15 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.damage import draw_case, judge, read_files, read_written, write_files
 from memadvisor.run.store import load_run
 
+ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "tests" / "scripts" / "ticking.py"
 MAX_CASE_S = 2.0
 HANG_S = 30
@@ -145,7 +146,7 @@ def kill_once(directory, number, rng):
     steps = run.ranks[0].steps
     # The script logs a step after the optimizer's; steps are numbered from 0 on both sides.
     lost_s = [killed_s - done[index] for index in range(len(steps), len(done))]
-    longest_s = max((b - a for a, b in zip(done, done[1:], strict=False)), default=0.0)
+    longest_s = max((b - a for a, b in pairwise(done)), default=0.0)
     return {
         "num_done": len(done),
         "num_recorded": len(steps),
