@@ -137,7 +137,7 @@ DAMAGES: dict[str, Callable[[bytes, random.Random, Sequence[bytes]], bytes]] = {
 def _damaged_json(data: bytes, rng: random.Random) -> bytes:
     """manifest.json or plan.json with damage, or with absurd values in place of its own."""
     if rng.random() < 0.5:
-        return DAMAGES[rng.choice(tuple(DAMAGES)[:1] + ("truncated", "cut out", "garbage"))](data, rng, ())
+        return DAMAGES[rng.choice(("flipped bits", "truncated", "cut out", "garbage"))](data, rng, ())
     value = json.loads(data)
     for _ in range(rng.randrange(1, 3)):
         _change_inside(value, rng)
