@@ -13,6 +13,7 @@ from memadvisor.analyzers.comparison import Compared, Comparison, comparison
 from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
 from memadvisor.analyzers.matching import Key, Matched, match_collectives
 from memadvisor.analyzers.model_states import ModelStates, model_states
+from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, out_of_memory
 from memadvisor.analyzers.peak import PeakBreakdown, peak_breakdown
 from memadvisor.analyzers.skew import Skew, skew
 from memadvisor.analyzers.step_time import StepTime, step_time
@@ -41,6 +42,7 @@ class RankAnalysis:
     utilization: Utilization
     communication: Communication | None
     fragmentation: Fragmentation | None
+    out_of_memory: tuple[OutOfMemoryEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,6 +101,7 @@ def _analyze_rank(
         utilization=utilization(rank, time, hardware),
         communication=communication(rank, matched),
         fragmentation=fragmentation(rank),
+        out_of_memory=out_of_memory(rank),
     )
 
 
@@ -161,6 +164,7 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "utilization": dataclasses.asdict(rank.utilization),
         "communication": _communication_to_json(rank.communication),
         "allocator": None if rank.fragmentation is None else _fragmentation_to_json(rank.fragmentation),
+        "out_of_memory": [dataclasses.asdict(event) for event in rank.out_of_memory],
         "overhead": {
             "timed_step_fraction": None if time is None else time.recorder_fraction,
             "traced_step_s": None if time is None else time.traced_step_s,

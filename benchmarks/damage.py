@@ -13,6 +13,7 @@ import io
 import json
 import random
 import time
+import warnings
 from collections import Counter as Multiset
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -284,6 +285,7 @@ def read_written(directories: Sequence[Path]) -> Written:
 def judge(case: Case, directory: Path, written: Written, *, with_report: bool = False) -> Verdict:
     """Read the files in `directory` as `show`, `show --json` and the closing summary do."""
     begin_s = time.process_time()
+    warnings.simplefilter("error")  # numpy's would reach the user's terminal
     try:
         run = load_run(directory)
         analysis = analyze(run, choose_hardware(run, None, None))

@@ -40,6 +40,7 @@ class Observer(Protocol):
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None: ...
     def profiler_starts(self) -> None: ...
     def profiler_ends(self) -> None: ...
+    def see_failure(self, error: BaseException | None) -> None: ...
     def fail(self, error: BaseException) -> None: ...
 
 
@@ -159,11 +160,15 @@ class Hooks:
         original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
         enter = self._guarded(self._observer.enter_backward)
         leave = self._guarded(self._observer.leave_backward)
+        see_failure = self._guarded(self._observer.see_failure)
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             enter()
             try:
                 return original(*args, **kwargs)
+            except Exception as error:
+                see_failure(error)
+                raise
             finally:
                 leave()
 

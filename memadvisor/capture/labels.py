@@ -7,7 +7,7 @@ tensor alive beyond the call that it is seen in, and nothing changes what an ope
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -245,13 +245,19 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class SavedTensorHooks:
     """Pack and unpack hooks that give autograd back the very tensor, and note when it lets go."""
 
-    def __init__(self, mode: LabelMode, log: LabelLog) -> None:
+    def __init__(
+        self, mode: LabelMode, log: LabelLog, also: Callable[[torch.Tensor], None] | None = None
+    ) -> None:
+        self._also = also  # autograd asks the innermost hooks alone
         self._mode = mode
         self._log = log
 
     @never_compiled
     def pack(self, tensor: torch.Tensor) -> Any:
         address = self._mode.address(tensor)
+        if self._also is not None:
+            self._also(tensor)
+        tensor = without_cycle(tensor)
         if not address or not self._mode.is_active:
             return _Kept(tensor, None)
         size_bytes = tensor.untyped_storage().nbytes()
@@ -271,6 +277,12 @@ class SavedTensorHooks:
             kept.row.unpacked_ns = time.time_ns()
         tensor: torch.Tensor = kept.tensor
         return tensor
+
+
+def without_cycle(tensor: torch.Tensor) -> torch.Tensor:
+    """What a pack hook may give back. Of an operator's own result autograd would otherwise keep the graph that
+    keeps the result, and what no backward runs through would never be freed; it restores the rest by itself."""
+    return tensor if tensor.grad_fn is None else tensor.data
 
 
 class _Kept:

@@ -12,7 +12,7 @@ class Position:
     """Changed by the hooks, read by whoever records.
 
     `is_quiet`: nothing depends on the plain modules that are now called inside the innermost known one, so
-    the hooks let them pass: no step is traced, and no backward runs, where a module means a recomputation.
+    the hooks let them pass: no step is traced or watched, and no backward runs, where a module means a recomputation.
     """
 
     stack: list[ModuleInfo] = field(default_factory=list)
@@ -22,6 +22,7 @@ class Position:
     backward_unit: str = ""
     stack_depth_before_backward: int = 0
     is_traced: bool = False
+    is_watched: bool = False  # every operator is, under --memory-limit
     is_quiet: bool = False
 
     def push(self, info: ModuleInfo) -> None:
@@ -36,7 +37,8 @@ class Position:
     def settle(self) -> None:
         """`is_quiet` after a change. Never inside a plain module: its own end must find it on the stack."""
         stack = self.stack
-        self.is_quiet = not (self.is_traced or self.backward_depth) and bool(stack) and not stack[-1].is_plain
+        is_seen = self.is_traced or self.is_watched or self.backward_depth
+        self.is_quiet = not is_seen and bool(stack) and not stack[-1].is_plain
 
     @property
     def phase(self) -> str:

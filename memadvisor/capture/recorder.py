@@ -7,6 +7,7 @@ never been.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -21,16 +22,20 @@ from memadvisor.capture.clock import DeviceMark, clock_for
 from memadvisor.capture.compiled import has_compiled
 from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.capture.hooks import Hooks
+from memadvisor.capture.live_storages import rows_of_known
 from memadvisor.capture.models import Models
+from memadvisor.capture.out_of_memory import OutOfMemoryLog, place_of_failure
 from memadvisor.capture.position import Position
 from memadvisor.capture.spans import ClosedStep, SpanLog
 from memadvisor.capture.steps import StepCycle
 from memadvisor.capture.tracer import Tracer
 from memadvisor.capture.truth import is_profiler_free
 from memadvisor.capture.writer import RankWriter, RecorderOptions
+from memadvisor.run.records import LiveStorage, Storage
 
 _COUNT_EVERY_S = 0.1
 _MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
+_MOST_CUT_TRACES = 3
 
 
 class Recorder:
@@ -56,18 +61,31 @@ class Recorder:
         self._has_traced = False  # one was started; whether it could be finished is _has_trace
         self._has_trace = False
         self._script_profiles = False
+        self._num_cut_traces = 0  # by want of memory
         self._is_over = False
         self._last_counter_s = 0.0
         self._running_peak_bytes = 0
         self._last_optimizer_end: float | DeviceMark | None = None
+        self._memory = OutOfMemoryLog(
+            self, self._writer.write_out_of_memory, self._known_storages, options.memory_limit_bytes
+        )
         self._writer.write_process(self._device)
         self._hooks = Hooks(self)
+        self._memory.start(self._cpu)
 
     # ---- what the hooks tell -------------------------------------------------------------------
 
     @property
     def position(self) -> Position:
         return self._position
+
+    @property
+    def step_index(self) -> int:
+        return self._spans.step.index if self._spans is not None else 0
+
+    @property
+    def is_tracing(self) -> bool:
+        return self._tracer is not None
 
     @property
     def plain_modules(self) -> set[int]:
@@ -88,6 +106,8 @@ class Recorder:
                 self._models.note_order(info.unit)
                 spans.enter_unit(info)
             spans.end_timing(begin_s)
+        if info.is_root:
+            self._memory.enter_model(args)
         if self._tracer is not None:
             self._tracer.mode.note_place()
             self._tracer.module_calls.enter(
@@ -102,6 +122,8 @@ class Recorder:
         position, spans = self._position, self._spans
         if not position.stack:
             return
+        if len(rest) == 1:
+            self.see_failure(sys.exc_info()[1])
         begin_s = spans.begin_timing() if spans is not None else None
         was_recompute = position.phase == "recompute"
         info = position.pop()
@@ -201,6 +223,17 @@ class Recorder:
     def profiler_ends(self) -> None:
         self._script_profiles = False
 
+    def see_failure(self, error: BaseException | None) -> None:
+        """An exception of the script passes by; want of memory is recorded, and where the training stood."""
+        if self._is_over or os.getpid() != self._pid or not self._memory.is_news(error):
+            return
+        assert error is not None
+        try:
+            storages = self._cut_trace() if self._tracer is not None else None
+            self._memory.see(error, place_of_failure(error, self._models), storages)
+        except Exception as failure:
+            self.fail(failure)
+
     def fail(self, error: BaseException) -> None:
         """Get out of the way for good, with one line."""
         if self._is_over:
@@ -256,9 +289,13 @@ class Recorder:
             self._device = first[2].device
             self._nvml = open_nvml(self._device)
             self._close_cpu_account()
+        self._memory.meet_device(self._device, self._cpu)
         self._spans = SpanLog(self._position, clock_for(self._device).mark, self.reach_backward_of)
         self._spans.on_first_batch = self.on_first_batch
         self._writer.write_process(self._device)
+        if self._trace_step == 0:
+            self._start_trace()
+            self._spans.step.traced = self._tracer is not None
         return self._spans
 
     def _end_step(self, end: float | DeviceMark, *, is_late: bool = False) -> None:
@@ -298,6 +335,7 @@ class Recorder:
         resume = self._spans.mark() if was_traced or self._tracer is not None else end
         self._spans.begin(step.index + 1, resume, traced=self._tracer is not None)
         is_thin = not self._spans.has_unit_spans and not self._position.stack and not has_compiled()
+        is_thin = is_thin and not self._position.is_watched
         if is_thin:
             self._spans.be_thin()
         self._hooks.listen_to_modules(not is_thin)
@@ -355,12 +393,33 @@ class Recorder:
             return None
         return account.peak_allocated_bytes, account.peak_reserved_bytes
 
+    def _cut_trace(self) -> list[Storage] | None:
+        """The traced step ran out of memory: what it knows of the storages. A later step is traced instead."""
+        tracer, self._tracer = self._tracer, None
+        assert tracer is not None
+        self._position.is_traced = False
+        self._position.settle()
+        if self._spans is not None:
+            self._spans.step.traced = False
+        self._num_cut_traces += 1
+        self._has_traced = self._num_cut_traces >= _MOST_CUT_TRACES
+        self.note("warning", "Memory ran out in the step that was being traced.")
+        if not tracer.can_finish():
+            tracer.abandon()
+            return None
+        return tracer.finish().account.storages
+
     def _close_cpu_account(self) -> None:
+        if self._memory.needs_cpu_account and not self._is_over:
+            return
         cpu, self._cpu = self._cpu, None
         if cpu is not None:
             # A profiler of the script's would take what is forgotten here for frees.
             alive = residents((), torch.device("cpu"), cpu) if is_profiler_free() else []
             cpu.close(block.address for block in alive)
+
+    def _known_storages(self, event: int) -> dict[int, LiveStorage]:
+        return rows_of_known(event, self._models, self._living_optimizers(), self.label_sources, self._device)
 
     def _known_tensors(self) -> Iterable[Labelled]:
         return known_tensors(self._models, self._living_optimizers(), self.label_sources)
@@ -384,7 +443,7 @@ class Recorder:
     def _shut_down(self, last_words: Callable[[], None]) -> None:
         """Take everything off; whatever fails on the way stops nothing."""
         for action in (
-            self._hooks.remove, self._drop_tracer, self._close_cpu_account, last_words, self._writer.close
+            self._hooks.remove, self._drop_tracer, self._memory.stop, self._close_cpu_account, last_words, self._writer.close
         ):  # fmt: skip
             try:
                 action()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memadvisor.capture.attach import when_torch_is_imported
 from memadvisor.capture.script import Target, exit_code_of, hide_our_frames, run_target
@@ -55,6 +55,7 @@ def profile_script(
     directory: Path,
     *,
     trace_step: int,
+    memory_limit_bytes: int | None = None,
     when_attached: Callable[[Recorder], None] | None = None,
     after: Callable[[bool], None] | None = None,
 ) -> None:
@@ -64,7 +65,8 @@ def profile_script(
     ended, however it did, and is told whether it ended well. What the script raises is raised, with a traceback of its own frames alone.
     """
     recorders: list[Recorder] = []
-    when_torch_is_imported(lambda: _attach(recorders, directory, trace_step, when_attached))
+    options = {"directory": directory, "trace_step": trace_step, "memory_limit_bytes": memory_limit_bytes}
+    when_torch_is_imported(lambda: _attach(recorders, options, when_attached))
     started_by = os.getpid()
     failure: BaseException | None = None
     try:
@@ -77,6 +79,7 @@ def profile_script(
         if os.getpid() == started_by:  # a forked child that unwinds through here is the script's own
             exception = None if failure is None or isinstance(failure, SystemExit) else type(failure).__name__
             for recorder in recorders:
+                recorder.see_failure(failure)
                 recorder.finish(exit_code_of(failure), exception)
             if not recorders:
                 _say("no training step was seen: the script never imported torch.")
@@ -87,8 +90,7 @@ def profile_script(
 
 def _attach(
     recorders: list[Recorder],
-    directory: Path,
-    trace_step: int,
+    options: dict[str, Any],
     when_attached: Callable[[Recorder], None] | None,
 ) -> None:
     from memadvisor.capture.recorder import Recorder
@@ -98,11 +100,10 @@ def _attach(
     try:
         recorder = Recorder(
             RecorderOptions(
-                directory=directory,
                 rank=identity.rank,
                 world_size=identity.world_size,
                 local_rank=identity.local_rank,
-                trace_step=trace_step,
+                **options,
             )
         )
     except Exception as error:

@@ -23,6 +23,7 @@ from memadvisor.capture.labels import (
     plain_tensors,
     storage_address,
 )
+from memadvisor.capture.memory_watch import MemoryWatch
 from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
 from memadvisor.capture.position import Position
 from memadvisor.capture.truth import is_profiler_free, start_allocator_account, stop_allocator_account
@@ -58,7 +59,8 @@ class Tracer:
         *,
         cpu: CpuAccount | None,
     ) -> None:
-        if _get_current_dispatch_mode() is not None:
+        mode = _get_current_dispatch_mode()
+        if mode is not None and not isinstance(mode, MemoryWatch):
             raise RuntimeError("the script has a dispatch mode of its own around its steps")
         self._position = position
         self._device = device
@@ -68,7 +70,9 @@ class Tracer:
         self.log = LabelLog()
         self.collectives = CollectiveLog()
         self.mode = LabelMode(self.log, self.collectives, position, device)
-        self._hooks = SavedTensorHooks(self.mode, self.log)
+        self._hooks = SavedTensorHooks(
+            self.mode, self.log, also=mode.mark_saved if isinstance(mode, MemoryWatch) else None
+        )
         self.module_calls = ModuleCallLog(self.mode.address)
         self._residents: list[Resident] = residents(known(), device, cpu)
         self._start_allocated_bytes: int | None = None

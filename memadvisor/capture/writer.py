@@ -22,7 +22,7 @@ from memadvisor.capture.rows import collective_rows, module_call_rows, operator_
 from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
 from memadvisor.run.journal import JournalWriter
-from memadvisor.run.records import Counter, Ending, Note, ProcessInfo, Span, Step
+from memadvisor.run.records import Counter, Ending, LiveStorage, Note, OutOfMemory, ProcessInfo, Span, Step
 from memadvisor.run.store import journal_path
 
 _FLUSH_EVERY_S = 0.25
@@ -37,6 +37,7 @@ class RecorderOptions:
     world_size: int
     local_rank: int
     trace_step: int = 2
+    memory_limit_bytes: int | None = None
 
 
 class RankWriter:
@@ -68,6 +69,10 @@ class RankWriter:
         self._journal.write_document(
             "note", dataclasses.asdict(Note(level=level, text=text, time_s=time.monotonic()))
         )
+
+    def write_out_of_memory(self, event: OutOfMemory, alive: list[LiveStorage]) -> None:
+        self._journal.write_rows("live_storages", alive)
+        self._journal.write_rows("out_of_memory", [event])
 
     def write_models(self, models: Models) -> None:
         self._journal.write_rows("modules", models.module_rows())

@@ -13,14 +13,13 @@ from memadvisor.capture.session import profile_script, rank_identity, start_mani
 from memadvisor.cli.closing import print_closing
 from memadvisor.cli.directory import choose_directory
 from memadvisor.errors import UsageError
+from memadvisor.units import parse_bytes
 
 TAKES_SCRIPT = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "memadvisor profile [--nproc N] [--out DIR] [--live] [--trace-step K] SCRIPT|-m MODULE [ARGS...]"
-    )
+    parser.usage = "memadvisor profile [--nproc N] [--out DIR] [--live] [--trace-step K] [--memory-limit SIZE] SCRIPT|-m MODULE [ARGS...]"
     parser.epilog = "Options after the script are the script's own. Under torchrun: torchrun ... -m memadvisor profile ..."
     add_recording_options(parser)
     parser.add_argument(
@@ -36,10 +35,16 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--trace-step",
-        type=_positive,
+        type=_step,
         default=2,
         metavar="K",
-        help="trace the step with this index (default: 2)",
+        help="trace the step with this index, from 0 on (default: 2, after the warm-up)",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=_size,
+        metavar="SIZE",
+        help="let the script run out of memory at SIZE, and record what held it (slower; docs/out-of-memory.md)",
     )
     parser.add_argument("--joined", action="store_true", help=argparse.SUPPRESS)  # a rank of our own launcher
 
@@ -58,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         directory,
         trace_step=arguments.trace_step,
         after=lambda well: close(arguments, directory, here=here, with_report=well),
+        memory_limit_bytes=arguments.memory_limit,
     )
     return 0
 
@@ -87,6 +93,8 @@ def launch(
     start(directory, target, arguments.nproc)
     named = ["-m", target.name] if target.is_module else [target.name]
     own = [command, "--joined", "--out", str(directory), "--trace-step", str(arguments.trace_step), *options]
+    if arguments.memory_limit is not None:
+        own += ["--memory-limit", str(arguments.memory_limit)]
     code = launch_ranks(arguments.nproc, [*own, *named, *target.arguments])
     if directory.is_dir():
         print_closing(directory, here=Path.cwd(), with_report=code == 0)
@@ -103,3 +111,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 100_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return int(text)
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal() or int(text) > 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(error.one_line().rstrip(".")) from error

@@ -122,6 +122,7 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
             target,
             directory,
             trace_step=arguments.trace_step,
+            memory_limit_bytes=arguments.memory_limit,
             when_attached=attach,
             after=after,
         )

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from memadvisor.analyzers.analysis import Analysis, analysis_to_json, analyze
 from memadvisor.analyzers.utilization import compute_dtype
-from memadvisor.cli import summary, summary_memory, summary_time
+from memadvisor.cli import summary, summary_failures, summary_memory, summary_time
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import load_hardware, named_hardware
@@ -120,6 +120,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     rank = analysis.largest_rank
     yield summary.header(analysis.run)
     yield from summary.trouble(analysis.run)
+    yield from summary_failures.short(analysis)
     yield _short_peak(analysis)
     states, kept, time = rank.model_states, rank.activations, rank.step_time
     if states is not None and kept is not None:

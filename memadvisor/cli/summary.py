@@ -13,6 +13,7 @@ from rich.text import Text
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.comparison import Compared
 from memadvisor.cli.summary_allocator import allocator
+from memadvisor.cli.summary_failures import out_of_memory
 from memadvisor.cli.summary_memory import model_states, modules, peak
 from memadvisor.cli.summary_time import communication, ranks, step_time, units, utilization
 from memadvisor.cli.tables import heading, table
@@ -29,6 +30,7 @@ def sections(analysis: Analysis, width: int, *, has_color: bool) -> Iterator[Ren
     recorded = record_of(rank, analysis)
     yield header(analysis.run)
     yield from trouble(analysis.run)
+    yield from out_of_memory(analysis, width)
     if analysis.comparison is not None:
         yield prediction(analysis)
     yield peak(rank, recorded, len(analysis.ranks), width, has_color=has_color)

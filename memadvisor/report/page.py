@@ -15,6 +15,7 @@ from memadvisor.report.allocator import fragmented_segments, reserved_memory
 from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html, legend_html
 from memadvisor.report.counters import counters_over_run
 from memadvisor.report.escape import html_text, html_with_code, script_json
+from memadvisor.report.failures import out_of_memory_box
 from memadvisor.report.headline import headline, title_of
 from memadvisor.report.lifetimes import activation_lifetimes, saved_by_unit
 from memadvisor.report.memory import memory_over_time
@@ -238,6 +239,7 @@ def _top(analysis: Analysis) -> str:
         f'<p class="facts"><code>{html_text(_command(analysis.run))}</code><br>{html_text(facts)}</p>'
         f"{alert(analysis.run)}<noscript><p class=alert>The figures are drawn by JavaScript, "
         "which is switched off; tables and texts are complete without it.</p></noscript>"
+        f"{out_of_memory_box(analysis)}"
     )
 
 

@@ -7,7 +7,6 @@ or that belongs to another journal, from one that is in its place.
 
 from __future__ import annotations
 
-import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -26,6 +25,10 @@ JSON_FRAME, STRINGS_FRAME, TABLE_FRAME = 1, 2, 3
 
 # A missing whole number or text; a missing fraction is NaN.
 MISSING_INT = -(2**63)
+# What lies outside is no number of any training (7e16 bytes or FLOPs of one thing, 30 million years), and reads
+# as missing: sums and quotients of what is left stay finite, whatever a file says.
+LARGEST_WHOLE = 2**56
+LARGEST_FRACTION, SMALLEST_FRACTION = 1e15, 1e-30
 _FLIPPABLE = np.dtype("<i8")
 
 
@@ -152,11 +155,19 @@ def pack_column(values: Any, *, fraction: bool) -> bytes:
 
 
 def unpack_column(data: bytes, num_rows: int, *, fraction: bool) -> list[Any]:
-    """The inverse of `pack_column`, with None for what was missing (or is no finite number)."""
+    """The inverse of `pack_column`, with None for what was missing, or can be no number of a training."""
     table = np.frombuffer(data, dtype=np.uint8).reshape(8, num_rows).T
     bits = np.ascontiguousarray(table).view(_FLIPPABLE).reshape(num_rows)
     if fraction:
-        return [value if math.isfinite(value) else None for value in bits.view("<f8").tolist()]
-    with np.errstate(over="ignore"):
-        whole = np.cumsum(bits, dtype=_FLIPPABLE)
-    return [None if value == MISSING_INT else value for value in whole.tolist()]
+        numbers = bits.view("<f8")
+        size = np.abs(numbers)
+        good = (numbers == 0) | ((size >= SMALLEST_FRACTION) & (size <= LARGEST_FRACTION))  # NaN is neither
+    else:
+        with np.errstate(over="ignore"):
+            numbers = np.cumsum(bits, dtype=_FLIPPABLE)
+        good = (numbers >= -LARGEST_WHOLE) & (numbers <= LARGEST_WHOLE)
+    if good.all():
+        return numbers.tolist()
+    return [
+        value if is_good else None for value, is_good in zip(numbers.tolist(), good.tolist(), strict=True)
+    ]

@@ -310,6 +310,48 @@ class AllocatorState:
     settings: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """An allocation that failed, and where the training stood.
+
+    `requested_bytes` is what was asked for, the rest are the totals just before. `limit_bytes` is what the process
+    may have, and `limit` says who sets it: `--memory-limit`, `device` or `host`. `basis` says what the storages of
+    the event stand on: `operators` (all that operators made), `trace` (a traced step's account), or `known`
+    (parameters, gradients, optimizer state and buffers alone).
+    """
+
+    event: int
+    time_s: float
+    step: int | None
+    phase: str
+    module: str
+    unit: str
+    micro_batch: int
+    operator: str
+    requested_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    limit_bytes: int | None
+    limit: str
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStorage:
+    """A storage that was alive when memory ran out, or several small ones of one place together."""
+
+    event: int
+    size_bytes: int
+    num_storages: int
+    category: str
+    module: str
+    unit: str
+    phase: str
+    operator: str
+    dtype: str
+    shape: str
+
+
 TABLES: dict[str, type] = {
     "modules": Module,
     "units": Unit,
@@ -327,6 +369,8 @@ TABLES: dict[str, type] = {
     "call_tensors": CallTensor,
     "segments": DeviceSegment,
     "allocator_states": AllocatorState,
+    "out_of_memory": OutOfMemory,
+    "live_storages": LiveStorage,
 }
 
 

@@ -13,11 +13,13 @@ from memadvisor.run.records import (
     Counter,
     DeviceSegment,
     Ending,
+    LiveStorage,
     Module,
     ModuleCall,
     Note,
     Operator,
     OptimizerState,
+    OutOfMemory,
     Parameter,
     ProcessInfo,
     Residual,
@@ -64,6 +66,8 @@ class RankRun:
     call_tensors: tuple[CallTensor, ...] = ()
     segments: tuple[DeviceSegment, ...] = ()
     allocator_states: tuple[AllocatorState, ...] = ()
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+    live_storages: tuple[LiveStorage, ...] = ()
 
     @property
     def traced_step(self) -> Step | None:

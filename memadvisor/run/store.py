@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 import time
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from memadvisor.errors import MemadvisorError, PlanError, RunFormatError, UsageError
 from memadvisor.plan import Plan, load_plan
 from memadvisor.run.files import write_private_file
-from memadvisor.run.frames import MAJOR, MINOR
+from memadvisor.run.frames import LARGEST_FRACTION, LARGEST_WHOLE, MAJOR, MINOR
 from memadvisor.run.journal import JournalContents, read_journal
 from memadvisor.run.records import Ending, Note, ProcessInfo
 from memadvisor.run.run import Manifest, RankRun, Run
@@ -200,13 +199,13 @@ def _checked(value: Any, hint: Any) -> Any:
             return None
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise ValueError("no finite number")
+        if not abs(value) <= LARGEST_FRACTION:  # also where it is NaN
+            raise ValueError("no number of a training")
         return float(value)
     if type(value) is not hint:
         raise TypeError(f"{type(value).__name__} stands where {hint.__name__} belongs")
-    if hint is int and abs(value) >= 2**63:
-        raise ValueError("no 64-bit number")
+    if hint is int and abs(value) > LARGEST_WHOLE:
+        raise ValueError("no number of a training")
     return value
 
 

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from memadvisor.run.frames import (
     HEADER,
+    LARGEST_FRACTION,
+    LARGEST_WHOLE,
     MAGIC,
     MAJOR,
     MAX_RAW_BYTES,
     MISSING_INT,
+    SMALLEST_FRACTION,
     TABLE_FRAME,
     Frame,
     pack_column,
@@ -22,7 +25,13 @@ from memadvisor.run.frames import (
     unpack_column,
 )
 
-INTEGERS = st.integers(-(2**63) + 1, 2**63 - 1)
+INTEGERS = st.integers(-LARGEST_WHOLE, LARGEST_WHOLE)
+FRACTIONS = (
+    st.just(0.0)
+    | st.just(-0.0)
+    | st.floats(SMALLEST_FRACTION, LARGEST_FRACTION)
+    | st.floats(-LARGEST_FRACTION, -SMALLEST_FRACTION)
+)
 PAYLOADS = st.lists(st.binary(max_size=60), min_size=1, max_size=6)
 
 
@@ -42,7 +51,7 @@ def test_whole_numbers_come_back(values):
     assert unpack_column(stored, len(values), fraction=False) == values
 
 
-@given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=50))
+@given(st.lists(st.none() | FRACTIONS, max_size=50))
 def test_fractions_come_back_to_the_last_bit(values):
     stored = pack_column([float("nan") if v is None else v for v in values], fraction=True)
     back = unpack_column(stored, len(values), fraction=True)
@@ -52,10 +61,13 @@ def test_fractions_come_back_to_the_last_bit(values):
     ]
 
 
-def test_a_fraction_that_is_not_finite_is_missing():
-    stored = pack_column([1.0, float("inf"), float("-inf"), float("nan")], fraction=True)
+def test_what_can_be_no_number_of_a_training_is_missing():
+    """Else sums and quotients of a crafted file would overflow."""
+    fractions = [1.0, float("inf"), float("-inf"), float("nan"), 1e300, 1e-300]
+    whole = [7, 2**62, -(2**62), 2**63 - 1]
 
-    assert unpack_column(stored, 4, fraction=True) == [1.0, None, None, None]
+    assert unpack_column(pack_column(fractions, fraction=True), 6, fraction=True) == [1.0, *[None] * 5]
+    assert unpack_column(pack_column(whole, fraction=False), 4, fraction=False) == [7, None, None, None]
 
 
 @given(PAYLOADS)

@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from memadvisor.run import journal as journal_module
 from memadvisor.run.frames import (
     JSON_FRAME,
+    LARGEST_FRACTION,
+    LARGEST_WHOLE,
     MAX_RAW_BYTES,
+    SMALLEST_FRACTION,
     STRINGS_FRAME,
     TABLE_FRAME,
     pack_frame,
@@ -36,8 +39,10 @@ def values_of(annotation):
     optional = type(None) in typing.get_args(annotation)
     kind = typing.get_args(annotation)[0] if optional else annotation
     values = {
-        int: st.integers(-(2**62), 2**62),
-        float: st.floats(allow_nan=False, allow_infinity=False),
+        int: st.integers(-LARGEST_WHOLE, LARGEST_WHOLE),
+        float: st.just(0.0)
+        | st.floats(SMALLEST_FRACTION, LARGEST_FRACTION)
+        | st.floats(-LARGEST_FRACTION, -SMALLEST_FRACTION),
         bool: st.booleans(),
         str: st.text(st.characters(), max_size=12),
     }[kind]
