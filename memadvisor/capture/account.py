@@ -27,6 +27,7 @@ _PRIORITY = (
     "other",
     "temporary",
 )
+_NO_OPERATOR = "(no operator)"
 _BASELINE = Place("baseline", "", "", 0)
 
 
@@ -174,6 +175,7 @@ def make_account(
             block.categories.add(named.category)
             block.unit = named.unit or block.unit
     _apply_positions(ledger, log)
+    _name_operators(ledger, log.calls)
 
     residuals, peak_bytes, peak_reserved_bytes = _residuals(
         ledger, events, start_allocated_bytes, start_ns, offset_ns
@@ -245,6 +247,24 @@ def _apply_positions(ledger: Ledger, log: LabelLog) -> None:
             block.categories.add("activation")
 
 
+def _name_operators(ledger: Ledger, calls: Sequence[OperatorCall]) -> None:
+    """What was born between two operators belongs to the one that it was made for.
+
+    `x / 8` makes a tensor of the number before the division is called.
+    """
+    calls = sorted(calls, key=lambda call: call.start_ns)
+    starts = [call.start_ns for call in calls]
+    for block in ledger.blocks:
+        if block.operator or block.place.phase == "baseline":
+            continue
+        position = bisect_right(starts, block.birth_ns)
+        user = calls[position] if position < len(calls) else None
+        if user is not None and (block.death_ns is None or block.death_ns >= user.start_ns):
+            block.operator = user.name
+        else:
+            block.operator = _NO_OPERATOR
+
+
 def _alive_at_any(block: _Block, times_ns: Sequence[int]) -> bool:
     """Whether the block was alive at the first of these moments after its birth."""
     position = bisect_right(times_ns, block.birth_ns)
@@ -258,8 +278,8 @@ def _storage_row(block: _Block, seconds: Callable[[int | None], float | None], d
     if category == "activation" and block.place.phase == "baseline":
         category = "other"  # saved by autograd, but it was there before and stays
     operator = block.operator
-    if not block.is_result and block.place.phase != "baseline" and category == "temporary":
-        operator = f"inside {operator}" if operator else ""
+    if not block.is_result and operator not in ("", _NO_OPERATOR) and category == "temporary":
+        operator = f"inside {operator}"
     return Storage(
         storage_id=block.number,
         birth_s=seconds(block.birth_ns) or 0.0,

@@ -10,7 +10,7 @@ import torch
 from memadvisor.capture.account import Resident
 from memadvisor.capture.allocator import device_block_sizes
 from memadvisor.capture.cpu_account import CpuAccount
-from memadvisor.capture.labels import describe, plain_tensors, storage_address
+from memadvisor.capture.labels import describe, is_shared, plain_tensors, storage_address
 from memadvisor.capture.models import Models
 from memadvisor.run.records import OptimizerState
 
@@ -56,8 +56,8 @@ def residents(
 ) -> list[Resident]:
     """Every storage of the allocator's on `device` that Python can reach, once; the first label wins.
 
-    A storage that cannot be resized is numpy's or shared memory, or the allocator's and was shown to
-    numpy; only the CPU allocator's account can tell.
+    A storage that cannot be resized is numpy's or another library's, or the allocator's and was shown to
+    numpy; one that is shared between processes never is the allocator's. The CPU allocator's account tells.
     """
     found: dict[int, Resident] = {}
     given = device_block_sizes(device)
@@ -88,7 +88,7 @@ def _take(
             return
         storage = tensor.untyped_storage()
         size_bytes = storage.nbytes()
-        if not storage.resizable() and device.type == "cpu":
+        if device.type == "cpu" and (not storage.resizable() or is_shared(tensor)):
             size_bytes = cpu.block_bytes(address) if cpu is not None else 0
         if not size_bytes:
             return

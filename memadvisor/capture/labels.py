@@ -116,6 +116,11 @@ def storage_address(tensor: torch.Tensor) -> int:
         return 0
 
 
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether other processes share its memory, which then is not the CPU allocator's; CUDA's always may be."""
+    return tensor.device.type == "cpu" and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+
+
 def describe(tensor: torch.Tensor) -> tuple[str, str]:
     """(dtype, shape) as the run records them."""
     return str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))
@@ -146,10 +151,11 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self.is_active or any(issubclass(t, _distributed_tensor()) for t in types):
-            if self.is_active and types:
-                return NotImplemented  # DTensor then runs its local operators, which are seen
+        if not self.is_active:
             return func(*args, **kwargs)
+        if any(hasattr(t, "__tensor_flatten__") for t in types):
+            # A wrapper (DTensor, a quantised tensor) then runs operators on what it wraps, which are seen.
+            return NotImplemented
         place = self._place()
         start_ns = time.time_ns()
         out = func(*args, **kwargs)
@@ -183,9 +189,14 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A module was entered or left, or the phase changed."""
         place = self._live_place()
         self._log.places.append((time.time_ns(), place))
-        if place.phase == "forward":
+        if place.phase in ("forward", "recompute"):
             # Nodes made from here on belong to this place: the backward finds its modules by them.
-            self._modules_by_sequence.append((_get_sequence_nr(), place))
+            self._mark_nodes(place)
+
+    def _mark_nodes(self, place: Place) -> None:
+        marks, number = self._modules_by_sequence, _get_sequence_nr()
+        if not marks or number >= marks[-1][0]:  # another thread (CUDA's backward) counts from 0 again
+            marks.append((number, place))
 
     def _live_place(self) -> Place:
         position = self._position
@@ -198,6 +209,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             place = self._place_of_node(place)
             if place != self._last_place:
                 self._log.places.append((time.time_ns(), place))
+                if torch.is_grad_enabled():
+                    self._mark_nodes(place)  # a second backward goes through the nodes made in this one
         self._last_place = place
         return place
 
@@ -236,9 +249,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _sight(self, tensor: torch.Tensor, address: int, now_ns: int) -> None:
         if address not in self._log.sightings:
             storage = tensor.untyped_storage()
-            if (
-                storage.resizable()
-            ):  # else it is numpy's or shared; census.py has asked the allocator's account
+            if storage.resizable() and not is_shared(tensor):  # else census.py has asked the allocator
                 self._log.sightings[address] = Sighting(now_ns, storage.nbytes(), *describe(tensor))
 
 
@@ -310,24 +321,3 @@ def _tensors(values: Any) -> Iterable[torch.Tensor]:
                 yield value
             elif isinstance(value, (list, tuple)):
                 yield from _tensors(value)
-
-
-def _load_distributed_tensor() -> type:
-    try:
-        from torch.distributed.tensor import DTensor
-    except ImportError:  # a build of torch without torch.distributed
-        return _Never
-    return DTensor
-
-
-class _Never:
-    pass
-
-
-_dtensor: list[type] = []
-
-
-def _distributed_tensor() -> type:
-    if not _dtensor:
-        _dtensor.append(_load_distributed_tensor())
-    return _dtensor[0]

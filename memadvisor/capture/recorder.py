@@ -186,8 +186,6 @@ class Recorder:
         begin_s = time.monotonic()
         if all(known() is not optimizer for known in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
-            if self._spans is None:
-                self._meet_uncalled_models(optimizer)
         self._position.in_optimizer = True
         if self._spans is not None:
             self._spans.enter_optimizer()
@@ -199,6 +197,8 @@ class Recorder:
 
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._position.in_optimizer = False
+        if self._spans is None:  # not before: a closure calls the model inside the optimizer's step
+            self._meet_uncalled_models(optimizer)
         begin_s = time.monotonic()
         end = self._spans.leave_optimizer() if self._spans is not None else begin_s
         self._note_place()

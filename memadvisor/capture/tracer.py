@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch._C._autograd import _pop_saved_tensors_default_hooks, _push_saved_tensors_default_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture.account import Account, Resident, make_account
 from memadvisor.capture.census import Labelled, residents
 from memadvisor.capture.collectives import CollectiveCall, CollectiveLog
 from memadvisor.capture.cpu_account import CpuAccount
+from memadvisor.capture.default_hooks import DefaultHooks
 from memadvisor.capture.labels import (
     LabelLog,
     LabelMode,
@@ -89,7 +89,7 @@ class Tracer:
         self._start_ns = time.time_ns()
         self.collectives.watch_waits()
         self.mode.__enter__()  # type: ignore[no-untyped-call]
-        _push_saved_tensors_default_hooks(self._hooks.pack, self._hooks.unpack)
+        self._default_hooks = DefaultHooks(self._hooks.pack, self._hooks.unpack)
         self.mode.note_place()
 
     def yield_profiler(self) -> None:
@@ -145,5 +145,5 @@ class Tracer:
         self.mode.is_active = False
         if self.can_finish():
             self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        _pop_saved_tensors_default_hooks()
+        self._default_hooks.remove()
         self.collectives.close()

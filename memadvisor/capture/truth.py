@@ -18,6 +18,11 @@ from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, 
 
 _survives_fork: list[bool] = []
 _QUIET = "KINETO_LOG_LEVEL"
+_BACKWARD_OF = "autograd::engine::evaluate_function: "
+_PRIMITIVES = {
+    f"aten::{name}"
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +110,11 @@ def _memory_nodes(roots: list[Any]) -> Iterator[tuple[Any, str]]:
         if name == "[memory]":
             yield node, operator
             continue
-        inner = name if name.startswith("aten::") or not operator else operator
-        pending += [(child, inner) for child in node.children]
+        pending += [(child, _inner_operator(operator, name)) for child in node.children]
+
+
+def _inner_operator(outer: str, name: str) -> str:
+    """The innermost operator that means something: whoever asks for memory goes through `empty` and its like."""
+    if outer and (not name.startswith("aten::") or name in _PRIMITIVES):
+        return outer
+    return name.removeprefix(_BACKWARD_OF)

@@ -124,3 +124,15 @@ def test_a_block_that_another_thread_freed_is_found_by_its_size():
     (freed,) = [row for row in result.storages if row.size_bytes == 64]
     assert (freed.category, freed.death_s) == ("communication", 0.006)
     assert [row.unexplained_bytes for row in result.residuals] == [0]
+
+
+def test_what_python_makes_for_an_operator_belongs_to_it():
+    """`x / 8` makes a tensor of the number before the division runs; a tensor that no operator uses has none."""
+    log = LabelLog(places=[(1 * MS, FORWARD)])
+    log.calls = [OperatorCall(4 * MS, 5 * MS, "aten::div", FORWARD, (), (), 0, 0)]
+    events = [event(2, 0xB, 16, 16, ""), event(3, 0xB, -16, 0), event(3, 0xA, 8, 8, ""), event(6, 0xA, -8, 0)]
+
+    assert [(row.size_bytes, row.operator) for row in account(events, log).storages] == [
+        (16, "(no operator)"),
+        (8, "inside aten::div"),
+    ]

@@ -1,9 +1,11 @@
 """The captured peak is the allocator's own, for every kind of training; and the script notices nothing."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,38 +13,103 @@ import pytest
 from memadvisor.run.store import load_run
 
 HERE = Path(__file__).parent
-KINDS = [
-    "gpt", "gpt_tied_accumulated", "gpt_checkpointed", "gpt_autocast", "gpt_compiled", "lora", "cnn", "lstm",
-    "encoder", "distances", "experts", "gan", "penalty", "evaluation", "loader", "exported", "closure",
-]  # fmt: skip
+FAMILIES = ("language", "networks", "operators", "loops")
+
+
+def kinds_of(family: str) -> list[str]:
+    """The names in the list KINDS of a family's file."""
+    tree = ast.parse((HERE / "zoo" / f"{family}.py").read_text())
+    (names,) = [
+        statement.value.elts
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and statement.targets[0].id == "KINDS"
+    ]
+    return [name.id for name in names]
+
+
+KINDS = [(family, kind) for family in FAMILIES for kind in kinds_of(family)]
 
 
 def start(*words: str | Path) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
     command = [sys.executable, *map(str, words)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_captured_peak_is_the_allocators(kind, tmp_path):
-    """An independent profiler over the whole process sees the same peak in the same step, and the same stdout."""
-    # The third step of one optimizer; of the GAN's two, whose cycle is learnt first, the fourth and fifth.
-    window = ("3", "5") if kind == "gan" else ("1", "2")
-    witness = start(HERE / "true_peak.py", *window, HERE / "zoo.py", kind)
-    ours = start("-m", "memadvisor", "profile", "--out", tmp_path / "run", HERE / "zoo.py", kind)
-    plain_output, told = witness.communicate(timeout=120)
-    output, errors = ours.communicate(timeout=120)
+class Witnessed:
+    """All trainings of a family, once under memadvisor and once under the independent witness."""
 
-    true_peak_bytes = json.loads(told.strip().splitlines()[-1])["true_peak_bytes"]
-    rank = load_run(tmp_path / "run").ranks[0]
+    def __init__(self, directory: Path, family: str) -> None:
+        names = kinds_of(family)
+        witness = start(HERE / "true_peak.py", "--zoo", *names)
+        ours = start(HERE / "profile_zoo.py", directory, *names)
+        plain_output, told = witness.communicate(timeout=150)
+        output, errors = ours.communicate(timeout=150)
+        assert (witness.returncode, ours.returncode, errors) == (0, 0, ""), told + errors
+        self.peaks_bytes: dict[str, list[int]] = json.loads(told.strip().splitlines()[-1])
+        self.plain_lines, self.lines = by_kind(plain_output, names), by_kind(output, names)
+        self.directory = directory
+
+    def true_peak_bytes(self, kind: str) -> int:
+        """The third step of one optimizer; of two, whose cycle is learnt first, the fourth and fifth together."""
+        peaks = self.peaks_bytes[kind]
+        return max(peaks[3:5]) if kind in ("gan", "actor_critic") else peaks[1]
+
+    def rank(self, kind: str):
+        return load_run(self.directory / kind).ranks[0]
+
+
+def by_kind(output: str, names: list[str]) -> dict[str, list[str]]:
+    lines: dict[str, list[str]] = defaultdict(list)
+    name = ""
+    for line in output.splitlines():
+        name = line if line in names else name
+        lines[name].append(line)
+    return lines
+
+
+@pytest.fixture(scope="module")
+def witnessed(tmp_path_factory):
+    done: dict[str, Witnessed] = {}
+
+    def of(family: str) -> Witnessed:
+        if family not in done:
+            done[family] = Witnessed(tmp_path_factory.mktemp(family), family)
+        return done[family]
+
+    return of
+
+
+@pytest.mark.parametrize(("family", "kind"), KINDS)
+def test_captured_peak_is_the_allocators(family, kind, witnessed):
+    """An independent profiler over the whole process sees the same peak in the same step."""
+    true_peak_bytes = witnessed(family).true_peak_bytes(kind)
+    rank = witnessed(family).rank(kind)
     step = rank.traced_step
-    assert step is not None, errors
-    assert step.peak_allocated_bytes == pytest.approx(true_peak_bytes, rel=1e-3)
-    assert max(abs(row.unexplained_bytes) for row in rank.residuals) < 0.01 * true_peak_bytes
-    assert explained_peak_bytes(rank) == pytest.approx(true_peak_bytes, rel=0.01)
-    assert (output, ours.returncode) == (plain_output, 0)
+    assert step is not None, rank.notes
+    # While a dispatch mode is on, the autograd engine adds gradients that meet in a node into fresh memory.
+    allowed_share = 0.03 if kind == "gru_packed" else 1e-3
+    assert step.peak_allocated_bytes == pytest.approx(true_peak_bytes, rel=allowed_share)
+    assert {row.unexplained_bytes for row in rank.residuals} == {0}
+    assert explained_peak_bytes(rank) == step.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(("family", "kind"), KINDS)
+def test_losses_are_the_same_to_the_last_bit(family, kind, witnessed):
+    done = witnessed(family)
+    assert done.lines[kind] == done.plain_lines[kind]
+    assert len(done.lines[kind]) >= 6
+    assert [note.text for note in done.rank(kind).notes] == []
+
+
+@pytest.mark.parametrize(("family", "kind"), KINDS)
+def test_what_is_born_in_a_forward_or_backward_has_an_operator(family, kind, witnessed):
+    """And nothing that is born in a step is "other"."""
+    born = [row for row in witnessed(family).rank(kind).storages if row.phase != "baseline"]
+    assert [row for row in born if not row.operator and row.phase != "outside"] == []
+    assert [row for row in born if row.category == "other"] == []
 
 
 def explained_peak_bytes(rank) -> int:
@@ -62,11 +129,11 @@ def explained_peak_bytes(rank) -> int:
 )
 def test_captured_peak_of_the_samples_is_the_allocators(sample, option, tmp_path):
     script = HERE.parents[1] / "samples" / sample
-    witness = start(HERE / "true_peak.py", "1", "2", script, option)
+    witness = start(HERE / "true_peak.py", script, option)
     ours = start("-m", "memadvisor", "profile", "--out", tmp_path / "run", script, option)
     plain_output, told = witness.communicate(timeout=150)
     output, _ = ours.communicate(timeout=150)
 
-    true_peak_bytes = json.loads(told.strip().splitlines()[-1])["true_peak_bytes"]
+    true_peak_bytes = json.loads(told.strip().splitlines()[-1])["peaks_bytes"][1]
     assert load_run(tmp_path / "run").ranks[0].traced_step.peak_allocated_bytes == true_peak_bytes
     assert (output, ours.returncode) == (plain_output, 0)

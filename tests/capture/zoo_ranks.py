@@ -9,8 +9,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-sys.path.insert(0, str(Path(__file__).parent))
-from zoo import Gpt, next_token_loss, train
+sys.path.insert(0, str(Path(__file__).parent / "zoo"))
+from language import Gpt, next_token_loss
+from training import train
 
 
 def main(kind):

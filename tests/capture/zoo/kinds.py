@@ -1,0 +1,31 @@
+"""Small trainings of many kinds, as a script: `python kinds.py NAME...` trains five steps of each and prints.
+
+They know nothing of memadvisor.
+"""
+
+import gc
+import sys
+from contextlib import nullcontext
+
+import language
+import loops
+import networks
+import operators
+import torch
+
+FAMILIES = {module.__name__: module.KINDS for module in (language, networks, operators, loops)}
+KINDS = {kind.__name__: kind for kinds in FAMILIES.values() for kind in kinds}
+
+
+def train_all(names, around=nullcontext):
+    """Each training in a context of its own, `around(name)`; what it leaves behind is collected first."""
+    for name in names:
+        print(name)
+        torch.manual_seed(0)
+        with around(name):
+            KINDS[name]()
+        gc.collect()
+
+
+if __name__ == "__main__":
+    train_all(sys.argv[1:])
