@@ -116,6 +116,14 @@ def storage_address(tensor: torch.Tensor) -> int:
         return 0
 
 
+def has_wrapper(types: Iterable[type]) -> bool:
+    """Whether tensors that wrap others (DTensor, a quantised one) are among the arguments.
+
+    A dispatch mode then returns NotImplemented: they run operators on what they wrap, which it sees.
+    """
+    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
+
+
 def is_shared(tensor: torch.Tensor) -> bool:
     """Whether other processes share its memory, which then is not the CPU allocator's; CUDA's always may be."""
     return tensor.device.type == "cpu" and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
@@ -153,8 +161,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not self.is_active:
             return func(*args, **kwargs)
-        if any(hasattr(t, "__tensor_flatten__") for t in types):
-            # A wrapper (DTensor, a quantised tensor) then runs operators on what it wraps, which are seen.
+        if has_wrapper(types):
             return NotImplemented
         place = self._place()
         start_ns = time.time_ns()

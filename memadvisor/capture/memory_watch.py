@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.labels import (
     _NAMESPACES_OF_COLLECTIVES,
-    _distributed_tensor,
     _tensors,
     describe,
+    has_wrapper,
     storage_address,
     without_cycle,
 )
@@ -97,8 +97,8 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if not self._is_active or self._pid != os.getpid():
             return func(*args, **(kwargs or {}))
-        if any(issubclass(t, _distributed_tensor()) for t in types):
-            return NotImplemented  # DTensor then runs its local operators, which are seen
+        if has_wrapper(types):
+            return NotImplemented
         before_bytes = self.cpu.allocated_bytes() if self.cpu is not None else 0
         out = func(*args, **(kwargs or {}))
         for tensor in _tensors(out):
