@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from memadvisor.analyzers.fragmentation import fragmentation
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.allocation_sequence import captured_sequence, planned_sequence
+from memadvisor.cost.allocator_replay import replay
+from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.simulate import simulate
 from memadvisor.run.store import load_run
 from memadvisor.schedule import write_schedule
@@ -18,8 +22,17 @@ SIZE = ["--layers", "3", "--dim", "64", "--heads", "4", "--seq", "64", "--micro-
 SIZE += ["--accum", "2", "--bf16", "--steps", "4"]
 
 
-def memadvisor(command, directory, *options):
-    words = [command, *options, "--nproc", "2", "--out", str(directory), "samples/train_gpt.py", *SIZE]
+def memadvisor(command, directory, *options, num_ranks=2, size=SIZE):
+    words = [
+        command,
+        *options,
+        "--nproc",
+        str(num_ranks),
+        "--out",
+        str(directory),
+        "samples/train_gpt.py",
+        *size,
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "memadvisor", *words],
         cwd=ROOT,
@@ -48,3 +61,31 @@ def test_what_the_engine_holds_is_what_the_simulator_said(plain, tmp_path, optio
 
     for rank in applied.ranks:
         assert predicted == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=1e-3)
+
+
+def test_what_a_plan_reserves_is_what_its_own_allocations_would(tmp_path):
+    """Recomputation's allocations, predicted in order from the plain run, reserve what those of the applied one do."""
+    size = [
+        "--layers",
+        "3",
+        "--dim",
+        "256",
+        "--heads",
+        "4",
+        "--seq",
+        "128",
+        "--micro-batch",
+        "8",
+        "--steps",
+        "4",
+    ]
+    alone = {"num_ranks": 1, "size": size}
+    step = captured_step(memadvisor("profile", tmp_path / "plain", **alone))
+    applied = memadvisor("run", tmp_path / "applied", "--policy", "every-layer", **alone)
+    changes = planned_sequence(step, write_schedule(applied.plan, step.units), None)
+    predicted = replay(changes, AllocatorSettings())
+
+    replayed = fragmentation(applied.ranks[0])
+    assert predicted.peak_reserved_bytes == replayed.predicted_reserved_bytes
+    without = replay(captured_sequence(step.storages, step.segments), AllocatorSettings())
+    assert predicted.peak_reserved_bytes < without.peak_reserved_bytes
