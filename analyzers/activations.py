@@ -6,19 +6,21 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memadvisor.run.records import Saved
+from memadvisor.analyzers.checkpoint_frames import MODEL_STATES, TracedCalls
 from memadvisor.run.run import RankRun
 
 NUM_LISTED = 20
-_MODEL_STATES = ("parameter", "gradient", "optimizer_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
     """One storage that autograd kept. Times are seconds since the traced step began.
 
-    `module` and `unit` are those that saved it first; `operator` made it. `last_used_s` is its last use
+    `module` and `unit` are those that saved it first; `operator` made it, `saved_by` are the operators whose
+    backwards need it, in order of saving ("" where none was seen). `last_used_s` is its last use
     in the step, `released_s` when autograd let go of it; both None where that was not seen.
+    `other_modules` save it as well; `is_held_elsewhere`: it outlives autograd, so that somebody else, such
+    as a variable of the script, keeps it alive anyway.
     """
 
     storage_id: int
@@ -26,6 +28,9 @@ class Lifetime:
     unit: str
     micro_batch: int
     operator: str
+    saved_by: tuple[str, ...]
+    other_modules: tuple[str, ...]
+    is_held_elsewhere: bool
     category: str
     dtype: str
     shape: str
@@ -77,7 +82,9 @@ def activations(rank: RankRun) -> Activations | None:
     step = rank.traced_step
     if step is None or not rank.storages:
         return None
-    lifetimes = sorted(_lifetimes(rank, step.start_s), key=lambda life: (life.born_s, life.storage_id))
+    lifetimes = sorted(
+        _lifetimes(TracedCalls(rank, step), step.start_s), key=lambda life: (life.born_s, life.storage_id)
+    )
     by_micro_batch: dict[int, int] = defaultdict(int)
     for life in lifetimes:
         by_micro_batch[life.micro_batch] += life.size_bytes
@@ -93,16 +100,12 @@ def activations(rank: RankRun) -> Activations | None:
     )
 
 
-def _lifetimes(rank: RankRun, start_s: float) -> Iterator[Lifetime]:
-    storages = {storage.storage_id: storage for storage in rank.storages}
-    saves: dict[int, list[Saved]] = defaultdict(list)
-    for row in rank.saved:
-        saves[row.storage_id].append(row)
-    for storage_id, rows in saves.items():
-        storage = storages.get(storage_id)
-        if storage is None or storage.phase == "baseline" or storage.category in _MODEL_STATES:
+def _lifetimes(traced: TracedCalls, start_s: float) -> Iterator[Lifetime]:
+    for storage_id, rows in traced.saves_of.items():
+        storage = traced.storages[storage_id]
+        if storage.phase == "baseline" or storage.category in MODEL_STATES:
             continue  # alive anyway, whoever saves it
-        first = min(rows, key=lambda row: row.saved_s)
+        first = rows[0]
         releases = [row.released_s for row in rows if row.released_s is not None]
         released_s = max(releases) if len(releases) == len(rows) else None
         yield Lifetime(
@@ -111,6 +114,9 @@ def _lifetimes(rank: RankRun, start_s: float) -> Iterator[Lifetime]:
             unit=first.unit,
             micro_batch=first.micro_batch,
             operator=storage.operator,
+            saved_by=tuple(dict.fromkeys(row.operator or "" for row in rows)),
+            other_modules=tuple(dict.fromkeys(row.module for row in rows if row.module != first.module)),
+            is_held_elsewhere=traced.is_held_elsewhere(storage),
             category=storage.category,
             dtype=storage.dtype,
             shape=storage.shape,

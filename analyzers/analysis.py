@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memadvisor.analyzers.activations import Activations, activations
+from memadvisor.analyzers.checkpointing import CheckpointedModule, Checkpointing, checkpointing
 from memadvisor.analyzers.communication import Communication, communication
 from memadvisor.analyzers.comparison import Compared, Comparison, comparison
 from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
@@ -38,6 +39,7 @@ class RankAnalysis:
     peak: PeakBreakdown | None
     model_states: ModelStates | None
     activations: Activations | None
+    checkpointing: Checkpointing | None
     step_time: StepTime | None
     utilization: Utilization
     communication: Communication | None
@@ -88,15 +90,17 @@ def _analyze_rank(
 ) -> RankAnalysis:
     timeline = memory_timeline(rank)
     time = step_time(rank)
+    peak = peak_breakdown(rank, timeline)
     return RankAnalysis(
         rank=rank.process.rank,
         highest_peak_bytes=max(
             (s.peak_allocated_bytes for s in rank.steps if s.peak_allocated_bytes is not None), default=None
         ),
         timeline=timeline,
-        peak=peak_breakdown(rank, timeline),
+        peak=peak,
         model_states=model_states(rank, run.plan),
         activations=activations(rank),
+        checkpointing=checkpointing(rank, timeline, peak, time),
         step_time=time,
         utilization=utilization(rank, time, hardware),
         communication=communication(rank, matched),
@@ -155,6 +159,7 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "peak": {**_peak_to_json(rank.peak), "highest_step_bytes": rank.highest_peak_bytes},
         "model_states": _model_states_to_json(rank.model_states),
         "activations": _activations_to_json(rank.activations),
+        "checkpointing": _checkpointing_to_json(rank.checkpointing),
         "step_time_s": None if time is None else time.median_s,
         "num_steady_steps": 0 if time is None else time.num_steps,
         "by_phase_s": None if time is None else time.by_phase_s,
@@ -215,6 +220,23 @@ def _activations_to_json(kept: Activations | None) -> dict[str, Any]:
     return {
         "saved_bytes": None if kept is None else kept.saved_bytes,
         "units": [] if kept is None else [dataclasses.asdict(unit) for unit in kept.units],
+    }
+
+
+def _checkpointing_to_json(found: Checkpointing | None) -> dict[str, Any]:
+    return {
+        "kind": "predicted",
+        "peak_bytes_now": None if found is None else found.peak_bytes,
+        "modules": [] if found is None else [_checkpointed_to_json(row) for row in found.rows],
+        "num_left_out": 0 if found is None else found.num_left_out,
+    }
+
+
+def _checkpointed_to_json(row: CheckpointedModule) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(row),
+        "modules": list(row.modules),
+        "extra_s_per_freed_gib": row.extra_s_per_freed_gib,
     }
 
 

@@ -1,0 +1,143 @@
+"""The memory of the traced step as it would have been with some module calls checkpointed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memadvisor.analyzers.checkpoint_frames import FOREVER_S, MODEL_STATES, Frame, TracedCalls
+from memadvisor.analyzers.timeline import MemoryTimeline
+
+# torch.get_rng_state() on the processor, which each checkpoint keeps and its second run copies once more.
+_RANDOM_STATE_BYTES = 5056
+
+BY_CHECKPOINT = "input of the checkpoint"
+BY_OTHERS = "saved by other modules"
+BY_SCRIPT = "held outside autograd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """`freed_bytes`: what is not alive, and otherwise would be, when the backward of a micro-batch begins
+    (of the micro-batch where it is most; negative where the checkpoint keeps more than it drops).
+
+    `still_kept_bytes`: what the calls save and nevertheless stays, by who keeps it. `growth_bytes`: how much
+    higher the step's peak gets (negative: lower); `peak_s` is the new peak's moment, on the process's clock,
+    `peaks_again` whether a second run makes it.
+    """
+
+    freed_bytes: int
+    still_kept_bytes: dict[str, int]
+    growth_bytes: int
+    peak_s: float
+    peaks_again: bool
+
+
+def outermost(frames: Iterable[Frame]) -> list[Frame]:
+    """Without the frames that lie inside another one; in order of start."""
+    found: list[Frame] = []
+    for frame in sorted(frames, key=lambda f: (f.call.start_s, -f.call.end_s)):
+        if not found or frame.call.start_s >= found[-1].call.end_s:
+            found.append(frame)
+    return found
+
+
+def checkpoint_effect(traced: TracedCalls, timeline: MemoryTimeline, frames: Sequence[Frame]) -> Effect:
+    """Checkpoint these calls, which must not lie in one another, and replay the step's bytes.
+
+    The new curve is the old one, less each freed storage between its last use in the forward and its
+    death, plus the copies from the second run to their release, plus the second runs' own levels.
+    """
+    changes, still_kept = _moved(traced, frames)
+    on_processor = traced.rank.process.device == "cpu"
+    state_bytes = _RANDOM_STATE_BYTES if on_processor else 0
+    for frame in frames:
+        changes += [(frame.call.start_s, state_bytes), (frame.end_s, -state_bytes)]
+        if frame.again_s is not None:
+            for copy in frame.copies:
+                changes += [(frame.again_s, copy.size_bytes), (copy.until_s, -copy.size_bytes)]
+    curve = _Curve(timeline, changes)
+    peak_bytes, peak_s = curve.highest()
+    peaks_again = False
+    for frame in frames:
+        if frame.again_s is not None:
+            level = curve.before(frame.again_s) + frame.highest_bytes + state_bytes
+            if level > peak_bytes:
+                peak_bytes, peak_s, peaks_again = level, frame.again_s, True
+    return Effect(
+        freed_bytes=max(-curve.change_at(traced.backward_after(frame.call.end_s)) for frame in frames),
+        still_kept_bytes=dict(still_kept),
+        growth_bytes=peak_bytes - int(timeline.total_bytes.max()),
+        peak_s=peak_s,
+        peaks_again=peaks_again,
+    )
+
+
+def _moved(traced: TracedCalls, frames: Sequence[Frame]) -> tuple[list[tuple[float, int]], Counter[str]]:
+    """Changes of live bytes where the first run's storages die earlier, or arguments later."""
+    dropped = {id(save) for frame in frames for save in frame.saves}
+    arguments: dict[int, float] = {}
+    for frame in frames:
+        for storage_id in frame.inputs & traced.storages.keys():
+            arguments[storage_id] = max(frame.end_s, arguments.get(storage_id, 0.0))
+    touched = dict.fromkeys(save.storage_id for frame in frames for save in frame.saves)
+    changes: list[tuple[float, int]] = []
+    still_kept: Counter[str] = Counter()
+    for storage_id in (*touched, *(number for number in arguments if number not in touched)):
+        storage = traced.storages[storage_id]
+        if storage.phase == "baseline" or storage.category in MODEL_STATES:
+            continue
+        death_s = FOREVER_S if storage.death_s is None else storage.death_s
+        others = [save for save in traced.saves_of[storage_id] if id(save) not in dropped]
+        holders = {
+            BY_CHECKPOINT: arguments.get(storage_id, 0.0),
+            BY_OTHERS: traced.released_s(others),
+            BY_SCRIPT: death_s if _is_held(traced, storage_id) else 0.0,
+        }
+        until_s = max(traced.forward_end_s(storage), *holders.values())
+        if others and until_s == holders[BY_OTHERS] >= traced.released_s(traced.saves_of[storage_id]):
+            until_s = max(
+                death_s, *holders.values()
+            )  # a release is followed by the death within microseconds
+        if storage_id in touched and until_s >= death_s:
+            still_kept[max(holders, key=lambda name: holders[name])] += storage.size_bytes
+        changes += [(death_s, storage.size_bytes), (until_s, -storage.size_bytes)]
+    return changes, still_kept
+
+
+def _is_held(traced: TracedCalls, storage_id: int) -> bool:
+    return traced.is_held_elsewhere(traced.storages[storage_id])
+
+
+class _Curve:
+    """The old curve plus changes of bytes; changes at FOREVER_S never happen."""
+
+    def __init__(self, timeline: MemoryTimeline, changes: list[tuple[float, int]]) -> None:
+        finite = sorted(change for change in changes if change[0] != FOREVER_S)
+        self._change_s = np.array([time_s for time_s, _ in finite])
+        deltas = np.array([delta_bytes for _, delta_bytes in finite], dtype=np.int64)
+        self._sums = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(deltas)))
+        self._old_s, self._old_bytes = timeline.clock_s, timeline.total_bytes
+
+    def highest(self) -> tuple[int, float]:
+        """The highest level, and when."""
+        times_s = np.union1d(self._old_s, self._change_s[self._change_s >= self._old_s[0]])
+        positions = np.searchsorted(self._old_s, times_s, side="right") - 1
+        levels = (
+            self._old_bytes[positions] + self._sums[np.searchsorted(self._change_s, times_s, side="right")]
+        )
+        index = int(np.argmax(levels))
+        return int(levels[index]), float(times_s[index])
+
+    def before(self, time_s: float) -> int:
+        """The level just before a moment."""
+        position = max(0, int(np.searchsorted(self._old_s, time_s, side="left")) - 1)
+        change_bytes = self._sums[np.searchsorted(self._change_s, time_s, side="left")]
+        return int(self._old_bytes[position]) + int(change_bytes)
+
+    def change_at(self, time_s: float) -> int:
+        """New level less old one at a moment; what happens at that very moment has happened."""
+        return int(self._sums[np.searchsorted(self._change_s, time_s, side="right")])
