@@ -250,6 +250,9 @@ def test_batches_that_grow_leave_slivers_and_expandable_segments_do_not():
 
     assert plain.peak_allocated_bytes == 50 * 32 * MIB
     assert plain.peak_reserved_bytes == 50 * (30 + 32) * MIB  # 31 needs 32, which then serves 32 too
+    assert (
+        plain.fragmentation_bytes == 50 * 30 * MIB
+    )  # the segments of the first batch, of no use for the second
     assert expandable.peak_reserved_bytes == 50 * 32 * MIB
 
 
