@@ -19,6 +19,7 @@ from memadvisor.analyzers.peak import PeakBreakdown, peak_breakdown
 from memadvisor.analyzers.skew import Skew, skew
 from memadvisor.analyzers.step_time import StepTime, step_time
 from memadvisor.analyzers.timeline import MemoryTimeline, memory_timeline
+from memadvisor.analyzers.unfinished import UnfinishedRank, unfinished_ranks
 from memadvisor.analyzers.utilization import Utilization, utilization
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.run.records import CATEGORIES
@@ -61,6 +62,7 @@ class Analysis:
     comparison: Comparison | None
     samples_per_s: float | None
     tokens_per_s: float | None
+    unfinished_ranks: tuple[UnfinishedRank, ...] = ()
 
     @property
     def largest_rank(self) -> RankAnalysis:
@@ -82,6 +84,7 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
         comparison=comparison(run.plan, peaks, times),
         samples_per_s=_sum([None if t is None else t.samples_per_s for t in times], run),
         tokens_per_s=_sum([None if t is None else t.tokens_per_s for t in times], run),
+        unfinished_ranks=unfinished_ranks(run),
     )
 
 
@@ -124,6 +127,7 @@ def analysis_to_json(analysis: Analysis) -> dict[str, Any]:
             _rank_to_json(rank, process) for rank, process in zip(analysis.ranks, run.ranks, strict=True)
         ],
         "missing_ranks": list(run.missing_ranks),
+        "unfinished_ranks": [dataclasses.asdict(rank) for rank in analysis.unfinished_ranks],
         "prediction": None if analysis.comparison is None else _comparison_to_json(analysis.comparison),
         "skew": None if analysis.skew is None else dataclasses.asdict(analysis.skew),
         "samples_per_s": analysis.samples_per_s,

@@ -135,7 +135,8 @@ def kill_once(directory, number, rng):
         stderr=subprocess.DEVNULL,
     )
     deadline_s = time.monotonic() + 120
-    while not log.exists() and time.monotonic() < deadline_s:
+    # One in ten is killed somewhere in its start, the others in the training.
+    while time.monotonic() < deadline_s and not (log.exists() and (number % 10 == 0 or log.stat().st_size)):
         time.sleep(0.02)
     time.sleep(rng.uniform(0, 2.5))
     killed_s = time.monotonic()

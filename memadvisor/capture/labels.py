@@ -21,6 +21,8 @@ from memadvisor.capture.compiled import never_compiled, never_compiled_itself
 from memadvisor.capture.operator_cost import operator_cost
 from memadvisor.capture.position import Position
 
+# What a step remembers of an operator takes about 1 kB until it is written: at most 100 MB.
+MOST_OPERATORS = 100_000
 _NAMESPACES_OF_COLLECTIVES = ("c10d", "_c10d_functional")
 
 
@@ -148,6 +150,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules_by_sequence: list[tuple[int, Place]] = []
         self._last_place: Place | None = None
         self.is_active = True
+        self.is_full = False  # more operators than may be remembered; what follows is not seen
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -159,6 +162,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if len(self._log.calls) >= MOST_OPERATORS:
+            self.is_full, self.is_active = True, False
         if not self.is_active:
             return func(*args, **kwargs)
         if has_wrapper(types):

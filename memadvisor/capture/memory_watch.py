@@ -18,6 +18,7 @@ import torch
 from torch._C._autograd import _pop_saved_tensors_default_hooks, _push_saved_tensors_default_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from memadvisor.capture.compiled import never_compiled_itself
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.labels import (
     _NAMESPACES_OF_COLLECTIVES,
@@ -92,6 +93,7 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _pop_saved_tensors_default_hooks()
         self._blocks.clear()
 
+    @never_compiled_itself
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -109,7 +109,7 @@ class Recorder:
         if info.is_root:
             self._memory.enter_model(args)
         if self._tracer is not None:
-            self._tracer.mode.note_place()
+            self._tracer.note_place()
             self._tracer.module_calls.enter(
                 info, args, position.phase, position.micro_batch, len(position.stack) - 1
             )
@@ -133,7 +133,7 @@ class Recorder:
             spans.end_timing(begin_s)
         if self._tracer is not None:
             self._tracer.module_calls.leave(args, kwargs, output, len(position.stack))
-            self._tracer.mode.note_place()
+            self._tracer.note_place()
             if was_recompute and position.phase == "backward":
                 self._tracer.log.recompute_ends_ns.append(time.time_ns())
 
@@ -271,7 +271,7 @@ class Recorder:
 
     def _note_place(self) -> None:
         if self._tracer is not None:
-            self._tracer.mode.note_place()
+            self._tracer.note_place()
 
     def _meet_uncalled_models(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -374,19 +374,23 @@ class Recorder:
         tracer, self._tracer = self._tracer, None
         self._position.is_traced = False
         self._position.settle()
-        self._has_trace = tracer is not None and tracer.can_finish()
+        self._has_trace = tracer is not None and tracer.can_finish() and not tracer.is_full
         if tracer is None or not self._has_trace:
             if tracer is not None:
                 tracer.abandon()
-            self.note(
-                "warning", "The traced step ended inside a dispatch mode of the script; it is left out."
+            is_full = tracer is not None and tracer.is_full
+            why = (
+                "had too many operators to remember"
+                if is_full
+                else "ended inside a dispatch mode of the script"
             )
+            self.note("warning", f"The traced step {why}; it is left out.")
             return None
         trace = tracer.finish()
         snapshot = take_snapshot(self._device, step, self._nvml)
         if snapshot is not None:
             self._writer.write_allocator(snapshot)
-        self._writer.write_trace(step, trace, self._models, self._living_optimizers())
+        self._has_trace = self._writer.write_trace(step, trace, self._models, self._living_optimizers())
         account = trace.account
         if account.peak_allocated_bytes is None:
             self.note("warning", "The allocator's total is not known in this process; no peak is recorded.")

@@ -137,7 +137,16 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
 
     Our options end at the first word that is neither an option nor an option's value, or at `-m`.
     """
-    takes_value = {"--nproc", "--out", "--trace-step", "--memory-limit", "--plan", "--zero", "--policy"}
+    takes_value = {
+        "--nproc",
+        "--out",
+        "--trace-step",
+        "--memory-limit",
+        "--max-run-size",
+        "--plan",
+        "--zero",
+        "--policy",
+    }
     position = 1
     while position < len(words):
         word = words[position]

@@ -56,6 +56,7 @@ def profile_script(
     *,
     trace_step: int,
     memory_limit_bytes: int | None = None,
+    max_bytes: int = 10**9,
     when_attached: Callable[[Recorder], None] | None = None,
     after: Callable[[bool], None] | None = None,
 ) -> None:
@@ -65,7 +66,12 @@ def profile_script(
     ended, however it did, and is told whether it ended well. What the script raises is raised, with a traceback of its own frames alone.
     """
     recorders: list[Recorder] = []
-    options = {"directory": directory, "trace_step": trace_step, "memory_limit_bytes": memory_limit_bytes}
+    options = {
+        "directory": directory,
+        "trace_step": trace_step,
+        "memory_limit_bytes": memory_limit_bytes,
+        "max_bytes": max_bytes,
+    }
     when_torch_is_imported(lambda: _attach(recorders, options, when_attached))
     started_by = os.getpid()
     failure: BaseException | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class Tracer:
         if mode is not None and not isinstance(mode, MemoryWatch):
             raise RuntimeError("the script has a dispatch mode of its own around its steps")
         self._position = position
+        self._thread = threading.get_ident()
         self._device = device
         self._known = known
         self._counts_cpu = cpu is not None
@@ -97,6 +99,26 @@ class Tracer:
         if self._has_truth:
             self._has_truth = False
             stop_allocator_account(self._device)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there were more operators than a step may remember."""
+        return self.mode.is_full
+
+    def note_place(self) -> None:
+        """A module was entered or left, or the phase changed. A trace that is full ends here."""
+        if not self.mode.is_full:
+            self.mode.note_place()
+        elif threading.get_ident() == self._thread:  # the profiler is that thread's
+            self.yield_profiler()
+            for log in (
+                self.log.calls,
+                self.log.saved,
+                self.log.places,
+                self.log.named,
+                self.module_calls.calls,
+            ):
+                log.clear()
 
     def can_finish(self) -> bool:
         """Whether our mode is on top; a script that opened one of its own must close it first."""

@@ -21,16 +21,25 @@ from memadvisor.capture.models import Models
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
 from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
+from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.records import Counter, Ending, LiveStorage, Note, OutOfMemory, ProcessInfo, Span, Step
 from memadvisor.run.store import journal_path
+from memadvisor.units import format_bytes
 
 _FLUSH_EVERY_S = 0.25
+# A row of a trace takes less than this in the file.
+_BYTES_OF_A_ROW = 40
+# A reader takes only so much of a journal; the steps and the ending must still fit.
+_MAX_RAW_BYTES = MAX_JOURNAL_RAW_BYTES * 3 // 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderOptions:
-    """`trace_step` is the index of the traced step: two steps of warm-up before it by default."""
+    """`trace_step` is the index of the traced step: two steps of warm-up before it by default.
+
+    Once `max_bytes` are written, only the steps are.
+    """
 
     directory: Path
     rank: int
@@ -38,6 +47,7 @@ class RecorderOptions:
     local_rank: int
     trace_step: int = 2
     memory_limit_bytes: int | None = None
+    max_bytes: int = 10**9
 
 
 class RankWriter:
@@ -50,6 +60,7 @@ class RankWriter:
         self._last_flush_s = self._start_s
         self._steps: list[ClosedStep] = []
         self._counters: list[Counter] = []
+        self._has_room = True
 
     @property
     def failure(self) -> OSError | None:
@@ -81,8 +92,16 @@ class RankWriter:
 
     def write_trace(
         self, step: int, trace: Trace, models: Models, optimizers: Iterable[torch.optim.Optimizer]
-    ) -> None:
+    ) -> bool:
+        """False, and a note: the trace does not fit into what may be written."""
         account, journal = trace.account, self._journal
+        num_rows = len(account.storages) + len(account.residuals) + len(account.saved) + len(trace.calls)
+        if self._journal.num_bytes + _BYTES_OF_A_ROW * num_rows > self._options.max_bytes:
+            limit = format_bytes(self._options.max_bytes)
+            self.write_note(
+                "warning", f"The traced step does not fit into --max-run-size {limit}; it is left out."
+            )
+            return False
         journal.write_rows("storages", account.storages)
         journal.write_rows("residuals", account.residuals)
         journal.write_rows("saved", account.saved)
@@ -95,6 +114,7 @@ class RankWriter:
         if trace.uncounted:
             names = ", ".join(trace.uncounted)
             self.write_note("warning", f"FLOPs of {names} could not be worked out; they count 0.")
+        return True
 
     def write_allocator(self, snapshot: AllocatorSnapshot) -> None:
         self._journal.write_rows("segments", snapshot.segments)
@@ -112,9 +132,22 @@ class RankWriter:
             spans += rows[1]
             self._steps.pop(0)
         self._journal.write_rows("steps", steps)
-        self._journal.write_rows("spans", spans)
-        self._journal.write_rows("counters", self._counters)
+        if self._has_room and not self._fits():
+            self._has_room = False
+            limit = format_bytes(self._options.max_bytes)
+            after = f"after step {steps[-1].index}" if steps else "from here on"
+            self.write_note(
+                "warning", f"This rank has written as much as it may (--max-run-size {limit}): {after} only steps are "
+                "recorded, without phases, units and counters.",
+            )  # fmt: skip
+        if self._has_room:
+            self._journal.write_rows("spans", spans)
+            self._journal.write_rows("counters", self._counters)
         self._counters.clear()
+
+    def _fits(self) -> bool:
+        journal = self._journal
+        return journal.num_bytes < self._options.max_bytes and journal.num_raw_bytes < _MAX_RAW_BYTES
 
     def write_ending(self, exit_code: int, exception: str | None, device: torch.device) -> None:
         if device.type == "cuda" and self._steps:

@@ -46,6 +46,13 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="let the script run out of memory at SIZE, and record what held it (slower; docs/out-of-memory.md)",
     )
+    parser.add_argument(
+        "--max-run-size",
+        type=_size,
+        default=10**9,
+        metavar="SIZE",
+        help="most that a rank writes; beyond it only steps are recorded (default: 1 GB)",
+    )
     parser.add_argument("--joined", action="store_true", help=argparse.SUPPRESS)  # a rank of our own launcher
 
 
@@ -64,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         trace_step=arguments.trace_step,
         after=lambda well: close(arguments, directory, here=here, with_report=well),
         memory_limit_bytes=arguments.memory_limit,
+        max_bytes=arguments.max_run_size,
     )
     return 0
 
@@ -93,6 +101,7 @@ def launch(
     start(directory, target, arguments.nproc)
     named = ["-m", target.name] if target.is_module else [target.name]
     own = [command, "--joined", "--out", str(directory), "--trace-step", str(arguments.trace_step), *options]
+    own += ["--max-run-size", str(arguments.max_run_size)]
     if arguments.memory_limit is not None:
         own += ["--memory-limit", str(arguments.memory_limit)]
     code = launch_ranks(arguments.nproc, [*own, *named, *target.arguments])

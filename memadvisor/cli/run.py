@@ -123,6 +123,7 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
             directory,
             trace_step=arguments.trace_step,
             memory_limit_bytes=arguments.memory_limit,
+            max_bytes=arguments.max_run_size,
             when_attached=attach,
             after=after,
         )

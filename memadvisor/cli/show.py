@@ -119,7 +119,7 @@ def _print(console: Console, what: RenderableType) -> None:
 def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     rank = analysis.largest_rank
     yield summary.header(analysis.run)
-    yield from summary.trouble(analysis.run)
+    yield from summary.trouble(analysis)
     yield from summary_failures.short(analysis)
     yield _short_peak(analysis)
     states, kept, time = rank.model_states, rank.activations, rank.step_time

@@ -5,6 +5,7 @@ Every word from the user's program goes through memadvisor.tui.text, which never
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.comparison import Compared
+from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.cli.summary_allocator import allocator
 from memadvisor.cli.summary_failures import out_of_memory
 from memadvisor.cli.summary_memory import model_states, modules, peak
@@ -29,7 +31,7 @@ def sections(analysis: Analysis, width: int, *, has_color: bool) -> Iterator[Ren
     rank = analysis.largest_rank
     recorded = record_of(rank, analysis)
     yield header(analysis.run)
-    yield from trouble(analysis.run)
+    yield from trouble(analysis)
     yield from out_of_memory(analysis, width)
     if analysis.comparison is not None:
         yield prediction(analysis)
@@ -78,8 +80,9 @@ def ending(run: Run) -> tuple[str, str]:
     return "exit code 0", "green"
 
 
-def trouble(run: Run) -> Iterator[RenderableType]:
-    """Missing ranks, damage and what the recorder noted, each on a line."""
+def trouble(analysis: Analysis) -> Iterator[RenderableType]:
+    """Missing and unfinished ranks, damage and what the recorder noted, each on a line."""
+    run = analysis.run
     if run.missing_ranks:
         named = ", ".join(str(rank) for rank in run.missing_ranks[:MAX_NAMED])
         more = len(run.missing_ranks) - MAX_NAMED
@@ -89,6 +92,9 @@ def trouble(run: Run) -> Iterator[RenderableType]:
             f" and {more} more" if more > 0 else "",
             ": no record",
         )
+    if len(run.ranks) + len(run.missing_ranks) > 1:
+        for late in analysis.unfinished_ranks[:MAX_NAMED]:
+            yield paragraph(("unfinished ", "bold yellow"), unfinished_in_words(late))
     for problem in run.problems:
         yield paragraph(("problem ", "bold yellow"), problem)
     told: dict[tuple[str, str], list[int]] = {}
@@ -99,6 +105,14 @@ def trouble(run: Run) -> Iterator[RenderableType]:
         style = {"error": "bold red", "warning": "bold yellow"}.get(level, "bold")
         where = "" if len(of_ranks) == len(run.ranks) else f" (rank {', '.join(map(str, of_ranks))})"
         yield paragraph((f"{level} ", style), text, where)
+
+
+def unfinished_in_words(rank: UnfinishedRank) -> str:
+    """`rank 2: no ending; 7 steps, last seen 14:02:11 UTC, 12.0 s before the newest of all ranks`."""
+    seen = time.strftime("%H:%M:%S", time.gmtime(rank.last_seen_unix_s))
+    behind = f", {format_seconds(rank.behind_s)} before the newest of all ranks" if rank.behind_s else ""
+    steps = f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}"
+    return f"rank {rank.rank}: no ending; {steps}, last seen {seen} UTC{behind}"
 
 
 def prediction(analysis: Analysis) -> RenderableType:

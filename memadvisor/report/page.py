@@ -144,7 +144,7 @@ def _sections(analysis: Analysis) -> list[Section]:
             name="notes",
             title="Notes and problems",
             lead="What the recorder could not see, and what of this run is damaged or absent.",
-            shared=notes_and_problems(analysis.run),
+            shared=notes_and_problems(analysis),
         ),
         Section(
             name="reading",
@@ -237,7 +237,7 @@ def _top(analysis: Analysis) -> str:
     return (
         f"<h1>{html_text(title_of(analysis))}</h1>"
         f'<p class="facts"><code>{html_text(_command(analysis.run))}</code><br>{html_text(facts)}</p>'
-        f"{alert(analysis.run)}<noscript><p class=alert>The figures are drawn by JavaScript, "
+        f"{alert(analysis)}<noscript><p class=alert>The figures are drawn by JavaScript, "
         "which is switched off; tables and texts are complete without it.</p></noscript>"
         f"{out_of_memory_box(analysis)}"
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
+from memadvisor.analyzers.analysis import Analysis
+from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.report.blocks import Block, Html, paragraph, table
 from memadvisor.report.escape import html_text
 from memadvisor.report.words import PHASE_NAMES
 from memadvisor.run.records import PHASES
-from memadvisor.run.run import Run
+from memadvisor.units import format_seconds
 
 MAX_NOTES = 200
 
@@ -58,14 +61,18 @@ _DEFINITIONS = (
 )
 
 
-def notes_and_problems(run: Run) -> Sequence[Block]:
+def notes_and_problems(analysis: Analysis) -> Sequence[Block]:
     """What the recorder noted and what of the run is damaged or absent, said once for all ranks alike."""
+    run = analysis.run
     rows = [("problem", "-", problem) for problem in run.problems]
     if run.missing_ranks:
         missing = ", ".join(str(rank) for rank in run.missing_ranks[:32])
         more = len(run.missing_ranks) - 32
         text = "No readable record" + (f"; and {more} more ranks" if more > 0 else "")
         rows.append(("missing", missing, text))
+    rows += [
+        ("unfinished", str(rank.rank), _unfinished(rank)) for rank in analysis.unfinished_ranks[:MAX_NOTES]
+    ]
     told: dict[tuple[str, str], list[int]] = {}
     for rank in run.ranks:
         for note in rank.notes:
@@ -86,11 +93,16 @@ def notes_and_problems(run: Run) -> Sequence[Block]:
     ]
 
 
-def alert(run: Run) -> str:
+def alert(analysis: Analysis) -> str:
     """A line at the top of the page where something is wrong with the run itself."""
+    run = analysis.run
     trouble = list(run.problems[:5])
     if run.missing_ranks:
-        trouble.append(f"{len(run.missing_ranks)} of {run.manifest.world_size} ranks left no readable record")
+        trouble.append(
+            f"{len(run.missing_ranks)} of {run.manifest.world_size} ranks left no readable record: {_some(run.missing_ranks)}"
+        )
+    if len(run.ranks) + len(run.missing_ranks) > 1:
+        trouble += [f"rank {rank.rank}: {_unfinished(rank)}" for rank in analysis.unfinished_ranks[:8]]
     failed = next((e for rank in run.ranks if (e := rank.ending) is not None and e.exit_code), None)
     if failed is not None:
         raised = "" if failed.exception is None else f" ({failed.exception})"
@@ -101,6 +113,18 @@ def alert(run: Run) -> str:
         return ""
     items = "".join(f"<li>{html_text(text)}</li>" for text in trouble)
     return f'<div class="alert" role="status"><b>This run is not whole.</b><ul>{items}</ul></div>'
+
+
+def _unfinished(rank: UnfinishedRank) -> str:
+    seen = time.strftime("%H:%M:%S", time.gmtime(rank.last_seen_unix_s))
+    behind = f", {format_seconds(rank.behind_s)} before the newest of all ranks" if rank.behind_s else ""
+    steps = f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}"
+    return f"no ending: killed, hanging, or still at it; {steps}, last seen {seen} UTC{behind}"
+
+
+def _some(ranks: Sequence[int]) -> str:
+    more = len(ranks) - 32
+    return ", ".join(map(str, ranks[:32])) + (f" and {more} more" if more > 0 else "")
 
 
 def how_to_read() -> Block:

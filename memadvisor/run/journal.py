@@ -59,6 +59,7 @@ class JournalWriter:
         self.path = path
         self.failure: OSError | None = None
         self.num_bytes = 0
+        self.num_raw_bytes = 0  # before compression, which is what a reader limits
         self._pid = os.getpid()
         self._fd: int | None = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
@@ -106,6 +107,7 @@ class JournalWriter:
     def _frame(self, kind: int, schema: int, num_rows: int, payload: bytes) -> bytes:
         number = self._num_frames
         self._num_frames += 1
+        self.num_raw_bytes += len(payload)
         return pack_frame(kind, schema, num_rows, payload, journal=self._journal_id, number=number)
 
     def _string_frames(self) -> Iterator[bytes]:
