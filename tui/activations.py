@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.widgets import Static
 
 from memadvisor.analyzers.activations import Activations, Lifetime
+from memadvisor.analyzers.checkpointing import Checkpointing
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, SearchTable, matcher
@@ -25,6 +26,8 @@ _COLUMNS = (
     Column("kept", is_number=True),
     Column("released", is_number=True),
     Column("operator"),
+    Column("saved by"),
+    Column("also kept by"),
     Column("shape"),
     Column("dtype"),
     Column("category"),
@@ -62,15 +65,37 @@ class ActivationsPane(Pane):
         chosen = [life for life in found.lifetimes if matches(f"{life.module} {life.operator} {life.shape}")]
         marked, key = _SORTS[table.sort % len(_SORTS)]
         chosen.sort(key=key)
-        self.query_one("#activations-summary", Static).update(_summary(found, len(chosen)))
+        self.query_one("#activations-summary", Static).update(
+            _summary(found, view.result.checkpointing, len(chosen))
+        )
         table.fill(_COLUMNS, [_row(life) for life in chosen[:_NUM_SHOWN]], marked)
 
 
-def _summary(found: Activations, num_chosen: int) -> Text:
+def _summary(found: Activations, checkpoints: Checkpointing | None, num_chosen: int) -> Text:
     shown = f"{min(num_chosen, _NUM_SHOWN)} of {len(found.lifetimes)} shown"
     return paragraph(
         (format_bytes(found.saved_bytes), "bold #2ec4a6"),
         f" kept for the backward by one micro-batch, parameters not counted; {shown}",
+        *_checkpoint(checkpoints),
+    )
+
+
+def _others(life: Lifetime) -> str:
+    """Who else keeps it alive, whatever became of the module's own save."""
+    outside = ("(outside autograd)",) if life.is_held_elsewhere else ()
+    return ", ".join((*(name or "(model)" for name in life.other_modules), *outside))
+
+
+def _checkpoint(found: Checkpointing | None) -> tuple[str, ...]:
+    """The one checkpoint that lowers the peak most, in a line; nothing where none does."""
+    best = found.best(1) if found is not None else ()
+    if not best:
+        return ()
+    row = best[0]
+    time = "" if row.extra_time_s is None else f", adding {format_seconds(row.extra_time_s)} a step"
+    return (
+        f"; if {row.name or '(model)'} were checkpointed the peak would fall by "
+        f"{format_bytes(row.peak_saved_bytes or 0)}{time} (predicted)",
     )
 
 
@@ -84,6 +109,8 @@ def _row(life: Lifetime) -> Row:
             number(format_seconds(life.kept_s) if life.kept_s is not None else "-"),
             number(format_seconds(life.released_s) if life.released_s is not None else "-"),
             words(life.operator),
+            words(", ".join(life.saved_by)),
+            words(_others(life)),
             words(life.shape),
             words(life.dtype),
             words(life.category, CATEGORY_COLORS.get(life.category, "")),

@@ -15,6 +15,7 @@ from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.comparison import Compared
 from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.cli.summary_allocator import allocator
+from memadvisor.cli.summary_checkpointing import checkpointing
 from memadvisor.cli.summary_failures import out_of_memory
 from memadvisor.cli.summary_memory import model_states, modules, peak
 from memadvisor.cli.summary_time import communication, ranks, step_time, units, utilization
@@ -40,6 +41,8 @@ def sections(analysis: Analysis, width: int, *, has_color: bool) -> Iterator[Ren
         yield modules(rank.peak, width)
     if rank.fragmentation is not None and rank.fragmentation.is_worth_showing:
         yield allocator(rank.fragmentation)
+    if rank.checkpointing is not None and rank.checkpointing.best(1):
+        yield checkpointing(rank.checkpointing, width)
     yield model_states(rank.model_states)
     yield step_time(analysis, rank, width)
     yield utilization(rank.utilization, recorded)

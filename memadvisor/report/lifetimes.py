@@ -141,9 +141,14 @@ def _traces(
 def _hover(life: Lifetime) -> str:
     made = life.operator.removeprefix("aten::") or "unknown operator"
     kept = "release not recorded" if life.kept_s is None else f"kept {format_seconds(life.kept_s)}"
+    saved_by = ", ".join(name.removeprefix("aten::") for name in life.saved_by if name)
+    others = ", ".join(map(unit_name, life.other_modules[:3]))
     return (
         f"{life.module or unit_name(life.unit)}: {format_bytes(life.size_bytes)}, {life.shape} {life.dtype}, "
         f"by {made}; {kept}"
+        + (f"; saved by {saved_by}" if saved_by else "")
+        + (f"; also kept by {others}" if others else "")
+        + ("; held outside autograd too" if life.is_held_elsewhere else "")
     )
 
 

@@ -13,6 +13,7 @@ from memadvisor.analyzers.matching import match_collectives
 from memadvisor.errors import UsageError
 from memadvisor.report.allocator import fragmented_segments, reserved_memory
 from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html, legend_html
+from memadvisor.report.checkpointing import checkpointing_table
 from memadvisor.report.counters import counters_over_run
 from memadvisor.report.escape import html_text, html_with_code, script_json
 from memadvisor.report.failures import out_of_memory_box
@@ -112,7 +113,7 @@ def _sections(analysis: Analysis) -> list[Section]:
             name="activations",
             title="Activations",
             lead="What the forward keeps for the backward, by which unit, and for how long.",
-            by_rank=by_rank(activation_lifetimes, saved_by_unit),
+            by_rank=by_rank(activation_lifetimes, saved_by_unit, checkpointing_table),
         ),
         Section(
             name="time",

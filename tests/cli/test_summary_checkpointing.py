@@ -1,0 +1,42 @@
+"""The lines of `show` about checkpointing."""
+
+import io
+
+from rich.console import Console
+
+from memadvisor.analyzers.checkpointing import CheckpointedModule, Checkpointing
+from memadvisor.cli.summary_checkpointing import checkpointing
+
+MIB = 2**20
+
+
+def row(name, saved_bytes, time_s, obstacle=""):
+    return CheckpointedModule(
+        name=name,
+        type_name="Block",
+        modules=(name,),
+        num_calls=1,
+        freed_bytes=saved_bytes,
+        still_kept_bytes={},
+        peak_bytes=100 * MIB - saved_bytes,
+        peak_saved_bytes=saved_bytes,
+        peak_position="backward",
+        recomputed_flops=1,
+        extra_time_s=time_s,
+        obstacle=obstacle,
+    )
+
+
+def test_only_what_pays_is_shown_and_names_are_no_markup():
+    rows = (
+        row("[red]all", 50 * MIB, 0.01),
+        row("dearer", 40 * MIB, 0.02),
+        row("cheap", 30 * MIB, 0.001),
+        row("slight", 1 * MIB, 0.0001),
+    )
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(checkpointing(Checkpointing(peak_bytes=100 * MIB, rows=rows, num_left_out=0), 100))
+    text = console.export_text()
+
+    assert "[red]all" in text and "-50.0 MiB" in text and "cheap" in text
+    assert "dearer" not in text and "slight" not in text
