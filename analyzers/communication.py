@@ -72,7 +72,7 @@ def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communicatio
         exposed_s=exposed_s,
         overlapped_s=None if time_s is None or exposed_s is None else time_s - exposed_s,
         waiting_s=_waiting_s(rank, own, matched),
-        operations=_operations(own, matched),
+        operations=_operations(rank.process.rank, own, matched),
     )
 
 
@@ -83,27 +83,31 @@ def compute_intervals(rank: RankRun) -> Intervals:
 
 def _waiting_s(rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched]) -> float | None:
     """Moments in which at least one of the rank's collectives had not been started by all others."""
-    if any(key_of(call) not in matched for call in own):
+    keys = [key_of(call, rank.process.rank) for call in own]
+    if any(key not in matched for key in keys):
         return None
-    found = [matched[key_of(call)] for call in own]
+    found = [matched[key] for key in keys]
     return length(union((match.issue_s[rank.process.rank], match.last_start_s) for match in found))
 
 
-def _operations(own: Sequence[Collective], matched: Mapping[Key, Matched]) -> tuple[OperationBandwidth, ...]:
+def _operations(
+    rank: int, own: Sequence[Collective], matched: Mapping[Key, Matched]
+) -> tuple[OperationBandwidth, ...]:
     groups: dict[tuple[str, int, int], list[Collective]] = defaultdict(list)
     for call in own:
         groups[call.operation, call.size_bytes, call.group_size].append(call)
-    rows = [_bandwidth(*kind, calls, matched) for kind, calls in groups.items()]
+    rows = [
+        _bandwidth(*kind, [matched.get(key_of(call, rank)) for call in calls])
+        for kind, calls in groups.items()
+    ]
     return tuple(sorted(rows, key=lambda row: -row.size_bytes * row.num_calls))
 
 
 def _bandwidth(
-    operation: str, size_bytes: int, group_size: int, calls: list[Collective], matched: Mapping[Key, Matched]
+    operation: str, size_bytes: int, group_size: int, matches: Sequence[Matched | None]
 ) -> OperationBandwidth:
     durations = [
-        match.end_s - match.last_start_s
-        for call in calls
-        if (match := matched.get(key_of(call))) is not None and match.end_s is not None
+        match.end_s - match.last_start_s for match in matches if match is not None and match.end_s is not None
     ]
     duration_s = median(durations) if durations else None
     is_known = duration_s is not None and duration_s > 0 and size_bytes > 0
@@ -112,7 +116,7 @@ def _bandwidth(
         operation=operation,
         size_bytes=size_bytes,
         group_size=group_size,
-        num_calls=len(calls),
+        num_calls=len(matches),
         duration_s=duration_s,
         algorithm_bytes_per_s=algorithm,
         bus_bytes_per_s=None if algorithm is None else algorithm * bus_factor(operation, group_size),

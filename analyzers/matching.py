@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memadvisor.run.records import Collective
@@ -19,7 +19,8 @@ class Matched:
     end_s: float | None  # when the last rank had its result
 
 
-Key = tuple[str, str, int]  # operation, group, sequence
+Key = tuple[str, str, int]  # operation, group (with direction and tag for a send), sequence
+SEND_RECV = "send/recv"
 
 
 def traced_collectives(rank: RankRun) -> tuple[Collective, ...]:
@@ -39,19 +40,23 @@ def match_collectives(ranks: Sequence[RankRun]) -> dict[Key, Matched]:
     for rank in ranks:
         offset_s = 0.0 if shares_clock else rank.process.unix_offset_s
         for call in traced_collectives(rank):
-            same = calls.setdefault(key_of(call), {})
+            same = calls.setdefault(key_of(call, rank.process.rank), {})
             same[rank.process.rank] = (call, offset_s)
-    return {
-        key: _match(by_rank)
-        for key, by_rank in calls.items()
-        if len(by_rank) == next(iter(by_rank.values()))[0].group_size
-    }
+    return {key: _match(by_rank) for key, by_rank in calls.items() if len(by_rank) == num_sides(key, by_rank)}
 
 
-def key_of(call: Collective) -> Key:
-    # A send and its receive are two sides of one operation.
-    operation = "send/recv" if call.operation in ("send", "recv") else call.operation
-    return operation, call.group, call.sequence
+def num_sides(key: Key, by_rank: Mapping[int, tuple[Collective, float]]) -> int:
+    """How many ranks take part in an operation."""
+    return 2 if key[0] == SEND_RECV else next(iter(by_rank.values()))[0].group_size
+
+
+def key_of(call: Collective, rank: int) -> Key:
+    """What names an operation on all its ranks; `rank` is whose record it is."""
+    if call.operation not in ("send", "recv"):
+        return call.operation, call.group, call.sequence
+    # A send and its receive are two sides of one operation: the n-th from one rank to another under one tag.
+    source, target = (rank, call.peer) if call.operation == "send" else (call.peer, rank)
+    return SEND_RECV, f"{call.group} {source}->{target} tag {call.tag}", call.sequence
 
 
 def _match(by_rank: dict[int, tuple[Collective, float]]) -> Matched:

@@ -1,22 +1,29 @@
-"""Every collective of a traced step, as torch's dispatcher sees it: also those that DDP's reducer issues.
+"""Every collective and point-to-point operation of a traced step, whichever way it is called.
+
+What DDP's reducer issues in C++, functional collectives, FSDP and the script's own calls all pass torch's
+dispatcher, where the label layer meets them. Threads of the script have no label layer: there the methods
+of `ProcessGroup` are wrapped for the length of the step, as is `Work.wait`, which is matched to its operation by
+the work itself.
 
 Completion is the future's own callback where the backend offers one (Gloo does for most operations),
-else the end of the `Work.wait` that the script called; what neither saw stays None.
+else the end of the wait; what neither saw stays None.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-# Operator of c10d -> the operation's name, and which tensor lists are the full message.
-_OPERATIONS = {
+# Operator of c10d -> the operation's name, and which argument is the full message.
+_OPERATIONS: dict[str, tuple[str, int | None]] = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
     "broadcast_": ("broadcast", 0),
@@ -40,9 +47,41 @@ _OPERATIONS = {
 }
 
 
+# The same of _c10d_functional; _RESULT: what it returns is the full message.
+_RESULT = -1
+_FUNCTIONAL: dict[str, tuple[str, int]] = {
+    "all_reduce": ("all_reduce", 0),
+    "all_reduce_": ("all_reduce", 0),
+    "all_reduce_coalesced": ("all_reduce", 0),
+    "all_reduce_coalesced_": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "broadcast_": ("broadcast", 0),
+    "all_gather_into_tensor": ("all_gather", _RESULT),
+    "all_gather_into_tensor_out": ("all_gather", _RESULT),
+    "all_gather_into_tensor_coalesced": ("all_gather", _RESULT),
+    "reduce_scatter_tensor": ("reduce_scatter", 0),
+    "reduce_scatter_tensor_out": ("reduce_scatter", 0),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
+    "all_to_all_single": ("all_to_all", 0),
+}
+# Methods of ProcessGroup that the functions of torch.distributed call, by the names of torch 2.11 to 2.13.
+_METHODS = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base"),
+    *("allgather_coalesced", "allgather_into_tensor_coalesced", "reduce_scatter", "_reduce_scatter_base"),
+    *("reduce_scatter_tensor_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "send", "recv"),
+    *("recv_anysource", "barrier", "monitored_barrier", "_end_coalescing", "all_gather_single"),
+    *("all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    "all_to_all_single",
+)
+_TORCHS_OWN = "torch.distributed.distributed_c10d"  # whose functions wait by themselves unless asked not to
+
+
 @dataclass(slots=True, eq=False)
 class CollectiveCall:
-    """One operation, growing while it runs; times in wall-clock nanoseconds."""
+    """One operation, growing while it runs; times in wall-clock nanoseconds.
+
+    `peer` and `tag` are those of a send or receive: the other side's rank in the world, None where any will do.
+    """
 
     operation: str
     group: str
@@ -51,8 +90,12 @@ class CollectiveCall:
     size_bytes: int
     dtype: str
     phase: str
+    module: str
     unit: str
     issue_ns: int
+    peer: int | None = None
+    tag: int | None = None
+    asynchronous: bool = True
     end_ns: int | None = None
     wait_start_ns: int | None = None
     wait_end_ns: int | None = None
@@ -61,70 +104,176 @@ class CollectiveCall:
         if self.end_ns is None:
             self.end_ns = time.time_ns()
 
+    def waited(self, start_ns: int, end_ns: int) -> None:
+        if self.wait_start_ns is None:
+            self.wait_start_ns, self.wait_end_ns = start_ns, end_ns
+        if self.end_ns is None:
+            self.end_ns = end_ns
+
 
 class CollectiveLog:
-    """The collectives of one step; `watch_waits` puts a wrapper around `Work.wait` until `close`."""
+    """The operations of one step; `watch` puts wrappers around c10d's own classes until `close`."""
 
     def __init__(self) -> None:
         self.calls: list[CollectiveCall] = []
-        self._sequences: dict[str, int] = defaultdict(int)
-        self._original_wait: Any = None
+        self._sequences: dict[tuple[object, ...], int] = defaultdict(int)
+        # Whose wait is still to come: by the id of the Work that the script holds, or by the address of a result.
+        self._by_work: dict[int, list[CollectiveCall]] = {}
+        self._by_address: dict[int, CollectiveCall] = {}
+        self._num_coalesced = 0  # calls before the coalescing that is under way
+        self._undo: list[Callable[[], None]] = []
 
     def record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, issue_ns: int, place: Any
     ) -> list[torch.Tensor]:
         """Note one call; returns the tensors that it moves."""
-        known = _OPERATIONS.get(func._schema.name.partition("::")[2])
-        if known is None or func.namespace != "c10d":
-            return []  # functional collectives reach c10d operators of their own below this one
+        name = func._schema.name.partition("::")[2]
+        if func.namespace == "c10d":
+            known = _OPERATIONS.get(name)
+            return [] if known is None else self._record_eager(name, known, args, out, issue_ns, place)
+        if name == "wait_tensor":
+            self._note_tensor_wait(args[0], issue_ns)
+            return []
+        known_functional = _FUNCTIONAL.get(name)
+        if known_functional is None:
+            return []
+        operation, position = known_functional
+        tensors = list(_flat(out if position == _RESULT else args[position]))
+        call = self._add(operation, tensors, _named_group(func, args, kwargs), issue_ns, place)
+        results = list(_flat(out))
+        for result in results:
+            self._by_address[result.untyped_storage().data_ptr()] = call
+        return results
+
+    def _record_eager(
+        self,
+        name: str,
+        known: tuple[str, int | None],
+        args: tuple[Any, ...],
+        out: Any,
+        issue_ns: int,
+        place: Any,
+    ) -> list[torch.Tensor]:
         operation, position = known
         tensors = [] if position is None else list(_flat(args[position]))
-        group, size = _group(args)
-        self._sequences[group] += 1
-        call = CollectiveCall(
-            operation=operation,
-            group=group,
-            group_size=size,
-            sequence=self._sequences[group],
-            size_bytes=sum(t.numel() * t.element_size() for t in tensors),
-            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-            phase=place.phase,
-            unit=place.unit,
-            issue_ns=issue_ns,
-        )
-        self.calls.append(call)
+        group = _group(args)
+        peer, tag = _peer(name, args, group)
+        call = self._add(operation, tensors, group, issue_ns, place, peer, tag)
         if not any(tensor.is_cuda for tensor in tensors):
             # NCCL's future is done as soon as the kernel is queued; there its wait has to do.
             _when_done(out, call)
         return tensors
 
-    def watch_waits(self) -> None:
-        """Time `Work.wait` from Python. A wait belongs to the oldest operation that nobody waited for."""
-        if not dist.is_available() or self._original_wait is not None:
-            return
-        original = self._original_wait = dist.Work.wait
+    def _add(
+        self,
+        operation: str,
+        tensors: list[torch.Tensor],
+        group: Any,
+        issue_ns: int,
+        place: Any,
+        peer: int | None = None,
+        tag: int | None = None,
+    ) -> CollectiveCall:
+        name, size = ("", 1) if group is None else (str(group.group_name), int(group.size()))
+        # A group counts its collectives; each direction between two ranks counts its messages.
+        key = (name, operation, peer, tag) if operation in ("send", "recv") else (name,)
+        self._sequences[key] += 1
+        call = CollectiveCall(
+            operation=operation,
+            group=name,
+            group_size=size,
+            sequence=self._sequences[key],
+            size_bytes=sum(t.numel() * t.element_size() for t in tensors),
+            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+            phase=place.phase,
+            module=place.module,
+            unit=place.unit,
+            issue_ns=issue_ns,
+            peer=peer,
+            tag=tag,
+        )
+        self.calls.append(call)
+        return call
 
+    def watch(self, mode: TorchDispatchMode, place: Callable[[], Any]) -> None:
+        """Follow works to their waits, and see what threads without `mode` issue; `place` is where we are."""
+        if not dist.is_available() or self._undo:
+            return
+        thread_mode = _ThreadMode(self, place)
+        for name in _METHODS:
+            if name in dist.ProcessGroup.__dict__:
+                original = getattr(dist.ProcessGroup, name)
+                self._replace(dist.ProcessGroup, name, self._followed(original, name, mode, thread_mode))
+        self._replace(dist.Work, "wait", self._timed_wait(dist.Work.wait))
+
+    def close(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        # What the class holds, not what it gives: that is a bare function, which would not bind any more.
+        original = owner.__dict__[name]
+        setattr(owner, name, value)
+        self._undo.append(lambda: setattr(owner, name, original))
+
+    def _followed(
+        self, original: Any, name: str, mode: TorchDispatchMode, thread_mode: TorchDispatchMode
+    ) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            first = self._num_coalesced if name == "_end_coalescing" else len(self.calls)
+            if any(active is mode for active in _get_current_dispatch_mode_stack()):
+                work = original(*args, **kwargs)
+            else:
+                with thread_mode:  # a thread of the script's own
+                    work = original(*args, **kwargs)
+            if name == "_end_coalescing":
+                self._num_coalesced = len(self.calls)
+            if work is not None and len(self.calls) > first:
+                self._by_work[id(work)] = self.calls[first:]
+            return work
+
+        return method
+
+    def _timed_wait(self, original: Any) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             start_ns = time.time_ns()
             try:
                 return original(work, *args, **kwargs)
             finally:
-                self._note_wait(start_ns, time.time_ns())
+                end_ns = time.time_ns()
+                is_torchs_own = sys._getframe(1).f_globals.get("__name__") == _TORCHS_OWN
+                for call in self._by_work.pop(id(work), ()):
+                    call.waited(start_ns, end_ns)
+                    call.asynchronous = not is_torchs_own
 
-        dist.Work.wait = wait  # type: ignore[method-assign, assignment]
+        return wait
 
-    def close(self) -> None:
-        if self._original_wait is not None:
-            dist.Work.wait = self._original_wait  # type: ignore[method-assign]
-            self._original_wait = None
+    def _note_tensor_wait(self, tensor: torch.Tensor, start_ns: int) -> None:
+        call = self._by_address.pop(tensor.untyped_storage().data_ptr(), None)
+        if call is not None:
+            call.waited(start_ns, time.time_ns())
 
-    def _note_wait(self, start_ns: int, end_ns: int) -> None:
-        for call in self.calls:
-            if call.wait_start_ns is None and call.issue_ns <= start_ns:
-                call.wait_start_ns, call.wait_end_ns = start_ns, end_ns
-                if call.end_ns is None:
-                    call.end_ns = end_ns
-                return
+
+class _ThreadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the collectives of one call in a thread where the label layer is not."""
+
+    def __init__(self, log: CollectiveLog, place: Callable[[], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._log = log
+        self._place = place
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else torch.compile would be switched off, for good
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        issue_ns = time.time_ns()
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            self._log.record(func, args, kwargs or {}, out, issue_ns, self._place())
+        return out
 
 
 def _flat(value: Any) -> Iterator[torch.Tensor]:
@@ -135,15 +284,34 @@ def _flat(value: Any) -> Iterator[torch.Tensor]:
             yield from _flat(item)
 
 
-def _group(args: tuple[Any, ...]) -> tuple[str, int]:
+def _group(args: tuple[Any, ...]) -> Any:
+    """The process group among an operator's arguments."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject):
             try:
-                group = dist.ProcessGroup.unbox(argument)
-                return str(group.group_name), int(group.size())
+                return dist.ProcessGroup.unbox(argument)
             except (RuntimeError, AttributeError):
                 continue  # a ReduceOp, not a group
-    return "", 1
+    return None
+
+
+def _named_group(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The process group that a functional collective names."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    try:
+        return dist.distributed_c10d._resolve_process_group(given["group_name"])  # type: ignore[attr-defined]
+    except (KeyError, RuntimeError, ValueError):
+        return None
+
+
+def _peer(name: str, args: tuple[Any, ...], group: Any) -> tuple[int | None, int | None]:
+    """(other side's rank in the world, tag) of a send or receive; the arguments are (tensors, group, peer, tag)."""
+    if name == "recv_any_source_":
+        return None, int(args[2])
+    if name not in ("send", "recv_") or group is None:
+        return None, None
+    return int(dist.get_global_rank(group, int(args[2]))), int(args[3])
 
 
 def _when_done(out: Any, call: CollectiveCall) -> None:

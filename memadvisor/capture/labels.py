@@ -199,7 +199,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note_place(self) -> None:
         """A module was entered or left, or the phase changed."""
-        place = self._live_place()
+        place = self.live_place()
         self._log.places.append((time.time_ns(), place))
         if place.phase in ("forward", "recompute"):
             # Nodes made from here on belong to this place: the backward finds its modules by them.
@@ -210,13 +210,13 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not marks or number >= marks[-1][0]:  # another thread (CUDA's backward) counts from 0 again
             marks.append((number, place))
 
-    def _live_place(self) -> Place:
+    def live_place(self) -> Place:
         position = self._position
         return Place(position.phase, position.module, position.unit, position.micro_batch)
 
     @never_compiled
     def _place(self) -> Place:
-        place = self._live_place()
+        place = self.live_place()
         if place.phase == "backward":
             place = self._place_of_node(place)
             if place != self._last_place:
@@ -286,7 +286,7 @@ class SavedTensorHooks:
         size_bytes = tensor.untyped_storage().nbytes()
         now_ns = time.time_ns()
         self._mode._sight(tensor, address, now_ns)
-        place = self._mode._live_place()
+        place = self._mode.live_place()
         row = SavedTensor(
             address, size_bytes, str(list(tensor.shape)), place, now_ns, node_number=_get_sequence_nr()
         )

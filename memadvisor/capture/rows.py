@@ -71,11 +71,14 @@ def collective_rows(trace: Trace, step: int) -> list[Collective]:
             dtype=call.dtype,
             phase=call.phase,
             unit=call.unit,
-            asynchronous=call.wait_start_ns is None or call.wait_start_ns - call.issue_ns > 1_000_000,
+            asynchronous=call.asynchronous,
             issue_s=(call.issue_ns + trace.offset_ns) / 1e9,
             end_s=seconds(call.end_ns),
             wait_start_s=seconds(call.wait_start_ns),
             wait_end_s=seconds(call.wait_end_ns),
+            module=call.module,
+            peer=call.peer,
+            tag=call.tag,
         )
         for call in trace.collectives
     ]

@@ -89,7 +89,7 @@ class Tracer:
             if self._device.type == "cpu":
                 torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
         self._start_ns = time.time_ns()
-        self.collectives.watch_waits()
+        self.collectives.watch(self.mode, self.mode.live_place)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         self._default_hooks = DefaultHooks(self._hooks.pack, self._hooks.unpack)
         self.mode.note_place()

@@ -87,7 +87,7 @@ class _Call:
 def _draw(view: RankView, call: Collective, matched: Mapping[Key, Matched]) -> _Call:
     assert call.end_s is not None
     start_s = call.issue_s - view.step.start_s
-    match = matched.get(key_of(call))
+    match = matched.get(key_of(call, view.result.rank))
     waited_s = None
     if match is not None:
         waited_s = min(

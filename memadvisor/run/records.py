@@ -235,8 +235,10 @@ class Collective:
     """One collective or point-to-point operation of a traced step.
 
     `size_bytes` is the full message: for all_gather the gathered tensor, for reduce_scatter its input,
-    else the tensor. `sequence` counts the operations of a group, so (group, sequence) matches ranks.
-    `end_s` is true completion; wait times are None where nobody waited in Python.
+    else the tensor. `sequence` counts the collectives of a group, so (group, sequence) matches ranks; for sends
+    and receives it counts those of one direction with the same `peer` (the other side's rank in the world) and
+    `tag`. `end_s` is true completion; wait times are None where nobody waited in Python. `module` is the
+    innermost module that was running.
     """
 
     step: int
@@ -253,6 +255,9 @@ class Collective:
     end_s: float | None
     wait_start_s: float | None
     wait_end_s: float | None
+    module: str | None = None
+    peer: int | None = None
+    tag: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

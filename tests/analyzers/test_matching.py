@@ -16,12 +16,21 @@ def test_a_collective_that_one_rank_of_the_group_did_not_record_is_left_out():
 
 
 def test_a_send_meets_its_receive():
+    """Both ranks send first and receive then: the first of one is not the first of the other."""
     ranks = []
-    for rank, operation in zip(make_run().ranks, ("send", "recv"), strict=True):
-        call = dataclasses.replace(rank.collectives[0], operation=operation)
-        ranks.append(dataclasses.replace(rank, collectives=(call,)))
+    for rank, delay_s in zip(make_run(num_ranks=3).ranks[1:], (0.0, 0.5), strict=True):
+        peer = 3 - rank.process.rank
+        sent, received = (
+            dataclasses.replace(
+                rank.collectives[0], operation=name, peer=peer, tag=0, group_size=3, issue_s=start_s + delay_s
+            )
+            for name, start_s in (("send", 1.0), ("recv", 2.0))
+        )
+        ranks.append(dataclasses.replace(rank, collectives=(sent, received)))
+    matched = match_collectives(ranks)
 
-    assert [key[0] for key in match_collectives(ranks)] == ["send/recv"]
+    assert sorted(key[1].rpartition("/")[2].split()[-3] for key in matched) == ["1->2", "2->1"]
+    assert sorted(match.issue_s[match.last_rank] for match in matched.values()) == [2.0, 2.5]
 
 
 def test_machines_are_compared_by_their_wall_clocks():
