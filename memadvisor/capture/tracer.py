@@ -79,13 +79,20 @@ class Tracer:
         self._residents: list[Resident] = residents(known(), device, cpu)
         self._start_allocated_bytes: int | None = None
         self.offset_ns = time.monotonic_ns() - time.time_ns()
-        self._start_layers()
+        self._default_hooks: DefaultHooks | None = None
+        self._is_profiling = False
+        try:
+            self._start_layers()
+        except BaseException:
+            self.abandon()  # a profiler that nobody stops brings the process down at its end
+            raise
 
     def _start_layers(self) -> None:
         if self._device.type == "cuda":
             self._start_allocated_bytes = torch.cuda.memory_allocated(self._device)
         if self._has_truth:
             start_allocator_account()
+            self._is_profiling = True
             if self._device.type == "cpu":
                 torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
         self._start_ns = time.time_ns()
@@ -96,8 +103,9 @@ class Tracer:
 
     def yield_profiler(self) -> None:
         """The script starts a profiler of its own: ours gives way, and the step has no truth layer."""
-        if self._has_truth:
-            self._has_truth = False
+        self._has_truth = False
+        if self._is_profiling:
+            self._is_profiling = False
             stop_allocator_account(self._device)
 
     @property
@@ -125,6 +133,14 @@ class Tracer:
         return _get_current_dispatch_mode() is self.mode
 
     def finish(self) -> Trace:
+        """The step's trace. Whatever fails on the way, both layers are off afterwards."""
+        try:
+            return self._finish()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _finish(self) -> Trace:
         end_ns = time.time_ns()
         final = [
             Named(end_ns, storage_address(plain), category, unit)
@@ -134,7 +150,10 @@ class Tracer:
         ]
         self._stop_labels()
         has_totals = self._counts_cpu or self._device.type != "cpu"
-        events = stop_allocator_account(self._device, has_totals=has_totals) if self._has_truth else []
+        events = []
+        if self._is_profiling:
+            self._is_profiling = False
+            events = stop_allocator_account(self._device, has_totals=has_totals)
         if self._device.type == "cpu" and events and self._counts_cpu:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
         account = make_account(
@@ -167,5 +186,7 @@ class Tracer:
         self.mode.is_active = False
         if self.can_finish():
             self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._default_hooks.remove()
+        if self._default_hooks is not None:
+            self._default_hooks.remove()
+            self._default_hooks = None
         self.collectives.close()

@@ -1,0 +1,47 @@
+"""A traced step that fails on the way leaves nothing switched on: no profiler, no mode, no hooks."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from memadvisor.capture import tracer as module
+from memadvisor.capture.position import Position
+from memadvisor.capture.tracer import Tracer
+
+CPU = torch.device("cpu")
+
+
+class Broken(Exception):
+    pass
+
+
+def breaking(*args, **kwargs):
+    raise Broken
+
+
+def assert_all_is_off():
+    assert not torch._C._autograd._profiler_enabled()
+    assert _get_current_dispatch_mode() is None
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert torch.distributed.Work.wait.__module__ != "memadvisor.capture.collectives"
+
+
+@pytest.mark.parametrize("place", ["LabelMode.__enter__", "DefaultHooks", "CollectiveLog.watch"])
+def test_one_that_cannot_start(monkeypatch, place):
+    owner, _, name = place.rpartition(".")
+    monkeypatch.setattr(getattr(module, owner) if owner else module, name, breaking)
+    with pytest.raises(Broken):
+        Tracer(Position(), CPU, lambda: (), cpu=None)
+
+    assert_all_is_off()
+
+
+@pytest.mark.parametrize("place", ["make_account", "Named"])
+def test_one_that_cannot_end(monkeypatch, place):
+    tensor = torch.ones(3)
+    tracer = Tracer(Position(), CPU, lambda: [(tensor, "parameter", "")], cpu=None)
+    monkeypatch.setattr(module, place, breaking)
+    with pytest.raises(Broken):
+        tracer.finish()
+
+    assert_all_is_off()
