@@ -1,12 +1,17 @@
-"""What profiling costs: rounds of plain, timed, peer-profiled and traced steps, interleaved in one process.
+"""What profiling costs: rounds of plain, timed, traced and peer-profiled steps, interleaved in one process.
 
-Every round runs each variant on the same model, in an order that rotates, and compares it with the plain
-steps of that round, so that a machine that slows down meanwhile slows all of them. The first step of each
-block is not counted: there the model is discovered. A traced step is charged with its start, which falls
-into the step before it, and with the writing of its rows.
+Two models: a GPT (6 layers, d=256), and twenty tiny layers whose step is nothing but launches. Every round runs
+each variant on the same model, in an order that rotates, and compares it with the plain steps of that round, so
+that a machine that slows down meanwhile slows all of them. What is not counted: the steps up to a profile's traced
+one, and as many more as it takes to learn how often it can afford to listen; a traced step is charged with its
+start, which falls into the step before it, and with the writing of its rows. `labels alone` are the dispatch mode
+and the saved-tensor hooks of a traced step without the rest of it; `afterwards` is a plain step once a profile
+is over.
+
+Beside the overhead that is measured stands the one that the run itself states; and what the journal takes.
 
     python benchmarks/overhead.py
-    python benchmarks/overhead.py --layers 12 --dim 768 --heads 12 --seq 1024 --device cuda
+    python benchmarks/overhead.py --models gpt --layers 12 --dim 768 --heads 12 --seq 1024 --device cuda
 """
 
 import argparse
@@ -16,22 +21,42 @@ import statistics
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch._C._autograd import _pop_saved_tensors_default_hooks, _push_saved_tensors_default_hooks
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
 from train_gpt import GPT, read_text, sample_batch
 
 import memadvisor
+from memadvisor.capture.collectives import CollectiveLog
+from memadvisor.capture.labels import LabelLog, LabelMode, SavedTensorHooks
+from memadvisor.capture.position import Position
 
 NEVER = 10**9  # a step that does not come: nothing is traced
-VARIANTS = ("plain", "timed", "traced", "torch.profiler")
+TRACE_STEP = 2
+VARIANTS = (
+    "plain",
+    "timed",
+    "afterwards",
+    "labels alone",
+    "traced",
+    "torch.profiler",
+    "FlopCounterMode",
+    "MemTracker",
+)
 ROWS = (*VARIANTS, "torch.profiler and its stop")
 
 
-class Training:
-    """A model that is trained for one step at a time."""
+class GptTraining:
+    """A GPT that is trained for one step at a time."""
+
+    warm_steps, steps_of_a_round = TRACE_STEP + 2, 6
 
     def __init__(self, args):
         torch.manual_seed(0)
@@ -41,11 +66,16 @@ class Training:
         generator = torch.Generator().manual_seed(0)
         self.bf16 = args.bf16
         self.batch = sample_batch(read_text(), args.micro_batch, args.seq, generator, self.device)
+        self.title = (
+            f"GPT of {args.layers} layers, d={args.dim}, {args.micro_batch} x {args.seq} bytes, {args.device}"
+        )
+
+    def loss(self):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            return self.model(*self.batch)
 
     def step(self):
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            loss = self.model(*self.batch)
-        loss.backward()
+        self.loss().backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -62,22 +92,45 @@ class Training:
             torch.cuda.synchronize(self.device)
 
 
+class TinyTraining(GptTraining):
+    """Twenty tiny layers: all of a step's time goes into calls, which is the worst case for whoever adds some."""
+
+    # The first ten steps are listened to, the next eight are not, and then the profile knows what it can afford.
+    warm_steps, steps_of_a_round = 40, 64
+
+    def __init__(self, args):
+        torch.manual_seed(0)
+        self.device = torch.device(args.device)
+        layers = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(20)]
+        self.model = nn.Sequential(*layers).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.batch = torch.randn(8, 16, device=self.device)
+        self.title = f"20 layers of Linear(16, 16) and ReLU, batch of 8, {args.device}"
+
+    def loss(self):
+        return self.model(self.batch).sum()
+
+
+TRAININGS = {"gpt": GptTraining, "tiny": TinyTraining}
+
+
 def mean(pairs):
     return tuple(statistics.mean(values) for values in zip(*pairs, strict=True))
 
 
-def run_block(training, context, num_steps):
-    """Mean (wall, CPU) of a step inside `context`, without the first one; and what leaving it took."""
+def run_block(training, context, num_steps, warm_steps=1):
+    """Mean (wall, CPU) of a step inside `context`, without the first ones; and what leaving it took."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(context)
-        training.step()
+        for _ in range(warm_steps):
+            training.step()
         steps = [training.timed_step() for _ in range(num_steps)]
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         stack.close()
     return mean(steps), (time.perf_counter() - wall_s, time.process_time() - cpu_s)
 
 
-def profiled(scratch, trace_step):
+def profiled(scratch, trace_step=TRACE_STEP):
     return memadvisor.profile(Path(tempfile.mkdtemp(dir=scratch)) / "run", trace_step=trace_step)
 
 
@@ -86,6 +139,37 @@ def peer():
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     return torch.profiler.profile(activities=activities, profile_memory=True)
+
+
+@contextlib.contextmanager
+def mem_tracker(training):
+    """MemTracker refuses a second step unless it is reset, and does not follow `zero_grad`'s."""
+    tracker = MemTracker()
+    tracker.track_external(training.model, training.optimizer)
+    step = training.step
+
+    def reset_and_step():
+        tracker.reset_mod_stats()
+        step()
+
+    training.step = reset_and_step
+    try:
+        with tracker:
+            yield
+    finally:
+        del training.step
+
+
+@contextlib.contextmanager
+def labels(device, log):
+    mode = LabelMode(log, CollectiveLog(), Position(), device)
+    hooks = SavedTensorHooks(mode, log)
+    with mode:
+        _push_saved_tensors_default_hooks(hooks.pack, hooks.unpack)
+        try:
+            yield
+        finally:
+            _pop_saved_tensors_default_hooks()
 
 
 def run_traced(training, scratch):
@@ -98,24 +182,34 @@ def run_traced(training, scratch):
 
 
 def run_round(training, num_steps, scratch, first):
-    """Seconds of a step by variant, and the share of leaving a profiler that falls on each of its steps."""
-    seconds = {}
+    """Seconds of a step by variant, the share of leaving a profiler that falls on each step, and what the run states."""
+    seconds, stated = {}, None
     for variant in VARIANTS[first:] + VARIANTS[:first]:
         if variant == "traced":
             seconds[variant] = run_traced(training, scratch)
-            continue
-        contexts = {
-            "plain": contextlib.nullcontext,
-            "timed": lambda: profiled(scratch, NEVER),
-            "torch.profiler": peer,
-        }
-        step, leaving = run_block(training, contexts[variant](), num_steps)
-        seconds[variant] = step
-        if variant == "torch.profiler":
-            seconds["torch.profiler and its stop"] = tuple(
-                a + b / num_steps for a, b in zip(step, leaving, strict=True)
-            )
-    return seconds
+        elif variant == "timed":
+            profile = profiled(scratch)
+            seconds[variant], _ = run_block(training, profile, num_steps, training.warm_steps)
+            stated = profile.analysis.ranks[0].step_time.recorder_fraction
+        elif variant == "afterwards":
+            with profiled(scratch):
+                for _ in range(TRACE_STEP + 2):
+                    training.step()
+            seconds[variant], _ = run_block(training, contextlib.nullcontext(), num_steps)
+        else:
+            context = {
+                "plain": contextlib.nullcontext,
+                "torch.profiler": peer,
+                "FlopCounterMode": lambda: FlopCounterMode(display=False),
+                "MemTracker": lambda: mem_tracker(training),
+                "labels alone": lambda: labels(training.device, LabelLog()),
+            }[variant]()
+            seconds[variant], leaving = run_block(training, context, num_steps)
+            if variant == "torch.profiler":
+                seconds["torch.profiler and its stop"] = tuple(
+                    a + b / num_steps for a, b in zip(seconds[variant], leaving, strict=True)
+                )
+    return seconds, stated
 
 
 def summarize(rounds):
@@ -135,6 +229,45 @@ def summarize(rounds):
     }
 
 
+def count_operators(training):
+    log = LabelLog()
+    with labels(training.device, log):
+        training.step()
+    return len(log.calls)
+
+
+def journal_bytes(training, scratch, num_steps, trace_step):
+    profile = profiled(scratch, trace_step)
+    with profile:
+        for _ in range(num_steps):
+            training.step()
+    return sum(path.stat().st_size for path in profile.directory.glob("*.journal"))
+
+
+def python_peak_bytes(training, context):
+    """Highest memory that Python objects made in `context` took; tensors are not among it."""
+    tracemalloc.start()
+    with context:
+        for _ in range(TRACE_STEP + 4):
+            training.step()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak_bytes
+
+
+def measure_sizes(training, scratch):
+    few, many = TRACE_STEP + 2, TRACE_STEP + 2 + 4 * training.steps_of_a_round
+    untraced = journal_bytes(training, scratch, few, NEVER)
+    plain_bytes = python_peak_bytes(training, contextlib.nullcontext())
+    return {
+        "num_operators": count_operators(training),
+        "journal_bytes_per_timed_step": (journal_bytes(training, scratch, many, NEVER) - untraced)
+        / (many - few),
+        "journal_bytes_of_traced_step": journal_bytes(training, scratch, few, TRACE_STEP) - untraced,
+        "recorder_peak_bytes": python_peak_bytes(training, profiled(scratch)) - plain_bytes,
+    }
+
+
 def print_table(summary):
     print(f"{'':28} {'wall':>10} {'CPU':>10} {'wall ratio':>11} {'CPU ratio':>10}   range of the CPU ratio")
     for variant, row in summary.items():
@@ -145,12 +278,33 @@ def print_table(summary):
         )
 
 
+def print_facts(steps, facts):
+    extra_us = {
+        name: 1e6 * (steps[name]["cpu_s"] - steps["plain"]["cpu_s"]) / facts["num_operators"]
+        for name in ("labels alone", "traced", "FlopCounterMode", "MemTracker")
+    }
+    stated = facts["stated_fraction"]
+    print(
+        f"overhead of timed steps: {steps['timed']['cpu_ratio'] - 1:.2%} measured, {stated:.2%} stated by the run"
+    )
+    print(
+        f"per operator ({facts['num_operators']} a step): "
+        + ", ".join(f"{name} {value:.1f} us" for name, value in extra_us.items())
+    )
+    print(
+        f"journal: {facts['journal_bytes_per_timed_step'] / 1e3:.2f} kB a timed step, "
+        f"{facts['journal_bytes_of_traced_step'] / 1e3:.0f} kB the traced one; "
+        f"the recorder's Python objects: {facts['recorder_peak_bytes'] / 1e6:.1f} MB at most"
+    )
+
+
 def parse_args(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=6, help="steps of a variant in a round")
+    parser.add_argument("--steps", type=int, help="steps of a variant in a round (default: 6 and 64)")
+    parser.add_argument("--models", nargs="+", choices=list(TRAININGS), default=list(TRAININGS))
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
@@ -162,27 +316,30 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
-def measure(args):
-    training = Training(args)
+def measure(args, model):
+    training = TRAININGS[model](args)
     for _ in range(3):
         training.step()
+    num_steps = args.steps or training.steps_of_a_round
     with tempfile.TemporaryDirectory() as scratch:
-        rounds = [run_round(training, args.steps, scratch, n % len(VARIANTS)) for n in range(args.rounds)]
-    return summarize(rounds)
+        rounds = [run_round(training, num_steps, scratch, n % len(VARIANTS)) for n in range(args.rounds)]
+        facts = measure_sizes(training, scratch)
+    facts["stated_fraction"] = statistics.median(stated for _, stated in rounds)
+    return {"title": training.title, "steps": summarize([seconds for seconds, _ in rounds]), "facts": facts}
 
 
 def main(argv=None):
     args = parse_args(argv)
-    summary = measure(args)
     if args.json:
-        print(json.dumps(summary, indent=1))
+        print(json.dumps({model: measure(args, model) for model in args.models}, indent=1))
         return
-    threads = torch.get_num_threads()
-    print(
-        f"GPT of {args.layers} layers, d={args.dim}, {args.micro_batch} x {args.seq} bytes, {args.device}, "
-        f"{threads} threads, torch {torch.__version__}; {args.rounds} rounds of {args.steps} steps"
-    )
-    print_table(summary)
+    for model in args.models:
+        found = measure(args, model)
+        print(
+            f"{found['title']}, {torch.get_num_threads()} threads, torch {torch.__version__}; {args.rounds} rounds"
+        )
+        print_table(found["steps"])
+        print_facts(found["steps"], found["facts"])
 
 
 if __name__ == "__main__":
