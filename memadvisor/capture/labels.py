@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +17,14 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.capture.collectives import CollectiveLog
-from memadvisor.capture.compiled import never_compiled, never_compiled_itself
+from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.operator_cost import operator_cost
 from memadvisor.capture.position import Position
 
 # What a step remembers of an operator takes about 1 kB until it is written: at most 100 MB.
 MOST_OPERATORS = 100_000
 _NAMESPACES_OF_COLLECTIVES = ("c10d", "_c10d_functional")
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Place(NamedTuple):
@@ -136,8 +137,28 @@ def describe(tensor: torch.Tensor) -> tuple[str, str]:
     return str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))
 
 
+class _Operator(NamedTuple):
+    """What is the same for all calls of an operator. `func` keeps it alive, for it is found by its id."""
+
+    func: Any
+    name: str
+    is_collective: bool
+
+
+_operators: dict[int, _Operator] = {}
+
+
+def _learn(func: Any) -> _Operator:
+    name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
+    known = _operators[id(func)] = _Operator(func, name, func.namespace in _NAMESPACES_OF_COLLECTIVES)
+    return known
+
+
 class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator of the step, its place, and which storages it reads and makes."""
+    """Sees every operator of the step, its place, and which storages it reads and makes.
+
+    It runs at every operator, so it makes no strings and no generators, and looks up what it can.
+    """
 
     def __init__(
         self, log: LabelLog, collectives: CollectiveLog, position: Position, device: torch.device
@@ -146,9 +167,12 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log = log
         self._collectives = collectives
         self._position = position
-        self._device_type = device.type
+        self._is_here = attrgetter(f"is_{device.type}")  # tensor.is_cpu, tensor.is_cuda
         self._modules_by_sequence: list[tuple[int, Place]] = []
+        self._here = self.live_place()
         self._last_place: Place | None = None
+        self._places_of_nodes: dict[int, Place] = {}
+        self._described: dict[tuple[torch.dtype, torch.Size], tuple[str, str]] = {}
         self.is_active = True
         self.is_full = False  # more operators than may be remembered; what follows is not seen
 
@@ -157,37 +181,85 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Without this a mode switches torch.compile off, for good.
         return True
 
-    @never_compiled_itself
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap __torch_dispatch__ so, and import Dynamo for it; `never_compiled` does the same for less.
+        return False
+
+    @never_compiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         if len(self._log.calls) >= MOST_OPERATORS:
             self.is_full, self.is_active = True, False
         if not self.is_active:
             return func(*args, **kwargs)
-        if has_wrapper(types):
+        if types and has_wrapper(types):
             return NotImplemented
         place = self._place()
         start_ns = time.time_ns()
         out = func(*args, **kwargs)
-        end_ns = time.time_ns()
-        if func.namespace in _NAMESPACES_OF_COLLECTIVES:
+        self._note_call(func, args, kwargs, out, place, start_ns, time.time_ns())
+        return out
+
+    def _note_call(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        place: Place,
+        start_ns: int,
+        end_ns: int,
+    ) -> None:
+        known = _operators.get(id(func)) or _learn(func)
+        if known.is_collective:
             for tensor in self._collectives.record(func, args, kwargs, out, start_ns, place):
                 self.name(tensor, "communication", "")
-        inputs = self._inputs(args, kwargs, start_ns)
-        outputs = tuple(
-            (address, *describe(tensor))
-            for tensor in _tensors(out)
-            if (address := self.address(tensor)) and address not in inputs
-        )
+        inputs: list[int] = []
+        self._read(args, inputs, start_ns)
+        if kwargs:
+            self._read(kwargs.values(), inputs, start_ns)
+        outputs: list[tuple[int, str, str]] = []
+        self._write((out,), inputs, outputs)
         cost = operator_cost(func, args, kwargs, out, self._log.uncounted)
-        name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
         if place.phase != "backward":
             # Autograd makes an operator's node just before it runs; what runs next without one is not its.
-            self._log.operator_of_node.setdefault(_get_sequence_nr(), name)
-        self._log.calls.append(OperatorCall(start_ns, end_ns, name, place, inputs, outputs, *cost))
-        return out
+            self._log.operator_of_node.setdefault(_get_sequence_nr(), known.name)
+        self._log.calls.append(
+            OperatorCall(start_ns, end_ns, known.name, place, tuple(inputs), tuple(outputs), *cost)
+        )
+
+    def _read(self, values: Iterable[Any], inputs: list[int], now_ns: int) -> None:
+        """Add the addresses of tensors among an operator's arguments: flat, or in lists one or two levels deep."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                address = self.address(value)
+                if address and address not in inputs:
+                    inputs.append(address)
+                    if address not in self._log.sightings:
+                        self._sight(value, address, now_ns)
+            elif isinstance(value, (list, tuple)):
+                self._read(value, inputs, now_ns)
+
+    def _write(self, values: Iterable[Any], inputs: list[int], outputs: list[tuple[int, str, str]]) -> None:
+        """Add what is known of the results that are no inputs."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                address = self.address(value)
+                if address and address not in inputs:
+                    outputs.append((address, *self.describe(value)))
+            elif isinstance(value, (list, tuple)):
+                self._write(value, inputs, outputs)
+
+    def describe(self, tensor: torch.Tensor) -> tuple[str, str]:
+        key = (tensor.dtype, tensor.shape)
+        known = self._described.get(key)
+        if known is None:
+            known = self._described[key] = describe(tensor)
+        return known
 
     def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:
         for plain in plain_tensors(tensor):
@@ -199,7 +271,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note_place(self) -> None:
         """A module was entered or left, or the phase changed."""
-        place = self.live_place()
+        place = self._here = self.live_place()
         self._log.places.append((time.time_ns(), place))
         if place.phase in ("forward", "recompute"):
             # Nodes made from here on belong to this place: the backward finds its modules by them.
@@ -214,12 +286,11 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         position = self._position
         return Place(position.phase, position.module, position.unit, position.micro_batch)
 
-    @never_compiled
     def _place(self) -> Place:
-        place = self.live_place()
+        place = self._here
         if place.phase == "backward":
             place = self._place_of_node(place)
-            if place != self._last_place:
+            if place is not self._last_place and place != self._last_place:
                 self._log.places.append((time.time_ns(), place))
                 if torch.is_grad_enabled():
                     self._mark_nodes(place)  # a second backward goes through the nodes made in this one
@@ -232,6 +303,9 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if node is None:
             return place
         number = node._sequence_nr()
+        known = self._places_of_nodes.get(number)
+        if known is not None and known.micro_batch == place.micro_batch:
+            return known
         marks = self._modules_by_sequence
         low, high = 0, len(marks)
         while low < high:
@@ -243,26 +317,26 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if low == 0 or number >= 2**62:  # gradient accumulation nodes carry the largest number
             return place
         made = marks[low - 1][1]
-        return Place("backward", made.module, made.unit, place.micro_batch)
+        found = Place("backward", made.module, made.unit, place.micro_batch)
+        self._places_of_nodes[number] = found
+        return found
 
     def address(self, tensor: torch.Tensor) -> int:
         """Address of the tensor's storage on the traced device, 0 where it has none there."""
-        return storage_address(tensor) if tensor.device.type == self._device_type else 0
-
-    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], now_ns: int) -> tuple[int, ...]:
-        found: list[int] = []
-        for tensor in chain(_tensors(args), _tensors(tuple(kwargs.values())) if kwargs else ()):
-            address = self.address(tensor)
-            if address and address not in found:
-                found.append(address)
-                self._sight(tensor, address, now_ns)
-        return tuple(found)
+        if not self._is_here(tensor):
+            return 0
+        if type(tensor) in _PLAIN_TENSORS:
+            try:
+                return tensor.untyped_storage().data_ptr()
+            except (RuntimeError, NotImplementedError):  # sparse
+                return 0
+        return storage_address(tensor)
 
     def _sight(self, tensor: torch.Tensor, address: int, now_ns: int) -> None:
         if address not in self._log.sightings:
             storage = tensor.untyped_storage()
             if storage.resizable() and not is_shared(tensor):  # else census.py has asked the allocator
-                self._log.sightings[address] = Sighting(now_ns, storage.nbytes(), *describe(tensor))
+                self._log.sightings[address] = Sighting(now_ns, storage.nbytes(), *self.describe(tensor))
 
 
 class SavedTensorHooks:
@@ -286,10 +360,8 @@ class SavedTensorHooks:
         size_bytes = tensor.untyped_storage().nbytes()
         now_ns = time.time_ns()
         self._mode._sight(tensor, address, now_ns)
-        place = self._mode.live_place()
-        row = SavedTensor(
-            address, size_bytes, str(list(tensor.shape)), place, now_ns, node_number=_get_sequence_nr()
-        )
+        place, (_, shape) = self._mode._here, self._mode.describe(tensor)
+        row = SavedTensor(address, size_bytes, shape, place, now_ns, node_number=_get_sequence_nr())
         self._log.saved.append(row)
         return _Kept(tensor, row)
 
@@ -321,15 +393,3 @@ class _Kept:
     def __del__(self) -> None:
         if self.row is not None:
             self.row.released_ns = time.time_ns()
-
-
-def _tensors(values: Any) -> Iterable[torch.Tensor]:
-    """Tensors among an operator's arguments or results: flat, or in lists one or two levels deep."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                yield value
-            elif isinstance(value, (list, tuple)):
-                yield from _tensors(value)

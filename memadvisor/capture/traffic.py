@@ -8,6 +8,7 @@ touches those. An expanded tensor counts its stored elements. Collectives are no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -52,18 +53,18 @@ def moved_bytes(rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
         return 0, 0
     read: dict[int, int] = {}
     results: dict[int, int] = {}
-    _add(out, results)
+    _add((out,), results)
     if rule.is_plain:
         _add(args, read)
         if kwargs:
-            _add(tuple(kwargs.values()), read)
+            _add(kwargs.values(), read)
         return sum(read.values()), sum(results.values())
     written: dict[int, int] = {}
     for name, value in (*zip(rule.names, args, strict=False), *kwargs.items()):
         if name in rule.written:
-            _add(value, written)
+            _add((value,), written)
         if name not in rule.unread:
-            _add(value, read)
+            _add((value,), read)
     taken = sum(size_bytes for key, size_bytes in results.items() if key not in written)
     if rule.is_look_up and read:
         return sum(read.values()) - max(read.values()) + taken, taken
@@ -97,13 +98,13 @@ def rule_of(func: Any) -> Rule:
     )
 
 
-def _add(value: Any, found: dict[int, int]) -> None:
+def _add(values: Iterable[Any], found: dict[int, int]) -> None:
     """Bytes by tensor: the same one given twice is read once, and one that is changed in place is no result."""
-    if isinstance(value, torch.Tensor):
-        size_bytes = value.nbytes
-        if value.layout == torch.strided and not value.is_contiguous():  # expanded, perhaps
-            size_bytes = min(size_bytes, value.untyped_storage().nbytes())
-        found[id(value)] = size_bytes
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _add(item, found)
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            size_bytes = value.nbytes
+            if value.layout == torch.strided and not value.is_contiguous():  # expanded, perhaps
+                size_bytes = min(size_bytes, value.untyped_storage().nbytes())
+            found[id(value)] = size_bytes
+        elif isinstance(value, (list, tuple)):
+            _add(value, found)
