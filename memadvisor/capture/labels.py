@@ -393,3 +393,12 @@ class _Kept:
     def __del__(self) -> None:
         if self.row is not None:
             self.row.released_ns = time.time_ns()
+
+
+def _tensors(values: Any) -> Iterable[torch.Tensor]:
+    """Tensors among an operator's arguments or results: flat, or in lists one or two levels deep."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)

@@ -1,5 +1,13 @@
 """What the recorder says of a training, and that it leaves nothing behind."""
 
+import ctypes
+import gc
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -44,15 +52,57 @@ def test_losses_and_random_numbers_are_what_they_were_without_us(tmp_path):
     assert torch.equal(after_plain, after_profiled)
 
 
-def test_no_hook_is_left_behind(tmp_path):
-    engine, wait = torch.autograd._engine_run_backward, torch.distributed.Work.wait
-    with memadvisor.profile(tmp_path / "run"):
-        train(make_model())
+def global_state():
+    """What a profiler could leave changed in the process: hooks, replaced functions, flags, filters, handlers."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    flags = [ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value]
+    flags += [ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value]
+    hooks = [
+        dict(value)
+        for module in (torch_module, torch_optimizer)
+        for name, value in vars(module).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    ]
+    functions = [
+        torch.autograd._engine_run_backward,
+        torch.autograd.profiler._prepare_profiler,
+        torch.distributed.Work.wait,
+        torch.nn.Module.__call__,
+        torch.nn.Module._call_impl,
+        torch.UntypedStorage.resize_,
+        sys.excepthook,
+        sys.unraisablehook,
+    ]
+    modes = [torch._C._len_torch_dispatch_stack(), torch._C._autograd._profiler_enabled()]
+    saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    filters, finders = list(warnings.filters), list(sys.meta_path)
+    return [
+        flags,
+        hooks,
+        functions,
+        modes,
+        saved_hooks,
+        handlers,
+        filters,
+        finders,
+        dict(os.environ),
+        gc.callbacks[:],
+    ]
 
+
+def test_nothing_is_left_behind(tmp_path):
+    model = make_model()
+    modules = [{key: str(value) for key, value in vars(module).items()} for module in model.modules()]
+    before = global_state()
+    with memadvisor.profile(tmp_path / "run"):
+        train(model)
+        assert global_state() != before
+
+    assert global_state() == before
+    assert [set(vars(module)) for module in model.modules()] == [set(names) for names in modules]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not torch_module._has_any_global_hook()
-    assert not torch_optimizer._global_optimizer_post_hooks
-    assert torch.autograd._engine_run_backward is engine
-    assert torch.distributed.Work.wait is wait
 
 
 def test_steps_micro_batches_and_tokens_are_counted(tmp_path):

@@ -4,12 +4,14 @@ They know nothing of memadvisor.
 """
 
 import gc
+import random
 import sys
 from contextlib import nullcontext
 
 import language
 import loops
 import networks
+import numpy as np
 import operators
 import torch
 
@@ -18,12 +20,18 @@ KINDS = {kind.__name__: kind for kinds in FAMILIES.values() for kind in kinds}
 
 
 def train_all(names, around=nullcontext):
-    """Each training in a context of its own, `around(name)`; what it leaves behind is collected first."""
+    """Each training in a context of its own, `around(name)`; what it leaves behind is collected first.
+
+    After each stands where every stream of random numbers has come to: a profiler must not have drawn from any.
+    """
     for name in names:
         print(name)
         torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
         with around(name):
             KINDS[name]()
+        print(random.random(), np.random.rand(), torch.rand(1).item())
         gc.collect()
 
 
