@@ -100,7 +100,7 @@ def test_captured_peak_is_the_allocators(family, kind, witnessed):
 def test_losses_are_the_same_to_the_last_bit(family, kind, witnessed):
     done = witnessed(family)
     assert done.lines[kind] == done.plain_lines[kind]
-    assert len(done.lines[kind]) >= 6
+    assert len(done.lines[kind]) >= 7  # its name, five losses, the random streams
     assert [note.text for note in done.rank(kind).notes] == []
 
 
