@@ -30,6 +30,7 @@ from memadvisor.capture.spans import ClosedStep, SpanLog
 from memadvisor.capture.steps import StepCycle
 from memadvisor.capture.tracer import Tracer
 from memadvisor.capture.truth import is_profiler_free
+from memadvisor.capture.unstepped import BackwardSteps, what_was_seen
 from memadvisor.capture.writer import RankWriter, RecorderOptions
 from memadvisor.run.records import LiveStorage, Storage
 
@@ -62,6 +63,7 @@ class Recorder:
         self._has_trace = False
         self._script_profiles = False
         self._num_cut_traces = 0  # by want of memory
+        self._backward_steps = BackwardSteps()
         self._is_over = False
         self._last_counter_s = 0.0
         self._running_peak_bytes = 0
@@ -168,6 +170,8 @@ class Recorder:
                     self._tracer.mode.name(parameter.grad, "gradient", unit)
         position.micro_batch += 1
         self._note_place()
+        if self._spans is not None and not self._optimizers and not position.stack:
+            self._end_step_without_optimizer(self._spans)
 
     def reach_backward_of(self, unit: str) -> None:
         """The gradient of a unit's output is known: its backward begins."""
@@ -261,6 +265,31 @@ class Recorder:
         self._is_over = True
         self._shut_down(lambda: self._write_end(exit_code, exception))
 
+    @property
+    def has_seen_a_model(self) -> bool:
+        return self._spans is not None
+
+    def discard(self) -> None:
+        """Remove the journal of a process that turned out to be no rank of a training. After `finish`."""
+        if os.getpid() == self._pid:
+            self._writer.discard()
+
+    def replaced(self, is_itself: bool) -> None:
+        """Another program takes the process over: write what there is, or nothing if it starts afresh."""
+        if self._is_over or os.getpid() != self._pid:
+            return
+        if is_itself and (self._spans is None or self._spans.step.index == 0):
+            self._is_over = True
+            self._shut_down(self._writer.discard)
+        else:
+            self.finish(0, None)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child that is to have a recorder of its own: take this one's hooks off."""
+        self._is_over = True
+        self._hooks.remove()
+        self._drop_tracer()
+
     # ---- inside ---------------------------------------------------------------------------------
 
     def _is_outermost_recompute(self, num_entered: int) -> bool:
@@ -274,7 +303,9 @@ class Recorder:
             self._tracer.note_place()
 
     def _meet_uncalled_models(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if all(parameter.grad is None for parameter in parameters):
+            return  # the model is yet to be called, by the optimizer's closure
         if self._models.discover_owners(parameters):
             self._meet_first_model()
             self.note(
@@ -341,6 +372,12 @@ class Recorder:
         self._hooks.listen_to_modules(not is_thin)
         if resume is end:
             self._spans.spend_since(now_s)
+
+    def _end_step_without_optimizer(self, spans: SpanLog) -> None:
+        if self._backward_steps.after_pass():
+            self.note("warning", self._backward_steps.NOTE)
+        if self._backward_steps.has_begun:
+            self._end_step(spans.mark())
 
     def _device_peaks(self, totals: DeviceTotals | None) -> tuple[int | None, int | None]:
         """The script may read and reset the running peaks itself, so we never reset them.
@@ -440,7 +477,9 @@ class Recorder:
         if self._spans is not None:
             self._describe_models()
         if self._spans is None or self._spans.step.index == 0:
-            seen = "a model was called, but no optimizer stepped" if self._spans else "no model was called"
+            seen = what_was_seen(
+                has_model=self._spans is not None, num_passes=self._backward_steps.num_passes
+            )
             self._writer.write_note("warning", f"No training step was seen: {seen}.")
         self._writer.write_ending(exit_code, exception, self._device)
 

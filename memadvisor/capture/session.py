@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memadvisor.capture.attach import when_torch_is_imported
+from memadvisor.capture.children import Continuation, Followed
 from memadvisor.capture.script import Target, exit_code_of, hide_our_frames, run_target
 from memadvisor.run.frames import MAJOR, MINOR
 from memadvisor.run.run import Manifest
@@ -20,13 +23,21 @@ if TYPE_CHECKING:
     from memadvisor.capture.recorder import Recorder
 
 
+# Recorders of this process that a fork takes along into its children.
+_inherited: list[Recorder] = []
+
+
 @dataclass(frozen=True, slots=True)
 class RankIdentity:
-    """Who this process is, by the variables that torchrun and our own launcher set."""
+    """Who this process is, by the variables that torchrun, our own launcher or Lightning's set.
+
+    Lightning's sets no RANK: then `rank` is the local one, until the process group says otherwise.
+    """
 
     rank: int
     world_size: int
     local_rank: int
+    is_guess: bool
 
 
 def rank_identity() -> RankIdentity:
@@ -34,7 +45,9 @@ def rank_identity() -> RankIdentity:
         text = os.environ.get(name, "")
         return int(text) if text.isdecimal() else default
 
-    return RankIdentity(number("RANK", 0), max(1, number("WORLD_SIZE", 1)), number("LOCAL_RANK", 0))
+    local_rank = number("LOCAL_RANK", 0)
+    world_size = max(1, number("WORLD_SIZE", 1))
+    return RankIdentity(number("RANK", local_rank), world_size, local_rank, "RANK" not in os.environ)
 
 
 def start_manifest(directory: Path, target: Target, world_size: int, version: str) -> None:
@@ -57,12 +70,14 @@ def profile_script(
     trace_step: int,
     memory_limit_bytes: int | None = None,
     max_bytes: int = 10**9,
+    continuation: Continuation | None = None,
     when_attached: Callable[[Recorder], None] | None = None,
     after: Callable[[bool], None] | None = None,
 ) -> None:
     """Run the script in this process and record it into `directory`.
 
-    `when_attached` is told of the recorder as soon as torch is there; `after` runs once the script has
+    With a `continuation`, ranks that the script starts by itself are recorded too, and a script that
+    executes itself anew goes on being recorded. `when_attached` is told of the recorder as soon as torch is there; `after` runs once the script has
     ended, however it did, and is told whether it ended well. What the script raises is raised, with a traceback of its own frames alone.
     """
     recorders: list[Recorder] = []
@@ -72,7 +87,14 @@ def profile_script(
         "memory_limit_bytes": memory_limit_bytes,
         "max_bytes": max_bytes,
     }
-    when_torch_is_imported(lambda: _attach(recorders, options, when_attached))
+    followed = Followed(continuation, partial(_say_before_exec, recorders)) if continuation else None
+
+    def attach() -> None:
+        _attach(recorders, options, when_attached)
+        if followed is not None:
+            followed.follow_spawn(options)
+
+    when_torch_is_imported(attach)
     started_by = os.getpid()
     failure: BaseException | None = None
     try:
@@ -83,10 +105,9 @@ def profile_script(
         raise
     finally:
         if os.getpid() == started_by:  # a forked child that unwinds through here is the script's own
-            exception = None if failure is None or isinstance(failure, SystemExit) else type(failure).__name__
-            for recorder in recorders:
-                recorder.see_failure(failure)
-                recorder.finish(exit_code_of(failure), exception)
+            if followed is not None:
+                followed.stop()
+            _finish(recorders, failure)
             if not recorders:
                 _say("no training step was seen: the script never imported torch.")
                 discard_empty_run(directory)
@@ -94,21 +115,65 @@ def profile_script(
                 after(exit_code_of(failure) == 0)
 
 
+def _finish(
+    recorders: Sequence[Recorder], failure: BaseException | None, *, is_optional: bool = False
+) -> None:
+    exception = None if failure is None or isinstance(failure, SystemExit) else type(failure).__name__
+    for recorder in recorders:
+        recorder.see_failure(failure)
+        recorder.finish(exit_code_of(failure), exception)
+        if is_optional and not recorder.has_seen_a_model:
+            recorder.discard()
+
+
+def _say_before_exec(recorders: Sequence[Recorder], command: Sequence[str], is_itself: bool) -> None:
+    """Another program takes this process over, and Python does not end: it is now or never."""
+    program = " ".join(command)[:200]
+    if not is_itself:
+        text = f"The script replaced its process by `{program}`, which is not recorded."
+        _say(text)
+        for recorder in recorders:
+            recorder.note("warning", text)
+    for recorder in recorders:
+        recorder.replaced(is_itself)
+
+
+@contextlib.contextmanager
+def record_here(index: int, options: dict[str, Any]) -> Iterator[None]:
+    """Record a process that torch.multiprocessing has started, as its `index`-th; `options` of the RecorderOptions.
+
+    A forked one inherits its parent's recorder, which gives way. A process that calls no model leaves
+    nothing behind: it is no rank of the training.
+    """
+    recorders: list[Recorder] = []
+    while _inherited:
+        _inherited.pop().leave_to_parent()
+    _attach(recorders, options, None, RankIdentity(index, 1, index, True))
+    try:
+        yield
+    finally:
+        failure = sys.exc_info()[1]
+        cause = failure.__context__ if isinstance(failure, SystemExit) else None
+        _finish(recorders, cause or failure, is_optional=True)
+
+
 def _attach(
     recorders: list[Recorder],
     options: dict[str, Any],
     when_attached: Callable[[Recorder], None] | None,
+    identity: RankIdentity | None = None,
 ) -> None:
-    from memadvisor.capture.recorder import Recorder
-    from memadvisor.capture.writer import RecorderOptions
-
-    identity = rank_identity()
+    identity = identity or rank_identity()
     try:
+        from memadvisor.capture.recorder import Recorder
+        from memadvisor.capture.writer import RecorderOptions
+
         recorder = Recorder(
             RecorderOptions(
                 rank=identity.rank,
                 world_size=identity.world_size,
                 local_rank=identity.local_rank,
+                rank_is_guess=identity.is_guess,
                 **options,
             )
         )
@@ -116,6 +181,7 @@ def _attach(
         _say(f"recording could not start: {type(error).__name__}: {error}")
         return
     recorders.append(recorder)
+    _inherited.append(recorder)
     if when_attached is not None:
         when_attached(recorder)
 
@@ -123,8 +189,3 @@ def _attach(
 def _say(text: str) -> None:
     # Not print(): the script may have replaced it, or sys.stderr.
     os.write(2, f"memadvisor: {text}\n".encode(errors="replace"))
-
-
-def is_under_a_launcher() -> bool:
-    """Whether torchrun (or our own launcher) has started this process as one of several ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "torch" not in sys.modules

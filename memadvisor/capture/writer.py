@@ -45,6 +45,7 @@ class RecorderOptions:
     rank: int
     world_size: int
     local_rank: int
+    rank_is_guess: bool = False  # nobody has said which rank this is; the process group will
     trace_step: int = 2
     memory_limit_bytes: int | None = None
     max_bytes: int = 10**9
@@ -156,13 +157,18 @@ class RankWriter:
         ending = Ending(exit_code=exit_code, exception=exception, time_s=time.monotonic())
         self._journal.write_document("ending", dataclasses.asdict(ending))
 
+    def discard(self) -> None:
+        """Close, and leave no file behind."""
+        self._journal.close()
+        self._journal.path.unlink(missing_ok=True)
+
     def close(self) -> None:
         self._journal.close()
 
     def _process_info(self, device: torch.device) -> ProcessInfo:
         properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
         return ProcessInfo(
-            rank=self._options.rank,
+            rank=_process_group_rank(self._options),
             world_size=max(self._options.world_size, _process_group_size()),
             local_rank=self._options.local_rank,
             pid=os.getpid(),
@@ -181,6 +187,12 @@ class RankWriter:
 def _process_group_size() -> int:
     """Ranks of the script's process group; 1 where it has none."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _process_group_rank(options: RecorderOptions) -> int:
+    """What the process group says where no launcher has; a script's own group may count otherwise."""
+    is_known = dist.is_available() and dist.is_initialized()
+    return dist.get_rank() if options.rank_is_guess and is_known else options.rank
 
 
 def _host_memory_bytes() -> int | None:

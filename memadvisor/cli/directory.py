@@ -19,7 +19,7 @@ def choose_directory(arguments: argparse.Namespace, target: Target) -> Path:
     launch = _launch_id()
     if arguments.nproc and launch:
         raise UsageError("--nproc was given inside a launcher's rank.", hint="leave the ranks to torchrun.")
-    if arguments.joined:
+    if arguments.joined or arguments.again:
         return Path(arguments.out)
     if launch is None:
         path = Path(arguments.out) if arguments.out else unused_run_directory(target.label)

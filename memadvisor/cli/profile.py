@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from memadvisor import __version__
+from memadvisor.capture.children import Continuation
 from memadvisor.capture.launch import launch_ranks
 from memadvisor.capture.script import Target, check_target
 from memadvisor.capture.session import profile_script, rank_identity, start_manifest
@@ -53,7 +54,9 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="most that a rank writes; beyond it only steps are recorded (default: 1 GB)",
     )
-    parser.add_argument("--joined", action="store_true", help=argparse.SUPPRESS)  # a rank of our own launcher
+    # Of our own making: a rank that writes into a run there is, and a script that has executed itself anew.
+    parser.add_argument("--joined", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,11 +72,25 @@ def run(arguments: argparse.Namespace) -> int:
         target,
         directory,
         trace_step=arguments.trace_step,
+        continuation=_continuation(arguments, target, directory),
         after=lambda well: close(arguments, directory, here=here, with_report=well),
         memory_limit_bytes=arguments.memory_limit,
         max_bytes=arguments.max_run_size,
     )
     return 0
+
+
+def _continuation(arguments: argparse.Namespace, target: Target, directory: Path) -> Continuation:
+    words = ["profile", *(["--joined"] if arguments.joined else []), *_options_again(arguments, directory)]
+    script = None if target.is_module else Path(target.name).resolve()
+    return Continuation(target, script, tuple(words))
+
+
+def _options_again(arguments: argparse.Namespace, directory: Path) -> list[str]:
+    """Our options as another process of the same run gets them."""
+    words = ["--out", str(directory), "--trace-step", str(arguments.trace_step)]
+    words += ["--max-run-size", str(arguments.max_run_size)]
+    return words + ([] if arguments.memory_limit is None else ["--memory-limit", str(arguments.memory_limit)])
 
 
 def target_of(arguments: argparse.Namespace) -> Target:
@@ -100,10 +117,7 @@ def launch(
     """Start the ranks, wait for them, and close with the whole run's summary."""
     start(directory, target, arguments.nproc)
     named = ["-m", target.name] if target.is_module else [target.name]
-    own = [command, "--joined", "--out", str(directory), "--trace-step", str(arguments.trace_step), *options]
-    own += ["--max-run-size", str(arguments.max_run_size)]
-    if arguments.memory_limit is not None:
-        own += ["--memory-limit", str(arguments.memory_limit)]
+    own = [command, "--joined", *_options_again(arguments, directory), *options]
     code = launch_ranks(arguments.nproc, [*own, *named, *target.arguments])
     if directory.is_dir():
         print_closing(directory, here=Path.cwd(), with_report=code == 0)

@@ -58,7 +58,7 @@ def record_of(rank: RankAnalysis, analysis: Analysis) -> RankRun:
 
 def header(run: Run) -> RenderableType:
     process = run.ranks[0].process
-    num_ranks = run.manifest.world_size
+    num_ranks = max(run.manifest.world_size, len(run.ranks) + len(run.missing_ranks))
     command = " ".join((run.manifest.script, *run.manifest.arguments))
     traced = run.ranks[0].traced_step
     steps = run.ranks[0].steps

