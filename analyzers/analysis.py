@@ -9,13 +9,15 @@ from typing import Any
 
 from memadvisor.analyzers.activations import Activations, activations
 from memadvisor.analyzers.checkpointing import CheckpointedModule, Checkpointing, checkpointing
+from memadvisor.analyzers.clocks import align_clocks
 from memadvisor.analyzers.communication import Communication, communication
 from memadvisor.analyzers.comparison import Compared, Comparison, comparison
 from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
-from memadvisor.analyzers.matching import Key, Matched, match_collectives
+from memadvisor.analyzers.matching import Matched, match_collectives
 from memadvisor.analyzers.model_states import ModelStates, model_states
 from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, out_of_memory
 from memadvisor.analyzers.peak import PeakBreakdown, peak_breakdown
+from memadvisor.analyzers.sides import Key
 from memadvisor.analyzers.skew import Skew, skew
 from memadvisor.analyzers.step_time import StepTime, step_time
 from memadvisor.analyzers.timeline import MemoryTimeline, memory_timeline
@@ -72,7 +74,8 @@ class Analysis:
 
 def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
     """Run every analyzer. Without `hardware` there are FLOPs but no MFU."""
-    matched = match_collectives(run.ranks)
+    clocks = align_clocks(run.ranks)
+    matched = match_collectives(run.ranks, clocks)
     ranks = tuple(_analyze_rank(rank, run, hardware, matched) for rank in run.ranks)
     times = [rank.step_time for rank in ranks]
     peaks = [rank.peak for rank in ranks]
@@ -80,7 +83,7 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
         run=run,
         hardware=hardware,
         ranks=ranks,
-        skew=skew(run.ranks, matched, times, [rank.communication for rank in ranks], peaks),
+        skew=skew(run.ranks, clocks, matched, times, [rank.communication for rank in ranks], peaks),
         comparison=comparison(run.plan, peaks, times),
         samples_per_s=_sum([None if t is None else t.samples_per_s for t in times], run),
         tokens_per_s=_sum([None if t is None else t.tokens_per_s for t in times], run),
@@ -245,12 +248,14 @@ def _checkpointed_to_json(row: CheckpointedModule) -> dict[str, Any]:
 
 
 def _communication_to_json(traffic: Communication | None) -> dict[str, Any]:
-    names = ("bytes", "time_s", "exposed_s", "overlapped_s", "waiting_s", "num_calls", "num_unfinished")
+    times = ("time_s", "exposed_s", "overlapped_s", "waiting_s", "transfer_s")
+    names = ("bytes", *times, "num_calls", "num_unfinished")
+    tables = ("operations", "groups", "units")
     if traffic is None:
-        return {**dict.fromkeys(names), "operations": []}
+        return {**dict.fromkeys(names), **{table: [] for table in tables}}
     return {
         **{name: getattr(traffic, name) for name in names},
-        "operations": [dataclasses.asdict(row) for row in traffic.operations],
+        **{table: [dataclasses.asdict(row) for row in getattr(traffic, table)] for table in tables},
     }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from memadvisor.analyzers.intervals import Intervals, length, minus, union
-from memadvisor.analyzers.matching import Key, Matched, key_of, traced_collectives
+from memadvisor.analyzers.matching import Matched
+from memadvisor.analyzers.sides import Key, key_of, traced_collectives
 from memadvisor.run.records import Collective
 from memadvisor.run.run import RankRun
 
@@ -35,13 +36,31 @@ class OperationBandwidth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficShare:
+    """The collectives of one unit or one group, with the definitions of `Communication`.
+
+    Of collectives in flight together each counts its whole time, so the shares may sum to more than the whole.
+    `transfer_s` is the time from the last rank's start to the end: what is left when nobody waits for anybody.
+    """
+
+    name: str
+    bytes: int
+    num_calls: int
+    time_s: float | None
+    exposed_s: float | None
+    waiting_s: float | None
+    transfer_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
     """One rank's collectives in the traced step, so its times carry the tracing's own cost.
 
     `time_s` is the length of the union of [issue, end) of all collectives; None where no end was seen.
     `exposed_s` is the part of it in which no operator ran, `overlapped_s` the rest; None on an accelerator,
     where an operator's recorded time is that of its launch. `waiting_s` is the part spent waiting for the last
-    rank of each group to start (matched by group and sequence); None where another rank's record is missing.
+    rank of each group to start (matched by group and sequence), `transfer_s` the part from then to the end;
+    None where another rank's record is missing. `groups` are by process group, `units` by the unit that called.
     """
 
     bytes: int
@@ -51,7 +70,10 @@ class Communication:
     exposed_s: float | None
     overlapped_s: float | None
     waiting_s: float | None
+    transfer_s: float | None
     operations: tuple[OperationBandwidth, ...]  # most bytes first
+    groups: tuple[TrafficShare, ...]  # longest first
+    units: tuple[TrafficShare, ...]
 
 
 def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communication | None:
@@ -59,20 +81,53 @@ def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communicatio
     if rank.traced_step is None:
         return None
     own = traced_collectives(rank)
+    compute = compute_intervals(rank)
+    whole = _share("", rank, own, matched, compute)
+    return Communication(
+        bytes=whole.bytes,
+        num_calls=whole.num_calls,
+        num_unfinished=sum(call.end_s is None for call in own),
+        time_s=whole.time_s,
+        exposed_s=whole.exposed_s,
+        overlapped_s=None
+        if whole.time_s is None or whole.exposed_s is None
+        else whole.time_s - whole.exposed_s,
+        waiting_s=whole.waiting_s,
+        transfer_s=whole.transfer_s,
+        operations=_operations(rank.process.rank, own, matched),
+        groups=_shares(rank, own, matched, compute, lambda call: call.group),
+        units=_shares(rank, own, matched, compute, lambda call: call.unit),
+    )
+
+
+def _shares(
+    rank: RankRun,
+    own: Sequence[Collective],
+    matched: Mapping[Key, Matched],
+    compute: Intervals,
+    name_of: Callable[[Collective], str],
+) -> tuple[TrafficShare, ...]:
+    calls: dict[str, list[Collective]] = defaultdict(list)
+    for call in own:
+        calls[name_of(call)].append(call)
+    shares = [_share(name, rank, members, matched, compute) for name, members in calls.items()]
+    return tuple(sorted(shares, key=lambda share: -(share.time_s or 0.0)))
+
+
+def _share(
+    name: str, rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched], compute: Intervals
+) -> TrafficShare:
     busy = union((call.issue_s, call.end_s) for call in own if call.end_s is not None)
     time_s = None if own and all(call.end_s is None for call in own) else length(busy)
-    exposed_s = None
-    if time_s is not None and (rank.process.device == "cpu" or not own):
-        exposed_s = length(minus(busy, compute_intervals(rank)))
-    return Communication(
+    is_exposed_known = time_s is not None and (rank.process.device == "cpu" or not own)
+    return TrafficShare(
+        name=name,
         bytes=sum(call.size_bytes for call in own),
         num_calls=len(own),
-        num_unfinished=sum(call.end_s is None for call in own),
         time_s=time_s,
-        exposed_s=exposed_s,
-        overlapped_s=None if time_s is None or exposed_s is None else time_s - exposed_s,
+        exposed_s=length(minus(busy, compute)) if is_exposed_known else None,
         waiting_s=_waiting_s(rank, own, matched),
-        operations=_operations(rank.process.rank, own, matched),
+        transfer_s=_transfer_s(rank, own, matched),
     )
 
 
@@ -83,11 +138,26 @@ def compute_intervals(rank: RankRun) -> Intervals:
 
 def _waiting_s(rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched]) -> float | None:
     """Moments in which at least one of the rank's collectives had not been started by all others."""
-    keys = [key_of(call, rank.process.rank) for call in own]
-    if any(key not in matched for key in keys):
+    found = _matches(rank, own, matched)
+    if found is None:
         return None
-    found = [matched[key] for key in keys]
     return length(union((match.issue_s[rank.process.rank], match.last_start_s) for match in found))
+
+
+def _transfer_s(rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched]) -> float | None:
+    """Moments in which at least one of the rank's collectives had been started by all, and had not ended."""
+    found = _matches(rank, own, matched)
+    if found is None or any(match.end_s is None for match in found):
+        return None
+    return length(union((match.last_start_s, match.end_s) for match in found if match.end_s is not None))
+
+
+def _matches(
+    rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched]
+) -> list[Matched] | None:
+    """What all ranks saw of these calls; None where the record of one is missing."""
+    keys = [key_of(call, rank.process.rank) for call in own]
+    return [matched[key] for key in keys] if all(key in matched for key in keys) else None
 
 
 def _operations(

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from memadvisor.analyzers.clocks import RankClock
 from memadvisor.analyzers.communication import Communication, compute_intervals
 from memadvisor.analyzers.intervals import length
-from memadvisor.analyzers.matching import Key, Matched
+from memadvisor.analyzers.matching import Matched
 from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.analyzers.sides import Key
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.run.run import RankRun
 
@@ -35,9 +37,11 @@ class Skew:
     """Differences between ranks. A spread is (max - min) / median, as a fraction of 1.
 
     `straggler` is the rank that caused the others to wait most; None where nobody waited or it cannot be told.
+    `clocks` are what the comparison of their times rests on.
     """
 
     ranks: tuple[RankTimes, ...]
+    clocks: tuple[RankClock, ...]
     straggler: int | None
     step_time_spread: float | None
     compute_spread: float | None
@@ -46,6 +50,7 @@ class Skew:
 
 def skew(
     ranks: Sequence[RankRun],
+    clocks: Sequence[RankClock],
     matched: Mapping[Key, Matched],
     times: Sequence[StepTime | None],
     traffic: Sequence[Communication | None],
@@ -69,6 +74,7 @@ def skew(
     worst = max(caused, key=lambda rank: caused[rank]) if caused else None
     return Skew(
         ranks=rows,
+        clocks=tuple(clocks),
         straggler=worst if worst is not None and caused[worst] > 0 else None,
         step_time_spread=_spread([row.step_time_s for row in rows]),
         compute_spread=_spread([row.compute_s for row in rows]),

@@ -7,9 +7,11 @@ from rich.text import Text
 
 from memadvisor.analyzers.activations import SavedBytes
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
+from memadvisor.analyzers.communication import Communication, TrafficShare
 from memadvisor.analyzers.step_time import UnitTime
 from memadvisor.analyzers.utilization import Utilization
 from memadvisor.cli.tables import NOT_RECORDED, grid, heading, name_of, shorten_left, table
+from memadvisor.report.ranks import clocks_in_words
 from memadvisor.run.records import Unit
 from memadvisor.run.run import RankRun
 from memadvisor.tui.drawing import PHASE_COLORS, bar
@@ -153,7 +155,8 @@ def communication(rank: RankAnalysis, analysis: Analysis) -> RenderableType:
     facts = paragraph(
         f"  {format_seconds(traffic.time_s)}: exposed {format_seconds(traffic.exposed_s)}, ",
         f"overlapped {format_seconds(traffic.overlapped_s)}; ",
-        f"waiting for other ranks {format_seconds(traffic.waiting_s)}",
+        f"waiting for other ranks {format_seconds(traffic.waiting_s)}, ",
+        f"transfer {format_seconds(traffic.transfer_s)}",
         f"; {traffic.num_unfinished} without an end" if traffic.num_unfinished else "",
     )
     lines = table("operation", "message", "ranks", "calls", "time", "algorithm", "bus")
@@ -169,7 +172,29 @@ def communication(rank: RankAnalysis, analysis: Analysis) -> RenderableType:
         )
     if len(traffic.operations) > MAX_OPERATIONS:
         lines.add_row(words(f"{len(traffic.operations) - MAX_OPERATIONS} more", "dim"))
-    return Group(title, facts, lines)
+    shares = [_shares(kind, found) for kind, found in _kinds_of(traffic) if len(found) > 1]
+    return Group(title, facts, lines, *shares)
+
+
+def _kinds_of(traffic: Communication) -> tuple[tuple[str, tuple[TrafficShare, ...]], ...]:
+    return ("group", traffic.groups), ("unit", traffic.units)
+
+
+def _shares(kind: str, found: tuple[TrafficShare, ...]) -> RenderableType:
+    lines = table(kind, "bytes", "calls", "time", "exposed", "waiting", "transfer")
+    for row in found[:MAX_OPERATIONS]:
+        lines.add_row(
+            words(row.name or ("outside any unit" if kind == "unit" else "unnamed")),
+            number(format_bytes(row.bytes)),
+            number(str(row.num_calls)),
+            number(format_seconds(row.time_s)),
+            number(format_seconds(row.exposed_s)),
+            number(format_seconds(row.waiting_s)),
+            number(format_seconds(row.transfer_s)),
+        )
+    if len(found) > MAX_OPERATIONS:
+        lines.add_row(words(f"{len(found) - MAX_OPERATIONS} more", "dim"))
+    return lines
 
 
 def _rate(bytes_per_s: float | None) -> str:
@@ -201,4 +226,5 @@ def ranks(analysis: Analysis) -> RenderableType:
         )
     if len(skew.ranks) > MAX_RANKS:
         lines.add_row(words(f"{len(skew.ranks) - MAX_RANKS} more", "dim"))
-    return Group(title, lines)
+    clocks = clocks_in_words(skew)
+    return Group(title, lines, paragraph(f"  {clocks}")) if clocks else Group(title, lines)

@@ -28,7 +28,13 @@ from memadvisor.report.script import SCRIPT
 from memadvisor.report.states import model_state_table
 from memadvisor.report.style import stylesheet
 from memadvisor.report.times import every_step, step_waterfall, unit_times
-from memadvisor.report.traffic import bandwidth_table, communication_lanes, traffic_summary
+from memadvisor.report.traffic import (
+    bandwidth_table,
+    communication_lanes,
+    group_table,
+    traffic_summary,
+    unit_table,
+)
 from memadvisor.report.view import RankView
 from memadvisor.run.files import write_private_file
 from memadvisor.run.run import Run
@@ -126,7 +132,11 @@ def _sections(analysis: Analysis) -> list[Section]:
             title="Communication",
             lead="What moves between ranks, how much of it hides behind compute, and who waits.",
             by_rank=by_rank(
-                traffic_summary, lambda view: communication_lanes(view, matched), bandwidth_table
+                traffic_summary,
+                lambda view: communication_lanes(view, matched),
+                bandwidth_table,
+                group_table,
+                unit_table,
             ),
         ),
         Section(

@@ -38,6 +38,23 @@ def verdict(skew: Skew) -> str:
     return f"The others wait most for rank {skew.straggler}: {format_seconds(caused)} in the traced step."
 
 
+def clocks_in_words(skew: Skew) -> str:
+    """What comparing the ranks' times rests on, where it is not simply one machine's clock; else ""."""
+    if any(clock.contradicted for clock in skew.clocks):
+        return "The ranks' clocks contradict each other: what compares their times is not to be relied on."
+    if any(clock.source == "wall clocks" for clock in skew.clocks):
+        return "The ranks' times are compared by their machines' wall clocks."
+    estimated = [clock for clock in skew.clocks if clock.source == "collectives"]
+    if not estimated:
+        return ""
+    uncertainty_s = max(clock.uncertainty_s or 0.0 for clock in estimated)
+    apart_s = max(abs(clock.offset_s) for clock in estimated)
+    return (
+        f"The ranks' clocks are up to {format_seconds(apart_s)} apart; they are aligned by their collectives "
+        f"to about {format_seconds(uncertainty_s)}."
+    )
+
+
 def _figure(skew: Skew) -> Figure:
     rows = skew.ranks[:MAX_RANKS]
     series = (
@@ -97,7 +114,8 @@ def _figure(skew: Skew) -> Figure:
         },
         height_px=430,
         note=f"{verdict(skew)} Spread, (max - min) / median: step time {format_fraction(skew.step_time_spread)}, "
-        f"compute {format_fraction(skew.compute_spread)}, peak {format_fraction(skew.peak_spread)}.",
+        f"compute {format_fraction(skew.compute_spread)}, peak {format_fraction(skew.peak_spread)}."
+        + (f" {clocks}" if (clocks := clocks_in_words(skew)) else ""),
     )
 
 

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memadvisor.analyzers.communication import Communication, compute_intervals
-from memadvisor.analyzers.matching import Key, Matched, key_of, traced_collectives
+from memadvisor.analyzers.communication import Communication, TrafficShare, compute_intervals
+from memadvisor.analyzers.matching import Matched
+from memadvisor.analyzers.sides import Key, key_of, traced_collectives
 from memadvisor.report.blocks import MEASURED, Block, Figure, Html, Missing, kinds_html, split_bar, table
 from memadvisor.report.downsample import merged
 from memadvisor.report.escape import html_text
 from memadvisor.report.lanes import bars, phase_bands, time_axis
 from memadvisor.report.view import RankView
-from memadvisor.report.words import seconds_scale
+from memadvisor.report.words import seconds_scale, unit_name
 from memadvisor.run.records import Collective
 from memadvisor.units import format_bytes, format_seconds
 
@@ -226,6 +227,44 @@ def bandwidth_table(view: RankView) -> Block | None:
         "2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all (nccl-tests, "
         "PERFORMANCE.md). Collectives in flight together share the link, so these are lower bounds."
         + (f" {more} further kinds are left out." if more > 0 else ""),
+    )
+
+
+def group_table(view: RankView) -> Block | None:
+    """By process group, where there are several."""
+    traffic = view.result.communication
+    return _share_table(view, "group", "By process group", () if traffic is None else traffic.groups)
+
+
+def unit_table(view: RankView) -> Block | None:
+    """By the unit that communicated, where there are several."""
+    traffic = view.result.communication
+    return _share_table(view, "unit", "By unit", () if traffic is None else traffic.units)
+
+
+def _share_table(view: RankView, kind: str, title: str, found: Sequence[TrafficShare]) -> Block | None:
+    if len(found) < 2:
+        return None
+    more = len(found) - MAX_OPERATIONS
+    return table(
+        title,
+        (kind, "bytes", "calls", "time", "exposed", "waiting", "transfer"),
+        (
+            (
+                unit_name(row.name) if kind == "unit" else row.name,
+                format_bytes(row.bytes),
+                str(row.num_calls),
+                format_seconds(row.time_s),
+                format_seconds(row.exposed_s),
+                format_seconds(row.waiting_s),
+                format_seconds(row.transfer_s),
+            )
+            for row in found[:MAX_OPERATIONS]
+        ),
+        kinds=(MEASURED,),
+        basis=view.traced_basis,
+        note="Waiting is for the last rank to start, transfer what comes after. What is in flight together counts "
+        "in each row." + (f" {more} further rows are left out." if more > 0 else ""),
     )
 
 

@@ -8,24 +8,31 @@ from pathlib import Path
 
 import pytest
 
+from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.run.store import load_run
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "collectives.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """(what the script says that it did, the run): four ranks, of which pairs are groups too."""
-    directory = tmp_path_factory.mktemp("collectives") / "run"
-    words = ["profile", "--nproc", "4", "--out", str(directory), str(SCRIPT)]
+def profiled(directory, num_ranks, *command):
+    """(stdout, the run)"""
+    words = ["profile", "--nproc", str(num_ranks), "--out", str(directory), *map(str, command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "memadvisor", *words],
         capture_output=True, text=True, timeout=150, env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), load_run(directory)
+    return done.stdout, load_run(directory)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """(what the script says that it did, the run): four ranks, of which pairs are groups too."""
+    directory = tmp_path_factory.mktemp("collectives") / "run"
+    printed, run = profiled(directory, 4, SCRIPTS / "collectives.py")
+    return json.loads(printed), run
 
 
 @pytest.mark.timeout(170)
@@ -58,3 +65,18 @@ def test_a_wait_belongs_to_the_operation_whose_work_was_waited_for(recorded):
         assert second.wait_start_s < first.wait_start_s
         assert first.asynchronous and second.asynchronous
         assert not rank.collectives[0].asynchronous
+
+
+@pytest.mark.timeout(170)
+def test_the_rank_that_is_slow_by_construction_is_named(tmp_path):
+    """Rank 2 of 4 sleeps 150 ms in its forward; what the others wait is that, and the transfer is not."""
+    _, run = profiled(tmp_path / "run", 4, SCRIPTS / "straggler.py", 2)
+    analysis = analyze(run)
+
+    assert analysis.skew.straggler == 2
+    assert {clock.source for clock in analysis.skew.clocks} == {"shared"}
+    for rank in analysis.ranks:
+        waited_s, transfer_s = rank.communication.waiting_s, rank.communication.transfer_s
+        if rank.rank != 2:
+            assert waited_s > 0.1
+            assert waited_s > transfer_s

@@ -13,22 +13,22 @@ SCRIPT = Path(__file__).parent / "zoo_ranks.py"
 BYTES = 4  # fp32
 
 
-def profiled(kind, directory):
-    command = [
-        sys.executable,
-        "-m",
-        "memadvisor",
-        "profile",
-        "--nproc",
-        "2",
-        "--out",
-        str(directory),
-        str(SCRIPT),
-        kind,
-    ]
+def started(*command):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True, text=True, timeout=120, env=environment, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def profiled(kind, directory):
+    """The recorded ranks. Losses and each rank's number of collectives are those of the plain run."""
+    plain = started("torch.distributed.run", "--nproc-per-node", "2", str(SCRIPT), kind)
+    ours = started("memadvisor", "profile", "--nproc", "2", "--out", str(directory), str(SCRIPT), kind)
+    assert ours == plain
+    assert sum("collectives" in line for line in plain) == 2
     return load_run(directory).ranks
 
 

@@ -29,6 +29,9 @@ def main(kind):
         for block in model.blocks:
             parallelize_module(block.mlp, mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
     train(model, next_token_loss, torch.optim.AdamW(model.parameters(), foreach=False))
+    # One write a line: ranks print at once.
+    sys.stdout.write(f"{dist.get_rank()} {dist.group.WORLD._get_sequence_number_for_group()} collectives\n")
+    sys.stdout.flush()
     dist.destroy_process_group()
 
 
