@@ -113,7 +113,7 @@ def test_a_script_of_this_kind_runs_as_without_the_tool_and_is_seen(name, tmp_pa
     assert ours[:2] == plain[:2], ours[2]
     assert ours[0] == kind.code, ours[2]
     assert files_below(tmp_path / "profiled") == files_below(tmp_path / "plain")
-    if not kind.launched:  # torchrun's own words hold times
+    if kind.num_ranks == 1:  # ranks speak in any order, and torchrun's and Lightning's ends are races
         assert is_within(plain[2], ours[2]), ours[2]
     assert ours[2].count("Traceback") == plain[2].count("Traceback")
     assert "stopped recording" not in ours[2]
