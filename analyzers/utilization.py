@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from memadvisor.analyzers.intervals import holds, union
+from memadvisor.analyzers.conventions import CONVENTIONS, Convention, convention_flops
+from memadvisor.analyzers.model_shape import TransformerShape, training_operators, transformer_shape
+from memadvisor.analyzers.product_weights import NoTransformer
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.run.run import RankRun
@@ -21,9 +23,10 @@ class Utilization:
 
     Convention "exact": MFU counts the FLOPs of the matrix products and convolutions that the model needs
     (causal attention as its T(T+1)/2 pairs, head in, embedding look-up out), HFU those that ran,
-    recomputation too; evaluation passes count in neither. Convention "palm": (6N + 12 L H Q T) FLOPs a token (PaLM, arXiv:2204.02311,
-    appendix B), with N all parameters. FLOPs are the traced step's; the time is the steady steps' median.
-    Fractions are None where the peak for `dtype`, the FLOPs or the step time is not known.
+    recomputation too; evaluation passes count in neither. `conventions` has the MFU of all four conventions
+    (conventions.py), or why one does not know this model; `shape` is what the formulas were given. FLOPs are the
+    traced step's; the time is the steady steps' median. Fractions are None where the peak for `dtype`, the FLOPs
+    or the step time is not known.
     """
 
     mfu: float | None
@@ -38,12 +41,13 @@ class Utilization:
     peak_flops_per_s: float | None
     hardware_name: str | None
     hardware_kind: str | None  # "datasheet", "measured" or "given"
+    conventions: Mapping[str, Convention]
+    shape: TransformerShape | None
 
 
 def utilization(rank: RankRun, time: StepTime | None, hardware: Hardware | None) -> Utilization:
     """MFU and HFU; what cannot be worked out is None."""
     model_flops, executed_flops = _training_flops(rank)
-    palm_flops = _palm_flops(rank)
     dtype = compute_dtype(rank)
     peak = hardware.peak_flops_per_s.get(dtype) if hardware is not None and dtype is not None else None
     step_time_s = time.median_s if time is not None else None
@@ -53,20 +57,49 @@ def utilization(rank: RankRun, time: StepTime | None, hardware: Hardware | None)
             return None
         return flops / step_time_s / peak
 
+    shape, conventions = _conventions(rank, model_flops, share)
+    palm = conventions["palm"]
     return Utilization(
         mfu=share(model_flops),
         hfu=share(executed_flops),
         convention="exact",
-        mfu_palm=share(palm_flops),
+        mfu_palm=palm.mfu,
         model_flops_per_step=model_flops,
         executed_flops_per_step=executed_flops,
-        palm_flops_per_step=palm_flops,
+        palm_flops_per_step=palm.flops_per_step,
         step_time_s=step_time_s,
         dtype=dtype,
         peak_flops_per_s=peak,
         hardware_name=None if hardware is None else hardware.name,
         hardware_kind=None if hardware is None else hardware.kind,
+        conventions=conventions,
+        shape=shape,
     )
+
+
+def _conventions(
+    rank: RankRun, model_flops: int | None, share: Callable[[int | None], float | None]
+) -> tuple[TransformerShape | None, dict[str, Convention]]:
+    """The four conventions, by name; where a formula does not know the model, why."""
+    shape, reason = None, ""
+    try:
+        shape = transformer_shape(rank)
+    except NoTransformer as error:
+        reason = str(error)
+    conventions = {}
+    for name in CONVENTIONS:
+        flops, why = model_flops, None
+        if name != "exact":
+            flops, why = None, reason
+            if shape is not None:
+                try:
+                    flops, why = convention_flops(name, shape), None
+                except NoTransformer as error:
+                    why = str(error)
+        elif flops is None:
+            why = "no step was traced"
+        conventions[name] = Convention(flops_per_step=flops, mfu=share(flops), reason=why)
+    return shape, conventions
 
 
 def _training_flops(rank: RankRun) -> tuple[int | None, int | None]:
@@ -74,13 +107,9 @@ def _training_flops(rank: RankRun) -> tuple[int | None, int | None]:
 
     What an optimizer multiplies (Muon's Newton-Schulz steps) is executed, but no need of the model.
     """
-    step = rank.traced_step
-    if step is None or not rank.operators:
+    if rank.traced_step is None or not rank.operators:
         return None, None
-    evaluations = union(
-        (s.start_s, s.end_s) for s in rank.spans if s.step == step.index and s.kind == "evaluation"
-    )
-    training = [row for row in rank.operators if not holds(evaluations, row.start_s)]
+    training = training_operators(rank)
     needed = sum(row.model_flops for row in training if row.phase != "optimizer")
     return needed, sum(row.executed_flops for row in training)
 
@@ -101,29 +130,6 @@ def compute_dtype(rank: RankRun) -> str | None:
     return most[0][0] if most else None
 
 
-def _palm_flops(rank: RankRun) -> int | None:
-    """(6N + 12 L H Q T) times the tokens of the traced step; None for what is no plain transformer.
-
-    L is the number of units that ran a fused attention, H Q the width that most dimensions of their
-    weight matrices have, T the tokens of a sample.
-    """
-    step = rank.traced_step
-    if step is None or not step.num_tokens or not step.num_samples:
-        return None
-    layers = {row.unit for row in rank.operators if "attention" in row.name and row.phase == "forward"}
-    shapes = [dims for p in rank.parameters if p.unit in layers and len(dims := _dimensions(p.shape)) == 2]
-    widths = Counter(width for dims in shapes for width in dims).most_common(1)
-    if not widths or any(widths[0][0] not in dims for dims in shapes):
-        return None
-    num_parameters = sum(p.num_elements for p in rank.parameters if not p.tied_to)
-    sequence = step.num_tokens / step.num_samples
-    return round((6 * num_parameters + 12 * len(layers) * widths[0][0] * sequence) * step.num_tokens)
-
-
 def _is_floating(dtype: str) -> bool:
     """Not the workspace that an operator keeps as bytes."""
     return dtype.startswith(("float", "bfloat", "complex"))
-
-
-def _dimensions(shape: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"[0-9]+", shape))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.play_training import Recorder
 
 ITEM = 4  # bytes of a float32
+NUM_HEADS = 4
 TRACED_SLOWDOWN = 3.0
 ALL_REDUCE_S = 0.002
 
@@ -112,7 +113,8 @@ class StepPlayer:
             operator = "aten::mm" if layer.type_name == "Linear" else "aten::embedding"
             duration_s = self._forward_s(unit) / (len(layers) + len(layers) // 4)
             model_flops = 0 if phase == "recompute" else flops
-            self._operator(operator, layer.module, unit, phase, duration_s, flops, model_flops)
+            factors = [[recorder.tokens, layer.shape[1]], [layer.shape[1], layer.shape[0]]] if flops else None
+            self._operator(operator, layer.module, unit, phase, duration_s, flops, model_flops, factors)
             name = f"{layer.module} {phase} {micro_batch}"
             size = ITEM * recorder.tokens * layer.shape[1 if layer.type_name == "Embedding" else 0]
             if keep:
@@ -130,7 +132,8 @@ class StepPlayer:
         needed = factor * 2 * s.micro_batch_size * s.hidden * s.sequence * (s.sequence + 1)
         name = "aten::_scaled_dot_product_flash_attention_for_cpu"
         needed = 0 if phase == "recompute" else needed
-        self._operator(name, f"{unit}.attention", unit, phase, duration_s, executed, needed)
+        shape = [s.micro_batch_size, NUM_HEADS, s.sequence, s.hidden // NUM_HEADS]
+        self._operator(name, f"{unit}.attention", unit, phase, duration_s, executed, needed, [shape] * 3)
 
     def _unit_backward(self, unit: str, micro_batch: int) -> None:
         settings, recorder = self.settings, self.recorder
@@ -190,12 +193,25 @@ class StepPlayer:
         self.now_s += duration_s * self.scale
 
     def _operator(
-        self, name: str, module: str, unit: str, phase: str, duration_s: float, executed: int, needed: int
+        self,
+        name: str,
+        module: str,
+        unit: str,
+        phase: str,
+        duration_s: float,
+        executed: int,
+        needed: int,
+        shapes: list[list[int]] | None = None,
     ) -> None:
+        """Reads and writes a byte for each 10 FLOPs, and 1,000 besides."""
         start_s = self.now_s
         self._advance(duration_s)
         if self.traced:
-            row = Operator(name, module, unit, phase, start_s, self.now_s, executed, needed)
+            text = None if shapes is None else str(shapes)
+            read, written = executed // 20 + 1000, executed // 20
+            row = Operator(
+                name, module, unit, phase, start_s, self.now_s, executed, needed, text, read, written
+            )
             self.recorder.operators.append(row)
 
     def _span(self, kind: str, unit: str, micro_batch: int, start_s: float) -> None:

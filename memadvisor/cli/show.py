@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from memadvisor.analyzers.analysis import Analysis, analysis_to_json, analyze
+from memadvisor.analyzers.conventions import CONVENTIONS
 from memadvisor.analyzers.utilization import compute_dtype
 from memadvisor.cli import summary, summary_failures, summary_memory, summary_time
 from memadvisor.errors import UsageError
@@ -30,6 +31,12 @@ PLAIN_WIDTH = 110  # of text that goes to a file or a pipe
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="directory that `memadvisor profile` wrote")
     parser.add_argument("--json", action="store_true", help="print all results as JSON (docs/json.md)")
+    parser.add_argument(
+        "--convention",
+        choices=CONVENTIONS,
+        default=CONVENTIONS[0],
+        help="how the FLOPs behind MFU are counted",
+    )
     hardware = parser.add_mutually_exclusive_group()
     hardware.add_argument(
         "--hardware", metavar="FILE|NAME", help="a device's name, or what `memadvisor calibrate` wrote"
@@ -48,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(analysis_to_json(analysis), indent=1, allow_nan=False))
         else:
-            print_analysis(analysis, stdout_console())
+            print_analysis(analysis, stdout_console(), arguments.convention)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -92,10 +99,10 @@ def _given_hardware(recorded: Run, peak_tflops: str) -> Hardware:
     )
 
 
-def print_analysis(analysis: Analysis, console: Console) -> None:
-    """The whole summary, section by section."""
+def print_analysis(analysis: Analysis, console: Console, convention: str = CONVENTIONS[0]) -> None:
+    """The whole summary, section by section; `convention` is that of the MFU."""
     has_color = console.is_terminal and not console.no_color
-    for section in summary.sections(analysis, console.width, has_color=has_color):
+    for section in summary.sections(analysis, console.width, has_color=has_color, convention=convention):
         _print(console, section)
         if not isinstance(section, Text) or section.plain.startswith(_TITLES_OF_LINES):
             _print(console, Text(""))

@@ -15,10 +15,11 @@ from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.comparison import Compared
 from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.cli.summary_allocator import allocator
+from memadvisor.cli.summary_arithmetic import utilization
 from memadvisor.cli.summary_checkpointing import checkpointing
 from memadvisor.cli.summary_failures import out_of_memory
 from memadvisor.cli.summary_memory import model_states, modules, peak
-from memadvisor.cli.summary_time import communication, ranks, step_time, units, utilization
+from memadvisor.cli.summary_time import communication, ranks, step_time, units
 from memadvisor.cli.tables import heading, table
 from memadvisor.run.run import RankRun, Run
 from memadvisor.tui.text import number, paragraph, words
@@ -27,7 +28,7 @@ from memadvisor.units import format_bytes, format_seconds
 MAX_NAMED = 16
 
 
-def sections(analysis: Analysis, width: int, *, has_color: bool) -> Iterator[RenderableType]:
+def sections(analysis: Analysis, width: int, *, has_color: bool, convention: str) -> Iterator[RenderableType]:
     """All sections, in the order in which a reader asks; details are of the rank with the highest peak."""
     rank = analysis.largest_rank
     recorded = record_of(rank, analysis)
@@ -45,7 +46,7 @@ def sections(analysis: Analysis, width: int, *, has_color: bool) -> Iterator[Ren
         yield checkpointing(rank.checkpointing, width)
     yield model_states(rank.model_states)
     yield step_time(analysis, rank, width)
-    yield utilization(rank.utilization, recorded)
+    yield utilization(rank.utilization, recorded, convention)
     yield units(rank, recorded, width)
     yield communication(rank, analysis)
     if analysis.skew is not None:

@@ -1,4 +1,4 @@
-"""The sections of `memadvisor show` about time: the step, its units, utilization, communication, ranks."""
+"""The sections of `memadvisor show` about time: the step, its units, communication, ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from memadvisor.analyzers.activations import SavedBytes
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.communication import Communication, TrafficShare
 from memadvisor.analyzers.step_time import UnitTime
-from memadvisor.analyzers.utilization import Utilization
 from memadvisor.cli.tables import NOT_RECORDED, grid, heading, name_of, shorten_left, table
 from memadvisor.report.ranks import clocks_in_words
 from memadvisor.run.records import Unit
@@ -59,33 +58,6 @@ def throughput(analysis: Analysis, rank: RankAnalysis) -> str:
         if isinstance(own, float):
             return f"{format_count(own)} {what}/s on rank {rank.rank}"
     return f"throughput {NOT_RECORDED}"
-
-
-def utilization(used: Utilization, recorded: RankRun) -> RenderableType:
-    if used.model_flops_per_step is None:
-        return heading("Utilization", f"FLOPs {NOT_RECORDED}: no traced step was finished")
-    flops = (
-        f"{format_count(used.model_flops_per_step, 'FLOP')} a step needed, "
-        f"{format_count(used.executed_flops_per_step, 'FLOP')} executed"
-    )
-    if used.mfu is None:
-        hint = "pass --peak-tflops, or --hardware from `memadvisor calibrate`"
-        why = (
-            f"no peak FLOP/s of {used.dtype or 'its dtype'} known for {recorded.process.device_name}; {hint}"
-        )
-        if used.step_time_s is None:
-            why = "no timed step was finished"
-        return Group(heading("Utilization", f"MFU {NOT_RECORDED}: {why}"), paragraph(("  " + flops, "dim")))
-    title = heading(
-        "Utilization",
-        (f"MFU {format_fraction(used.mfu)}", "bold"),
-        f"  HFU {format_fraction(used.hfu)}",
-        f"  convention {used.convention}",
-        "" if used.mfu_palm is None else f" (palm, 6N+12LHQT: {format_fraction(used.mfu_palm)})",
-    )
-    peak_rate = format_count(used.peak_flops_per_s, "FLOP/s")
-    against = f"  {flops}; against {peak_rate} in {used.dtype} ({used.hardware_name}, {used.hardware_kind})"
-    return Group(title, paragraph((against, "dim")))
 
 
 def units(rank: RankAnalysis, recorded: RankRun, width: int) -> RenderableType:

@@ -123,12 +123,17 @@ def _used(view: RankView) -> str:
         flops = f'<p class="note">{html_text(f"A step needs {needed} and executes {ran} (traced step).")}</p>'
     if used.mfu is None or used.hardware_kind is None:
         return _card("Model FLOPs utilization (MFU)", None, _why_no_mfu(view), flops)
-    palm = "" if used.mfu_palm is None else f"; palm convention {format_fraction(used.mfu_palm)}"
+    others = ", ".join(
+        f"{name} {format_fraction(found.mfu)}"
+        for name, found in used.conventions.items()
+        if name != used.convention and found.mfu is not None
+    )
+    others = f" (by others: {others})" if others else ""
     rate = format_count(used.peak_flops_per_s, "FLOP/s")
     return _card(
         "Model FLOPs utilization (MFU)",
         format_fraction(used.mfu),
-        f"HFU {format_fraction(used.hfu)}; convention {used.convention}{palm}; against {rate} in {used.dtype} "
+        f"HFU {format_fraction(used.hfu)}; convention {used.convention}{others}; against {rate} in {used.dtype} "
         f"({used.hardware_name}, {used.hardware_kind})",
         flops,
         (MEASURED, used.hardware_kind),
