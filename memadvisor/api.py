@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +38,12 @@ class Profile:
         script = Target(name=sys.argv[0] if sys.argv else "", is_module=False, arguments=tuple(sys.argv[1:]))
         start_manifest(self.directory, script, identity.world_size, __version__)
         options = RecorderOptions(
-            directory=self.directory, trace_step=self._trace_step, **dataclasses.asdict(identity)
+            directory=self.directory,
+            trace_step=self._trace_step,
+            rank=identity.rank,
+            world_size=identity.world_size,
+            local_rank=identity.local_rank,
+            rank_is_guess=identity.is_guess,
         )
         self._recorder = Recorder(options)
         return self
