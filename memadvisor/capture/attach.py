@@ -22,7 +22,10 @@ def when_torch_is_imported(callback: Callable[[], None]) -> None:
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch as everybody else would, and adds one call after its code has run."""
+    """Finds torch as everybody else would, and adds one call after its code has run.
+
+    It stays until then: who asks whether torch is there (`importlib.util.find_spec`) need not import it.
+    """
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -32,14 +35,18 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
-        for finder in sys.meta_path:
+        for finder in [each for each in sys.meta_path if each is not self]:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    _call_after_loading(spec.loader, self._callback)
+                    _call_after_loading(spec.loader, self._loaded)
                 return spec
         return None
+
+    def _loaded(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._callback()
 
 
 def _call_after_loading(loader: Any, callback: Callable[[], None]) -> None:

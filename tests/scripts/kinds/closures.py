@@ -1,4 +1,9 @@
-"""LBFGS: one step of the optimizer is many passes of the model."""
+"""LBFGS: one step of the optimizer is many passes of the model. Asks first whether torch is there."""
+
+import importlib.util
+
+if importlib.util.find_spec("torch") is None:
+    raise SystemExit("torch is not installed")
 
 import torch
 from small import model_and_optimizer
