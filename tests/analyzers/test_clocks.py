@@ -41,7 +41,7 @@ def ranks_with(calls, offsets_s, *, hosts=None):
             dataclasses.replace(c, issue_s=c.issue_s + offset_s, end_s=c.end_s + offset_s)
             for c in calls[number]
         )
-        step = dataclasses.replace(rank.traced_step, index=0)
+        step = dataclasses.replace(rank.traced_step, index=0, start_s=99.0 + offset_s, end_s=199.0 + offset_s)
         process = dataclasses.replace(rank.process, host="node0" if hosts is None else hosts[number])
         ranks.append(dataclasses.replace(rank, process=process, steps=(step,), collectives=shifted))
     return ranks

@@ -1,5 +1,7 @@
 import dataclasses
 
+import pytest
+
 from memadvisor.analyzers.matching import match_collectives
 from tests.make_run import make_run
 
@@ -43,7 +45,11 @@ def test_machines_are_compared_by_their_wall_clocks():
     process = dataclasses.replace(
         second.process, host="node1", unix_offset_s=second.process.unix_offset_s + 50.0
     )
-    ranks = (first, dataclasses.replace(second, process=process, collectives=calls))
+    steps = tuple(
+        dataclasses.replace(step, start_s=step.start_s - 50.0, end_s=step.end_s - 50.0)
+        for step in second.steps
+    )
+    ranks = (first, dataclasses.replace(second, process=process, steps=steps, collectives=calls))
 
     for match in match_collectives(ranks).values():
         assert abs(match.issue_s[0] - match.issue_s[1]) < 1e-6
@@ -56,3 +62,20 @@ def test_only_the_traced_step_counts():
     )
 
     assert match_collectives([dataclasses.replace(rank, collectives=elsewhere)]) == {}
+
+
+def test_a_rank_that_began_to_trace_later_is_no_straggler():
+    """Rank 1 starts its traced step 0.3 s late; rank 0 is the slow one, by 0.1 s until its first collective."""
+    first, second = make_run(num_micro_batches=1).ranks
+
+    def recorded(rank, begin_s, issue_s):
+        step = dataclasses.replace(rank.traced_step, index=0, start_s=begin_s, end_s=9.0)
+        call = dataclasses.replace(rank.collectives[0], step=0, sequence=1, issue_s=issue_s, end_s=1.5)
+        return dataclasses.replace(rank, steps=(step,), collectives=(call,))
+
+    ranks = (recorded(first, 1.0, 1.15), recorded(second, 1.3, 1.35))
+    (match,) = match_collectives(ranks).values()
+
+    assert match.last_rank == 0
+    assert match.last_start_s - match.issue_s[1] == pytest.approx(0.1)
+    assert match.end_s - match.last_start_s == pytest.approx(1.5 - 1.35)

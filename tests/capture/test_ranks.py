@@ -1,6 +1,7 @@
 """Several ranks: what their own parallelism keeps is named, and counted as it is on each rank."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,22 +14,39 @@ SCRIPT = Path(__file__).parent / "zoo_ranks.py"
 BYTES = 4  # fp32
 
 
-def started(*command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        capture_output=True, text=True, timeout=120, env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.splitlines())
+def plain(kind):
+    """Lines that two ranks print by themselves, sorted."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), kind],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "RANK": str(rank), "LOCAL_RANK": str(rank),
+                 "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        return sorted(line for rank in ranks for line in rank.communicate(timeout=60)[0].splitlines())
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 def profiled(kind, directory):
     """The recorded ranks. Losses and each rank's number of collectives are those of the plain run."""
-    plain = started("torch.distributed.run", "--nproc-per-node", "2", str(SCRIPT), kind)
-    ours = started("memadvisor", "profile", "--nproc", "2", "--out", str(directory), str(SCRIPT), kind)
-    assert ours == plain
-    assert sum("collectives" in line for line in plain) == 2
+    words = ["memadvisor", "profile", "--nproc", "2", "--out", str(directory), str(SCRIPT), kind]
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = plain(kind)
+    assert sum("collectives" in line for line in expected) == 2
+    assert sorted(done.stdout.splitlines()) == expected
     return load_run(directory).ranks
 
 
