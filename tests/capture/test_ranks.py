@@ -36,7 +36,7 @@ def plain(kind):
 
 
 def profiled(kind, directory):
-    """The recorded ranks. Losses and each rank's number of collectives are those of the plain run."""
+    """The recorded ranks. Losses, and each rank's collectives in their order, are those of the plain run."""
     words = ["memadvisor", "profile", "--nproc", "2", "--out", str(directory), str(SCRIPT), kind]
     done = subprocess.run(
         [sys.executable, "-m", *words],
@@ -45,6 +45,7 @@ def profiled(kind, directory):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     expected = plain(kind)
+    assert all(int(line.split()[1]) >= 5 for line in expected if "collectives" in line)
     assert sum("collectives" in line for line in expected) == 2
     assert sorted(done.stdout.splitlines()) == expected
     return load_run(directory).ranks

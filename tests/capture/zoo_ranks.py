@@ -1,10 +1,17 @@
 """Trainings of several ranks, as a script: `zoo_ranks.py ddp|fsdp|tensor` under a launcher."""
 
+import hashlib
+import json
+import os
 import sys
 from pathlib import Path
 
+# The process groups' own account of what they ran, torch's flight recorder.
+os.environ["TORCH_FR_BUFFER_SIZE"] = "100000"
+
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace_json
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -12,6 +19,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 sys.path.insert(0, str(Path(__file__).parent / "zoo"))
 from language import Gpt, next_token_loss
 from training import train
+
+
+def operations():
+    """[group, operation, shapes] of all that ran, in order, whoever called it and from which language."""
+    entries = json.loads(_dump_fr_trace_json())["entries"]
+    return [[e["process_group"][0], e["profiling_name"], e["input_sizes"]] for e in entries]
 
 
 def main(kind):
@@ -29,8 +42,10 @@ def main(kind):
         for block in model.blocks:
             parallelize_module(block.mlp, mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
     train(model, next_token_loss, torch.optim.AdamW(model.parameters(), foreach=False))
-    # One write a line: ranks print at once.
-    sys.stdout.write(f"{dist.get_rank()} {dist.group.WORLD._get_sequence_number_for_group()} collectives\n")
+    ran = operations()
+    digest = hashlib.sha256(json.dumps(ran).encode()).hexdigest()
+    # One write a line, and a short one: ranks print at once.
+    sys.stdout.write(f"{dist.get_rank()} {len(ran)} collectives {digest}\n")
     sys.stdout.flush()
     dist.destroy_process_group()
 

@@ -1,5 +1,7 @@
 """What the trainings of the zoo share: a loop of five steps that prints its losses."""
 
+import sys
+
 import torch
 
 STEPS = 5
@@ -13,4 +15,4 @@ def train(model, loss_of, optimizer=None, accumulate=1):
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(step, repr(loss.item()))
+        sys.stdout.write(f"{step} {loss.item()!r}\n")  # one write, also where several ranks print at once
