@@ -33,6 +33,24 @@ def device_totals(device: torch.device) -> DeviceTotals | None:
     return DeviceTotals(allocated["current"], reserved["current"], allocated["peak"], reserved["peak"])
 
 
+class RunningPeak:
+    """The script may read and reset the allocator's running peaks itself, so we never reset them.
+
+    A step has a peak of its own only where it raised the running one.
+    """
+
+    def __init__(self) -> None:
+        self._allocated_bytes = 0
+
+    def of_step(self, totals: DeviceTotals | None) -> tuple[int | None, int | None]:
+        """(allocated, reserved) peaks of the step that has just ended."""
+        if totals is None:
+            return None, None
+        before_bytes, self._allocated_bytes = self._allocated_bytes, totals.peak_allocated_bytes
+        peak_bytes = totals.peak_allocated_bytes if totals.peak_allocated_bytes > before_bytes else None
+        return peak_bytes, totals.peak_reserved_bytes
+
+
 def device_block_sizes(device: torch.device) -> dict[int, int]:
     """Bytes that the caching allocator really gave to each live block of a CUDA device, by address."""
     if device.type != "cuda":

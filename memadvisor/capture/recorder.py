@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from memadvisor.capture.allocator import DeviceTotals, counter, device_totals, open_nvml
-from memadvisor.capture.allocator_snapshot import take_snapshot
+from memadvisor.capture.allocator import RunningPeak, counter, device_totals, open_nvml
 from memadvisor.capture.census import Labelled, known_tensors, residents
 from memadvisor.capture.clock import DeviceMark, clock_for
 from memadvisor.capture.compiled import has_compiled
@@ -28,15 +27,13 @@ from memadvisor.capture.out_of_memory import OutOfMemoryLog, place_of_failure
 from memadvisor.capture.position import Position
 from memadvisor.capture.spans import ClosedStep, SpanLog
 from memadvisor.capture.steps import StepCycle
-from memadvisor.capture.tracer import Tracer
+from memadvisor.capture.tracing import Tracing
 from memadvisor.capture.truth import is_profiler_free
 from memadvisor.capture.unstepped import BackwardSteps, what_was_seen
 from memadvisor.capture.writer import RankWriter, RecorderOptions
-from memadvisor.run.records import LiveStorage, Storage
+from memadvisor.run.records import LiveStorage
 
 _COUNT_EVERY_S = 0.1
-_MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
-_MOST_CUT_TRACES = 3
 
 
 class Recorder:
@@ -45,7 +42,6 @@ class Recorder:
     def __init__(self, options: RecorderOptions) -> None:
         self.label_sources: list[Callable[[], Iterable[Labelled]]] = []
         self.on_first_batch: Callable[[int], None] | None = None  # told the samples of the first micro-batch
-        self._trace_step = options.trace_step
         alive = residents((), torch.device("cpu"))
         self._cpu = open_cpu_account((block.address, block.size_bytes) for block in alive)
         self._writer = RankWriter(options)
@@ -57,16 +53,13 @@ class Recorder:
         self._cycle = StepCycle()
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._spans: SpanLog | None = None  # there is none before the first model is called
-        self._tracer: Tracer | None = None
-        self._is_described = False
-        self._has_traced = False  # one was started; whether it could be finished is _has_trace
-        self._has_trace = False
-        self._script_profiles = False
-        self._num_cut_traces = 0  # by want of memory
+        self._tracing = Tracing(
+            options.trace_step, self._position, self._writer, self._known_tensors, self.note
+        )
         self._backward_steps = BackwardSteps()
         self._is_over = False
         self._last_counter_s = 0.0
-        self._running_peak_bytes = 0
+        self._running_peak = RunningPeak()
         self._last_optimizer_end: float | DeviceMark | None = None
         self._memory = OutOfMemoryLog(
             self, self._writer.write_out_of_memory, self._known_storages, options.memory_limit_bytes
@@ -87,7 +80,7 @@ class Recorder:
 
     @property
     def is_tracing(self) -> bool:
-        return self._tracer is not None
+        return self._tracing.tracer is not None
 
     @property
     def plain_modules(self) -> set[int]:
@@ -110,13 +103,7 @@ class Recorder:
             spans.end_timing(begin_s)
         if info.is_root:
             self._memory.enter_model(args)
-        if self._tracer is not None:
-            self._tracer.note_place()
-            self._tracer.module_calls.enter(
-                info, args, position.phase, position.micro_batch, len(position.stack) - 1
-            )
-            if info.is_root and position.phase == "forward":
-                self._tracer.log.forward_starts_ns.append(time.time_ns())
+        self._tracing.enter_module(info, args)
 
     def leave_module(self, module: torch.nn.Module, args: Any, *rest: Any) -> None:
         # (kwargs, output); after an exception torch leaves the kwargs out.
@@ -133,11 +120,7 @@ class Recorder:
             if info.is_root or info.is_unit or self._is_outermost_recompute(0):
                 spans.leave_unit(info, args, kwargs, output, was_recompute=was_recompute)
             spans.end_timing(begin_s)
-        if self._tracer is not None:
-            self._tracer.module_calls.leave(args, kwargs, output, len(position.stack))
-            self._tracer.note_place()
-            if was_recompute and position.phase == "backward":
-                self._tracer.log.recompute_ends_ns.append(time.time_ns())
+        self._tracing.leave_module(args, kwargs, output, was_recompute=was_recompute)
 
     def enter_backward(self) -> None:
         begin_s = time.monotonic()
@@ -151,7 +134,7 @@ class Recorder:
         if self._spans is not None:
             self._spans.enter_backward()
             self._spans.spend_since(begin_s)
-        self._note_place()
+        self._tracing.note_place()
 
     def leave_backward(self) -> None:
         begin_s = time.monotonic()
@@ -164,12 +147,12 @@ class Recorder:
         if self._spans is not None:
             self._spans.leave_backward()
             self._spans.spend_since(begin_s)
-        if self._tracer is not None:
+        if self._tracing.tracer is not None:
             for _, unit, parameter in self._models.parameters():
                 if parameter.grad is not None:
-                    self._tracer.mode.name(parameter.grad, "gradient", unit)
+                    self._tracing.name(parameter.grad, "gradient", unit)
         position.micro_batch += 1
-        self._note_place()
+        self._tracing.note_place()
         if self._spans is not None and not self._optimizers and not position.stack:
             self._end_step_without_optimizer(self._spans)
 
@@ -180,7 +163,7 @@ class Recorder:
         try:
             self._position.backward_unit = unit
             self._spans.reach_backward_of(unit)
-            self._note_place()
+            self._tracing.note_place()
         except Exception as error:
             self.fail(error)
 
@@ -194,10 +177,10 @@ class Recorder:
         if self._spans is not None:
             self._spans.enter_optimizer()
             self._spans.spend_since(begin_s)
-        if self._tracer is not None:
+        if self._tracing.tracer is not None:
             for tensor, category, unit in self._known_tensors():
-                self._tracer.mode.name(tensor, category, unit)
-        self._note_place()
+                self._tracing.name(tensor, category, unit)
+        self._tracing.note_place()
 
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._position.in_optimizer = False
@@ -205,7 +188,7 @@ class Recorder:
             self._meet_uncalled_models(optimizer)
         begin_s = time.monotonic()
         end = self._spans.leave_optimizer() if self._spans is not None else begin_s
-        self._note_place()
+        self._tracing.note_place()
         self._last_optimizer_end = end
         if self._cycle.after(id(optimizer)):
             self._end_step(end)
@@ -213,19 +196,10 @@ class Recorder:
             self._spans.spend_since(begin_s)
 
     def profiler_starts(self) -> None:
-        """The script's own profiler is prepared or enabled; torch has room for one."""
-        if self._script_profiles:
-            return
-        self._script_profiles = True
-        if self._tracer is not None:
-            self._tracer.yield_profiler()
-            self.note(
-                "warning",
-                "The script started a profiler of its own; the traced step has no allocator account.",
-            )
+        self._tracing.profiler_starts()
 
     def profiler_ends(self) -> None:
-        self._script_profiles = False
+        self._tracing.profiler_ends()
 
     def see_failure(self, error: BaseException | None) -> None:
         """An exception of the script passes by; want of memory is recorded, and where the training stood."""
@@ -233,7 +207,11 @@ class Recorder:
             return
         assert error is not None
         try:
-            storages = self._cut_trace() if self._tracer is not None else None
+            storages = None
+            if self._tracing.tracer is not None:
+                storages = self._tracing.cut()
+                if self._spans is not None:
+                    self._spans.step.traced = False
             self._memory.see(error, place_of_failure(error, self._models), storages)
         except Exception as failure:
             self.fail(failure)
@@ -251,8 +229,7 @@ class Recorder:
 
     def label(self, tensor: torch.Tensor, category: str, unit: str) -> None:
         """An engine says what a storage is that it has just allocated."""
-        if self._tracer is not None:
-            self._tracer.mode.name(tensor, category, unit)
+        self._tracing.name(tensor, category, unit)
 
     def note(self, level: str, text: str) -> None:
         if not self._is_over and os.getpid() == self._pid:
@@ -288,7 +265,7 @@ class Recorder:
         """In a forked child that is to have a recorder of its own: take this one's hooks off."""
         self._is_over = True
         self._hooks.remove()
-        self._drop_tracer()
+        self._tracing.drop()
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -297,10 +274,6 @@ class Recorder:
         position = self._position
         depth = position.stack_depth_before_backward + num_entered
         return position.backward_depth > 0 and len(position.stack) == depth
-
-    def _note_place(self) -> None:
-        if self._tracer is not None:
-            self._tracer.note_place()
 
     def _meet_uncalled_models(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -324,9 +297,9 @@ class Recorder:
         self._spans = SpanLog(self._position, clock_for(self._device).mark, self.reach_backward_of)
         self._spans.on_first_batch = self.on_first_batch
         self._writer.write_process(self._device)
-        if self._trace_step == 0:
+        if self._tracing.first_step == 0:
             self._start_trace()
-            self._spans.step.traced = self._tracer is not None
+            self._spans.step.traced = self._tracing.tracer is not None
         return self._spans
 
     def _end_step(self, end: float | DeviceMark, *, is_late: bool = False) -> None:
@@ -343,11 +316,13 @@ class Recorder:
         allocated_bytes = (
             totals.allocated_bytes if totals else self._cpu.allocated_bytes() if self._cpu else None
         )
-        peaks = self._device_peaks(totals)
+        peaks = self._running_peak.of_step(totals)
         was_traced = step.traced
-        if self._tracer is not None:
-            peaks = self._end_trace(step.index) or peaks
-            step.traced = self._has_trace
+        if self._tracing.tracer is not None:
+            optimizers = self._living_optimizers()
+            traced = self._tracing.end(step.index, self._device, self._nvml, self._models, optimizers)
+            peaks = traced or peaks
+            step.traced = self._tracing.has_trace
             self._close_cpu_account()
         if now_s - self._last_counter_s >= _COUNT_EVERY_S:
             self._last_counter_s = now_s
@@ -355,16 +330,16 @@ class Recorder:
         # While the account is open, the allocator itself is slower than in the script's own training.
         knows_cost = not was_traced and self._cpu is None
         self._writer.add_step(ClosedStep(step, end, allocated_bytes, *peaks, knows_cost=knows_cost))
-        self._describe_models()
+        self._writer.write_models(self._models)
         self._writer.flush(now_s, force=was_traced)
         if self._writer.failure is not None:
             self.fail(self._writer.failure)
             return
-        if self._may_trace(step.index + 1) and not is_late:
+        if self._tracing.may_start(step.index + 1) and not is_late:
             self._start_trace()
         # Starting and writing a trace is no part of the next step.
-        resume = self._spans.mark() if was_traced or self._tracer is not None else end
-        self._spans.begin(step.index + 1, resume, traced=self._tracer is not None)
+        resume = self._spans.mark() if was_traced or self._tracing.tracer is not None else end
+        self._spans.begin(step.index + 1, resume, traced=self._tracing.tracer is not None)
         is_thin = not self._spans.has_unit_spans and not self._position.stack and not has_compiled()
         is_thin = is_thin and not self._position.is_watched
         if is_thin:
@@ -379,76 +354,9 @@ class Recorder:
         if self._backward_steps.has_begun:
             self._end_step(spans.mark())
 
-    def _device_peaks(self, totals: DeviceTotals | None) -> tuple[int | None, int | None]:
-        """The script may read and reset the running peaks itself, so we never reset them.
-
-        A step has a peak of its own only where it raised the running one.
-        """
-        if totals is None:
-            return None, None
-        before_bytes, self._running_peak_bytes = self._running_peak_bytes, totals.peak_allocated_bytes
-        peak_bytes = totals.peak_allocated_bytes if totals.peak_allocated_bytes > before_bytes else None
-        return peak_bytes, totals.peak_reserved_bytes
-
-    def _may_trace(self, step: int) -> bool:
-        """From the chosen step on; some steps later where the script's own profiler is at work until then."""
-        if self._has_traced or step < self._trace_step:
-            return False
-        return not self._script_profiles or step >= self._trace_step + _MOST_STEPS_TO_WAIT
-
     def _start_trace(self) -> None:
-        self._has_traced = True
-        try:
-            self._tracer = Tracer(self._position, self._device, self._known_tensors, cpu=self._cpu)
-            self._position.is_traced = True
-            self._position.settle()
-        except RuntimeError as error:
-            self.note("warning", f"No step was traced: {error}.")
+        if not self._tracing.start(self._device, self._cpu):
             self._close_cpu_account()
-
-    def _end_trace(self, step: int) -> tuple[int | None, int | None] | None:
-        """The traced step's own peaks; None where it could not be finished."""
-        tracer, self._tracer = self._tracer, None
-        self._position.is_traced = False
-        self._position.settle()
-        self._has_trace = tracer is not None and tracer.can_finish() and not tracer.is_full
-        if tracer is None or not self._has_trace:
-            if tracer is not None:
-                tracer.abandon()
-            is_full = tracer is not None and tracer.is_full
-            why = (
-                "had too many operators to remember"
-                if is_full
-                else "ended inside a dispatch mode of the script"
-            )
-            self.note("warning", f"The traced step {why}; it is left out.")
-            return None
-        trace = tracer.finish()
-        snapshot = take_snapshot(self._device, step, self._nvml)
-        if snapshot is not None:
-            self._writer.write_allocator(snapshot)
-        self._has_trace = self._writer.write_trace(step, trace, self._models, self._living_optimizers())
-        account = trace.account
-        if account.peak_allocated_bytes is None:
-            self.note("warning", "The allocator's total is not known in this process; no peak is recorded.")
-            return None
-        return account.peak_allocated_bytes, account.peak_reserved_bytes
-
-    def _cut_trace(self) -> list[Storage] | None:
-        """The traced step ran out of memory: what it knows of the storages. A later step is traced instead."""
-        tracer, self._tracer = self._tracer, None
-        assert tracer is not None
-        self._position.is_traced = False
-        self._position.settle()
-        if self._spans is not None:
-            self._spans.step.traced = False
-        self._num_cut_traces += 1
-        self._has_traced = self._num_cut_traces >= _MOST_CUT_TRACES
-        self.note("warning", "Memory ran out in the step that was being traced.")
-        if not tracer.can_finish():
-            tracer.abandon()
-            return None
-        return tracer.finish().account.storages
 
     def _close_cpu_account(self) -> None:
         if self._memory.needs_cpu_account and not self._is_over:
@@ -468,14 +376,9 @@ class Recorder:
     def _living_optimizers(self) -> list[torch.optim.Optimizer]:
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
 
-    def _describe_models(self) -> None:
-        if not self._is_described:
-            self._is_described = True
-            self._writer.write_models(self._models)
-
     def _write_end(self, exit_code: int, exception: str | None) -> None:
         if self._spans is not None:
-            self._describe_models()
+            self._writer.write_models(self._models)
         if self._spans is None or self._spans.step.index == 0:
             seen = what_was_seen(
                 has_model=self._spans is not None, num_passes=self._backward_steps.num_passes
@@ -486,14 +389,9 @@ class Recorder:
     def _shut_down(self, last_words: Callable[[], None]) -> None:
         """Take everything off; whatever fails on the way stops nothing."""
         for action in (
-            self._hooks.remove, self._drop_tracer, self._memory.stop, self._close_cpu_account, last_words, self._writer.close
+            self._hooks.remove, self._tracing.drop, self._memory.stop, self._close_cpu_account, last_words, self._writer.close
         ):  # fmt: skip
             try:
                 action()
             except Exception as error:
                 os.write(2, f"memadvisor: {type(error).__name__} while it stopped recording\n".encode())
-
-    def _drop_tracer(self) -> None:
-        tracer, self._tracer = self._tracer, None
-        if tracer is not None:
-            tracer.abandon()

@@ -60,6 +60,7 @@ class RankWriter:
         self._start_s = time.monotonic()
         self._last_flush_s = self._start_s
         self._steps: list[ClosedStep] = []
+        self._has_models = False
         self._counters: list[Counter] = []
         self._has_room = True
 
@@ -87,6 +88,10 @@ class RankWriter:
         self._journal.write_rows("out_of_memory", [event])
 
     def write_models(self, models: Models) -> None:
+        """Once, when the first step has run every unit that it runs."""
+        if self._has_models:
+            return
+        self._has_models = True
         self._journal.write_rows("modules", models.module_rows())
         self._journal.write_rows("units", models.unit_rows())
         self._journal.write_rows("parameters", models.parameter_rows())

@@ -1,0 +1,168 @@
+"""The one traced step of a process: when it begins, how it ends, and what is said where it cannot be had."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from memadvisor.capture.allocator_snapshot import take_snapshot
+from memadvisor.capture.census import Labelled
+from memadvisor.capture.cpu_account import CpuAccount
+from memadvisor.capture.models import Models, ModuleInfo
+from memadvisor.capture.position import Position
+from memadvisor.capture.tracer import Tracer
+from memadvisor.capture.writer import RankWriter
+from memadvisor.run.records import Storage
+
+_MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
+_MOST_CUT_TRACES = 3  # by want of memory
+
+Peaks = tuple[int | None, int | None]  # allocated, reserved
+
+
+class Tracing:
+    """`tracer` is at work in the traced step alone; `has_trace` says whether that step could be finished.
+
+    `known` are the tensors that somebody can name; `note` writes a note of a level into the run.
+    """
+
+    def __init__(
+        self,
+        first_step: int,
+        position: Position,
+        writer: RankWriter,
+        known: Callable[[], Iterable[Labelled]],
+        note: Callable[[str, str], None],
+    ) -> None:
+        self.tracer: Tracer | None = None
+        self.has_trace = False
+        self.first_step = first_step
+        self._position = position
+        self._writer = writer
+        self._known = known
+        self._note = note
+        self._has_started = False
+        self._num_cut = 0
+        self._script_profiles = False
+
+    def note_place(self) -> None:
+        if self.tracer is not None:
+            self.tracer.note_place()
+
+    def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:
+        """Somebody knows what a storage is."""
+        if self.tracer is not None:
+            self.tracer.mode.name(tensor, category, unit)
+
+    def enter_module(self, info: ModuleInfo, args: Any) -> None:
+        if self.tracer is None:
+            return
+        position = self._position
+        self.tracer.note_place()
+        depth = len(position.stack) - 1
+        self.tracer.module_calls.enter(info, args, position.phase, position.micro_batch, depth)
+        if info.is_root and position.phase == "forward":
+            self.tracer.log.forward_starts_ns.append(time.time_ns())
+
+    def leave_module(self, args: Any, kwargs: Any, output: Any, *, was_recompute: bool) -> None:
+        if self.tracer is None:
+            return
+        self.tracer.module_calls.leave(args, kwargs, output, len(self._position.stack))
+        self.tracer.note_place()
+        if was_recompute and self._position.phase == "backward":
+            self.tracer.log.recompute_ends_ns.append(time.time_ns())
+
+    def may_start(self, step: int) -> bool:
+        """From the chosen step on; some steps later where the script's own profiler is at work until then."""
+        if self._has_started or step < self.first_step:
+            return False
+        return not self._script_profiles or step >= self.first_step + _MOST_STEPS_TO_WAIT
+
+    def start(self, device: torch.device, cpu: CpuAccount | None) -> bool:
+        """Trace from here on; False, with a note, where that is not possible."""
+        self._has_started = True
+        try:
+            self.tracer = Tracer(self._position, device, self._known, cpu=cpu)
+        except RuntimeError as error:
+            self._note("warning", f"No step was traced: {error}.")
+            return False
+        self._position.is_traced = True
+        self._position.settle()
+        return True
+
+    def end(
+        self,
+        step: int,
+        device: torch.device,
+        nvml: object | None,
+        models: Models,
+        optimizers: Iterable[torch.optim.Optimizer],
+    ) -> Peaks | None:
+        """Write the trace; returns the step's own peaks, None where it could not be finished."""
+        tracer = self._take()
+        self.has_trace = tracer is not None and tracer.can_finish() and not tracer.is_full
+        if tracer is None or not self.has_trace:
+            self._give_up(tracer)
+            return None
+        trace = tracer.finish()
+        snapshot = take_snapshot(device, step, nvml)
+        if snapshot is not None:
+            self._writer.write_allocator(snapshot)
+        self.has_trace = self._writer.write_trace(step, trace, models, optimizers)
+        account = trace.account
+        if account.peak_allocated_bytes is None:
+            self._note("warning", "The allocator's total is not known in this process; no peak is recorded.")
+            return None
+        return account.peak_allocated_bytes, account.peak_reserved_bytes
+
+    def cut(self) -> list[Storage] | None:
+        """The traced step ran out of memory: what it knows of the storages. A later step is traced instead."""
+        tracer = self._take()
+        if tracer is None:
+            return None
+        self._num_cut += 1
+        self._has_started = self._num_cut >= _MOST_CUT_TRACES
+        self._note("warning", "Memory ran out in the step that was being traced.")
+        if not tracer.can_finish():
+            tracer.abandon()
+            return None
+        return tracer.finish().account.storages
+
+    def drop(self) -> None:
+        """Take everything off, and forget the step."""
+        tracer = self._take()
+        if tracer is not None:
+            tracer.abandon()
+
+    def profiler_starts(self) -> None:
+        """The script's own profiler is prepared or enabled; torch has room for one."""
+        if self._script_profiles:
+            return
+        self._script_profiles = True
+        if self.tracer is not None:
+            self.tracer.yield_profiler()
+            self._note(
+                "warning",
+                "The script started a profiler of its own; the traced step has no allocator account.",
+            )
+
+    def profiler_ends(self) -> None:
+        self._script_profiles = False
+
+    def _take(self) -> Tracer | None:
+        tracer, self.tracer = self.tracer, None
+        self._position.is_traced = False
+        self._position.settle()
+        return tracer
+
+    def _give_up(self, tracer: Tracer | None) -> None:
+        is_full = tracer is not None and tracer.is_full
+        if tracer is not None:
+            tracer.abandon()
+        why = (
+            "had too many operators to remember" if is_full else "ended inside a dispatch mode of the script"
+        )
+        self._note("warning", f"The traced step {why}; it is left out.")
