@@ -15,8 +15,10 @@ from memadvisor.analyzers.comparison import Compared, Comparison, comparison
 from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
 from memadvisor.analyzers.matching import Matched, match_collectives
 from memadvisor.analyzers.model_states import ModelStates, model_states
+from memadvisor.analyzers.operators import OperatorTable, operator_table
 from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, out_of_memory
 from memadvisor.analyzers.peak import PeakBreakdown, peak_breakdown
+from memadvisor.analyzers.roofline import Roofline, roofline
 from memadvisor.analyzers.sides import Key
 from memadvisor.analyzers.skew import Skew, skew
 from memadvisor.analyzers.step_time import StepTime, step_time
@@ -48,6 +50,8 @@ class RankAnalysis:
     communication: Communication | None
     fragmentation: Fragmentation | None
     out_of_memory: tuple[OutOfMemoryEvent, ...] = ()
+    operators: OperatorTable | None = None
+    roofline: Roofline | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,6 +101,7 @@ def _analyze_rank(
     timeline = memory_timeline(rank)
     time = step_time(rank)
     peak = peak_breakdown(rank, timeline)
+    used = utilization(rank, time, hardware)
     return RankAnalysis(
         rank=rank.process.rank,
         highest_peak_bytes=max(
@@ -108,10 +113,12 @@ def _analyze_rank(
         activations=activations(rank),
         checkpointing=checkpointing(rank, timeline, peak, time),
         step_time=time,
-        utilization=utilization(rank, time, hardware),
+        utilization=used,
         communication=communication(rank, matched),
         fragmentation=fragmentation(rank),
         out_of_memory=out_of_memory(rank),
+        operators=operator_table(rank),
+        roofline=roofline(rank, time, used, hardware),
     )
 
 
@@ -174,6 +181,8 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "samples_per_s": None if time is None else time.samples_per_s,
         "tokens_per_s": None if time is None else time.tokens_per_s,
         "utilization": dataclasses.asdict(rank.utilization),
+        "operators": None if rank.operators is None else dataclasses.asdict(rank.operators),
+        "roofline": None if rank.roofline is None else dataclasses.asdict(rank.roofline),
         "communication": _communication_to_json(rank.communication),
         "allocator": None if rank.fragmentation is None else _fragmentation_to_json(rank.fragmentation),
         "out_of_memory": [dataclasses.asdict(event) for event in rank.out_of_memory],

@@ -15,7 +15,7 @@ from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.comparison import Compared
 from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.cli.summary_allocator import allocator
-from memadvisor.cli.summary_arithmetic import utilization
+from memadvisor.cli.summary_arithmetic import operators, roofline, utilization
 from memadvisor.cli.summary_checkpointing import checkpointing
 from memadvisor.cli.summary_failures import out_of_memory
 from memadvisor.cli.summary_memory import model_states, modules, peak
@@ -48,6 +48,10 @@ def sections(analysis: Analysis, width: int, *, has_color: bool, convention: str
     yield step_time(analysis, rank, width)
     yield utilization(rank.utilization, recorded, convention)
     yield units(rank, recorded, width)
+    if rank.roofline is not None and rank.roofline.ridge_flops_per_byte is not None:
+        yield roofline(rank.roofline, width)
+    if rank.operators is not None:
+        yield operators(rank.operators, width)
     yield communication(rank, analysis)
     if analysis.skew is not None:
         yield ranks(analysis)

@@ -1,14 +1,18 @@
-"""The sections of `memadvisor show` about arithmetic: utilization in a convention."""
+"""The sections of `memadvisor show` about arithmetic: utilization in a convention, roofline, operators."""
 
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
 
+from memadvisor.analyzers.operators import OperatorTable
+from memadvisor.analyzers.roofline import Roofline
 from memadvisor.analyzers.utilization import Utilization
-from memadvisor.cli.tables import NOT_RECORDED, heading
+from memadvisor.cli.tables import NOT_RECORDED, heading, name_of, shorten_left, table
 from memadvisor.run.run import RankRun
-from memadvisor.tui.text import paragraph
-from memadvisor.units import format_count, format_fraction
+from memadvisor.tui.text import number, paragraph, words
+from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
+
+MAX_POINTS, MAX_OPERATORS = 8, 4
 
 _WORDS = {
     "exact": "",
@@ -63,3 +67,50 @@ def _why_no_peak(used: Utilization, recorded: RankRun) -> str:
         return "no timed step was finished"
     hint = "pass --peak-tflops, or --hardware from `memadvisor calibrate`"
     return f"no peak FLOP/s of {used.dtype or 'its dtype'} known for {recorded.process.device_name}; {hint}"
+
+
+def roofline(found: Roofline, width: int) -> RenderableType:
+    """The heaviest units: where they stand, and what they wait for."""
+    title = heading(
+        "Roofline",
+        f"ridge at {_short(found.ridge_flops_per_byte)} FLOP/byte: ",
+        f"{format_count(found.peak_flops_per_s, 'FLOP/s')}, ",
+        f"{format_bytes(found.memory_bandwidth_bytes_per_s)}/s",
+    )
+    lines = table("unit", "FLOP/byte", "FLOP/s", "bytes", "of the roof", "bound by")
+    for point in found.units[:MAX_POINTS]:
+        lines.add_row(
+            words(shorten_left(name_of(point.name), max(12, width // 4))),
+            number(_short(point.intensity_flops_per_byte)),
+            number("-" if not point.attained_flops_per_s else format_count(point.attained_flops_per_s)),
+            number("-" if point.moved_bytes is None else format_bytes(point.moved_bytes)),
+            number("-" if point.roof_fraction is None else format_fraction(point.roof_fraction)),
+            number(point.bound or "-"),
+        )
+    return Group(title, lines)
+
+
+def operators(found: OperatorTable, width: int) -> RenderableType:
+    """The operators that took longest in the traced step."""
+    title = heading(
+        "Operators",
+        "of the traced step",
+        "; times are of launching, the device runs them later" if found.time_is_launch else "",
+    )
+    lines = table("operator", "calls", "time", "share", "FLOPs", "bytes")
+    for row in found.by_operator[:MAX_OPERATORS]:
+        lines.add_row(
+            words(shorten_left(row.name.removeprefix("aten::"), max(12, width // 3))),
+            number(str(row.num_calls)),
+            number(format_seconds(row.time_s)),
+            number(format_fraction(row.time_fraction)),
+            number(format_count(row.executed_flops) if row.executed_flops else "-"),
+            number("-" if row.moved_bytes is None else format_bytes(row.moved_bytes)),
+        )
+    if len(found.by_operator) > MAX_OPERATORS:
+        lines.add_row(words(f"{len(found.by_operator) - MAX_OPERATORS} more", "dim"))
+    return Group(title, lines)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -17,7 +17,7 @@ from memadvisor.tui.drawing import PHASE_COLORS, bar
 from memadvisor.tui.text import number, paragraph, plain, words
 from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
 
-MAX_UNITS, MAX_RANKS, MAX_OPERATIONS = 24, 16, 8
+MAX_UNITS, MAX_RANKS, MAX_OPERATIONS = 20, 16, 8
 
 
 def step_time(analysis: Analysis, rank: RankAnalysis, width: int) -> RenderableType:

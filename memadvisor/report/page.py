@@ -12,6 +12,7 @@ from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.errors import UsageError
 from memadvisor.report.allocator import fragmented_segments, reserved_memory
+from memadvisor.report.arithmetic import operators_table, roofline_figure, roofline_table
 from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html, legend_html
 from memadvisor.report.checkpointing import checkpointing_table
 from memadvisor.report.counters import counters_over_run
@@ -126,6 +127,12 @@ def _sections(analysis: Analysis) -> list[Section]:
             title="Step time",
             lead="Where the time of a step goes, in timed steps alone.",
             by_rank=by_rank(step_waterfall, unit_times, every_step, counters_over_run),
+        ),
+        Section(
+            name="arithmetic",
+            title="Arithmetic",
+            lead="How far arithmetic and memory traffic are from what the hardware can do, and in which operators.",
+            by_rank=by_rank(roofline_figure, roofline_table, operators_table),
         ),
         Section(
             name="communication",

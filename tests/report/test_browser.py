@@ -52,7 +52,17 @@ def test_every_figure_of_the_chosen_rank_is_drawn_without_a_word_in_the_console(
     dom, console = browse(render(analyze(make_run(plan=PLAN, rank_delay_s=0.002))))
 
     drawn, undrawn = _drawn(dom)
-    per_rank = ("memory", "peak-modules", "activations", "waterfall", "units", "steps", "counters", "lanes")
+    per_rank = (
+        "memory",
+        "peak-modules",
+        "activations",
+        "waterfall",
+        "units",
+        "steps",
+        "counters",
+        "roofline",
+        "lanes",
+    )
     assert console == []
     assert drawn == {"skew", "prediction", *(f"{name}-rank0" for name in per_rank)}
     assert undrawn == {f"{name}-rank1" for name in per_rank}

@@ -27,6 +27,7 @@ FIGURES = {
     "units",
     "steps",
     "counters",
+    "roofline",
     "lanes",
     "skew",
     "prediction",
@@ -208,12 +209,14 @@ def test_what_was_not_recorded_says_so_and_why():
         "peak-modules",
         "states",
         "activations",
+        "roofline",
+        "operators",
         "lanes",
         "skew",
         "prediction",
     }
     assert _names(page) == {"waterfall", "units", "steps", "counters"}
-    assert page.text.count("Not recorded.") == 5
+    assert page.text.count("Not recorded.") == 7
     assert "No step was traced: this rank finished 2 steps." in page.text
     assert "killed, or is still going" in page.text
 
