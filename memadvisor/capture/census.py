@@ -61,13 +61,15 @@ def residents(
     """
     found: dict[int, Resident] = {}
     given = device_block_sizes(device)
-    for tensor, category, unit in known:
-        for plain in plain_tensors(tensor):
-            _take(plain, category, unit, device, found, given, cpu)
-    for item in gc.get_objects():
-        # type() and not isinstance(): a proxy's __class__ may run the script's code.
-        if issubclass(type(item), torch.Tensor):
-            _take(item, "other", "", device, found, given, cpu)
+    # A subclass may do anything when it is asked something: the script's own work, or an engine's collective.
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor, category, unit in known:
+            for plain in plain_tensors(tensor):
+                _take(plain, category, unit, device, found, given, cpu)
+        for item in gc.get_objects():
+            # type() and not isinstance(): a proxy's __class__ may run the script's code.
+            if issubclass(type(item), torch.Tensor):
+                _take(item, "other", "", device, found, given, cpu)
     return list(found.values())
 
 

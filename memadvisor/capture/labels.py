@@ -129,7 +129,7 @@ def has_wrapper(types: Iterable[type]) -> bool:
 
 def is_shared(tensor: torch.Tensor) -> bool:
     """Whether other processes share its memory, which then is not the CPU allocator's; CUDA's always may be."""
-    return tensor.device.type == "cpu" and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+    return tensor.device.type == "cpu" and bool(tensor.untyped_storage().is_shared())
 
 
 def describe(tensor: torch.Tensor) -> tuple[str, str]:

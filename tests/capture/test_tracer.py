@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture import tracer as module
+from memadvisor.capture.census import residents
 from memadvisor.capture.position import Position
 from memadvisor.capture.tracer import Tracer
 
@@ -45,3 +46,23 @@ def test_one_that_cannot_end(monkeypatch, place):
         tracer.finish()
 
     assert_all_is_off()
+
+
+class Talking(torch.Tensor):
+    """Runs code of the script's whenever it is asked anything."""
+
+    asked = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Talking.asked += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_looking_for_what_is_alive_asks_no_tensor_of_the_scripts():
+    alive = torch.ones(10).as_subclass(Talking)
+    Talking.asked = 0
+    found = residents([(alive, "parameter", "unit")], CPU, None)
+
+    assert Talking.asked == 0
+    assert [row.size_bytes for row in found if row.category == "parameter"] == [40]
