@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import _get_sequence_nr
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.capture.collectives import CollectiveLog
@@ -186,6 +187,9 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # torch would wrap __torch_dispatch__ so, and import Dynamo for it; `never_compiled` does the same for less.
         return False
 
+    # Without this torch refuses to run flex_attention, cond and their like under a mode.
+    supports_higher_order_operators = True
+
     @never_compiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -195,6 +199,9 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(self._log.calls) >= MOST_OPERATORS:
             self.is_full, self.is_active = True, False
         if not self.is_active:
+            return func(*args, **kwargs)
+        if not isinstance(func, OpOverload):  # it has no schema, and runs operators where no mode sees them
+            self._log.uncounted.add(str(func))
             return func(*args, **kwargs)
         if types and has_wrapper(types):
             return NotImplemented

@@ -89,3 +89,30 @@ def test_recomputation_is_executed_but_not_needed(tmp_path):
     # The recomputation stops as soon as it has what was saved: a linear layer saves its input alone.
     assert needed == 3 * product
     assert needed <= executed <= 4 * product
+
+
+def test_an_operator_that_runs_others_unseen_works_as_ever_and_is_named(tmp_path):
+    """torch refuses flex_attention under a dispatch mode that does not say it bears with it."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Flexible(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Linear(8, 8)
+
+        def forward(self, x):
+            with torch.no_grad():
+                y = flex_attention(x, x, x)  # on CPU it has no backward
+            return self.scale(y)
+
+    model = Flexible()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            model(torch.ones(1, 2, 16, 8)).sum().backward()
+            optimizer.step()
+    recorded = prof.run.ranks[0]
+
+    assert len(recorded.steps) == 4
+    assert recorded.traced_step is not None
+    assert any("flex_attention" in note.text for note in recorded.notes)
