@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
-from memadvisor.analyzers.sides import SEND_RECV, sides_of_operations
+from memadvisor.analyzers.sides import SEND_RECV, sides_of_operations, started_s
 from memadvisor.run.records import Collective
 from memadvisor.run.run import RankRun
 
@@ -99,7 +99,7 @@ def _bounds(ranks: Sequence[RankRun], meetings: Sequence[Meeting]) -> dict[tuple
             for j, issued in sides.items():
                 # A sender is done when its message is on its way: it tells nothing of the receiver.
                 if i != j and ended.end_s is not None and ended.operation != "send":
-                    bounds[i, j] = min(bounds.get((i, j), inf), ended.end_s - issued.issue_s)
+                    bounds[i, j] = min(bounds.get((i, j), inf), ended.end_s - started_s(issued))
     return bounds
 
 
@@ -124,6 +124,6 @@ def _differences_of_ends(zero: int, own: int, meetings: Sequence[Meeting]) -> li
             continue
         if one.end_s is not None and other.end_s is not None:
             # Whoever came last waited for nobody: its own duration is that of the operation alone.
-            duration_s = min(c.end_s - c.issue_s for c in sides.values() if c.end_s is not None)
+            duration_s = min(c.end_s - started_s(c) for c in sides.values() if c.end_s is not None)
             found.append((duration_s, other.end_s - one.end_s))
     return [difference_s for _, difference_s in sorted(found)[:_NUM_BEST]]

@@ -9,7 +9,7 @@ from statistics import median
 
 from memadvisor.analyzers.intervals import Intervals, length, minus, union
 from memadvisor.analyzers.matching import Matched
-from memadvisor.analyzers.sides import Key, key_of, traced_collectives
+from memadvisor.analyzers.sides import Key, key_of, started_s, traced_collectives
 from memadvisor.run.records import Collective
 from memadvisor.run.run import RankRun
 
@@ -117,7 +117,7 @@ def _shares(
 def _share(
     name: str, rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched], compute: Intervals
 ) -> TrafficShare:
-    busy = union((call.issue_s, call.end_s) for call in own if call.end_s is not None)
+    busy = union((started_s(call), call.end_s) for call in own if call.end_s is not None)
     time_s = None if own and all(call.end_s is None for call in own) else length(busy)
     is_exposed_known = time_s is not None and (rank.process.device == "cpu" or not own)
     return TrafficShare(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from memadvisor.analyzers.clocks import RankClock, align_clocks
-from memadvisor.analyzers.sides import Key, sides_of_operations
+from memadvisor.analyzers.sides import Key, sides_of_operations, started_s
 from memadvisor.run.records import Collective
 from memadvisor.run.run import RankRun
 
@@ -74,7 +74,7 @@ class _HeadStarts:
 def _match(
     by_rank: Mapping[int, Collective], offsets_s: Mapping[int, float], head_starts: _HeadStarts
 ) -> Matched:
-    measured_s = {rank: call.issue_s - offsets_s[rank] for rank, call in by_rank.items()}
+    measured_s = {rank: started_s(call) - offsets_s[rank] for rank, call in by_rank.items()}
     issue_s = {rank: moment_s + head_starts.of(rank, moment_s) for rank, moment_s in measured_s.items()}
     ends_s = [call.end_s - offsets_s[rank] for rank, call in by_rank.items() if call.end_s is not None]
     last_rank = max(issue_s, key=lambda rank: issue_s[rank])

@@ -17,6 +17,11 @@ def traced_collectives(rank: RankRun) -> tuple[Collective, ...]:
     return tuple(call for call in rank.collectives if step is not None and call.step == step.index)
 
 
+def started_s(call: Collective) -> float:
+    """When the operation could begin: the device's own time where the device runs it, else its issue."""
+    return call.issue_s if call.device_start_s is None else call.device_start_s
+
+
 def key_of(call: Collective, rank: int) -> Key:
     """What names an operation on all its ranks; `rank` is whose record it is."""
     if call.operation not in ("send", "recv"):

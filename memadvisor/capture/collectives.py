@@ -7,6 +7,11 @@ the work itself.
 
 Completion is the future's own callback where the backend offers one (Gloo does for most operations),
 else the end of the wait; what neither saw stays None.
+
+What NCCL runs is queued when the host has done its part, so neither tells when it is over. There the start is a
+mark on the current stream before the call, and the end one in the future's callback: torch runs that at once, on a
+stream that waits for the operation's own. Nothing is synchronised. Where there is no such callback, the mark
+follows the wait. Not verified on a GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from memadvisor.capture.clock import DeviceMark, seconds_of
 
 # Operator of c10d -> the operation's name, and which argument is the full message.
 _OPERATIONS: dict[str, tuple[str, int | None]] = {
@@ -76,6 +83,9 @@ _METHODS = (
 _TORCHS_OWN = "torch.distributed.distributed_c10d"  # whose functions wait by themselves unless asked not to
 
 
+Mark = float | DeviceMark
+
+
 @dataclass(slots=True, eq=False)
 class CollectiveCall:
     """One operation, growing while it runs; times in wall-clock nanoseconds.
@@ -96,9 +106,18 @@ class CollectiveCall:
     peer: int | None = None
     tag: int | None = None
     asynchronous: bool = True
+    is_on_device: bool = False
+    start_mark: Mark | None = None  # of an operation on the device alone, as is `end_mark`
+    end_mark: Mark | None = None
     end_ns: int | None = None
     wait_start_ns: int | None = None
     wait_end_ns: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the device, if it runs the operation, has passed its marks."""
+        marks = [mark for mark in (self.start_mark, self.end_mark) if mark is not None]
+        return all(seconds_of(mark) is not None for mark in marks)
 
     def finish(self, _: object = None) -> None:
         if self.end_ns is None:
@@ -107,14 +126,18 @@ class CollectiveCall:
     def waited(self, start_ns: int, end_ns: int) -> None:
         if self.wait_start_ns is None:
             self.wait_start_ns, self.wait_end_ns = start_ns, end_ns
-        if self.end_ns is None:
+        if self.end_ns is None and not self.is_on_device:
             self.end_ns = end_ns
 
 
 class CollectiveLog:
-    """The operations of one step; `watch` puts wrappers around c10d's own classes until `close`."""
+    """The operations of one step; `watch` puts wrappers around c10d's own classes until `close`.
 
-    def __init__(self) -> None:
+    `mark` marks a moment on the device's current stream; None where operators run on the host.
+    """
+
+    def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
+        self._mark = mark
         self.calls: list[CollectiveCall] = []
         self._sequences: dict[tuple[object, ...], int] = defaultdict(int)
         # Whose wait is still to come: by the id of the Work that the script holds, or by the address of a result.
@@ -123,10 +146,33 @@ class CollectiveLog:
         self._num_coalesced = 0  # calls before the coalescing that is under way
         self._undo: list[Callable[[], None]] = []
 
+    def mark(self) -> Mark | None:
+        """To be taken before an operation; None on the host, and while a CUDA graph is captured."""
+        if self._mark is None or _is_capturing():
+            return None
+        return self._mark()
+
     def record(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, issue_ns: int, place: Any
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        issue_ns: int,
+        place: Any,
+        start_mark: Mark | None = None,
     ) -> list[torch.Tensor]:
         """Note one call; returns the tensors that it moves."""
+        first = len(self.calls)
+        tensors = self._record(func, args, kwargs, out, issue_ns, place)
+        for call in self.calls[first:]:
+            if call.is_on_device:
+                call.start_mark = start_mark
+        return tensors
+
+    def _record(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, issue_ns: int, place: Any
+    ) -> list[torch.Tensor]:
         name = func._schema.name.partition("::")[2]
         if func.namespace == "c10d":
             known = _OPERATIONS.get(name)
@@ -159,10 +205,16 @@ class CollectiveLog:
         group = _group(args)
         peer, tag = _peer(name, args, group)
         call = self._add(operation, tensors, group, issue_ns, place, peer, tag)
-        if not any(tensor.is_cuda for tensor in tensors):
-            # NCCL's future is done as soon as the kernel is queued; there its wait has to do.
-            _when_done(out, call)
+        if call.is_on_device:
+            _when_done(out, lambda _: self._mark_end(call))
+        elif not any(tensor.is_cuda for tensor in tensors):
+            # With tensors on a GPU, Gloo's future may be done before they have been copied back.
+            _when_done(out, call.finish)
         return tensors
+
+    def _mark_end(self, call: CollectiveCall) -> None:
+        if call.is_on_device and call.end_mark is None:
+            call.end_mark = self.mark()
 
     def _add(
         self,
@@ -191,6 +243,7 @@ class CollectiveLog:
             issue_ns=issue_ns,
             peer=peer,
             tag=tag,
+            is_on_device=_is_on_device(group, tensors),
         )
         self.calls.append(call)
         return call
@@ -244,6 +297,7 @@ class CollectiveLog:
                 is_torchs_own = sys._getframe(1).f_globals.get("__name__") == _TORCHS_OWN
                 for call in self._by_work.pop(id(work), ()):
                     call.waited(start_ns, end_ns)
+                    self._mark_end(call)
                     call.asynchronous = not is_torchs_own
 
         return wait
@@ -252,6 +306,7 @@ class CollectiveLog:
         call = self._by_address.pop(tensor.untyped_storage().data_ptr(), None)
         if call is not None:
             call.waited(start_ns, time.time_ns())
+            self._mark_end(call)
 
 
 class _ThreadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -269,10 +324,10 @@ class _ThreadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        issue_ns = time.time_ns()
+        issue_ns, start_mark = time.time_ns(), self._log.mark()
         out = func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
-            self._log.record(func, args, kwargs or {}, out, issue_ns, self._place())
+            self._log.record(func, args, kwargs or {}, out, issue_ns, self._place(), start_mark)
         return out
 
 
@@ -314,11 +369,26 @@ def _peer(name: str, args: tuple[Any, ...], group: Any) -> tuple[int | None, int
     return int(dist.get_global_rank(group, int(args[2]))), int(args[3])
 
 
-def _when_done(out: Any, call: CollectiveCall) -> None:
+def _is_on_device(group: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether NCCL runs it: of a barrier, which has no tensors, the group's backend for CUDA tells."""
+    if group is None or any(not tensor.is_cuda for tensor in tensors):
+        return False
+    try:
+        return str(group._get_backend(torch.device("cuda")).name()).lower() == "nccl"
+    except (RuntimeError, AttributeError):
+        return False  # the group has no backend for CUDA
+
+
+def _is_capturing() -> bool:
+    """Whether the current stream is being captured into a graph, where events have no times."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _when_done(out: Any, callback: Callable[[Any], None]) -> None:
     boxed = out[-1] if isinstance(out, (list, tuple)) and out else out
     try:
         future = dist.Work.unbox(boxed).get_future()
         if boxed is not None and future is not None:
-            future.then(call.finish)
+            future.then(callback)
     except (RuntimeError, AttributeError, TypeError):
         return  # no future for this operation on this backend: its wait tells

@@ -17,7 +17,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memadvisor.capture.collectives import CollectiveLog
+from memadvisor.capture.collectives import CollectiveLog, Mark
 from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.operator_cost import operator_cost
 from memadvisor.capture.position import Position
@@ -206,13 +206,16 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if types and has_wrapper(types):
             return NotImplemented
         place = self._place()
+        known = _operators.get(id(func)) or _learn(func)
+        start_mark = self._collectives.mark() if known.is_collective else None
         start_ns = time.time_ns()
         out = func(*args, **kwargs)
-        self._note_call(func, args, kwargs, out, place, start_ns, time.time_ns())
+        self._note_call(known, func, args, kwargs, out, place, start_ns, time.time_ns(), start_mark)
         return out
 
     def _note_call(
         self,
+        known: _Operator,
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -220,10 +223,10 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place: Place,
         start_ns: int,
         end_ns: int,
+        start_mark: Mark | None,
     ) -> None:
-        known = _operators.get(id(func)) or _learn(func)
         if known.is_collective:
-            for tensor in self._collectives.record(func, args, kwargs, out, start_ns, place):
+            for tensor in self._collectives.record(func, args, kwargs, out, start_ns, place, start_mark):
                 self.name(tensor, "communication", "")
         inputs: list[int] = []
         self._read(args, inputs, start_ns)

@@ -355,7 +355,7 @@ class Recorder:
             self._end_step(spans.mark())
 
     def _start_trace(self) -> None:
-        if not self._tracing.start(self._device, self._cpu):
+        if not self._tracing.start(self._device, self._cpu, self._spans.mark if self._spans else None):
             self._close_cpu_account()
 
     def _close_cpu_account(self) -> None:

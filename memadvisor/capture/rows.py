@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from memadvisor.capture.clock import seconds_of
+from memadvisor.capture.collectives import Mark
 from memadvisor.capture.tracer import Trace
 from memadvisor.run.records import CallTensor, Collective, ModuleCall, Operator
 
@@ -57,8 +59,13 @@ def module_call_rows(trace: Trace) -> tuple[list[ModuleCall], list[CallTensor]]:
 
 
 def collective_rows(trace: Trace, step: int) -> list[Collective]:
+    """An end that the device has not come to is not recorded."""
+
     def seconds(time_ns: int | None) -> float | None:
         return None if time_ns is None else (time_ns + trace.offset_ns) / 1e9
+
+    def passed(mark: Mark | None) -> float | None:
+        return None if mark is None else seconds_of(mark)
 
     return [
         Collective(
@@ -73,12 +80,13 @@ def collective_rows(trace: Trace, step: int) -> list[Collective]:
             unit=call.unit,
             asynchronous=call.asynchronous,
             issue_s=(call.issue_ns + trace.offset_ns) / 1e9,
-            end_s=seconds(call.end_ns),
+            end_s=passed(call.end_mark) if call.is_on_device else seconds(call.end_ns),
             wait_start_s=seconds(call.wait_start_ns),
             wait_end_s=seconds(call.wait_end_ns),
             module=call.module,
             peer=call.peer,
             tag=call.tag,
+            device_start_s=passed(call.start_mark),
         )
         for call in trace.collectives
     ]

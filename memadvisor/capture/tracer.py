@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture.account import Account, Resident, make_account
 from memadvisor.capture.census import Labelled, residents
-from memadvisor.capture.collectives import CollectiveCall, CollectiveLog
+from memadvisor.capture.collectives import CollectiveCall, CollectiveLog, Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.default_hooks import DefaultHooks
 from memadvisor.capture.labels import (
@@ -49,7 +49,7 @@ class Trace:
 class Tracer:
     """Traces from construction to `finish` or `abandon`. Raises RuntimeError where it may not start.
 
-    `cpu` is the CPU allocator's account, where it keeps one.
+    `cpu` is the CPU allocator's account, where it keeps one; `mark` marks a moment on the device.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Tracer:
         known: Callable[[], Iterable[Labelled]],
         *,
         cpu: CpuAccount | None,
+        mark: Callable[[], Mark] | None = None,
     ) -> None:
         mode = _get_current_dispatch_mode()
         if mode is not None and not isinstance(mode, MemoryWatch):
@@ -70,7 +71,7 @@ class Tracer:
         self._counts_cpu = cpu is not None
         self._has_truth = is_profiler_free()
         self.log = LabelLog()
-        self.collectives = CollectiveLog()
+        self.collectives = CollectiveLog(mark if device.type == "cuda" else None)
         self.mode = LabelMode(self.log, self.collectives, position, device)
         self._hooks = SavedTensorHooks(
             self.mode, self.log, also=mode.mark_saved if isinstance(mode, MemoryWatch) else None

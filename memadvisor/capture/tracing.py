@@ -10,6 +10,7 @@ import torch
 
 from memadvisor.capture.allocator_snapshot import take_snapshot
 from memadvisor.capture.census import Labelled
+from memadvisor.capture.collectives import Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.models import Models, ModuleInfo
 from memadvisor.capture.position import Position
@@ -81,11 +82,11 @@ class Tracing:
             return False
         return not self._script_profiles or step >= self.first_step + _MOST_STEPS_TO_WAIT
 
-    def start(self, device: torch.device, cpu: CpuAccount | None) -> bool:
-        """Trace from here on; False, with a note, where that is not possible."""
+    def start(self, device: torch.device, cpu: CpuAccount | None, mark: Callable[[], Mark] | None) -> bool:
+        """Trace from here on, with `mark` for moments on the device; False, with a note, where that is not possible."""
         self._has_started = True
         try:
-            self.tracer = Tracer(self._position, device, self._known, cpu=cpu)
+            self.tracer = Tracer(self._position, device, self._known, cpu=cpu, mark=mark)
         except RuntimeError as error:
             self._note("warning", f"No step was traced: {error}.")
             return False

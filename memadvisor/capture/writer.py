@@ -60,6 +60,7 @@ class RankWriter:
         self._start_s = time.monotonic()
         self._last_flush_s = self._start_s
         self._steps: list[ClosedStep] = []
+        self._traced: tuple[int, Trace] | None = None  # whose operations the device may not have finished
         self._has_models = False
         self._counters: list[Counter] = []
         self._has_room = True
@@ -112,7 +113,8 @@ class RankWriter:
         journal.write_rows("residuals", account.residuals)
         journal.write_rows("saved", account.saved)
         journal.write_rows("operators", operator_rows(trace))
-        journal.write_rows("collectives", collective_rows(trace, step))
+        self._traced = step, trace
+        self._write_collectives()
         calls, tensors = module_call_rows(trace)
         journal.write_rows("module_calls", calls)
         journal.write_rows("call_tensors", tensors)
@@ -121,6 +123,15 @@ class RankWriter:
             names = ", ".join(trace.uncounted)
             self.write_note("warning", f"FLOPs of {names} could not be worked out; they count 0.")
         return True
+
+    def _write_collectives(self, *, is_last: bool = False) -> None:
+        """Once the device has passed their marks; at the end, with what there is."""
+        if self._traced is None:
+            return
+        step, trace = self._traced
+        if is_last or all(call.is_over for call in trace.collectives):
+            self._journal.write_rows("collectives", collective_rows(trace, step))
+            self._traced = None
 
     def write_allocator(self, snapshot: AllocatorSnapshot) -> None:
         self._journal.write_rows("segments", snapshot.segments)
@@ -131,6 +142,7 @@ class RankWriter:
         if not force and now_s - self._last_flush_s < _FLUSH_EVERY_S:
             return
         self._last_flush_s = now_s
+        self._write_collectives()
         steps: list[Step] = []
         spans: list[Span] = []
         while self._steps and (rows := self._steps[0].rows()) is not None:
@@ -159,6 +171,7 @@ class RankWriter:
         if device.type == "cuda" and self._steps:
             torch.cuda.synchronize(device)  # the training is over; its last steps still need their times
         self.flush(time.monotonic(), force=True)
+        self._write_collectives(is_last=True)
         ending = Ending(exit_code=exit_code, exception=exception, time_s=time.monotonic())
         self._journal.write_document("ending", dataclasses.asdict(ending))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from memadvisor.analyzers.communication import Communication, TrafficShare, compute_intervals
 from memadvisor.analyzers.matching import Matched
-from memadvisor.analyzers.sides import Key, key_of, traced_collectives
+from memadvisor.analyzers.sides import Key, key_of, started_s, traced_collectives
 from memadvisor.report.blocks import MEASURED, Block, Figure, Html, Missing, kinds_html, split_bar, table
 from memadvisor.report.downsample import merged
 from memadvisor.report.escape import html_text
@@ -87,12 +87,12 @@ class _Call:
 
 def _draw(view: RankView, call: Collective, matched: Mapping[Key, Matched]) -> _Call:
     assert call.end_s is not None
-    start_s = call.issue_s - view.step.start_s
+    start_s = started_s(call) - view.step.start_s
     match = matched.get(key_of(call, view.result.rank))
     waited_s = None
     if match is not None:
         waited_s = min(
-            max(0.0, match.last_start_s - match.issue_s[view.result.rank]), call.end_s - call.issue_s
+            max(0.0, match.last_start_s - match.issue_s[view.result.rank]), call.end_s - started_s(call)
         )
     waiting = (
         "wait not recorded"
@@ -104,7 +104,7 @@ def _draw(view: RankView, call: Collective, matched: Mapping[Key, Matched]) -> _
         last_start_s=None if waited_s is None else start_s + waited_s,
         end_s=call.end_s - view.step.start_s,
         hover=f"{call.operation} #{call.sequence} of group {call.group}, {format_bytes(call.size_bytes)} {call.dtype}: "
-        f"{format_seconds(call.end_s - call.issue_s)}, {waiting}",
+        f"{format_seconds(call.end_s - started_s(call))}, {waiting}",
         name=call.operation,
     )
 

@@ -238,7 +238,8 @@ class Collective:
     else the tensor. `sequence` counts the collectives of a group, so (group, sequence) matches ranks; for sends
     and receives it counts those of one direction with the same `peer` (the other side's rank in the world) and
     `tag`. `end_s` is true completion; wait times are None where nobody waited in Python. `module` is the
-    innermost module that was running.
+    innermost module that was running. `device_start_s`: when the device's stream had come to an operation that
+    the device runs (NCCL), whose `end_s` is the device's too; None for what the host runs.
     """
 
     step: int
@@ -258,6 +259,7 @@ class Collective:
     module: str | None = None
     peer: int | None = None
     tag: int | None = None
+    device_start_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

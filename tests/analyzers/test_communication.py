@@ -156,3 +156,15 @@ def test_without_a_traced_step_nothing_is_known():
     ranks = make_run(traced_step=None).ranks
 
     assert communication(ranks[0], match_collectives(ranks)) is None
+
+
+def test_what_the_device_runs_begins_when_the_device_comes_to_it():
+    """Issued at 1 s by both; their devices come to it at 3 and at 5 s, and it ends at 6 s."""
+    first, second = (
+        dataclasses.replace(call(rank, 0, 1.0, 6.0), device_start_s=s) for rank, s in ((0, 3.0), (1, 5.0))
+    )
+    traffic = traffic_of(two_ranks([first], [second]))
+
+    assert traffic.time_s == pytest.approx(3.0)
+    assert traffic.waiting_s == pytest.approx(2.0)
+    assert traffic.transfer_s == pytest.approx(1.0)
