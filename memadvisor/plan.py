@@ -109,7 +109,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
                 )
                 for unit in value["units"]
             ),
-            overlap=_typed(value["overlap"], bool),
+            overlap=_typed(value.get("overlap", False), bool),  # what was planned before has none
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),

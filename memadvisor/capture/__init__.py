@@ -1,12 +1,16 @@
 """Recording a real training step of an unmodified script.
 
+script.py     runs the script as `python script.py` would; launch.py starts several ranks, children.py
+              follows the script into those that it starts by itself
 attach.py     waits for the script's own `import torch`, then installs the hooks
-hooks.py      torch's global hooks: modules, backward, optimizer steps
+hooks.py      torch's global hooks: modules, backward, optimizer steps; compiled.py keeps Dynamo off them
 position.py   where the training stands: module stack, phase, micro-batch
 models.py     the discovered models: names, units, parameters
-recorder.py   told by the hooks; starts and stops the traced step
+recorder.py   told by the hooks; steps.py and unstepped.py say where a step ends
 spans.py      the step under way, with as little work as possible; writer.py makes rows of it
-tracer.py     one traced step: truth.py (the allocator's account) and labels.py (what it is),
-              joined by account.py; collectives.py and flops.py read what labels.py sees
-script.py     runs the script as `python script.py` would; launch.py starts several ranks
+tracing.py    when a step is traced; tracer.py traces it: truth.py (the allocator's account) and labels.py
+              (what it is), joined by account.py. What labels.py sees is read by collectives.py,
+              operator_cost.py (flops*.py, traffic.py) and module_calls.py
+census.py     what is alive beside that; cpu_account.py and allocator*.py: what the allocators say
+out_of_memory.py  a step that memory ran out in; memory_watch.py imposes a limit
 """

@@ -364,8 +364,13 @@ class SavedTensorHooks:
         address = self._mode.address(tensor)
         if self._also is not None:
             self._also(tensor)
+        was_active, self._mode.is_active = (
+            self._mode.is_active,
+            False,
+        )  # our own detach is none of the script's
         tensor = without_cycle(tensor)
-        if not address or not self._mode.is_active:
+        self._mode.is_active = was_active
+        if not address or not was_active:
             return _Kept(tensor, None)
         size_bytes = tensor.untyped_storage().nbytes()
         now_ns = time.time_ns()

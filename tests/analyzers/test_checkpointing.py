@@ -54,12 +54,9 @@ def kept_for_backward(rank: RankRun) -> int:
     [
         (Gpt, {}, "blocks.*"),  # the peak moves from the loss into the backward
         (Gpt, {}, "blocks.*.attn"),  # dropout, fused attention
-        (Gpt, {}, "blocks.*.norm1"),  # frees nothing
         (Gpt, BATCHES, "blocks.*"),
         (Gpt, AUTOCAST, "blocks.*"),  # the cast weights are cast again
-        (Gpt, AUTOCAST, "blocks.*.mlp"),
         (Cnn, {}, "layer*.*"),  # the peak moves
-        (Cnn, {}, "layer1"),  # the peak moves into the second run
         (Cnn, {}, "layer1.0"),  # its output stays: the next convolution keeps it
         (Recurrent, {}, "first"),
         (Recurrent, {}, "second"),  # frees much; the peak stays, in its own backward

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.run.store import load_run
+from tests.torch_exit import completed
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -19,10 +19,7 @@ def profiled(directory, num_ranks, *command):
     """(stdout, the run)"""
     words = ["profile", "--nproc", str(num_ranks), "--out", str(directory), *map(str, command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "memadvisor", *words],
-        capture_output=True, text=True, timeout=150, env=environment, check=False,
-    )  # fmt: skip
+    done = completed([sys.executable, "-m", "memadvisor", *words], timeout=150, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout, load_run(directory)
 

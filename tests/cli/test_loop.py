@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memadvisor.run.store import load_run
+from tests.torch_exit import completed
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT = ROOT / "samples" / "train_gpt.py"
@@ -19,9 +20,7 @@ SMALL = ("--layers", "4", "--dim", "64", "--heads", "4", "--seq", "64", "--micro
 def memadvisor(*words, timeout_s=150):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "memadvisor", *map(str, words)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
-    )
+    done = completed(command, timeout=timeout_s, env=environment)
     assert done.returncode == 0, done.stderr
     return done
 

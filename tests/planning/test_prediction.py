@@ -1,7 +1,6 @@
 """The loop closed on a real script: predicted from the plain run, then applied and measured."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from memadvisor.cost.simulate import simulate
 from memadvisor.run.store import load_run
 from memadvisor.schedule import write_schedule
 from tests.cost.test_simulate import TIMES
+from tests.torch_exit import completed
 
 ROOT = Path(__file__).parents[2]
 SIZE = ["--layers", "3", "--dim", "64", "--heads", "4", "--seq", "64", "--micro-batch", "2"]
@@ -33,12 +33,10 @@ def memadvisor(command, directory, *options, num_ranks=2, size=SIZE):
         "samples/train_gpt.py",
         *size,
     ]
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-m", "memadvisor", *words],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=150,
     )
     assert done.returncode == 0, done.stderr

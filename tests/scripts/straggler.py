@@ -25,7 +25,7 @@ class Net(nn.Module):
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(Net())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(5):
+for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 5):
     loss = model(torch.ones(4, 16))
     loss.backward()
     optimizer.step()
