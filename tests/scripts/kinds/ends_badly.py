@@ -4,7 +4,6 @@ import atexit
 import os
 import sys
 import threading
-import time
 
 from small import train
 
@@ -21,7 +20,9 @@ def complain():
 
 
 atexit.register(complain)
-threading.Thread(target=lambda: (time.sleep(1), print("the thread ends", flush=True))).start()
+threading.Thread(
+    target=lambda: (threading.main_thread().join(), print("the thread ends", flush=True))
+).start()
 train()
 if os.fork() == 0:
     sys.exit(9)  # unwinds the whole script in the child
