@@ -1,0 +1,294 @@
+"""One rank of one engine for benchmarks/engines.py: trains a GPT, a few steps whenever its parent asks.
+
+Started by benchmarks/engines.py with torchrun's environment variables. It answers each line `steps N` on stdin
+with one line of JSON on what was stdout; whatever the engines print goes to stderr.
+"""
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
+from train_gpt import GPT
+
+from memadvisor.capture.cpu_account import open_cpu_account
+from memadvisor.engines.apply import install
+from memadvisor.engines.wire import Wire
+from memadvisor.plan import Plan
+
+# layers, dim, heads, vocabulary (the head is tied to the embedding), sequence
+MODELS = {"A": (8, 512, 8, 50304, 128), "B": (16, 512, 8, 2048, 128), "tiny": (4, 64, 4, 256, 32)}
+MICRO_BATCH = 2
+BUCKET_ELEMENTS = 5_000_000  # DeepSpeed's own default of 5e8 holds the whole model several times
+SAMPLE_S = 20e-6
+
+
+def build_model(name):
+    layers, dim, heads, vocabulary, seq = MODELS[name]
+    torch.manual_seed(0)
+    model = GPT(layers, dim, heads, seq)
+    model.tok_emb = nn.Embedding(vocabulary, dim)
+    nn.init.normal_(model.tok_emb.weight, std=0.02)
+    model.head = nn.Linear(dim, vocabulary, bias=False)
+    model.head.weight = model.tok_emb.weight
+    return model
+
+
+class Training:
+    """The script's loop: DDP and AdamW as people write them. Subclasses change what their engine makes them."""
+
+    def __init__(self, args, mode):
+        self.args, self.mode = args, mode
+        self.rank, self.num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        _, _, _, self.vocabulary, self.seq = MODELS[args.model]
+        self.generator = torch.Generator().manual_seed(1 + self.rank)
+        dist.init_process_group("gloo")
+        self.prepare()
+        self.build(build_model(args.model))
+
+    def prepare(self):
+        """What a user does before the script runs."""
+
+    def build(self, model):
+        self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        self.optimizer = self.adamw(self.model.parameters())
+
+    def adamw(self, parameters):
+        return torch.optim.AdamW(parameters, lr=1e-4, fused=self.args.fused or None)
+
+    def step(self):
+        words = torch.randint(self.vocabulary, (MICRO_BATCH, self.seq + 1), generator=self.generator)
+        return self.train(words[:, :-1].contiguous(), words[:, 1:].contiguous())
+
+    def train(self, words, targets):
+        loss = self.model(words, targets)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+class Local(Training):
+    """No communication at all: what the same compute takes beside the other rank's. Its losses are its own."""
+
+    def build(self, model):
+        self.model = model
+        self.optimizer = self.adamw(model.parameters())
+
+
+class Ours(Training):
+    """The same script under a plan; `ours-3-overlap` is stage 3 with overlap."""
+
+    def prepare(self):
+        stage, _, overlap = self.mode.removeprefix("ours-").partition("-")
+        plan = Plan(
+            fingerprint=None,
+            num_ranks=self.num_ranks,
+            zero_stage=int(stage),
+            policy="none",
+            units=(),
+            micro_batch_size=None,
+            grad_accum=None,
+            prediction=None,
+            budget_bytes=None,
+            why="benchmark",
+            overlap=overlap == "overlap",
+        )
+        self.applied = install(plan)
+
+
+class Redundancy(Training):
+    def build(self, model):
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        self.optimizer = ZeroRedundancyOptimizer(
+            self.model.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-4, fused=self.args.fused or None
+        )
+
+
+class Fsdp2(Training):
+    """`fully_shard` on each block and the whole; `keep` does not reshard after the forward."""
+
+    def build(self, model):
+        from torch.distributed.fsdp import fully_shard
+
+        reshard = False if "keep" in self.mode else None
+        for block in model.blocks:
+            fully_shard(block, reshard_after_forward=reshard)
+        fully_shard(model, reshard_after_forward=reshard)
+        if "pairwise" in self.mode:
+            gather, reduce_scatter = pairwise_comms(dist.group.WORLD)
+            for module in (*model.blocks, model):
+                module.set_custom_all_gather(gather)
+                module.set_custom_reduce_scatter(reduce_scatter)
+        self.model = model
+        self.optimizer = self.adamw(model.parameters())
+
+
+def pairwise_comms(group):
+    """FSDP2's public communication interface over our own pairwise collectives."""
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+    wire = Wire(group, lambda tensor: None)
+
+    class Gather(AllGather):
+        def allocate(self, size, *, dtype, device):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor, input_tensor, group, async_op=False):
+            wire.gather(output_tensor, input_tensor)
+
+    class Scatter(ReduceScatter):
+        def allocate(self, size, *, dtype, device):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+            mean = wire.reduce_scatter_mean(input_tensor)
+            output_tensor.copy_(mean)
+            if op == dist.ReduceOp.SUM:
+                output_tensor.mul_(wire.num_ranks)
+
+    return Gather(), Scatter()
+
+
+class Fsdp1(Training):
+    def build(self, model):
+        from functools import partial
+
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+        from train_gpt import Block
+
+        policy = partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})
+        self.model = FullyShardedDataParallel(
+            model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True
+        )
+        self.optimizer = self.adamw(self.model.parameters())
+
+
+class DeepSpeed(Training):
+    def prepare(self):
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ.setdefault("LOCAL_RANK", str(self.rank))
+
+    def build(self, model):
+        import deepspeed
+
+        config = {
+            "train_micro_batch_size_per_gpu": MICRO_BATCH,
+            "zero_optimization": {
+                "stage": int(self.mode[-1]),
+                "reduce_bucket_size": BUCKET_ELEMENTS,
+                "allgather_bucket_size": BUCKET_ELEMENTS,
+                "stage3_prefetch_bucket_size": BUCKET_ELEMENTS,
+                "stage3_max_live_parameters": BUCKET_ELEMENTS,
+                "stage3_max_reuse_distance": BUCKET_ELEMENTS,
+            },
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        self.model, self.optimizer, _, _ = deepspeed.initialize(
+            model=model, optimizer=self.adamw(model.parameters()), config=config
+        )
+
+    def train(self, words, targets):
+        loss = self.model(words, targets)
+        self.model.backward(loss)
+        self.model.step()
+        return loss.item()
+
+
+TRAININGS = {
+    "ddp": Training,
+    "local": Local,
+    "ddp-redundancy": Redundancy,
+    "fsdp2": Fsdp2,
+    "fsdp2-keep": Fsdp2,
+    "fsdp2-pairwise": Fsdp2,
+    "fsdp2-keep-pairwise": Fsdp2,
+    "fsdp1": Fsdp1,
+    "deepspeed-1": DeepSpeed,
+    "deepspeed-2": DeepSpeed,
+    "deepspeed-3": DeepSpeed,
+    "ours-0": Ours,
+    "ours-1": Ours,
+    "ours-2": Ours,
+    "ours-3": Ours,
+    "ours-2-overlap": Ours,
+    "ours-3-overlap": Ours,
+}
+
+
+class PeakMeter(threading.Thread):
+    """The highest total of the CPU allocator's own account, looked at every few microseconds."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.account = open_cpu_account([])
+        if self.account is None:
+            raise SystemExit("this build of torch does not let its CPU allocator's account be read")
+        self.peak_bytes = 0
+        sys.setswitchinterval(SAMPLE_S)
+        self.start()
+
+    def run(self):
+        while True:
+            self.peak_bytes = max(self.peak_bytes, self.account.allocated_bytes())
+            time.sleep(SAMPLE_S)
+
+
+def queued_s():
+    """How long this thread was ready to run without a processor."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+
+def measured(training, num_steps, meter):
+    """Wall seconds, seconds in which the thread that computes waited (neither ran nor was ready to), losses."""
+    dist.barrier()
+    if meter is not None:
+        meter.peak_bytes = 0
+    wall_s, cpu_s, ready_s = time.perf_counter(), time.thread_time(), queued_s()
+    losses = [training.step() for _ in range(num_steps)]
+    wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+    ready_s = queued_s() - ready_s
+    return {
+        "step_s": wall_s / num_steps,
+        "compute_s": cpu_s / num_steps,
+        "queued_s": ready_s / num_steps,
+        "waiting_s": max(0.0, wall_s - cpu_s - ready_s) / num_steps,
+        "peak_bytes": meter.peak_bytes if meter is not None else None,
+        "losses": losses,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mode", choices=TRAININGS)
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--peak", action="store_true")
+    args = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    meter = PeakMeter() if args.peak else None
+    training = TRAININGS[args.mode](args, args.mode)
+    for line in sys.stdin:
+        answer = measured(training, int(line.split()[1]), meter)
+        print(json.dumps(answer), file=answers, flush=True)
+    os._exit(0)  # engines differ in how they end; nothing is measured from here on
+
+
+if __name__ == "__main__":
+    main()
