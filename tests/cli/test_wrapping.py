@@ -26,6 +26,11 @@ def profiled(out, *options):
     return [sys.executable, "-m", "memadvisor", "profile", "--out", str(out), *options]
 
 
+def heed_interrupts():
+    """Whoever starts the tests in the background has them, and all that they start, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def start(command, words, *, cwd=SCRIPTS):
     return subprocess.Popen(
         [*command, *words],
@@ -35,6 +40,7 @@ def start(command, words, *, cwd=SCRIPTS):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
     )
 
 
