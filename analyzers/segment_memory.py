@@ -194,25 +194,32 @@ def _handed_over(
     """Events without states, and with each gradient taken over when the operator that made it is done.
 
     It is done, and has dropped what it had saved, before anything else is born. To `collect`, a unit's
-    buffer is made when its first gradient is taken over; a unit whose gradients cannot be told from other
-    temporaries is taken to have its buffer from the start. Returns the units whose gradients came too.
+    buffer is made when its first gradient is taken over; the gradient of a unit with one parameter becomes
+    its buffer; a unit whose gradients cannot be told from other temporaries is taken to have its buffer
+    from the start. Returns the units whose gradients came too.
     """
     units: list[str] = []
     changed: list[_Event] = []
     waiting: list[_Event] = []  # gradients born and not taken over yet
+    adopted: set[int] = set()  # those that are buffers from then on
 
     def take_over(time_s: float) -> None:
         for born in waiting:
             unit = _gradient_unit(born, piece, placed, parameters)
             if unit is not None and unit not in units:
                 units.append(unit)
+                if collect and sum(p.requires_grad for p in parameters.get(unit, ())) == 1:
+                    adopted.add(born.number)
+                    changed.append(replace(born, time_s=time_s, delta_bytes=-born.delta_bytes))
                 size_bytes = _trainable_bytes(parameters, unit) if collect else 0
                 changed.append(_Event(time_s, size_bytes, "gradient", -1, True))
-        kept = [born for born in waiting if born.category == "gradient"]
+        kept = [b for b in waiting if b.category == "gradient" and b.number not in adopted]
         changed.extend(replace(born, time_s=time_s, delta_bytes=-born.delta_bytes) for born in kept)
         waiting.clear()
 
     for event in events:
+        if event.number in adopted and event.delta_bytes < 0:
+            continue  # the end of a gradient that DDP has copied
         is_gradient = _gradient_unit(event, piece, placed, parameters) is not None
         other_birth = event.delta_bytes > 0 and event.number >= 0 and not is_gradient
         own_death = event.delta_bytes < 0 and any(event.number == born.number for born in waiting)

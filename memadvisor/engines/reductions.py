@@ -145,6 +145,8 @@ class Reductions:
                 hint="use --zero 1, which leaves such gradients alone as DDP does.",
             )
         with torch.no_grad():
+            if self._is_whole_buffer(slot):
+                self._adopt(slot)
             view = self._gradient_view(slot)
             if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
                 if flat.stage >= 2 and slot.index in flat.ready:
@@ -152,9 +154,27 @@ class Reductions:
                 else:
                     view.copy_(parameter.grad)
                 parameter.grad = view if flat.stage < 2 else None
+            elif flat.stage >= 2:
+                parameter.grad = None
         flat.ready.add(slot.index)
         if all(len(other.ready) == len(other.slots) for other in unit.trainable):
             self._unit_backward_ends(unit)
+
+    def _is_whole_buffer(self, slot: Slot) -> bool:
+        """Whether autograd's new gradient is all that the flat's buffer would hold: an embedding's, a head's."""
+        flat, gradient = slot.flat, slot.parameter.grad
+        if gradient is None or flat.grad is not None or len(flat.slots) > 1 or gradient.requires_grad:
+            return False
+        whole_bytes = (flat.padded_numel if flat.stage >= 2 else flat.num_elements) * flat.dtype.itemsize
+        is_alike = gradient.stride() == slot.stride and gradient.dtype == flat.dtype
+        return is_alike and gradient.untyped_storage().nbytes() == whole_bytes
+
+    def _adopt(self, slot: Slot) -> None:
+        # Autograd has given the tensor to the parameter alone, so a copy of it would serve nobody.
+        flat, gradient = slot.flat, slot.parameter.grad
+        if gradient is not None:
+            flat.grad = gradient.detach().as_strided((flat.num_elements,), (1,))
+            self._executor.label(flat.grad, "gradient", flat.unit)
 
     def _gradient_view(self, slot: Slot) -> torch.Tensor:
         flat = slot.flat

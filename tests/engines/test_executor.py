@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from memadvisor.engines.live import read_model
 from memadvisor.plan import UnitPlan
 from tests.engines.ranks import run_ranks
-from tests.engines.trainings import Model, Training, applied, largest_difference, make_plan, train
+from tests.engines.trainings import Model, Training, applied, build, largest_difference, make_plan, train
 
 
 def mixture(training: Training) -> tuple[UnitPlan, ...]:
@@ -240,6 +240,35 @@ def test_three_ranks_follow_ddp():
         for key, (loss, weight) in found.items():
             assert loss <= 1e-5, (key, loss)
             assert weight <= 1e-3, (key, weight)
+
+
+def adopted_gradients(rank: int) -> dict[int, list[bool]]:
+    """For each stage, whether autograd's tensor of the embedding's and of a block's gradient is the buffer's."""
+    found = {}
+    for stage in (0, 2):
+        made = {}
+        with applied(make_plan(2, stage)) as engine:
+            ddp = build(Training(model=(("dim", 10),)), rank)
+            watched = {"tokens": ddp.module.tokens.weight, "blocks.0": ddp.module.blocks[0].up.weight}
+            for name, parameter in watched.items():
+                parameter.register_hook(lambda g, name=name, made=made: made.update({name: g.data_ptr()}))
+            (executor,) = engine._executors
+            reduce_unit, buffers = executor.reduce_unit, []
+
+            def reduce(unit, reduce_unit=reduce_unit, buffers=buffers, watched=watched, made=made):
+                if unit.name in watched:
+                    buffers.append(unit.flats[0].grad.data_ptr() == made[unit.name])
+                reduce_unit(unit)
+
+            executor.reduce_unit = reduce
+            ddp(torch.arange(6)[None]).sum().backward()
+            found[stage] = buffers
+    return found
+
+
+def test_a_gradient_that_fills_its_units_buffer_becomes_it():
+    """The embedding is alone in its unit; the block's first gradient is one of several."""
+    assert run_ranks(adopted_gradients, 2) == [{0: [False, True], 2: [False, True]}] * 2
 
 
 def memory_at_step(rank: int, num_ranks: int) -> dict[tuple[int, bool], dict[str, int]]:
