@@ -30,6 +30,7 @@ from memadvisor.engines.sharded_step import (
     pieces_of_loaded,
     whole_state,
 )
+from memadvisor.engines.single_process import SingleProcess
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
@@ -41,8 +42,17 @@ _numbers = itertools.count()
 
 
 def install(plan: Plan, *, label: Label | None = None, note: Note | None = None) -> Applied:
-    """Patch torch so that the script's own DDP wrapper, or its first root model, follows `plan`."""
-    return Applied(plan, label, note)
+    """Patch torch so that the script's own DDP wrapper, or its first root model, follows `plan`.
+
+    With a plan for several ranks, a script that knows of none is run data-parallel (single_process.py).
+    """
+    single = None
+    if plan.num_ranks > 1:
+        single = SingleProcess(plan.num_ranks, note or (lambda level, text: None))
+    applied = Applied(plan, label, note)
+    if single is not None:
+        applied.when_removed(single.remove)
+    return applied
 
 
 def apply(
@@ -117,6 +127,9 @@ class Applied:
         self._undo.run()
         for wrapper in wrappers:
             ddp_patch.restore_reducer(wrapper)
+
+    def when_removed(self, step: Callable[[], None]) -> None:
+        self._undo.add(step)
 
     # ---- meeting the script's objects --------------------------------------------------------
 
