@@ -176,6 +176,7 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "checkpointing": _checkpointing_to_json(rank.checkpointing),
         "step_time_s": None if time is None else time.median_s,
         "num_steady_steps": 0 if time is None else time.num_steps,
+        "num_listened_steps": 0 if time is None else time.num_listened_steps,
         "by_phase_s": None if time is None else time.by_phase_s,
         "units": [] if time is None else [dataclasses.asdict(unit) for unit in time.units],
         "samples_per_s": None if time is None else time.samples_per_s,

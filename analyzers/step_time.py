@@ -33,11 +33,12 @@ class StepTime:
     `by_phase_s` has forward, backward, optimizer and outside, each moment counted for the innermost phase:
     medians, scaled together so that they sum to `median_s` (the parts of the median step need not be the
     medians of the parts). Steps in which no forward was seen (memadvisor did not listen, to save time) have no
-    part in the phases. A recomputation counts as backward, as it runs there. Throughput is this rank's own.
+    part in the phases and units; those of `num_listened_steps` do. A recomputation counts as backward, as it runs there. Throughput is this rank's own.
     """
 
     median_s: float
     num_steps: int
+    num_listened_steps: int
     durations_s: tuple[float, ...]  # of the steady steps, in order
     by_phase_s: dict[str, float]
     units: tuple[UnitTime, ...]  # in order of first execution
@@ -65,6 +66,7 @@ def step_time(rank: RankRun) -> StepTime | None:
     return StepTime(
         median_s=median_s,
         num_steps=len(steps),
+        num_listened_steps=len(seen),
         durations_s=tuple(step.duration_s for step in steps),
         by_phase_s={name: scale * time_s for name, time_s in medians.items()},
         units=_unit_times(rank, seen, spans),

@@ -5,19 +5,17 @@ This is what runs in every step of the training, so it appends plain lists and m
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import torch
 
 from memadvisor.capture.clock import DeviceMark, seconds_of
 from memadvisor.capture.compiled import never_compiled
+from memadvisor.capture.listening import Listening
 from memadvisor.capture.models import ModuleInfo
 from memadvisor.capture.position import Position
 from memadvisor.run.records import Span, Step
@@ -28,13 +26,6 @@ _OpenSpan = list[Any]
 _START, _END = 3, 4
 # One hook call in so many is timed; timing each would cost as much as the hook.
 _TIMED_SHARE = 16
-# Where listening to modules costs more than this share of a step (a model of many tiny layers), only every so
-# many steps are listened to, so that the share holds on average. The first steps all are.
-_LISTENING_BUDGET = 0.01
-_NUM_FULL_STEPS, _MAX_STRIDE = 10, 32
-# The estimate of that cost (calls timed in a loop) comes out too low by a factor of two or three, so where it is
-# this much, some steps without listening follow the first ones, and the difference tells.
-_WORTH_MEASURING, _NUM_COMPARED, _MOST_BY_ESTIMATE = 0.003, 8, 5
 
 
 @dataclass(slots=True)
@@ -75,44 +66,27 @@ class SpanLog:
         self._num_calls = 0
         self._starts: dict[str, _BackwardStart] = {}
         self.has_unit_spans = True
-        self._begin_s = time.monotonic()
-        self._estimate_s = 0.0  # what listening to modules takes in a full step, by the calls that were timed
-        self._listening_s = 0.0  # the same, measured by comparison where there was one
-        self._is_dear = False
-        self._stride = 1
-        self._full_s: deque[float] = deque(maxlen=_NUM_COMPARED)
-        self._thin_s: deque[float] = deque(maxlen=_NUM_COMPARED)
+        self._begin_s, self._begin_busy_s = time.monotonic(), time.thread_time()
+        self._listening = Listening()
+        self._estimate_s = (
+            0.0  # what listening to modules took in the last full step, by the calls that were timed
+        )
         self._batches_of_backwards: dict[int, int] = {}
 
     def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
         """The next step; what was open in the last one is forgotten."""
-        now_s = time.monotonic()
+        now_s, busy_s = time.monotonic(), time.thread_time()
         self._note_micro_batches()
         if not self.step.traced:
-            (self._thin_s if self.step.is_thin else self._full_s).append(now_s - self._begin_s)
-            if self.has_unit_spans or self.step.index < _NUM_FULL_STEPS + _NUM_COMPARED:
-                self._weigh()
-        self._begin_s = now_s
-        self.has_unit_spans = traced or self._wants_full(index)
+            times_s = now_s - self._begin_s, busy_s - self._begin_busy_s
+            if self.has_unit_spans:
+                self._listening.note_full(*times_s, self._estimate_s)
+            else:
+                self._listening.note_thin(*times_s)
+        self._begin_s, self._begin_busy_s = now_s, busy_s
+        self.has_unit_spans = traced or self._listening.wants(index)
         self.step = OpenStep(index=index, start=start, traced=traced)
         self._units.clear()
-
-    def _weigh(self) -> None:
-        """Decide how often to listen, from what it costs: how much longer full steps are, where that is known."""
-        step_s = median(self._thin_s or self._full_s)
-        self._is_dear = self._estimate_s >= _WORTH_MEASURING * step_s
-        self._listening_s = self._estimate_s
-        if len(self._thin_s) == _NUM_COMPARED:
-            longer_s = median(self._full_s) - step_s
-            self._listening_s = min(max(self._estimate_s, longer_s), _MOST_BY_ESTIMATE * self._estimate_s)
-        stride = math.ceil(self._listening_s / step_s / _LISTENING_BUDGET) if self._is_dear else 1
-        self._stride = max(1, min(_MAX_STRIDE, stride))
-
-    def _wants_full(self, index: int) -> bool:
-        if index < _NUM_FULL_STEPS or not self._is_dear:
-            return True
-        is_comparing = index < _NUM_FULL_STEPS + _NUM_COMPARED
-        return not is_comparing and index % self._stride == 0
 
     def _note_micro_batches(self) -> None:
         """A thin step has as many micro-batches as the last full one with the same number of backwards."""
@@ -131,7 +105,7 @@ class SpanLog:
         step = self.step
         if self.has_unit_spans and not step.traced:
             self._estimate_s = step.listening_s + quiet_s
-            step.recorder_s += max(self._estimate_s, self._listening_s)
+            step.recorder_s += max(self._estimate_s, self._listening.cost_s)
         else:
             step.recorder_s += step.listening_s + quiet_s
 

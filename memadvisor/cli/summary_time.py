@@ -40,6 +40,10 @@ def step_time(analysis: Analysis, rank: RankAnalysis, width: int) -> RenderableT
             Text(bar(spent_s, time.median_s, bar_width), PHASE_COLORS[phase]),
         )
     facts = [f"recorder {format_fraction(time.recorder_fraction)} of a timed step"]
+    if time.num_listened_steps < time.num_steps:
+        facts.append(
+            f"phases and units from the {time.num_listened_steps} steps whose modules were listened to"
+        )
     if time.traced_step_s is not None:
         facts.append(f"the traced step took {format_seconds(time.traced_step_s)} and counts nowhere")
     facts.insert(0, throughput(analysis, rank))

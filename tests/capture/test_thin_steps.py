@@ -6,17 +6,14 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 import memadvisor
-from memadvisor.capture import recorder, spans
-
-NUM_FULL, NUM_COMPARED, STRIDE = 10, 8, 7
+from memadvisor.capture import recorder
+from memadvisor.capture.listening import Listening
 
 
 @pytest.fixture
 def dear(monkeypatch):
     """Listening costs more than its budget, whatever this machine says."""
-    monkeypatch.setattr(spans, "_WORTH_MEASURING", 0.0)
-    monkeypatch.setattr(spans, "_LISTENING_BUDGET", 1e-12)
-    monkeypatch.setattr(spans, "_MAX_STRIDE", STRIDE)
+    monkeypatch.setattr(Listening, "wants", lambda _, index: is_full(index))
     monkeypatch.setattr(recorder, "has_compiled", lambda: False)  # another test of this process may have
 
 
@@ -41,7 +38,7 @@ def rank(dear, tmp_path):
 
 
 def is_full(index):
-    return index < NUM_FULL or (index >= NUM_FULL + NUM_COMPARED and index % STRIDE == 0)
+    return index < 8 or index in (14, 28)
 
 
 def test_only_some_steps_are_listened_to_and_only_they_know_their_samples(rank):
@@ -63,6 +60,7 @@ def test_phases_and_units_are_those_of_the_steps_that_were_seen(rank):
 
     found = step_time(rank)
 
+    assert (found.num_steps, found.num_listened_steps) == (30 - 4, 8 - 4 + 2)
     assert found.by_phase_s["forward"] > 0
     assert {unit.unit for unit in found.units if unit.forward_s > 0} == {"0", "1", "2"}
     assert found.samples_per_s is not None

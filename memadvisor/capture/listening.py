@@ -1,0 +1,70 @@
+"""In which steps the modules are listened to, so that it costs a training at most a hundredth of its time.
+
+For a model of many tiny layers, hooks around every module take as long as a good part of the step. So the first
+steps are listened to, and from then on each one has to be paid for: every step puts a hundredth of its length into
+an account, and the next one is listened to when there is as much in it as that will cost. Where a step earns its own
+cost (most models: a few hundred microseconds in a step of a tenth of a second), all of them are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+BUDGET = 0.01  # of the time of all steps after the first ones
+NUM_FIRST = 8
+# The estimate of the cost (calls timed in a loop) comes out too low by a factor of two or three, so where it is
+# this much of a step, some steps without listening follow the first ones, and the difference tells, within bounds
+# that keep a noisy machine from misleading it.
+_WORTH_MEASURING, _NUM_COMPARED, _LEAST_BY_ESTIMATE, _MOST_BY_ESTIMATE = 0.003, 8, 2, 5
+
+
+class Listening:
+    """Told of every timed step that has ended, says of the next one.
+
+    `cost_s` is what listening takes in a step, by the calls that were timed, and by comparison where there was one.
+    """
+
+    def __init__(self) -> None:
+        self.cost_s = 0.0
+        self._estimate_s = 0.0
+        self._is_dear = False
+        self._saved_s = 0.0
+        self._num_thin = 0
+        # Of the last steps of either kind.
+        self._lengths_s: deque[float] = deque(maxlen=_NUM_COMPARED)
+        self._full_s: deque[float] = deque(maxlen=_NUM_COMPARED)
+        self._thin_s: deque[float] = deque(maxlen=_NUM_COMPARED)
+
+    def note_thin(self, length_s: float, busy_s: float) -> None:
+        """A step without listening took `length_s`, of which its thread was at work for `busy_s`."""
+        self._lengths_s.append(length_s)
+        self._thin_s.append(busy_s)
+        self._num_thin += 1
+        if self._num_thin == _NUM_COMPARED:
+            self._weigh()
+        if self._num_thin >= _NUM_COMPARED:
+            # No more than one step's cost, or a long pause would be followed by many dear steps.
+            self._saved_s = min(self._saved_s + BUDGET * length_s, self.cost_s)
+
+    def note_full(self, length_s: float, busy_s: float, estimate_s: float) -> None:
+        """A step with listening, whose calls took `estimate_s` by those that were timed."""
+        self._lengths_s.append(length_s)
+        self._full_s.append(busy_s)
+        self._estimate_s = estimate_s
+        self._weigh()
+        self._saved_s = BUDGET * length_s if self._num_thin >= _NUM_COMPARED else 0.0
+
+    def wants(self, index: int) -> bool:
+        """Whether to listen to the step of this index."""
+        if index < NUM_FIRST or not self._is_dear:
+            return True
+        return self._num_thin >= _NUM_COMPARED and self._saved_s >= self.cost_s
+
+    def _weigh(self) -> None:
+        self._is_dear = self._estimate_s >= _WORTH_MEASURING * median(self._lengths_s)
+        self.cost_s = self._estimate_s
+        if self._num_thin >= _NUM_COMPARED and self._full_s:
+            longer_s = median(self._full_s) - median(self._thin_s)
+            least_s, most_s = _LEAST_BY_ESTIMATE * self._estimate_s, _MOST_BY_ESTIMATE * self._estimate_s
+            self.cost_s = min(max(longer_s, least_s), most_s)

@@ -1,0 +1,69 @@
+"""Listening to modules is paid for out of a hundredth of the training's time."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memadvisor.capture.listening import BUDGET, NUM_FIRST, Listening
+
+NUM_COMPARED = 8
+
+
+def train(listening, lengths_s, cost_s, estimate_s=None):
+    """Steps of these lengths, and `cost_s` more where they are listened to; which ones are."""
+    full = []
+    for index, length_s in enumerate(lengths_s):
+        if listening.wants(index):
+            full.append(index)
+            listening.note_full(
+                length_s + cost_s, length_s + cost_s, cost_s / 3 if estimate_s is None else estimate_s
+            )
+        else:
+            listening.note_thin(length_s, length_s)
+    return full
+
+
+@settings(deadline=None)
+@given(st.floats(0.02, 3), st.floats(1e-4, 10), st.integers(0, 500))
+def test_after_the_first_steps_a_dear_model_is_listened_to_for_a_hundredth_of_the_time(
+    share, step_s, num_steps
+):
+    lengths_s = [step_s] * num_steps
+    full = train(Listening(), lengths_s, share * step_s)
+    later = [index for index in full if index >= NUM_FIRST]
+
+    assert full[:NUM_FIRST] == list(range(min(num_steps, NUM_FIRST)))
+    assert len(later) * share * step_s <= 1.01 * BUDGET * sum(lengths_s)
+    num_paying = max(0, num_steps - NUM_FIRST - NUM_COMPARED)
+    assert len(later) >= num_paying // (share // BUDGET + 2)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_budget_holds_for_steps_of_any_length(seed):
+    chance = random.Random(seed)
+    lengths_s = [chance.choice((0.001, 0.002, 0.1, 60)) for _ in range(500)]
+    listening = Listening()
+    full = train(listening, lengths_s, 0.0005)
+
+    # What is measured by comparison may be too much, by steps of other lengths, but is never less than twice
+    # the estimate, which is two thirds of it.
+    later = [index for index in full if index >= NUM_FIRST]
+    dear = [index for index in later if index - 1 not in full]
+    assert len(dear) * 0.0005 * 2 / 3 <= BUDGET * sum(lengths_s)
+
+
+def test_a_long_pause_is_not_followed_by_many_dear_steps():
+    listening = Listening()
+    lengths_s = [0.001] * 50 + [600.0] + [0.001] * 50
+    full = train(listening, lengths_s, 0.0005)
+
+    assert [index for index in full if index > 50] == [51]
+
+
+def test_a_step_that_earns_its_cost_is_always_listened_to():
+    assert train(Listening(), [0.1] * 100, 0.0005) == list(range(100))
+    # The estimate is worth a comparison, and what that tells is still within the budget.
+    found = train(Listening(), [0.1] * 100, 0.0009, estimate_s=0.0004)
+    assert found == [*range(NUM_FIRST), *range(NUM_FIRST + NUM_COMPARED, 100)]
