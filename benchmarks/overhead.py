@@ -35,8 +35,10 @@ from train_gpt import GPT, read_text, sample_batch
 
 import memadvisor
 from memadvisor.capture.collectives import CollectiveLog
-from memadvisor.capture.labels import LabelLog, LabelMode, SavedTensorHooks
+from memadvisor.capture.label_log import LabelLog
+from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.position import Position
+from memadvisor.capture.saved_hooks import SavedTensorHooks
 
 NEVER = 10**9  # a step that does not come: nothing is traced
 TRACE_STEP = 2
@@ -181,6 +183,11 @@ def run_traced(training, scratch):
     return tuple(sum(values) - one for values, one in zip(zip(*both, strict=True), timed, strict=True))
 
 
+def stated_fraction(steps):
+    """Share of these steps that the run says the recorder took."""
+    return sum(step.recorder_s for step in steps) / sum(step.duration_s for step in steps)
+
+
 def run_round(training, num_steps, scratch, first):
     """Seconds of a step by variant, the share of leaving a profiler that falls on each step, and what the run states."""
     seconds, stated = {}, None
@@ -190,7 +197,7 @@ def run_round(training, num_steps, scratch, first):
         elif variant == "timed":
             profile = profiled(scratch)
             seconds[variant], _ = run_block(training, profile, num_steps, training.warm_steps)
-            stated = profile.analysis.ranks[0].step_time.recorder_fraction
+            stated = stated_fraction(profile.run.ranks[0].steps[-num_steps:])
         elif variant == "afterwards":
             with profiled(scratch):
                 for _ in range(TRACE_STEP + 2):
@@ -233,6 +240,7 @@ def count_operators(training):
     log = LabelLog()
     with labels(training.device, log):
         training.step()
+    log.gather()
     return len(log.calls)
 
 

@@ -7,10 +7,12 @@ hooks.py      torch's global hooks: modules, backward, optimizer steps; compiled
 position.py   where the training stands: module stack, phase, micro-batch
 models.py     the discovered models: names, units, parameters
 recorder.py   told by the hooks; steps.py and unstepped.py say where a step ends
-spans.py      the step under way, with as little work as possible; writer.py makes rows of it
+spans.py      the step under way, with as little work as possible; listening.py: whose modules are listened to;
+              writer.py makes rows of it
 tracing.py    when a step is traced; tracer.py traces it: truth.py (the allocator's account) and labels.py
-              (what it is), joined by account.py. What labels.py sees is read by collectives.py,
-              operator_cost.py (flops*.py, traffic.py) and module_calls.py
+              (what it is) with saved_hooks.py (what autograd keeps), joined by account.py from label_log.py.
+              What labels.py sees is read by collectives.py, operator_cost.py (flops*.py, traffic.py) and
+              module_calls.py; tensor_storage.py tells whose memory a tensor's is
 census.py     what is alive beside that; cpu_account.py and allocator*.py: what the allocators say
 out_of_memory.py  a step that memory ran out in; memory_watch.py imposes a limit
 """

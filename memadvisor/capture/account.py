@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from memadvisor.capture.labels import LabelLog, Named, OperatorCall, Place, SavedTensor
+from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, SavedTensor
 from memadvisor.capture.truth import AllocatorEvent
 from memadvisor.run.records import Residual, Saved, Storage
 

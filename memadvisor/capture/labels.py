@@ -1,14 +1,16 @@
-"""What the script's tensors are: a lean dispatch mode and saved-tensor hooks, active in a traced step alone.
+"""What the script's tensors are: a lean dispatch mode, active in a traced step alone.
 
-They only append plain tuples to lists; account.py makes sense of them afterwards. Nothing here keeps a
+It only appends plain tuples to lists; account.py makes sense of them afterwards. Nothing here keeps a
 tensor alive beyond the call that it is seen in, and nothing changes what an operator computes.
+
+It runs at every operator, so it asks for a value's exact type before anything else: `isinstance` of a tensor's
+class is slow for whatever is none.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -19,123 +21,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.capture.collectives import CollectiveLog, Mark
 from memadvisor.capture.compiled import never_compiled
+from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, Sighting
 from memadvisor.capture.operator_cost import operator_cost
 from memadvisor.capture.position import Position
+from memadvisor.capture.tensor_storage import (
+    NO_TENSORS,
+    PLAIN_TENSORS,
+    describe,
+    has_wrapper,
+    is_shared,
+    plain_tensors,
+    storage_address,
+)
 
 # What a step remembers of an operator takes about 1 kB until it is written: at most 100 MB.
 MOST_OPERATORS = 100_000
-_NAMESPACES_OF_COLLECTIVES = ("c10d", "_c10d_functional")
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-
-class Place(NamedTuple):
-    """Where the training stood when something happened."""
-
-    phase: str
-    module: str
-    unit: str
-    micro_batch: int
-
-
-class OperatorCall(NamedTuple):
-    start_ns: int
-    end_ns: int
-    name: str
-    place: Place
-    inputs: tuple[int, ...]  # addresses of the storages read
-    outputs: tuple[tuple[int, str, str], ...]  # (address, dtype, shape) of the storages that are not inputs
-    executed_flops: int
-    model_flops: int
-    shapes: str = ""
-    read_bytes: int | None = None
-    written_bytes: int | None = None
-
-
-class Named(NamedTuple):
-    """From somebody who knows: the storage at `address` is of `category`."""
-
-    time_ns: int
-    address: int
-    category: str
-    unit: str
-
-
-class Sighting(NamedTuple):
-    """A storage met as an input: if the allocator never saw its birth, it was there before the step."""
-
-    time_ns: int
-    size_bytes: int
-    dtype: str
-    shape: str
-
-
-@dataclass(slots=True, eq=False)
-class SavedTensor:
-    """A tensor that autograd packed. `released_ns` is when autograd let go of it."""
-
-    address: int
-    size_bytes: int
-    shape: str
-    place: Place
-    saved_ns: int
-    unpacked_ns: int | None = None
-    released_ns: int | None = None
-    node_number: int | None = None  # sequence number of the autograd node that keeps it
-
-
-@dataclass(slots=True)
-class LabelLog:
-    """Everything that the label layer saw of one step, in order of time."""
-
-    calls: list[OperatorCall] = field(default_factory=list)
-    places: list[tuple[int, Place]] = field(default_factory=list)
-    named: list[Named] = field(default_factory=list)
-    saved: list[SavedTensor] = field(default_factory=list)
-    sightings: dict[int, Sighting] = field(default_factory=dict)
-    forward_starts_ns: list[int] = field(default_factory=list)
-    recompute_ends_ns: list[int] = field(default_factory=list)
-    operator_of_node: dict[int, str] = field(default_factory=dict)  # by sequence number, forwards alone
-    uncounted: set[str] = field(default_factory=set)  # operators whose FLOPs could not be worked out
-
-
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with storage behind a tensor: itself, or what a subclass (DTensor, a quantised one) wraps."""
-    flatten = getattr(type(tensor), "__tensor_flatten__", None)
-    if flatten is None:
-        yield tensor
-        return
-    for name in flatten(tensor)[0]:
-        part = getattr(tensor, name)
-        if isinstance(part, torch.Tensor):  # DTensor names its mesh too
-            yield from plain_tensors(part)
-
-
-def storage_address(tensor: torch.Tensor) -> int:
-    """Address of the tensor's storage, 0 where it has none (meta, fake, sparse, wrapper subclasses)."""
-    if type(tensor).__name__ == "FakeTensor":
-        return 0
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
-def has_wrapper(types: Iterable[type]) -> bool:
-    """Whether tensors that wrap others (DTensor, a quantised one) are among the arguments.
-
-    A dispatch mode then returns NotImplemented: they run operators on what they wrap, which it sees.
-    """
-    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
-
-
-def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether other processes share its memory, which then is not the CPU allocator's; CUDA's always may be."""
-    return tensor.device.type == "cpu" and bool(tensor.untyped_storage().is_shared())
-
-
-def describe(tensor: torch.Tensor) -> tuple[str, str]:
-    """(dtype, shape) as the run records them."""
-    return str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))
+_NUM_FIELDS = len(OperatorCall._fields)
+NAMESPACES_OF_COLLECTIVES = ("c10d", "_c10d_functional")
 
 
 class _Operator(NamedTuple):
@@ -151,7 +53,7 @@ _operators: dict[int, _Operator] = {}
 
 def _learn(func: Any) -> _Operator:
     name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
-    known = _operators[id(func)] = _Operator(func, name, func.namespace in _NAMESPACES_OF_COLLECTIVES)
+    known = _operators[id(func)] = _Operator(func, name, func.namespace in NAMESPACES_OF_COLLECTIVES)
     return known
 
 
@@ -166,6 +68,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
+        self._calls, self._sightings = log.flat, log.sightings
+        self._operator_of_node = log.operator_of_node
         self._collectives = collectives
         self._position = position
         self._is_here = attrgetter(f"is_{device.type}")  # tensor.is_cpu, tensor.is_cuda
@@ -196,17 +100,21 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if kwargs is None:
             kwargs = {}
-        if len(self._log.calls) >= MOST_OPERATORS:
+        if len(self._calls) >= MOST_OPERATORS * _NUM_FIELDS:
             self.is_full, self.is_active = True, False
         if not self.is_active:
             return func(*args, **kwargs)
-        if not isinstance(func, OpOverload):  # it has no schema, and runs operators where no mode sees them
-            self._log.uncounted.add(str(func))
-            return func(*args, **kwargs)
+        known = _operators.get(id(func))
+        if known is None:
+            if not isinstance(
+                func, OpOverload
+            ):  # it has no schema, and runs operators where no mode sees them
+                self._log.uncounted.add(str(func))
+                return func(*args, **kwargs)
+            known = _learn(func)
         if types and has_wrapper(types):
             return NotImplemented
         place = self._place()
-        known = _operators.get(id(func)) or _learn(func)
         start_mark = self._collectives.mark() if known.is_collective else None
         start_ns = time.time_ns()
         out = func(*args, **kwargs)
@@ -233,23 +141,25 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs:
             self._read(kwargs.values(), inputs, start_ns)
         outputs: list[tuple[int, str, str]] = []
-        self._write((out,), inputs, outputs)
+        if out is not None:
+            self._write((out,), inputs, outputs)
         cost = operator_cost(func, args, kwargs, out, self._log.uncounted)
         if place.phase != "backward":
             # Autograd makes an operator's node just before it runs; what runs next without one is not its.
-            self._log.operator_of_node.setdefault(_get_sequence_nr(), known.name)
-        self._log.calls.append(
-            OperatorCall(start_ns, end_ns, known.name, place, tuple(inputs), tuple(outputs), *cost)
-        )
+            self._operator_of_node.setdefault(_get_sequence_nr(), known.name)
+        self._calls += (start_ns, end_ns, known.name, place, tuple(inputs), tuple(outputs), *cost)
 
     def _read(self, values: Iterable[Any], inputs: list[int], now_ns: int) -> None:
         """Add the addresses of tensors among an operator's arguments: flat, or in lists one or two levels deep."""
         for value in values:
-            if isinstance(value, torch.Tensor):
+            kind = type(value)
+            if kind in NO_TENSORS:
+                continue
+            if kind in PLAIN_TENSORS or isinstance(value, torch.Tensor):
                 address = self.address(value)
                 if address and address not in inputs:
                     inputs.append(address)
-                    if address not in self._log.sightings:
+                    if address not in self._sightings:
                         self._sight(value, address, now_ns)
             elif isinstance(value, (list, tuple)):
                 self._read(value, inputs, now_ns)
@@ -257,7 +167,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _write(self, values: Iterable[Any], inputs: list[int], outputs: list[tuple[int, str, str]]) -> None:
         """Add what is known of the results that are no inputs."""
         for value in values:
-            if isinstance(value, torch.Tensor):
+            kind = type(value)
+            if kind in PLAIN_TENSORS or isinstance(value, torch.Tensor):
                 address = self.address(value)
                 if address and address not in inputs:
                     outputs.append((address, *self.describe(value)))
@@ -335,7 +246,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Address of the tensor's storage on the traced device, 0 where it has none there."""
         if not self._is_here(tensor):
             return 0
-        if type(tensor) in _PLAIN_TENSORS:
+        if type(tensor) in PLAIN_TENSORS:
             try:
                 return tensor.untyped_storage().data_ptr()
             except (RuntimeError, NotImplementedError):  # sparse
@@ -343,77 +254,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage_address(tensor)
 
     def _sight(self, tensor: torch.Tensor, address: int, now_ns: int) -> None:
-        if address not in self._log.sightings:
+        if address not in self._sightings:
             storage = tensor.untyped_storage()
             if storage.resizable() and not is_shared(tensor):  # else census.py has asked the allocator
-                self._log.sightings[address] = Sighting(now_ns, storage.nbytes(), *self.describe(tensor))
-
-
-class SavedTensorHooks:
-    """Pack and unpack hooks that give autograd back the very tensor, and note when it lets go."""
-
-    def __init__(
-        self, mode: LabelMode, log: LabelLog, also: Callable[[torch.Tensor], None] | None = None
-    ) -> None:
-        self._also = also  # autograd asks the innermost hooks alone
-        self._mode = mode
-        self._log = log
-
-    @never_compiled
-    def pack(self, tensor: torch.Tensor) -> Any:
-        address = self._mode.address(tensor)
-        if self._also is not None:
-            self._also(tensor)
-        was_active, self._mode.is_active = (
-            self._mode.is_active,
-            False,
-        )  # our own detach is none of the script's
-        tensor = without_cycle(tensor)
-        self._mode.is_active = was_active
-        if not address or not was_active:
-            return _Kept(tensor, None)
-        size_bytes = tensor.untyped_storage().nbytes()
-        now_ns = time.time_ns()
-        self._mode._sight(tensor, address, now_ns)
-        place, (_, shape) = self._mode._here, self._mode.describe(tensor)
-        row = SavedTensor(address, size_bytes, shape, place, now_ns, node_number=_get_sequence_nr())
-        self._log.saved.append(row)
-        return _Kept(tensor, row)
-
-    @staticmethod
-    @never_compiled
-    def unpack(kept: Any) -> torch.Tensor:
-        if kept.row is not None:
-            kept.row.unpacked_ns = time.time_ns()
-        tensor: torch.Tensor = kept.tensor
-        return tensor
-
-
-def without_cycle(tensor: torch.Tensor) -> torch.Tensor:
-    """What a pack hook may give back. Of an operator's own result autograd would otherwise keep the graph that
-    keeps the result, and what no backward runs through would never be freed; it restores the rest by itself."""
-    return tensor if tensor.grad_fn is None else tensor.data
-
-
-class _Kept:
-    """Stands for a saved tensor inside autograd; its end is the moment that autograd lets go."""
-
-    __slots__ = ("row", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, row: SavedTensor | None) -> None:
-        self.tensor = tensor
-        self.row = row
-
-    @never_compiled
-    def __del__(self) -> None:
-        if self.row is not None:
-            self.row.released_ns = time.time_ns()
-
-
-def _tensors(values: Any) -> Iterable[torch.Tensor]:
-    """Tensors among an operator's arguments or results: flat, or in lists one or two levels deep."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)
+                self._sightings[address] = Sighting(now_ns, storage.nbytes(), *self.describe(tensor))

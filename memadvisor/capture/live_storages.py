@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from memadvisor.capture.census import Labelled, state_tensors
-from memadvisor.capture.labels import describe, plain_tensors, storage_address
 from memadvisor.capture.memory_watch import LiveBlock, MemoryWatch
 from memadvisor.capture.models import Models
+from memadvisor.capture.tensor_storage import describe, plain_tensors, storage_address
 from memadvisor.run.records import LiveStorage, Storage
 
 NUM_LARGEST = 200  # storages of an event that have a row of their own

@@ -20,15 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from memadvisor.capture.compiled import never_compiled_itself
 from memadvisor.capture.cpu_account import CpuAccount
-from memadvisor.capture.labels import (
-    _NAMESPACES_OF_COLLECTIVES,
-    _tensors,
-    describe,
-    has_wrapper,
-    storage_address,
-    without_cycle,
-)
+from memadvisor.capture.labels import NAMESPACES_OF_COLLECTIVES
 from memadvisor.capture.position import Position
+from memadvisor.capture.saved_hooks import without_cycle
+from memadvisor.capture.tensor_storage import describe, has_wrapper, storage_address, tensors_in
 from memadvisor.units import format_bytes
 
 REFUSED = "memadvisor's --memory-limit"  # in the message of every error that is raised here
@@ -103,7 +98,7 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         before_bytes = self.cpu.allocated_bytes() if self.cpu is not None else 0
         out = func(*args, **(kwargs or {}))
-        for tensor in _tensors(out):
+        for tensor in tensors_in(out):
             self._meet(tensor, func)
         if self.cpu is not None and self.cpu.allocated_bytes() > max(before_bytes, self.limit_bytes):
             taken_bytes = self.cpu.allocated_bytes() - before_bytes
@@ -114,7 +109,7 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note_inputs(self, values: Iterable[Any]) -> None:
         """What a model is called with."""
-        for tensor in _tensors(tuple(values)):
+        for tensor in tensors_in(tuple(values)):
             self._mark(tensor, "input")
 
     def blocks(self, device: torch.device) -> Iterator[tuple[LiveBlock, int]]:
@@ -153,7 +148,7 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         blocks[key] = LiveBlock(
             weakref.ref(storage, forget), tensor.device, address, position.module, position.unit, position.phase,
             func._schema.name, *describe(tensor),
-            role="communication" if func.namespace in _NAMESPACES_OF_COLLECTIVES else "",
+            role="communication" if func.namespace in NAMESPACES_OF_COLLECTIVES else "",
         )  # fmt: skip
 
     def _mark(self, tensor: torch.Tensor, role: str) -> None:

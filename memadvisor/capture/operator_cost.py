@@ -12,20 +12,15 @@ import torch
 
 from memadvisor.capture.arguments import Arguments, Arithmetic
 from memadvisor.capture.flops import NO_ARITHMETIC, depends_on_shapes_alone, flop_counter
+from memadvisor.capture.tensor_storage import NO_TENSORS, PLAIN_TENSORS
 from memadvisor.capture.traffic import Rule, moved_bytes, rule_of
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-class OperatorCost(NamedTuple):
-    """FLOPs, the shapes they were counted from, and the bytes that must move; None where not known."""
-
-    executed_flops: int
-    model_flops: int
-    shapes: str
-    read_bytes: int | None
-    written_bytes: int | None
+# FLOPs that were executed and those that the model needs, the shapes they were counted from, and the bytes that must
+# be read and written; None where not known. A plain tuple: one with names takes as long to make as all the rest.
+OperatorCost = tuple[int, int, str, int | None, int | None]
 
 
 class _Known(NamedTuple):
@@ -52,11 +47,11 @@ def operator_cost(
         except Exception:
             uncounted.add(f"{func.namespace}::{func._opname}")
     if known.rule is None:
-        return OperatorCost(*arithmetic, None, None)
+        return (*arithmetic, None, None)
     try:
-        return OperatorCost(*arithmetic, *moved_bytes(known.rule, args, kwargs, out))
+        return (*arithmetic, *moved_bytes(known.rule, args, kwargs, out))
     except Exception:  # a tensor that does not tell its size
-        return OperatorCost(*arithmetic, None, None)
+        return (*arithmetic, None, None)
 
 
 def _learn(func: Any) -> _Known:
@@ -85,8 +80,11 @@ def _shapes_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Shapes and numbers of a call; None where they do not say all (sparse and jagged tensors, lists of them)."""
     key: list[Any] = []
     for value in args:
-        if isinstance(value, torch.Tensor):
-            if type(value) not in _PLAIN_TENSORS or value.layout != torch.strided or value.is_nested:
+        kind = type(value)
+        if kind in NO_TENSORS:
+            key.append(value)
+        elif kind in PLAIN_TENSORS or isinstance(value, torch.Tensor):
+            if kind not in PLAIN_TENSORS or value.layout != torch.strided or value.is_nested:
                 return None
             key.append(value.shape)
         elif isinstance(value, (list, tuple)):

@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 from memadvisor.capture.cpu_account import CpuAccount
-from memadvisor.capture.labels import Place
+from memadvisor.capture.label_log import Place
 from memadvisor.capture.live_storages import rows_of_trace, rows_of_watch, summed_up
 from memadvisor.capture.memory_watch import REFUSED, MemoryWatch, Refusal
 from memadvisor.capture.models import Models

@@ -15,18 +15,13 @@ from memadvisor.capture.census import Labelled, residents
 from memadvisor.capture.collectives import CollectiveCall, CollectiveLog, Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.default_hooks import DefaultHooks
-from memadvisor.capture.labels import (
-    LabelLog,
-    LabelMode,
-    Named,
-    OperatorCall,
-    SavedTensorHooks,
-    plain_tensors,
-    storage_address,
-)
+from memadvisor.capture.label_log import LabelLog, Named, OperatorCall
+from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.memory_watch import MemoryWatch
 from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
 from memadvisor.capture.position import Position
+from memadvisor.capture.saved_hooks import SavedTensorHooks
+from memadvisor.capture.tensor_storage import plain_tensors, storage_address
 from memadvisor.capture.truth import is_profiler_free, start_allocator_account, stop_allocator_account
 
 
@@ -121,7 +116,7 @@ class Tracer:
         elif threading.get_ident() == self._thread:  # the profiler is that thread's
             self.yield_profiler()
             for log in (
-                self.log.calls,
+                self.log.flat,
                 self.log.saved,
                 self.log.places,
                 self.log.named,
@@ -150,6 +145,7 @@ class Tracer:
             if plain.device.type == self._device.type and storage_address(plain)
         ]
         self._stop_labels()
+        self.log.gather()
         has_totals = self._counts_cpu or self._device.type != "cpu"
         events = []
         if self._is_profiling:

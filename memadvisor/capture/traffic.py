@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memadvisor.capture.tensor_storage import NO_TENSORS, PLAIN_TENSORS
+
+_STRIDED = torch.strided
 _NOTHING_MOVES = frozenset(
     (
         "_unsafe_view",
@@ -42,9 +45,9 @@ class Rule(NamedTuple):
     is_plain: bool  # reads its arguments, changes none of them and writes its results
     is_look_up: bool
     is_partial: bool
-    names: tuple[str, ...]
     written: frozenset[str]
     unread: frozenset[str]
+    uses: tuple[tuple[bool, bool], ...]  # of each argument: whether it is written, whether it is read
 
 
 def moved_bytes(rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[int, int]:
@@ -53,19 +56,31 @@ def moved_bytes(rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
         return 0, 0
     read: dict[int, int] = {}
     results: dict[int, int] = {}
-    _add((out,), results)
     if rule.is_plain:
+        _add((out,), results)
         _add(args, read)
         if kwargs:
             _add(kwargs.values(), read)
         return sum(read.values()), sum(results.values())
     written: dict[int, int] = {}
-    for name, value in (*zip(rule.names, args, strict=False), *kwargs.items()):
-        if name in rule.written:
-            _add((value,), written)
-        if name not in rule.unread:
-            _add((value,), read)
-    taken = sum(size_bytes for key, size_bytes in results.items() if key not in written)
+    for value, (is_written, is_read) in zip(args, rule.uses, strict=False):
+        kind = type(value)
+        if kind in PLAIN_TENSORS:
+            size_bytes = _stored_bytes(value)
+            if is_written:
+                written[id(value)] = size_bytes
+            if is_read:
+                read[id(value)] = size_bytes
+        elif kind not in NO_TENSORS:
+            _use(value, written if is_written else None, read if is_read else None)
+    for name, value in kwargs.items():
+        is_written, is_read = name in rule.written, name not in rule.unread
+        _use(value, written if is_written else None, read if is_read else None)
+    if id(out) in written:  # most that change an argument return it
+        taken = 0
+    else:
+        _add((out,), results)
+        taken = sum(size_bytes for key, size_bytes in results.items() if key not in written)
     if rule.is_look_up and read:
         return sum(read.values()) - max(read.values()) + taken, taken
     if rule.is_partial and len(read) > 1:
@@ -87,24 +102,42 @@ def rule_of(func: Any) -> Rule:
     if name in _OVERWRITES:
         unread |= {"self"}
     is_look_up, is_partial = name in _LOOK_UPS, name in _PARTIAL_UPDATES
+    names = tuple(a.name for a in schema.arguments)
     return Rule(
         moves=not is_view and name not in _NOTHING_MOVES,
         is_plain=not (written or unread or is_look_up or is_partial),
         is_look_up=is_look_up,
         is_partial=is_partial,
-        names=tuple(a.name for a in schema.arguments),
         written=written,
         unread=unread,
+        uses=tuple((name in written, name not in unread) for name in names),
     )
+
+
+def _use(value: Any, written: dict[int, int] | None, read: dict[int, int] | None) -> None:
+    """Add an argument to those that are written, read, or both."""
+    found: dict[int, int] = {}
+    _add((value,), found)
+    if written is not None:
+        written.update(found)
+    if read is not None:
+        read.update(found)
+
+
+def _stored_bytes(tensor: torch.Tensor) -> int:
+    size_bytes = tensor.nbytes
+    if tensor.layout == _STRIDED and not tensor.is_contiguous():  # expanded, perhaps
+        size_bytes = min(size_bytes, tensor.untyped_storage().nbytes())
+    return size_bytes
 
 
 def _add(values: Iterable[Any], found: dict[int, int]) -> None:
     """Bytes by tensor: the same one given twice is read once, and one that is changed in place is no result."""
     for value in values:
-        if isinstance(value, torch.Tensor):
-            size_bytes = value.nbytes
-            if value.layout == torch.strided and not value.is_contiguous():  # expanded, perhaps
-                size_bytes = min(size_bytes, value.untyped_storage().nbytes())
-            found[id(value)] = size_bytes
+        kind = type(value)
+        if kind in NO_TENSORS:
+            continue
+        if kind in PLAIN_TENSORS or isinstance(value, torch.Tensor):
+            found[id(value)] = _stored_bytes(value)
         elif isinstance(value, (list, tuple)):
             _add(value, found)

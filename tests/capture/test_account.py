@@ -1,7 +1,7 @@
 """Joining the allocator's events with the labels, on events small enough to work out by hand."""
 
 from memadvisor.capture.account import Resident, make_account
-from memadvisor.capture.labels import LabelLog, Named, OperatorCall, Place, SavedTensor, Sighting
+from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, SavedTensor, Sighting
 from memadvisor.capture.truth import AllocatorEvent
 
 MS = 1_000_000

@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from memadvisor.capture import collectives as module
 from memadvisor.capture.collectives import CollectiveLog
-from memadvisor.capture.labels import LabelLog, LabelMode
+from memadvisor.capture.label_log import LabelLog
+from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.position import Position
 from memadvisor.capture.rows import collective_rows
 

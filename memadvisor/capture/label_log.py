@@ -1,0 +1,87 @@
+"""What the label layer saw of one step: plain facts in order of time, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Place(NamedTuple):
+    """Where the training stood when something happened."""
+
+    phase: str
+    module: str
+    unit: str
+    micro_batch: int
+
+
+class OperatorCall(NamedTuple):
+    start_ns: int
+    end_ns: int
+    name: str
+    place: Place
+    inputs: tuple[int, ...]  # addresses of the storages read
+    outputs: tuple[tuple[int, str, str], ...]  # (address, dtype, shape) of the storages that are not inputs
+    executed_flops: int
+    model_flops: int
+    shapes: str = ""
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+
+
+class Named(NamedTuple):
+    """From somebody who knows: the storage at `address` is of `category`."""
+
+    time_ns: int
+    address: int
+    category: str
+    unit: str
+
+
+class Sighting(NamedTuple):
+    """A storage met as an input: if the allocator never saw its birth, it was there before the step."""
+
+    time_ns: int
+    size_bytes: int
+    dtype: str
+    shape: str
+
+
+@dataclass(slots=True, eq=False)
+class SavedTensor:
+    """A tensor that autograd packed. `released_ns` is when autograd let go of it."""
+
+    address: int
+    size_bytes: int
+    shape: str
+    place: Place
+    saved_ns: int
+    unpacked_ns: int | None = None
+    released_ns: int | None = None
+    node_number: int | None = None  # sequence number of the autograd node that keeps it
+
+
+@dataclass(slots=True)
+class LabelLog:
+    """Everything that the label layer saw of one step, in order of time.
+
+    `calls` are there after `gather`. Until then their fields stand in `flat`, one after the other: tuples of them
+    would be gone through by Python's garbage collector again and again, in the midst of the step.
+    """
+
+    calls: list[OperatorCall] = field(default_factory=list)
+    flat: list[Any] = field(default_factory=list)
+    places: list[tuple[int, Place]] = field(default_factory=list)
+    named: list[Named] = field(default_factory=list)
+    saved: list[SavedTensor] = field(default_factory=list)
+    sightings: dict[int, Sighting] = field(default_factory=dict)
+    forward_starts_ns: list[int] = field(default_factory=list)
+    recompute_ends_ns: list[int] = field(default_factory=list)
+    operator_of_node: dict[int, str] = field(default_factory=dict)  # by sequence number, forwards alone
+    uncounted: set[str] = field(default_factory=set)  # operators whose FLOPs could not be worked out
+
+    def gather(self) -> None:
+        """Make calls of their fields."""
+        width = len(OperatorCall._fields)
+        self.calls += map(OperatorCall._make, zip(*[iter(self.flat)] * width, strict=True))
+        self.flat.clear()

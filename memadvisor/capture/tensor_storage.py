@@ -1,0 +1,63 @@
+"""What a tensor's storage is: its address, whose memory it is, and which tensors stand behind a wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+# Exact types of arguments that hold no tensor.
+NO_TENSORS = frozenset(
+    (int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with storage behind a tensor: itself, or what a subclass (DTensor, a quantised one) wraps."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten(tensor)[0]:
+        part = getattr(tensor, name)
+        if isinstance(part, torch.Tensor):  # DTensor names its mesh too
+            yield from plain_tensors(part)
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Address of the tensor's storage, 0 where it has none (meta, fake, sparse, wrapper subclasses)."""
+    if type(tensor).__name__ == "FakeTensor":
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def has_wrapper(types: Iterable[type]) -> bool:
+    """Whether tensors that wrap others (DTensor, a quantised one) are among the arguments.
+
+    A dispatch mode then returns NotImplemented: they run operators on what they wrap, which it sees.
+    """
+    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether other processes share its memory, which then is not the CPU allocator's; CUDA's always may be."""
+    return tensor.device.type == "cpu" and bool(tensor.untyped_storage().is_shared())
+
+
+def describe(tensor: torch.Tensor) -> tuple[str, str]:
+    """(dtype, shape) as the run records them."""
+    return str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))
+
+
+def tensors_in(values: Any) -> Iterable[torch.Tensor]:
+    """Tensors among an operator's arguments or results: flat, or in lists one or two levels deep."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors_in(value)
