@@ -154,10 +154,9 @@ def pairwise_comms(group):
             return torch.empty(*size, dtype=dtype, device=device)
 
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-            mean = wire.reduce_scatter_mean(input_tensor)
-            output_tensor.copy_(mean)
-            if op == dist.ReduceOp.SUM:
-                output_tensor.mul_(wire.num_ranks)
+            output_tensor.copy_(wire.reduce_scatter(input_tensor))
+            if op == dist.ReduceOp.AVG:
+                output_tensor.div_(wire.num_ranks)
 
     return Gather(), Scatter()
 

@@ -148,13 +148,12 @@ class Reductions:
             if self._is_whole_buffer(slot):
                 self._adopt(slot)
             view = self._gradient_view(slot)
-            if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
-                if flat.stage >= 2 and slot.index in flat.ready:
-                    view.add_(parameter.grad)
-                else:
+            if flat.stage < 2:
+                if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
                     view.copy_(parameter.grad)
-                parameter.grad = view if flat.stage < 2 else None
-            elif flat.stage >= 2:
+                    parameter.grad = view
+            elif parameter.grad is not None:
+                self._take_share(slot, parameter.grad, view)
                 parameter.grad = None
         flat.ready.add(slot.index)
         if all(len(other.ready) == len(other.slots) for other in unit.trainable):
@@ -175,6 +174,16 @@ class Reductions:
         if gradient is not None:
             flat.grad = gradient.detach().as_strided((flat.num_elements,), (1,))
             self._executor.label(flat.grad, "gradient", flat.unit)
+
+    def _take_share(self, slot: Slot, gradient: torch.Tensor, view: torch.Tensor) -> None:
+        """Put a gradient, divided by the ranks (before the sum, as DDP does), into a buffer that will be sharded."""
+        share = 1.0 / self._wire.num_ranks
+        if slot.index in slot.flat.ready:
+            view.add_(gradient, alpha=share)
+        elif gradient.dtype == view.dtype:
+            torch.mul(gradient, share, out=view)  # one pass, also where the gradient is the buffer
+        else:
+            view.copy_(gradient).mul_(share)
 
     def _gradient_view(self, slot: Slot) -> torch.Tensor:
         flat = slot.flat
@@ -212,10 +221,10 @@ class Reductions:
                 if action.shard:
                     self._executor.remember("reduce_scatter", flat)
                     if action.overlaps:
-                        flat.scattering = self._wire.begin_reduce_scatter_mean(flat.grad, flat.index)
+                        flat.scattering = self._wire.begin_reduce_scatter(flat.grad, flat.index)
                         self._backward.scattering.append(flat)
                     else:
-                        self._keep_shard(flat, flat.grad, self._wire.reduce_scatter_mean(flat.grad))
+                        self._keep_shard(flat, flat.grad, self._wire.reduce_scatter(flat.grad))
                 elif self._sync:
                     self._executor.remember("all_reduce", flat)
                     transfer = self._wire.begin_mean(flat.grad)

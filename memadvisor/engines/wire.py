@@ -36,12 +36,15 @@ class Scattering(Transfer):
     parts: list[torch.Tensor]  # other ranks' contributions, in the order in which they are added
 
     def result(self) -> torch.Tensor:
-        """This rank's slice of the mean, once it is there."""
+        """This rank's slice of the sum, once it is there."""
         self.wait()
-        for part in self.parts:
+        *first, last = self.parts or [None]
+        for part in first:
             self.own.add_(part)
+        # The last part has storage of its own, which may stay when the full gradient goes.
+        result = self.own if last is None else last.add_(self.own)
         self.parts.clear()
-        return self.own
+        return result
 
 
 class Wire:
@@ -79,14 +82,13 @@ class Wire:
             works += self._exchange(shard, to, slices[source], source, 2 * number)
         return Transfer(works)
 
-    def reduce_scatter_mean(self, full: torch.Tensor) -> torch.Tensor:
-        """This rank's slice of the mean of `full` over the ranks; `full` is used up.
+    def reduce_scatter(self, full: torch.Tensor) -> torch.Tensor:
+        """This rank's slice of the sum of `full` over the ranks; `full` is used up.
 
-        Pairwise it stages one slice, and takes the other ranks' contributions one after another.
+        Pairwise it takes the other ranks' contributions one after another, into what becomes the result.
         """
         if self.way(full) != "pairwise":
-            return self.begin_reduce_scatter_mean(full).result()
-        full.mul_(1.0 / self.num_ranks)
+            return self.begin_reduce_scatter(full).result()
         slices = full.chunk(self.num_ranks)
         own = slices[self.rank]
         staging = torch.empty_like(own)
@@ -94,12 +96,12 @@ class Wire:
         for distance in range(1, self.num_ranks):
             to, source = self._partners(distance)
             Transfer(self._exchange(slices[to], to, staging, source, 1)).wait()
-            own.add_(staging)
-        return own
+            if distance < self.num_ranks - 1:
+                own.add_(staging)
+        return staging.add_(own)
 
-    def begin_reduce_scatter_mean(self, full: torch.Tensor, number: int = 0) -> Scattering:
-        """Begin `reduce_scatter_mean`; pairwise all contributions are staged, num_ranks - 1 slices."""
-        full.mul_(1.0 / self.num_ranks)
+    def begin_reduce_scatter(self, full: torch.Tensor, number: int = 0) -> Scattering:
+        """Begin `reduce_scatter`; pairwise all contributions are staged, num_ranks - 1 slices."""
         slices = full.chunk(self.num_ranks)
         own = slices[self.rank]
         way = self.way(full)

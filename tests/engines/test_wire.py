@@ -16,30 +16,30 @@ def travelled(rank: int, num_ranks: int) -> dict[str, bool]:
         wire = Wire(dist.group.WORLD, lambda tensor, staged=staged: staged.append(tensor.numel()))
         wire.way = lambda tensor, way=way: way
         full = torch.arange(4.0 * num_ranks) * (rank + 1)
-        mean = torch.arange(4.0 * num_ranks) * (num_ranks + 1) / 2
-        own = wire.reduce_scatter_mean(full.clone())
-        found[f"{way} reduce"] = torch.allclose(own, mean.chunk(num_ranks)[rank])
+        total = torch.arange(4.0 * num_ranks) * num_ranks * (num_ranks + 1) / 2
+        own = wire.reduce_scatter(full.clone())
+        found[f"{way} reduce"] = torch.allclose(own, total.chunk(num_ranks)[rank])
         found[f"{way} staging"] = staged == ([] if way == "staged" else [4])
         apart = torch.zeros(4 * num_ranks)
-        wire.gather(apart, mean.chunk(num_ranks)[rank].clone())
-        found[f"{way} gather"] = torch.equal(apart, mean)
+        wire.gather(apart, total.chunk(num_ranks)[rank].clone())
+        found[f"{way} gather"] = torch.equal(apart, total)
         within = torch.zeros(4 * num_ranks)
         shard = within.chunk(num_ranks)[rank]
-        shard.copy_(mean.chunk(num_ranks)[rank])
+        shard.copy_(total.chunk(num_ranks)[rank])
         wire.gather(within, shard)
-        found[f"{way} gather in place"] = torch.equal(within, mean)
-        found |= begun_together(wire, way, mean, rank)
+        found[f"{way} gather in place"] = torch.equal(within, total)
+        found |= begun_together(wire, way, total, rank)
     return found
 
 
-def begun_together(wire: Wire, way: str, mean: torch.Tensor, rank: int) -> dict[str, bool]:
+def begun_together(wire: Wire, way: str, total: torch.Tensor, rank: int) -> dict[str, bool]:
     """Two reductions and two gathers are under way at once, and are waited for in another order."""
     num_ranks = wire.num_ranks
     fulls = [torch.arange(4.0 * num_ranks) * (rank + 1) * scale for scale in (1, 10)]
     targets = [torch.zeros(4 * num_ranks) for _ in fulls]
-    shards = [(mean * scale).chunk(num_ranks)[rank].clone() for scale in (1, 10)]
+    shards = [(total * scale).chunk(num_ranks)[rank].clone() for scale in (1, 10)]
     gathers = [wire.begin_gather(targets[0], shards[0], 0)]
-    reductions = [wire.begin_reduce_scatter_mean(full, number) for number, full in enumerate(fulls)]
+    reductions = [wire.begin_reduce_scatter(full, number) for number, full in enumerate(fulls)]
     gathers.append(wire.begin_gather(targets[1], shards[1], 1))
     gathers[1].wait()
     owns = [reduction.result() for reduction in reversed(reductions)]
@@ -48,7 +48,7 @@ def begun_together(wire: Wire, way: str, mean: torch.Tensor, rank: int) -> dict[
         f"{way} reductions together": all(
             torch.allclose(own, shard) for own, shard in zip(owns, reversed(shards), strict=True)
         ),
-        f"{way} gathers together": torch.equal(targets[0], mean) and torch.equal(targets[1], 10 * mean),
+        f"{way} gathers together": torch.equal(targets[0], total) and torch.equal(targets[1], 10 * total),
     }
 
 
