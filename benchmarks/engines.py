@@ -11,7 +11,9 @@ slows down meanwhile slows all of them: the table gives the median of these rati
 
 `waiting` is the time of a step in which the thread that computes neither ran nor was ready to run: communication
 that nothing covers. Work that collectives do on that thread (copies, sums, sending) counts as compute. `local`
-trains without any communication. Peaks come from worlds of their own, one after another: the highest total of
+trains without any communication. Where a mode and its `-overlap` both ran, the share of communication that is
+covered follows: the waiting that overlap removes, of the waiting without it or of the compute of forward and
+backward, whichever is less. Peaks come from worlds of their own, one after another: the highest total of
 torch's CPU allocator's account in three steps after two, looked at every 20 microseconds, so a peak that is
 shorter than that may be missed. `losses` is the largest relative difference from DDP's of any step and rank.
 
@@ -188,6 +190,23 @@ def print_table(modes, rounds, peaks, losses, args):
         if mode not in losses:
             continue
         print(f"{mode:20}{time_cells(mode, rounds)}{peak_cell(peaks.get(mode))}  {loss_cell(mode, losses)}")
+    for mode in modes if rounds else ():
+        overlapped = f"{mode}-overlap"
+        if mode in losses and overlapped in losses:
+            share = covered_share(*([taken[name] for taken in rounds] for name in (mode, overlapped)))
+            print(f"{overlapped} covers {share:.0%} of the communication that compute could cover")
+
+
+def covered_share(plain, overlapped):
+    """Of the communication that forward and backward could cover; what ranks measured without and with overlap."""
+    waiting_s, left_s = (
+        statistics.median(statistics.mean(a["waiting_s"] for a in answers) for answers in rounds)
+        for rounds in (plain, overlapped)
+    )
+    compute_s = statistics.median(
+        statistics.mean(a["compute_s"] - a["optimizer_s"] for a in answers) for answers in plain
+    )
+    return (waiting_s - left_s) / min(waiting_s, compute_s)
 
 
 def time_cells(mode, rounds):

@@ -28,7 +28,7 @@ class Link:
         self.rate = rate
         self.names = [f"memadvisor-{os.getpid()}-{rank}" for rank in range(2)]
         self.address = "10.77.0.1"
-        self.environment = {"GLOO_SOCKET_IFNAME": "link"}
+        self.environment = {"GLOO_SOCKET_IFNAME": "slow"}
 
     def __enter__(self):
         try:
@@ -52,12 +52,12 @@ class Link:
         first, second = self.names
         for name in self.names:
             _run(f"ip netns add {name}")
-        _run(f"ip link add link netns {first} type veth peer name link netns {second}")
+        _run(f"ip link add slow netns {first} type veth peer name slow netns {second}")
         for rank, name in enumerate(self.names):
-            _run(f"ip -n {name} addr add 10.77.0.{rank + 1}/24 dev link")
-            _run(f"ip -n {name} link set link up")
+            _run(f"ip -n {name} addr add 10.77.0.{rank + 1}/24 dev slow")
+            _run(f"ip -n {name} link set slow up")
             _run(f"ip -n {name} link set lo up")
-            _run(f"tc -n {name} qdisc add dev link root tbf rate {self.rate} burst {BURST} latency {LATENCY}")
+            _run(f"tc -n {name} qdisc add dev slow root tbf rate {self.rate} burst {BURST} latency {LATENCY}")
 
 
 def _run(command):

@@ -37,6 +37,15 @@ def test_losses_are_compared_rank_by_rank():
     assert engines.loss_cell("off", losses) == "within 1.0e-01"
 
 
+def test_what_is_covered_is_compared_with_what_forward_and_backward_could_cover():
+    """2 s of communication, 1 s of compute of which 0.2 s the optimizer's: 0.8 s could go, 0.6 s did."""
+
+    def waiting(seconds):
+        return [[{"waiting_s": seconds, "compute_s": 1.0, "optimizer_s": 0.2}] * 2] * 3
+
+    assert engines.covered_share(waiting(2.0), waiting(1.4)) == pytest.approx(0.75)
+
+
 def test_a_slow_link_joins_two_ranks():
     with pytest.raises(engines_link.NoLinkError, match="2 ranks"):
         engines_link.Link("1gbit", 4)
