@@ -38,13 +38,12 @@ class Scattering(Transfer):
     def result(self) -> torch.Tensor:
         """This rank's slice of the sum, once it is there."""
         self.wait()
-        *first, last = self.parts or [None]
-        for part in first:
-            self.own.add_(part)
         # The last part has storage of its own, which may stay when the full gradient goes.
-        result = self.own if last is None else last.add_(self.own)
+        result = self.parts.pop() if self.parts else self.own
+        for part in self.parts:
+            self.own.add_(part)
         self.parts.clear()
-        return result
+        return result if result is self.own else result.add_(self.own)
 
 
 class Wire:
