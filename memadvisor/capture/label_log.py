@@ -78,6 +78,8 @@ class LabelLog:
     forward_starts_ns: list[int] = field(default_factory=list)
     recompute_ends_ns: list[int] = field(default_factory=list)
     operator_of_node: dict[int, str] = field(default_factory=dict)  # by sequence number, forwards alone
+    # (start, end, address of the first) of additions that autograd would have done in place without our mode
+    added_aside: list[tuple[int, int, int]] = field(default_factory=list)
     uncounted: set[str] = field(default_factory=set)  # operators whose FLOPs could not be worked out
 
     def gather(self) -> None:

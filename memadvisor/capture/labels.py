@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from memadvisor.capture.collectives import CollectiveLog, Mark
 from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, Sighting
+from memadvisor.capture.meeting_gradients import may_be_overwritten
 from memadvisor.capture.operator_cost import operator_cost
 from memadvisor.capture.position import Position
 from memadvisor.capture.tensor_storage import (
@@ -38,6 +39,7 @@ from memadvisor.capture.tensor_storage import (
 MOST_OPERATORS = 100_000
 _NUM_FIELDS = len(OperatorCall._fields)
 NAMESPACES_OF_COLLECTIVES = ("c10d", "_c10d_functional")
+_ADD = torch.ops.aten.add.Tensor
 
 
 class _Operator(NamedTuple):
@@ -78,6 +80,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last_place: Place | None = None
         self._places_of_nodes: dict[int, Place] = {}
         self._described: dict[tuple[torch.dtype, torch.Size], tuple[str, str]] = {}
+        self._is_alone = _get_current_dispatch_mode() is None  # under another's mode every step adds aside
         self.is_active = True
         self.is_full = False  # more operators than may be remembered; what follows is not seen
 
@@ -116,8 +119,11 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         place = self._place()
         start_mark = self._collectives.mark() if known.is_collective else None
+        is_aside = func is _ADD and place.phase == "backward" and self._is_alone and may_be_overwritten(*args)
         start_ns = time.time_ns()
         out = func(*args, **kwargs)
+        if is_aside:
+            self._log.added_aside.append((start_ns, time.time_ns(), self.address(args[0])))
         self._note_call(known, func, args, kwargs, out, place, start_ns, time.time_ns(), start_mark)
         return out
 

@@ -17,6 +17,7 @@ from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.default_hooks import DefaultHooks
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall
 from memadvisor.capture.labels import LabelMode
+from memadvisor.capture.meeting_gradients import as_added_in_place
 from memadvisor.capture.memory_watch import MemoryWatch
 from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
 from memadvisor.capture.position import Position
@@ -151,6 +152,7 @@ class Tracer:
         if self._is_profiling:
             self._is_profiling = False
             events = stop_allocator_account(self._device, has_totals=has_totals)
+            events = as_added_in_place(events, self.log.added_aside)
         if self._device.type == "cpu" and events and self._counts_cpu:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
         account = make_account(

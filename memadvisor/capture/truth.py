@@ -19,6 +19,7 @@ from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, 
 _survives_fork: list[bool] = []
 _QUIET = "KINETO_LOG_LEVEL"
 _BACKWARD_OF = "autograd::engine::evaluate_function: "
+_ADD, _MODE = "aten::add", "PythonDispatchMode"
 _PRIMITIVES = {
     f"aten::{name}"
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
@@ -27,7 +28,10 @@ _PRIMITIVES = {
 
 @dataclass(frozen=True, slots=True)
 class AllocatorEvent:
-    """`delta_bytes` > 0 allocates, < 0 frees; totals are the allocator's, after the event."""
+    """`delta_bytes` > 0 allocates, < 0 frees; totals are the allocator's, after the event.
+
+    `is_meeting`: memory for the sum of two gradients that met in a node, which the engine itself adds.
+    """
 
     time_ns: int
     address: int
@@ -35,6 +39,7 @@ class AllocatorEvent:
     allocated_bytes: int
     reserved_bytes: int
     operator: str
+    is_meeting: bool = False
 
 
 def is_profiler_free() -> bool:
@@ -75,8 +80,9 @@ def stop_allocator_account(device: torch.device, *, has_totals: bool = True) -> 
             fields.total_allocated,
             fields.total_reserved,
             name,
+            is_meeting and fields.alloc_size > 0,
         )
-        for node, name in _memory_nodes(result.experimental_event_tree())
+        for node, name, is_meeting in _memory_nodes(result.experimental_event_tree())
         if (fields := node.extra_fields).device.type == device.type
         and (device.index is None or fields.device.index in (device.index, -1))
         and (fields.total_allocated or not has_totals)
@@ -101,16 +107,29 @@ def _config() -> ProfilerConfig:
     return ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
 
 
-def _memory_nodes(roots: list[Any]) -> Iterator[tuple[Any, str]]:
-    """Memory events with the name of the innermost operator around each, without recursion."""
-    pending = [(root, "") for root in roots]
+def _memory_nodes(roots: list[Any]) -> Iterator[tuple[Any, str, bool]]:
+    """Memory events with the innermost operator around each, and whether it adds gradients that met.
+
+    Without recursion.
+    """
+    pending = [(root, "", "") for root in roots]
     while pending:
-        node, operator = pending.pop()
+        node, operator, engine = pending.pop()
         name = node.name
         if name == "[memory]":
-            yield node, operator
+            yield node, operator, engine == _ADD
             continue
-        pending += [(child, _inner_operator(operator, name)) for child in node.children]
+        inner, engine = _inner_operator(operator, name), _under_engine(engine, name)
+        pending += [(child, inner, engine) for child in node.children]
+
+
+def _under_engine(engine: str, name: str) -> str:
+    """`_BACKWARD_OF` directly below the engine, `_ADD` inside an addition that the engine called; else ""."""
+    if name.startswith(_BACKWARD_OF):
+        return _BACKWARD_OF
+    if engine and name == _ADD:
+        return _ADD
+    return engine if name == _MODE or (engine == _ADD and name in _PRIMITIVES) else ""
 
 
 def _inner_operator(outer: str, name: str) -> str:
