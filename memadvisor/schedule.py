@@ -97,7 +97,10 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     - Stage 1: the same (every rank keeps the whole summed gradient, so a script may still read it), but each
       rank updates its shard alone, and the updated parameters are gathered after the optimizer step.
     - Stage 2: reduce_scatter after the backward, then free the rest of the gradient.
-    - Stage 3: as 2; parameters are gathered before and released after each forward and each backward.
+    - Stage 3: as 2; parameters are gathered before and released after each forward and each backward. Those
+      that modules of other units use too (tied weights) stay from the first use of the forward to the end of
+      the backward: the last use is where memory is highest as a rule, so letting go of them in between gains
+      nothing and takes two more gathers.
     - With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs, and stage 3 begins to
       gather a unit when the one before it, in order of execution, begins.
 
@@ -105,6 +108,7 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     """
     chosen = resolve_units(plan, units)
     trainable = {unit.name for unit in units if unit.trainable_bytes > 0}
+    shared = {unit.name for unit in units if unit.is_shared}
     actions: dict[Boundary, list[Action]] = {}
 
     def add(
@@ -133,7 +137,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
                 add(before, name, ActionKind.GATHER, name)
                 if ahead is not None:
                     add(before, name, ActionKind.GATHER, ahead, overlaps=True)
-                add(after, name, ActionKind.RELEASE, name)
+                if after is Point.AFTER_BACKWARD or name not in shared:
+                    add(after, name, ActionKind.RELEASE, name)
         if unit.recompute:
             add(Point.BEFORE_FORWARD, name, ActionKind.RECOMPUTE, name)
         if name in trainable:

@@ -1,5 +1,7 @@
 """What ZeRO stages and recomputation mean, as actions at boundaries."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,16 @@ def test_stage_1_keeps_the_whole_gradient_and_gathers_what_was_updated():
 
     assert [a.shard for a in schedule.at(Point.AFTER_BACKWARD, "head")] == [False]
     assert kinds(schedule, Point.AFTER_OPTIMIZER) == [K.GATHER] * 6
+
+
+def test_stage_3_keeps_tied_weights_from_the_forward_to_the_end_of_the_backward():
+    [tokens, *rest] = gpt_units()
+    schedule = write_schedule(by_hand(3), [dataclasses.replace(tokens, is_shared=True), *rest])
+
+    assert kinds(schedule, Point.BEFORE_FORWARD, "tok_emb") == [K.GATHER]
+    assert kinds(schedule, Point.AFTER_FORWARD, "tok_emb") == []
+    assert K.RELEASE in kinds(schedule, Point.AFTER_BACKWARD, "tok_emb")
+    assert kinds(schedule, Point.AFTER_FORWARD, "head") == [K.RELEASE]
 
 
 def test_stage_2_leaves_each_rank_its_shard_of_the_gradient():

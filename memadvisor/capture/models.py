@@ -163,6 +163,23 @@ class Models:
         for prefix, root in self.roots():
             for name, module in root.named_modules(prefix=prefix):
                 blocks[name] = (type(module).__name__, any(True for _ in module.children()))
+        rows = self.parameter_rows()
+        unit_of = {row.name: row.unit for row in rows}
+        shared = {unit_of[r.tied_to] for r in rows if r.tied_to and unit_of[r.tied_to] != r.unit}
         order = [unit for unit in self._order if unit in sizes]
         order += [unit for unit in sizes if unit not in order]
-        return [Unit(name, *blocks[name], *sizes[name]) for name in order if name in blocks]
+        units = []
+        for name in order:
+            if name in blocks:
+                num_parameters, parameter_bytes, trainable_bytes = sizes[name]
+                units.append(
+                    Unit(
+                        name,
+                        *blocks[name],
+                        num_parameters=num_parameters,
+                        parameter_bytes=parameter_bytes,
+                        trainable_bytes=trainable_bytes,
+                        is_shared=name in shared,
+                    )
+                )
+        return units

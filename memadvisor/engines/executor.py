@@ -23,7 +23,7 @@ from memadvisor.engines.flat import Flat, Slot, UnitState, flats_of
 from memadvisor.engines.gradients import ShardedGradient
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
-from memadvisor.engines.reductions import Reductions
+from memadvisor.engines.reductions import Reductions, accumulated_hook
 from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
 from memadvisor.engines.service import Service
@@ -126,7 +126,7 @@ class Executor:
         for unit in self.units.values():
             for flat in unit.trainable:
                 for slot in flat.slots:
-                    hook = _accumulated_hook(this, unit.name, slot)
+                    hook = accumulated_hook(this, unit.name, slot)
                     parameter: Any = slot.parameter
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
@@ -162,8 +162,7 @@ class Executor:
                 self._mark_backward(unit, output)
                 self._play(Point.AFTER_FORWARD, unit)
         if module is self.model.root and not self.hooks.in_backward:
-            self._drop_arriving()
-            self.collective = False
+            self._pass_ends()
 
     def _pass_begins(self) -> None:
         self._drop_arriving()  # of a pass that an exception ended
@@ -174,9 +173,25 @@ class Executor:
         if through_ddp and training and self.num_shared_stages == 3:
             self.meet()
             self.end_loans()
+            self._release_all()  # on all ranks, or one would wait for gathers that another leaves out
         self.collective = through_ddp and training and not self.any_order
         if ddp is not None and torch.is_grad_enabled():
             self.reductions.expect(through_ddp, ddp.require_backward_grad_sync)
+
+    def _pass_ends(self) -> None:
+        """What the schedule has not released is kept for the backward of a pass that all ranks took."""
+        self._drop_arriving()
+        for unit in self.units.values():
+            unit.is_kept |= self.collective and unit.stage == 3 and unit.present
+        self._release_all(kept=False)
+        self.collective = False
+
+    def _release_all(self, *, kept: bool = True) -> None:
+        """Release every unit of stage 3; without `kept`, those alone that this rank may release by itself."""
+        for unit in self.units.values():
+            if unit.stage == 3 and (kept or not unit.is_kept):
+                unit.is_kept = False
+                self._release_unit(unit)
 
     def _mark_backward(self, unit: UnitState, output: Any) -> None:
         """Have the unit's backward announced by the gradients of its outputs."""
@@ -218,11 +233,10 @@ class Executor:
         self._play(Point.AFTER_BACKWARD, unit, ActionKind.REDUCE)
 
     def backward_ends(self, failed: bool) -> None:
-        self.num_backwards += self.reductions.end(failed)
+        is_ours = self.reductions.end(failed)
+        self.num_backwards += is_ours
         self._drop_arriving()
-        for unit in self.units.values():
-            if unit.stage == 3:
-                self._release_unit(unit)
+        self._release_all(kept=is_ours)
         self.collective = False
 
     # ---- actions -----------------------------------------------------------------------------
@@ -316,9 +330,7 @@ class Executor:
 
     def step_begins(self) -> None:
         """All ranks meet here, so that none updates what another is still reading."""
-        for unit in self.units.values():
-            if unit.stage == 3:
-                self._release_unit(unit)
+        self._release_all()
         found = self.wire.largest([self.digest, -self.digest], self.flats[0].device)
         if found[0] != -found[1]:
             raise RuntimeError("the ranks ran different units of the model in this step")
@@ -383,16 +395,3 @@ class Executor:
             ):
                 if tensor is not None:
                     yield tensor, category, flat.unit
-
-
-def _accumulated_hook(
-    executor: weakref.ref[Executor], unit: str, slot: Slot
-) -> Callable[[torch.Tensor], None]:
-    reference = weakref.ref(slot)
-
-    def accumulated(parameter: torch.Tensor) -> None:
-        owner, place = executor(), reference()
-        if owner is not None and place is not None:
-            owner.reductions.accumulated(owner.units[unit], place)
-
-    return accumulated

@@ -116,12 +116,16 @@ class Flat:
 
 @dataclass(slots=True, eq=False)
 class UnitState:
-    """A unit as the executor sees it; `depth` counts the calls into it that are under way."""
+    """A unit as the executor sees it; `depth` counts the calls into it that are under way.
+
+    is_kept: all ranks hold its parameters from a training forward on, and release them together.
+    """
 
     live: LiveUnit
     stage: int
     flats: list[Flat]
     depth: int = 0
+    is_kept: bool = False
     pushes: list[int] = field(default_factory=list)  # saved-tensor hooks put in place at each depth
 
     @property

@@ -61,12 +61,18 @@ def read_model(model: torch.nn.Module) -> LiveModel:
         names += [owner[id(parameter)] for parameter in module.parameters(recurse=False)]
         if names:
             uses[id(module)] = tuple(dict.fromkeys(names))
-    units = tuple(_live_unit(name, modules[name], owned[name]) for name in owned)
+    shared = {
+        user for name, module in modules.items() for user in uses.get(id(module), ()) if user != unit_of[name]
+    }
+    units = tuple(_live_unit(name, modules[name], owned[name], name in shared) for name in owned)
     return LiveModel(root=root, units=units, uses=uses)
 
 
 def _live_unit(
-    name: str, module: torch.nn.Module, parameters: Sequence[tuple[str, torch.nn.Parameter]]
+    name: str,
+    module: torch.nn.Module,
+    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    is_shared: bool,
 ) -> LiveUnit:
     sizes = [parameter.numel() * parameter.element_size() for _, parameter in parameters]
     trainable = [
@@ -79,6 +85,7 @@ def _live_unit(
         num_parameters=sum(parameter.numel() for _, parameter in parameters),
         parameter_bytes=sum(sizes),
         trainable_bytes=sum(trainable),
+        is_shared=is_shared,
     )
     return LiveUnit(row=row, module=module, parameters=tuple(parameters))
 

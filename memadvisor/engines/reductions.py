@@ -7,6 +7,7 @@ units at the same time would add up gradients of different parameters, so the or
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -272,3 +273,17 @@ class Reductions:
         if gradient is None or buffer is None:
             return False
         return bool(gradient.untyped_storage()._cdata == buffer.untyped_storage()._cdata)
+
+
+def accumulated_hook(
+    executor: weakref.ref[Executor], unit: str, slot: Slot
+) -> Callable[[torch.Tensor], None]:
+    """Hook for a parameter's gradient, on behalf of an executor that it does not keep alive."""
+    reference = weakref.ref(slot)
+
+    def accumulated(parameter: torch.Tensor) -> None:
+        owner, place = executor(), reference()
+        if owner is not None and place is not None:
+            owner.reductions.accumulated(owner.units[unit], place)
+
+    return accumulated

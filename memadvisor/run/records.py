@@ -41,7 +41,8 @@ class Unit:
     """A subtree of modules, the grain of every decision; in order of first execution.
 
     Counts and bytes are of the full, unsharded model. A tied parameter counts in the first unit alone.
-    `is_block`: made of further modules, unlike a single layer such as an embedding.
+    `is_block`: made of further modules, unlike a single layer such as an embedding. `is_shared`: modules of
+    other units hold some of its parameters too (tied weights).
     """
 
     name: str
@@ -50,6 +51,7 @@ class Unit:
     num_parameters: int
     parameter_bytes: int
     trainable_bytes: int
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,6 +271,41 @@ def test_a_gradient_that_fills_its_units_buffer_becomes_it():
     assert run_ranks(adopted_gradients, 2) == [{0: [False, True], 2: [False, True]}] * 2
 
 
+def shared_gathers(rank: int) -> list[tuple[int, bool]]:
+    """After each of two steps: how often the tied embedding was gathered in it, and whether it is still there."""
+    found, gathered = [], []
+    with applied(make_plan(2, 3)) as engine:
+        ddp = build(Training(model=(("tied", True), ("dim", 10))), rank)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        (executor,) = engine._executors
+        tokens, gather = executor.units["tokens"].flats[0], executor.wire.gather
+
+        def count(full, shard):
+            gathered.append(full is tokens.full)
+            gather(full, shard)
+
+        executor.wire.gather = count
+        for _ in range(2):
+            gathered.clear()
+            words = torch.arange(6)[None]
+            loss = ddp(words).sum()
+            if rank == 0:  # alone, between the others' forward and backward
+                ddp.module.eval()
+                with torch.no_grad():
+                    ddp.module(words)
+                ddp.module.train()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append((sum(gathered), tokens.present))
+    return found
+
+
+def test_tied_weights_are_gathered_once_a_step():
+    """Also where one rank alone evaluates before the backward."""
+    assert run_ranks(shared_gathers, 2, timeout_s=30) == [[(1, False)] * 2] * 2
+
+
 def memory_at_step(rank: int, num_ranks: int) -> dict[tuple[int, bool], dict[str, int]]:
     """Bytes of the storages that hold model states when the third optimizer step begins."""
     found = {}
