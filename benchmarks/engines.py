@@ -170,6 +170,7 @@ def peaks_of(modes, args, link):
         finally:
             world.stop()
         peaks[mode] = max(answer["peak_bytes"] for answer in answers)
+        print(f"{mode}: {peak_cell(peaks[mode]).strip()}", file=sys.stderr, flush=True)
         losses[mode] = [a["losses"] + b["losses"] for a, b in zip(warm, answers, strict=True)]
     return peaks, losses
 
