@@ -186,7 +186,7 @@ def print_table(modes, rounds, peaks, losses, args):
         f"torch {torch.__version__}, {processor()}, {os.cpu_count()} cores; "
         f"{len(rounds)} rounds of {args.steps} steps, interleaved"
     )
-    print(f"{'mode':20}{'step':>9}{'of DDP':>8}{'range':>13}{'waiting':>10}{'peak':>10}  losses")
+    print(f"{'mode':20}{'step':>9}{'of DDP':>8}{'range':>13}{'waiting':>10}{'peak':>12}  losses")
     for mode in modes:
         if mode not in losses:
             continue
@@ -195,7 +195,10 @@ def print_table(modes, rounds, peaks, losses, args):
         overlapped = f"{mode}-overlap"
         if mode in losses and overlapped in losses:
             share = covered_share(*([taken[name] for taken in rounds] for name in (mode, overlapped)))
-            print(f"{overlapped} covers {share:.0%} of the communication that compute could cover")
+            if share > 1:  # the waiting of small messages one after another is more than the link's own time
+                print(f"{overlapped} saves more than compute could cover: {mode} does not keep the link full")
+            else:
+                print(f"{overlapped} covers {share:.0%} of the communication that compute could cover")
 
 
 def covered_share(plain, overlapped):
@@ -227,7 +230,7 @@ def slowest(answers, name):
 
 def peak_cell(peak_bytes):
     text = "-" if peak_bytes is None else f"{peak_bytes / 2**20:.1f} MiB"
-    return f"{text:>10}"
+    return f"{text:>12}"
 
 
 def loss_cell(mode, losses):
