@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from memadvisor import __version__
 from memadvisor.plan import Plan, load_plan
+from memadvisor.run.launch import take_run_directory
 from memadvisor.run.run import Run
-from memadvisor.run.store import create_run_directory, load_run, unused_run_directory
+from memadvisor.run.store import load_run
 from memadvisor.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -69,11 +70,12 @@ def profile(out: str | Path | None = None, *, trace_step: int = 2) -> Profile:
     """Record the training inside a `with` block into the directory `out` (default: memadvisor-runs/...).
 
     Model and optimizer are found by themselves. Step `trace_step` (counted from 0) is traced. Raises
-    UsageError when the directory cannot be made or is not empty.
+    UsageError when the directory cannot be made or is not empty. Ranks of one launch share it.
     """
-    directory = Path(out) if out is not None else _default_directory()
-    create_run_directory(directory)
-    return Profile(directory, trace_step)
+    from memadvisor.capture.session import rank_identity
+
+    label = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
+    return Profile(take_run_directory(out, label, rank=rank_identity().rank), trace_step)
 
 
 def load(path: str | Path) -> Run:
@@ -101,7 +103,3 @@ def apply(plan: Plan | str | Path, model: Any, optimizer: Any) -> Applied:
     from memadvisor.engines.apply import apply as apply_plan
 
     return apply_plan(plan if isinstance(plan, Plan) else load_plan(plan), model, optimizer)
-
-
-def _default_directory() -> Path:
-    return unused_run_directory(Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python")
