@@ -69,8 +69,9 @@ class Executor:
         for index, slot in enumerate(self.slots):
             slot.index = index
         self.reductions = Reductions(self)
-        self.service = service(self)
         self._move_parameters()
+        # Not sooner: a rank that is ahead may ask for a shard before this one has any.
+        self.service = service(self)
         self._attach()
 
     # ---- construction ------------------------------------------------------------------------

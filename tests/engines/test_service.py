@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from memadvisor.engines.apply import apply
+from memadvisor.engines.executor import Executor
 from memadvisor.errors import PlanError
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import (
@@ -173,6 +175,28 @@ def whole_values(rank: int) -> dict[str, bool]:
 def test_averages_copies_and_writes_see_whole_weights():
     for found in run_ranks(whole_values, 2, timeout_s=60):
         assert all(found.values()), found
+
+
+def read_early(rank: int) -> tuple[float, float]:
+    """(plain, ours): rank 0 reads a weight while rank 1 has yet to move its parameters."""
+    plain = float(build(Training(), rank).module.head.weight.abs().sum())
+    move = Executor._move_parameters
+
+    def move_late(executor: Executor) -> None:
+        time.sleep(0.3 * rank)
+        move(executor)
+
+    with pytest.MonkeyPatch.context() as patch, applied(make_plan(2, 3)):
+        patch.setattr(Executor, "_move_parameters", move_late)
+        ddp = build(Training(), rank)
+        ours = float(ddp.module.head.weight.abs().sum()) if rank == 0 else plain
+        dist.barrier()
+    return plain, ours
+
+
+def test_a_rank_that_is_ahead_waits_for_the_others_shards():
+    for plain, ours in run_ranks(read_early, 2, timeout_s=60):
+        assert ours == plain
 
 
 def removed(rank: int, zero: int) -> tuple[bool, bool]:
