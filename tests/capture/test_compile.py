@@ -20,9 +20,9 @@ def told():
         for command in commands
     ]
     outputs = [process.communicate(timeout=150) for process in running]
-    assert [(process.returncode, errors) for process, (_, errors) in zip(running, outputs, strict=True)] == [
-        (0, "")
-    ] * 2
+    plain_errors, errors = (errors for _, errors in outputs)
+    assert [process.returncode for process in running] == [0, 0], errors
+    assert errors == plain_errors  # Dynamo warns of itself on some Pythons; as often without us
     rows = [[json.loads(line) for line in output.splitlines()] for output, _ in outputs]
     return [{tuple(row[:3]): row[3:] for row in run} for run in rows]
 
