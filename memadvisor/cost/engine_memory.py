@@ -8,7 +8,7 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 - gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it, 2 and 3 until the
   reduction, which leaves a shard; what the script has dropped is free from the next forward on;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
-  overlaps keeps the full flat until the next one, and stages all other ranks' shares of it;
+  overlaps keeps the full flat and the staging until the next one;
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded.
 
 The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the plain run keeps.
@@ -78,7 +78,7 @@ class EngineMemory:
             self._scattering = None
 
     def _staging_bytes(self, name: str) -> int:
-        return self._gradient_bytes(name) // self.num_ranks * (self.num_ranks - 1)
+        return self._gradient_bytes(name) // self.num_ranks
 
     def tensors(self) -> dict[tuple[str, str], int]:
         """What `held` sums up, in pieces: bytes by (what it is, unit). A piece is allocated as one."""

@@ -225,6 +225,7 @@ class Applied:
             self._label,
             any_order,
             lambda made: Service(made, number, self._state_of),
+            number,
         )
         for slot in executor.slots:
             if slot.flat.stage >= 1 and slot.flat.trainable:

@@ -46,13 +46,14 @@ class Executor:
         label: Label,
         any_order: bool,
         service: Callable[[Executor], Service],
+        number: int = 0,
     ) -> None:
         self.model = model
         self.schedule = schedule
         self.hooks = hooks
         self.label = label
         self.unit = ""  # whose staging is being allocated
-        self.wire = Wire(ddp.process_group, lambda tensor: label(tensor, "communication", self.unit))
+        self.wire = Wire(ddp.process_group, lambda tensor: label(tensor, "communication", self.unit), number)
         self.any_order = any_order  # ranks may use different parameters (find_unused_parameters)
         self.collective = False  # whether the pass under way is one that all ranks take together
         self.digest = 0
@@ -135,6 +136,7 @@ class Executor:
         self.hooks.forget(self)
         while self._handles:
             self._handles.pop().remove()
+        self.wire.close()
         self.service.stop()
 
     # ---- forward -----------------------------------------------------------------------------
@@ -271,7 +273,7 @@ class Executor:
         with torch.no_grad():
             self._make_room(flat, flat.full)
             self.remember("gather", flat)
-            flat.arriving = self.wire.begin_gather(flat.full, flat.shard, flat.index)
+            flat.arriving = self.wire.begin_gather(flat.full, flat.shard, flat.unit, flat.index)
 
     def _make_room(self, flat: Flat, full: torch.Tensor) -> None:
         full.untyped_storage().resize_(flat.padded_numel * flat.dtype.itemsize)
@@ -305,7 +307,7 @@ class Executor:
             raise AssertionError("a flat without a shard has nothing to gather")
         if collective:
             self.remember("gather", flat)
-            self.wire.gather(full, flat.shard)
+            self.wire.gather(full, flat.shard, flat.unit, flat.index)
         elif flat.loan is not None:
             full.copy_(flat.loan)
         else:
@@ -346,7 +348,7 @@ class Executor:
                 unit = self.units.get(action.unit)
                 for flat in unit.trainable if unit is not None else ():
                     if flat.index in stepped and flat.full is not None and flat.shard is not None:
-                        self.wire.gather(flat.full, flat.shard)
+                        self.wire.gather(flat.full, flat.shard, flat.unit, flat.index)
         self.num_steps += 1
         self.in_step = False  # after the count: a question about this step may be answered from here on
 

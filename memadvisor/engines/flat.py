@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from memadvisor.engines.lanes import Ticket
 from memadvisor.engines.live import LiveUnit
-from memadvisor.engines.wire import Scattering, Transfer
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -87,8 +87,8 @@ class Flat:
     grad_shard: torch.Tensor | None = None
     loan: torch.Tensor | None = None
     ready: set[int] = field(default_factory=set)  # indices of slots whose gradient came in this backward
-    arriving: Transfer | None = None  # the gather that fills `full`; until it is waited for, nobody looks
-    scattering: Scattering | None = None  # the reduction of `grad` that is under way
+    arriving: Ticket | None = None  # the gather that fills `full`; until it is waited for, nobody looks
+    scattering: Ticket | None = None  # the reduction of `grad` that is under way
 
     @property
     def shard_numel(self) -> int:

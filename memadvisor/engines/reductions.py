@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from memadvisor.engines.flat import Flat, Slot, UnitState
-from memadvisor.engines.wire import Transfer
+from memadvisor.engines.lanes import Ticket
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Action
 
@@ -29,7 +29,7 @@ class _Backward:
     touched: bool = False
     done: list[str] = field(default_factory=list)
     num_reduced: int = 0
-    in_flight: list[Transfer] = field(default_factory=list)  # means, until the end of the backward
+    in_flight: list[Ticket] = field(default_factory=list)  # means, until the end of the backward
     scattering: list[Flat] = field(default_factory=list)  # of the unit that was reduced last
 
 
@@ -222,13 +222,14 @@ class Reductions:
                 if action.shard:
                     self._executor.remember("reduce_scatter", flat)
                     if action.overlaps:
-                        flat.scattering = self._wire.begin_reduce_scatter(flat.grad, flat.index)
+                        flat.scattering = self._wire.begin_reduce_scatter(flat.grad, flat.unit, flat.index)
                         self._backward.scattering.append(flat)
                     else:
-                        self._keep_shard(flat, flat.grad, self._wire.reduce_scatter(flat.grad))
+                        own = self._wire.reduce_scatter(flat.grad, flat.unit, flat.index)
+                        self._keep_shard(flat, flat.grad, own)
                 elif self._sync:
                     self._executor.remember("all_reduce", flat)
-                    transfer = self._wire.begin_mean(flat.grad)
+                    transfer = self._wire.begin_mean(flat.grad, flat.unit)
                     if action.overlaps:
                         self._backward.in_flight.append(transfer)
                     else:
@@ -239,7 +240,7 @@ class Reductions:
         with torch.no_grad():
             for flat in self._backward.scattering:
                 if flat.scattering is not None and flat.grad is not None:
-                    own, flat.scattering = flat.scattering.result(), None
+                    own, flat.scattering = flat.scattering.wait(), None
                     self._keep_shard(flat, flat.grad, own)
         self._backward.scattering.clear()
 

@@ -48,7 +48,7 @@ def _restore_gradients(executor: Executor, flat: Flat) -> None:
     source = flat.grad
     if flat.grad_shard is not None:
         source = flat.new(flat.padded_numel)
-        executor.wire.gather(source, flat.grad_shard)
+        executor.wire.gather(source, flat.grad_shard, flat.unit, flat.index)
     for slot in flat.slots:
         if source is not None and slot.parameter.grad is not None:
             slot.parameter.grad = slot.view(source).clone()

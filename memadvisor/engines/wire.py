@@ -3,145 +3,244 @@
 Gloo's own reduce-scatter clones its input and all-reduces the clone, and its all-gather stages the
 output. Pairwise exchange moves (n-1)/n of the bytes with no more than one shard of staging. NCCL's own
 collectives are used where the tensors live on a GPU.
+
+Pairwise messages bear tags of our own, so a lane's thread may issue them while the script's collectives go on.
+What takes a number in the group's own count is issued by the thread that computes, where all ranks issue it in
+one order with the script's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from memadvisor.engines.cuda_lane import CudaLane
+from memadvisor.engines.lanes import Lane, Ticket
+from memadvisor.engines.thread_lane import ThreadLane
+
 # The script's own sends and receives carry small tags; ours must not be taken for them.
 _FIRST_TAG = 2**20
+_MAX_WIRES = 1000
 
 
-@dataclass(slots=True, eq=False)
-class Transfer:
-    """A collective under way. What it reads and writes is left alone, and alive, until `wait` has returned."""
+class CollectiveError(RuntimeError):
+    """A collective failed; says which one, of which unit, on which rank, and with whom."""
 
-    works: list[dist.Work]
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One of torch's works, whose failure says what it was."""
+
+    work: dist.Work
+    named: Callable[[], contextlib.AbstractContextManager[None]]
 
     def wait(self) -> None:
-        for work in self.works:
-            work.wait()
+        with self.named():
+            self.work.wait()
 
 
-@dataclass(slots=True, eq=False)
-class Scattering(Transfer):
-    """A reduce-scatter under way; `own` is this rank's slice of what was summed, without `parts` so far."""
-
-    own: torch.Tensor
-    parts: list[torch.Tensor]  # other ranks' contributions, in the order in which they are added
-
-    def result(self) -> torch.Tensor:
-        """This rank's slice of the sum, once it is there."""
-        self.wait()
-        # The last part has storage of its own, which may stay when the full gradient goes.
-        result = self.parts.pop() if self.parts else self.own
-        for part in self.parts:
-            self.own.add_(part)
-        self.parts.clear()
-        return result if result is self.own else result.add_(self.own)
+def lane_for(device: torch.device) -> Lane:
+    """The lane for transfers of tensors on `device`."""
+    return CudaLane(device) if device.type == "cuda" else ThreadLane()
 
 
 class Wire:
-    """Collectives of one group. `staged` is told of every staging buffer that is allocated."""
+    """Collectives of one group. `staged` is told of every staging buffer that is allocated.
 
-    def __init__(self, group: dist.ProcessGroup, staged: Callable[[torch.Tensor], None]) -> None:
+    number: the same on all ranks, and another for each wire of a group; tells their messages apart.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        staged: Callable[[torch.Tensor], None],
+        number: int = 0,
+        lane_for: Callable[[torch.device], Lane] = lane_for,
+    ) -> None:
         self.group = group
         self.num_ranks = group.size()
         self.rank = group.rank()
         self._staged = staged
+        self._first_tag = _FIRST_TAG * (1 + number % _MAX_WIRES)
+        self._lane_for = lane_for
+        self._lanes: dict[torch.device, Lane] = {}
         self._global_ranks = [dist.get_global_rank(group, rank) for rank in range(self.num_ranks)]
 
-    def begin_mean(self, tensor: torch.Tensor) -> Transfer:
+    def lane(self, device: torch.device) -> Lane:
+        if device not in self._lanes:
+            self._lanes[device] = self._lane_for(device)
+        return self._lanes[device]
+
+    def close(self) -> None:
+        """End the lanes. A wire that is used again has new ones."""
+        while self._lanes:
+            self._lanes.popitem()[1].close()
+
+    # ---- all ranks' gradients ----------------------------------------------------------------
+
+    def begin_mean(self, tensor: torch.Tensor, unit: str = "") -> Ticket:
         """Begin to replace `tensor` by its mean over the ranks, scaled before the sum as DDP does."""
         tensor.mul_(1.0 / self.num_ranks)
-        return _transfer(dist.all_reduce(tensor, group=self.group, async_op=True))
+        return self._begin_sum(tensor, unit, None)
 
-    def gather(self, full: torch.Tensor, shard: torch.Tensor) -> None:
-        """Fill `full` with every rank's shard, in order of rank. `shard` may be its own slice of `full`."""
-        self.begin_gather(full, shard).wait()
+    def _begin_sum(self, tensor: torch.Tensor, unit: str, result: torch.Tensor | None) -> Ticket:
+        named = partial(self._named, "all-reduce", unit)
+        with named():
+            work = _there(dist.all_reduce(tensor, group=self.group, async_op=True))
+        return self.lane(tensor.device).adopt([_Work(work, named)], writes=(tensor,), result=result)
 
-    def begin_gather(self, full: torch.Tensor, shard: torch.Tensor, number: int = 0) -> Transfer:
-        """Begin `gather`. Of gathers that are under way together, each has a `number` of its own."""
-        way = self.way(full)
-        slices = list(full.chunk(self.num_ranks))
-        if way == "native":
-            return _transfer(dist.all_gather_into_tensor(full, shard, group=self.group, async_op=True))
-        if way == "staged":
-            return _transfer(dist.all_gather(slices, shard, group=self.group, async_op=True))
-        if slices[self.rank].data_ptr() != shard.data_ptr():
-            slices[self.rank].copy_(shard)
-        works: list[dist.Work] = []
-        for distance in range(1, self.num_ranks):
-            to, source = self._partners(distance)
-            works += self._exchange(shard, to, slices[source], source, 2 * number)
-        return Transfer(works)
-
-    def reduce_scatter(self, full: torch.Tensor) -> torch.Tensor:
-        """This rank's slice of the sum of `full` over the ranks; `full` is used up.
+    def begin_reduce_scatter(self, full: torch.Tensor, unit: str = "", number: int = 0) -> Ticket:
+        """Begin to sum `full`, which is used up; the ticket gives this rank's slice of the sum.
 
         Pairwise it takes the other ranks' contributions one after another, into what becomes the result.
+        Flats are told apart by their `number`.
         """
-        if self.way(full) != "pairwise":
-            return self.begin_reduce_scatter(full).result()
+        way = self.way(full)
+        if way == "staged":
+            return self._begin_sum(full, unit, full.chunk(self.num_ranks)[self.rank])
+        staging = self._stage(full)
+        reduce = partial(self._reduce, way, full, staging, unit, number)
+        return self.lane(full.device).submit(reduce, reads=(full,), writes=(full, staging))
+
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", number: int = 0) -> torch.Tensor:
+        """This rank's slice of the sum of `full` over the ranks; `full` is used up."""
+        way = self.way(full)
+        own: torch.Tensor
+        if way == "staged":
+            own = self.begin_reduce_scatter(full, unit).wait()
+        else:
+            staging = self._stage(full)
+            reduce = partial(self._reduce, way, full, staging, unit, number)
+            own = self.lane(full.device).run(reduce, reads=(full,), writes=(full, staging))
+        return own
+
+    def _stage(self, full: torch.Tensor) -> torch.Tensor:
+        staging = torch.empty_like(full.chunk(self.num_ranks)[self.rank])
+        self._staged(staging)
+        return staging
+
+    def _reduce(
+        self, way: str, full: torch.Tensor, staging: torch.Tensor, unit: str, number: int
+    ) -> torch.Tensor:
+        """Work of a lane."""
+        if way == "native":
+            with self._named("reduce-scatter", unit):
+                dist.reduce_scatter_tensor(staging, full, group=self.group)
+            return staging
         slices = full.chunk(self.num_ranks)
         own = slices[self.rank]
-        staging = torch.empty_like(own)
-        self._staged(staging)
         for distance in range(1, self.num_ranks):
             to, source = self._partners(distance)
-            Transfer(self._exchange(slices[to], to, staging, source, 1)).wait()
+            self._exchange("reduce-scatter", unit, slices[to], to, staging, source, 2 * number + 1)
             if distance < self.num_ranks - 1:
                 own.add_(staging)
-        return staging.add_(own)
+        return staging.add_(own)  # of storage of its own, which may stay when the full gradient goes
 
-    def begin_reduce_scatter(self, full: torch.Tensor, number: int = 0) -> Scattering:
-        """Begin `reduce_scatter`; pairwise all contributions are staged, num_ranks - 1 slices."""
-        slices = full.chunk(self.num_ranks)
-        own = slices[self.rank]
+    # ---- all ranks' shards -------------------------------------------------------------------
+
+    def begin_gather(
+        self, full: torch.Tensor, shard: torch.Tensor, unit: str = "", number: int = 0
+    ) -> Ticket:
+        """Begin to fill `full` with every rank's shard, in order of rank. `shard` may be its own slice of `full`.
+
+        Flats are told apart by their `number`.
+        """
         way = self.way(full)
-        if way == "native":
-            result = torch.empty_like(own)
-            self._staged(result)
-            work = dist.reduce_scatter_tensor(result, full, group=self.group, async_op=True)
-            return Scattering(_transfer(work).works, result, [])
         if way == "staged":
-            work = dist.all_reduce(full, group=self.group, async_op=True)
-            return Scattering(_transfer(work).works, own, [])
-        parts, works = [], []
+            named = partial(self._named, "all-gather", unit)
+            with named():
+                slices = list(full.chunk(self.num_ranks))
+                work = _there(dist.all_gather(slices, shard, group=self.group, async_op=True))
+            return self.lane(full.device).adopt([_Work(work, named)], reads=(shard,), writes=(full,))
+        gather = partial(self._gather, way, full, shard, unit, number)
+        return self.lane(full.device).submit(gather, reads=(shard,), writes=(full,))
+
+    def gather(self, full: torch.Tensor, shard: torch.Tensor, unit: str = "", number: int = 0) -> None:
+        """Fill `full` with every rank's shard."""
+        way = self.way(full)
+        if way == "staged":
+            self.begin_gather(full, shard, unit).wait()
+        else:
+            gather = partial(self._gather, way, full, shard, unit, number)
+            self.lane(full.device).run(gather, reads=(shard,), writes=(full,))
+
+    def _gather(self, way: str, full: torch.Tensor, shard: torch.Tensor, unit: str, number: int) -> None:
+        """Work of a lane."""
+        if way == "native":
+            with self._named("all-gather", unit):
+                dist.all_gather_into_tensor(full, shard, group=self.group)
+            return
+        slices = full.chunk(self.num_ranks)
+        if slices[self.rank].data_ptr() != shard.data_ptr():
+            slices[self.rank].copy_(shard)
+        works = []
         for distance in range(1, self.num_ranks):
             to, source = self._partners(distance)
-            parts.append(torch.empty_like(own))
-            self._staged(parts[-1])
-            works += self._exchange(slices[to], to, parts[-1], source, 2 * number + 1)
-        return Scattering(works, own, parts)
+            works += self._begin_exchange("all-gather", unit, shard, to, slices[source], source, 2 * number)
+        for work in works:
+            work.wait()
+
+    # ---- between two ranks -------------------------------------------------------------------
 
     def _exchange(
-        self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int, tag: int
-    ) -> list[dist.Work]:
+        self,
+        operation: str,
+        unit: str,
+        sent: torch.Tensor,
+        to: int,
+        received: torch.Tensor,
+        source: int,
+        tag: int,
+    ) -> None:
+        for work in self._begin_exchange(operation, unit, sent, to, received, source, tag):
+            work.wait()
+
+    def _begin_exchange(
+        self,
+        operation: str,
+        unit: str,
+        sent: torch.Tensor,
+        to: int,
+        received: torch.Tensor,
+        source: int,
+        tag: int,
+    ) -> list[_Work]:
         """Send to one rank of the group and receive from another; both are under way on return."""
-        out = dist.isend(sent, self._global_ranks[to], group=self.group, tag=_FIRST_TAG + tag)
-        back = dist.irecv(received, self._global_ranks[source], group=self.group, tag=_FIRST_TAG + tag)
-        return _transfer(out).works + _transfer(back).works
+        tag += self._first_tag
+        to_rank, source_rank = self._global_ranks[to], self._global_ranks[source]
+        sending = partial(self._named, operation, unit, f", sending to rank {to_rank}")
+        receiving = partial(self._named, operation, unit, f", receiving from rank {source_rank}")
+        with sending():
+            out = _there(dist.isend(sent, to_rank, group=self.group, tag=tag))
+        with receiving():
+            back = _there(dist.irecv(received, source_rank, group=self.group, tag=tag))
+        return [_Work(out, sending), _Work(back, receiving)]
+
+    def _partners(self, distance: int) -> tuple[int, int]:
+        return (self.rank + distance) % self.num_ranks, (self.rank - distance) % self.num_ranks
+
+    # ---- small numbers -----------------------------------------------------------------------
 
     def largest(self, values: list[int], device: torch.device) -> list[int]:
         """The largest of each value over the ranks."""
         tensor = torch.tensor(values, dtype=torch.int64, device=device)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
+        with self._named("meeting of all ranks"):
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return [int(value) for value in tensor.tolist()]
 
     def broadcast(self, values: list[int], device: torch.device) -> list[int]:
         """The first rank's values."""
         tensor = torch.tensor(values, dtype=torch.int64, device=device)
-        dist.broadcast(tensor, self._global_ranks[0], group=self.group)
+        with self._named("broadcast"):
+            dist.broadcast(tensor, self._global_ranks[0], group=self.group)
         return [int(value) for value in tensor.tolist()]
 
-    def _partners(self, distance: int) -> tuple[int, int]:
-        return (self.rank + distance) % self.num_ranks, (self.rank - distance) % self.num_ranks
+    # ---- what is what ------------------------------------------------------------------------
 
     def way(self, tensor: torch.Tensor) -> str:
         """How shards travel: natively (NCCL), pairwise (Gloo), or staged by Gloo through the host."""
@@ -149,8 +248,18 @@ class Wire:
             return "pairwise"
         return "native" if "nccl" in dist.get_backend(self.group) else "staged"
 
+    @contextlib.contextmanager
+    def _named(self, operation: str, unit: str | None = None, where: str = "") -> Iterator[None]:
+        """Say in an error what failed."""
+        try:
+            yield
+        except Exception as error:
+            whose = "" if unit is None else f" of unit {unit!r}" if unit else " of the model's own parameters"
+            rank = self._global_ranks[self.rank]
+            raise CollectiveError(f"The {operation}{whose} failed on rank {rank}{where}: {error}") from error
 
-def _transfer(work: dist.Work | None) -> Transfer:
+
+def _there(work: dist.Work | None) -> dist.Work:
     if work is None:
         raise AssertionError("this process is no part of its own group")
-    return Transfer([work])
+    return work

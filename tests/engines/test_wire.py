@@ -38,11 +38,11 @@ def begun_together(wire: Wire, way: str, total: torch.Tensor, rank: int) -> dict
     fulls = [torch.arange(4.0 * num_ranks) * (rank + 1) * scale for scale in (1, 10)]
     targets = [torch.zeros(4 * num_ranks) for _ in fulls]
     shards = [(total * scale).chunk(num_ranks)[rank].clone() for scale in (1, 10)]
-    gathers = [wire.begin_gather(targets[0], shards[0], 0)]
-    reductions = [wire.begin_reduce_scatter(full, number) for number, full in enumerate(fulls)]
-    gathers.append(wire.begin_gather(targets[1], shards[1], 1))
+    gathers = [wire.begin_gather(targets[0], shards[0], "", 0)]
+    reductions = [wire.begin_reduce_scatter(full, "", number) for number, full in enumerate(fulls)]
+    gathers.append(wire.begin_gather(targets[1], shards[1], "", 1))
     gathers[1].wait()
-    owns = [reduction.result() for reduction in reversed(reductions)]
+    owns = [reduction.wait() for reduction in reversed(reductions)]
     gathers[0].wait()
     return {
         f"{way} reductions together": all(
