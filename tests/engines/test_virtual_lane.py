@@ -1,0 +1,192 @@
+"""Whatever moment a lane does its work at, the executor computes the same; where it forgets to wait, that is seen."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+from memadvisor.engines.executor import Executor
+from memadvisor.engines.reductions import Reductions
+from tests.engines.virtual_lane import OrderError, World
+from tests.engines.virtual_ranks import AloneWire, Case, draw_case, train_alone
+
+NUM_PLANS, NUM_ORDERS = 200, 5
+
+
+class AtOnce:
+    """A lane without any freedom: work is done where it is submitted."""
+
+    def submit(self, work, *, after=(), reads=(), writes=()):
+        with torch.no_grad():
+            self.result = work()
+        return _Done(self.result)
+
+    def run(self, work, *, reads=(), writes=()):
+        return self.submit(work).wait()
+
+    def adopt(self, works, *, reads=(), writes=(), result=None):
+        return self.submit(lambda: ([work.wait() for work in works], result)[1])
+
+    def close(self):
+        pass
+
+
+class _Done:
+    def __init__(self, result):
+        self.wait = lambda: result
+
+
+@lru_cache
+def expected(case: Case):
+    return train_alone(case, AtOnce())
+
+
+def play(case: Case, seed: int, eagerness: float) -> World:
+    world = World(seed, eagerness)
+    with world.watched():
+        found = train_alone(case, world.lane())
+    assert all(map(torch.equal, found, expected(case)))
+    return world
+
+
+def test_a_thousand_random_schedules_are_free_of_races():
+    """Random stages for each unit, ranks, micro-batches and evaluations; work as late as may be, or at random."""
+    num_early = num_late = 0
+    for number in range(NUM_PLANS):
+        case = draw_case(number)
+        for order in range(NUM_ORDERS):
+            world = play(case, order, eagerness=(0.0, 0.05, 0.2, 0.5)[order % 4])
+            num_early += world.num_early
+            num_late += world.num_late
+    assert num_early > 1000 and num_late > 1000
+
+
+OVERLAPPED = next(
+    case
+    for case in map(draw_case, range(1000))
+    if case.plan.overlap and {unit.zero_stage for unit in case.plan.units} == {3} and len(case.synced) == 2
+)
+MIXED = next(
+    case
+    for case in map(draw_case, range(1000))
+    if case.plan.overlap and {unit.zero_stage for unit in case.plan.units} == {0, 1, 2, 3}
+)
+
+
+def _show_before_it_is_there(monkeypatch):
+    original = Executor.gather
+
+    def gather(self, flat, collective=None):
+        flat.arriving = None if flat.arriving is None else _Done(None)
+        original(self, flat, collective)
+
+    monkeypatch.setattr(Executor, "gather", gather)
+
+
+def _release_what_is_arriving(monkeypatch):
+    def drop(self):
+        for flat in self.flats:
+            if flat.arriving is not None:
+                flat.arriving = None
+                flat.full.untyped_storage().resize_(0)
+
+    monkeypatch.setattr(Executor, "_drop_arriving", drop)
+    # A unit is gathered ahead that the model then does not come to.
+    monkeypatch.setattr(
+        Executor, "_unit_backward_begins", lambda self, unit: self._begin_gather(self.flats[-1])
+    )
+
+
+def _keep_a_sum_that_is_not_over(monkeypatch):
+    original = Reductions._end_scattering
+
+    def end(self):
+        for flat in self._backward.scattering:
+            flat.scattering = _Done(flat.own_slice(flat.grad))
+        original(self)
+
+    monkeypatch.setattr(Reductions, "_end_scattering", end)
+
+
+def _leave_all_reduces_unwaited(monkeypatch):
+    original = AloneWire.begin_mean
+
+    def begin_mean(self, tensor, unit=""):
+        original(self, tensor, unit)
+        return _Done(None)
+
+    monkeypatch.setattr(AloneWire, "begin_mean", begin_mean)
+
+
+def _reuse_staging_before_the_wait(monkeypatch):
+    stage, begin, staged = AloneWire._stage, AloneWire.begin_reduce_scatter, []
+
+    def begin_reduce_scatter(self, *args):
+        ticket = begin(self, *args)
+        staged.pop().zero_()  # as if compute had been given the same memory
+        return ticket
+
+    monkeypatch.setattr(
+        AloneWire, "_stage", lambda self, full: (staged.append(stage(self, full)), staged[-1])[1]
+    )
+    monkeypatch.setattr(AloneWire, "begin_reduce_scatter", begin_reduce_scatter)
+
+
+def _forget_to_declare(monkeypatch):
+    original, shared = AloneWire._reduce, torch.zeros(1000)
+
+    def reduce(self, way, full, staging, unit, number):
+        return original(self, way, full, shared[: staging.numel()], unit, number)
+
+    monkeypatch.setattr(AloneWire, "_reduce", reduce)
+
+
+BUGS = {
+    _show_before_it_is_there: (OVERLAPPED, "read while it is written"),
+    _release_what_is_arriving: (OVERLAPPED, "written while it is written.*resize_"),
+    _keep_a_sum_that_is_not_over: (OVERLAPPED, "read while it is written"),
+    _leave_all_reduces_unwaited: (MIXED, "read while it is written"),
+    _reuse_staging_before_the_wait: (OVERLAPPED, "written while it is written"),
+    _forget_to_declare: (OVERLAPPED, "did not declare"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__.strip("_"))
+def test_a_planted_bug_is_caught_whatever_the_moment(bug, monkeypatch):
+    case, what = BUGS[bug]
+    bug(monkeypatch)
+    for seed, eagerness in enumerate((0.0, 0.3, 0.9)):
+        with pytest.raises(OrderError, match=what), World(seed, eagerness).watched() as world:
+            train_alone(case, world.lane())
+
+
+def test_work_on_two_lanes_needs_an_after():
+    buffer, read = torch.zeros(3), torch.zeros(3)
+    for after_it in (True, False):
+        world = World(0, 0.0)
+        first, second = world.lane("gathers"), world.lane("reductions")
+        with world.watched():
+            ticket = first.submit(lambda: buffer.fill_(2.0), writes=(buffer,))
+            options = {"after": (ticket,)} if after_it else {}
+            if after_it:
+                second.submit(lambda: read.copy_(buffer), reads=(buffer,), writes=(read,), **options).wait()
+                assert read.tolist() == [2.0] * 3
+            else:
+                with pytest.raises(OrderError, match="work on gathers, work on reductions"):
+                    second.submit(lambda: read.copy_(buffer), reads=(buffer,), writes=(read,))
+
+
+def test_a_wait_orders_what_comes_after_it_alone():
+    buffer = torch.ones(3)
+    world = World(0, 0.0)
+    lane = world.lane()
+    with world.watched():
+        earlier = lane.submit(lambda: buffer.sum(), reads=(buffer,))
+        later = lane.submit(lambda: buffer.mul_(2.0), reads=(buffer,), writes=(buffer,))
+        assert earlier.wait() == 3.0
+        with pytest.raises(OrderError):
+            buffer.add_(1.0)
+        later.wait()
+        assert (buffer + 1.0).tolist() == [3.0] * 3

@@ -1,0 +1,209 @@
+"""One rank of a training under the real executor, whose other ranks are made up: they answer with fixed numbers.
+
+Nothing is sent, so a step takes milliseconds, and the lane may do its work at any moment that the tickets allow.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from memadvisor.engines import executor as executor_module
+from memadvisor.engines.executor import Executor
+from memadvisor.engines.hooks import Hooks
+from memadvisor.engines.live import read_model
+from memadvisor.engines.undo import Undo
+from memadvisor.engines.wire import Wire
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.schedule import write_schedule
+from tests.engines.trainings import make_plan
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x))
+
+
+class Small(nn.Module):
+    """Tied weights, a parameter of the model itself, and a frozen block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(5, 3)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks[1].requires_grad_(False)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, words):
+        x = self.tokens(words) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+UNITS = tuple(row.name for row in read_model(Small()).rows)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan and a loop: `synced` says of each micro-batch whether it is outside no_sync."""
+
+    plan: Plan
+    rank: int
+    synced: tuple[bool, ...]
+    evaluates: bool
+
+
+def draw_case(seed: int) -> Case:
+    draw = random.Random(seed)
+    num_ranks = draw.randint(2, 4)
+    stages = draw.choice([(3,), (2, 3), (0, 1, 2, 3)])
+    units = tuple(UnitPlan(name=name, zero_stage=draw.choice(stages), recompute=False) for name in UNITS)
+    plan = make_plan(num_ranks, 3, units=units, overlap=draw.random() < 0.9)
+    synced = (*(draw.random() < 0.5 for _ in range(draw.randint(0, 1))), True)
+    return Case(plan, draw.randrange(num_ranks), synced, draw.random() < 0.2)
+
+
+class _Answer:
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self.wait = answer
+
+
+class AloneWire(Wire):
+    """What the other ranks hold, and send, is drawn from what it is for."""
+
+    def __init__(self, staged: Any, case: Case, lane: Any) -> None:
+        self.group = None
+        self.num_ranks, self.rank = case.plan.num_ranks, case.rank
+        self._staged, self._first_tag = staged, 0
+        self._lane_for, self._lanes = (lambda device: lane), {}
+        self._global_ranks = list(range(self.num_ranks))
+        self._num_messages: dict[Any, int] = {}
+
+    def _begin_exchange(self, operation, unit, sent, to, received, source, tag):
+        key = (operation, tag, source)
+        number = self._num_messages.get(key, 0)
+        self._num_messages[key] = number + (operation == "reduce-scatter")
+        return [_Answer(sent.sum), _Answer(partial(_draw, received, (*key, number)))]
+
+    def _begin_sum(self, tensor, unit, result):
+        key = ("all-reduce", unit, tensor.numel())
+        self._num_messages[key] = self._num_messages.get(key, 0) + 1
+        answer = partial(_draw, tensor, (*key, self._num_messages[key]), add=True)
+        return self.lane(tensor.device).adopt([_Answer(answer)], writes=(tensor,), result=result)
+
+    def largest(self, values, device):
+        return values
+
+    def broadcast(self, values, device):
+        return values
+
+
+def _draw(tensor: torch.Tensor, key: Any, add: bool = False) -> None:
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+    values = torch.rand(tensor.shape, generator=generator) - 0.5
+    tensor.add_(values) if add else tensor.copy_(values)
+
+
+class _Ddp:
+    _active_ddp_module = None
+    process_group = None
+    require_backward_grad_sync = True
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any) -> Any:
+        _Ddp._active_ddp_module = self
+        try:
+            return self.module(*args)
+        finally:
+            _Ddp._active_ddp_module = None
+
+
+class _Alone:
+    """No script steps an optimizer, and no other rank asks."""
+
+    def unknown_module(self, module):
+        pass
+
+    def before_step(self, optimizer, args, kwargs):
+        pass
+
+    def after_step(self, optimizer):
+        pass
+
+    def stop(self):
+        pass
+
+    def fetch_parameters(self, flat, full):
+        for rank, part in enumerate(full.chunk(flat.num_ranks)):
+            part.copy_(flat.shard) if rank == flat.rank else _draw(
+                part, ("all-gather", 2 * flat.index, rank, 0)
+            )
+
+
+@contextmanager
+def executing(case: Case, lane: Any) -> Iterator[tuple[_Ddp, Executor]]:
+    torch.manual_seed(3)
+    root, undo = Small(), Undo()
+    ddp, model = _Ddp(root), read_model(root)
+    original = executor_module.Wire
+    executor_module.Wire = lambda group, staged, number: AloneWire(staged, case, lane)
+    try:
+        hooks = Hooks(_Alone(), undo)
+        schedule = write_schedule(case.plan, model.rows)
+        yield ddp, Executor(model, schedule, ddp, hooks, lambda *_: None, False, lambda _: _Alone())
+    finally:
+        executor_module.Wire = original
+        undo.run()
+
+
+def train_alone(case: Case, lane: Any) -> list[torch.Tensor]:
+    """Losses and what this rank holds in the end, after a step."""
+    with executing(case, lane) as (ddp, executor):
+        words = torch.arange(4)
+        losses = []
+        for synced in case.synced:
+            ddp.require_backward_grad_sync = synced
+            loss = ddp(words).square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+        if case.evaluates:
+            with torch.no_grad():
+                losses.append(ddp.module(words).sum())
+        _step(executor)
+        held = [flat.shard.clone() for flat in executor.flats if flat.shard is not None]
+        executor.detach()
+        return losses + held
+
+
+def _step(executor: Executor) -> None:
+    executor.step_begins()
+    with torch.no_grad():
+        for flat in executor.flats:
+            gradient = flat.grad_shard if flat.stage >= 2 else flat.grad
+            if flat.trainable and flat.shard is not None and gradient is not None:
+                whole = gradient if flat.stage >= 2 else flat.new(flat.padded_numel).zero_()
+                if flat.stage < 2:
+                    whole[: flat.num_elements] = gradient[: flat.num_elements]
+                    whole = flat.own_slice(whole)
+                flat.shard.add_(whole, alpha=-0.1)
+    executor.step_ends(executor.flats)
+    for flat in executor.flats:
+        for slot in flat.slots:
+            slot.parameter.grad = None
