@@ -41,6 +41,16 @@ class Position:
         self.is_quiet = not is_seen and bool(stack) and not stack[-1].is_plain
 
     @property
+    def may_be_unseen(self) -> bool:
+        """Whether nobody would miss the modules that are called from here on: none is running, none is watched."""
+        return not self.stack and not self.is_watched
+
+    def is_outermost_recompute(self, num_entered: int) -> bool:
+        """Whether the module that is entered (1) or was left (0) is the first one of a recomputation."""
+        depth = self.stack_depth_before_backward + num_entered
+        return self.backward_depth > 0 and len(self.stack) == depth
+
+    @property
     def phase(self) -> str:
         """One of records.PHASES without `baseline`."""
         if self.backward_depth:

@@ -9,31 +9,26 @@ from __future__ import annotations
 import os
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from memadvisor.capture.allocator import RunningPeak, counter, device_totals, open_nvml
-from memadvisor.capture.census import Labelled, known_tensors, residents
+from memadvisor.capture.census import Labelled, known_tensors
 from memadvisor.capture.clock import DeviceMark, clock_for
 from memadvisor.capture.compiled import has_compiled
-from memadvisor.capture.cpu_account import open_cpu_account
+from memadvisor.capture.gauges import Gauges
 from memadvisor.capture.hooks import Hooks
 from memadvisor.capture.live_storages import rows_of_known
 from memadvisor.capture.models import Models
 from memadvisor.capture.out_of_memory import OutOfMemoryLog, place_of_failure
 from memadvisor.capture.position import Position
 from memadvisor.capture.spans import ClosedStep, SpanLog
-from memadvisor.capture.steps import StepCycle
 from memadvisor.capture.tracing import Tracing
-from memadvisor.capture.truth import is_profiler_free
-from memadvisor.capture.unstepped import BackwardSteps, what_was_seen
+from memadvisor.capture.unstepped import UNCALLED, BackwardSteps, what_was_seen
+from memadvisor.capture.updates import Updates
 from memadvisor.capture.writer import RankWriter, RecorderOptions
 from memadvisor.run.records import LiveStorage
-
-_COUNT_EVERY_S = 0.1
 
 
 class Recorder:
@@ -42,31 +37,26 @@ class Recorder:
     def __init__(self, options: RecorderOptions) -> None:
         self.label_sources: list[Callable[[], Iterable[Labelled]]] = []
         self.on_first_batch: Callable[[int], None] | None = None  # told the samples of the first micro-batch
-        alive = residents((), torch.device("cpu"))
-        self._cpu = open_cpu_account((block.address, block.size_bytes) for block in alive)
+        self._gauges = Gauges()
         self._writer = RankWriter(options)
         self._pid = os.getpid()
-        self._device = torch.device("cpu")
-        self._nvml: object | None = None
         self._models = Models()
         self._position = Position()
-        self._cycle = StepCycle()
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._updates = Updates()
+        self._has_updated_in_pass = False  # an optimizer stepped inside the backward that is running
+        self._is_end_of_step = False  # the last update is
         self._spans: SpanLog | None = None  # there is none before the first model is called
         self._tracing = Tracing(
             options.trace_step, self._position, self._writer, self._known_tensors, self.note
         )
         self._backward_steps = BackwardSteps()
         self._is_over = False
-        self._last_counter_s = 0.0
-        self._running_peak = RunningPeak()
-        self._last_optimizer_end: float | DeviceMark | None = None
         self._memory = OutOfMemoryLog(
             self, self._writer.write_out_of_memory, self._known_storages, options.memory_limit_bytes
         )
-        self._writer.write_process(self._device)
+        self._writer.write_process(self._gauges.device)
         self._hooks = Hooks(self)
-        self._memory.start(self._cpu)
+        self._memory.start(self._gauges.cpu)
 
     # ---- what the hooks tell -------------------------------------------------------------------
 
@@ -97,7 +87,7 @@ class Recorder:
                 spans = self._meet_first_model()
         position.push(info)
         if spans is not None:
-            if info.is_root or info.is_unit or self._is_outermost_recompute(1):
+            if info.is_root or info.is_unit or position.is_outermost_recompute(1):
                 self._models.note_order(info.unit)
                 spans.enter_unit(info)
             spans.end_timing(begin_s)
@@ -117,7 +107,7 @@ class Recorder:
         was_recompute = position.phase == "recompute"
         info = position.pop()
         if spans is not None:
-            if info.is_root or info.is_unit or self._is_outermost_recompute(0):
+            if info.is_root or info.is_unit or position.is_outermost_recompute(0):
                 spans.leave_unit(info, args, kwargs, output, was_recompute=was_recompute)
             spans.end_timing(begin_s)
         self._tracing.leave_module(args, kwargs, output, was_recompute=was_recompute)
@@ -128,6 +118,7 @@ class Recorder:
         position.backward_depth += 1
         if position.backward_depth > 1:
             return
+        self._updates.cycle.see_backward()
         position.stack_depth_before_backward = len(position.stack)
         position.backward_unit = ""
         position.settle()
@@ -147,13 +138,15 @@ class Recorder:
         if self._spans is not None:
             self._spans.leave_backward()
             self._spans.spend_since(begin_s)
-        if self._tracing.tracer is not None:
-            for _, unit, parameter in self._models.parameters():
-                if parameter.grad is not None:
-                    self._tracing.name(parameter.grad, "gradient", unit)
+        self._tracing.name_gradients(self._models)
         position.micro_batch += 1
         self._tracing.note_place()
-        if self._spans is not None and not self._optimizers and not position.stack:
+        if self._spans is None:
+            return
+        if self._has_updated_in_pass:
+            self._has_updated_in_pass = False
+            self._take_update(self._spans, self._spans.mark())
+        elif not self._updates.have_been_seen and not position.stack:
             self._end_step_without_optimizer(self._spans)
 
     def reach_backward_of(self, unit: str) -> None:
@@ -168,32 +161,45 @@ class Recorder:
             self.fail(error)
 
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._cycle.before(id(optimizer)) and self._last_optimizer_end is not None:
-            self._end_step(self._last_optimizer_end, is_late=True)
+        if self._updates.enter(optimizer) and self._updates.last_end is not None:
+            self._end_step_late(self._updates.last_end)
+        if self._updates.is_inside_another:
+            return
         begin_s = time.monotonic()
-        if all(known() is not optimizer for known in self._optimizers):
-            self._optimizers.append(weakref.ref(optimizer))
         self._position.in_optimizer = True
         if self._spans is not None:
             self._spans.enter_optimizer()
             self._spans.spend_since(begin_s)
-        if self._tracing.tracer is not None:
-            for tensor, category, unit in self._known_tensors():
-                self._tracing.name(tensor, category, unit)
+        self._tracing.name_known()
         self._tracing.note_place()
 
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._updates.leave(optimizer):
+            return
         self._position.in_optimizer = False
         if self._spans is None:  # not before: a closure calls the model inside the optimizer's step
             self._meet_uncalled_models(optimizer)
         begin_s = time.monotonic()
-        end = self._spans.leave_optimizer() if self._spans is not None else begin_s
+        end = self._spans.leave_optimizer() if self._spans is not None else None
         self._tracing.note_place()
-        self._last_optimizer_end = end
-        if self._cycle.after(id(optimizer)):
-            self._end_step(end)
-        elif self._spans is not None:
+        self._is_end_of_step |= self._updates.ends_step(optimizer, end)
+        if self._spans is None or end is None:
+            self._is_end_of_step = False
+        elif self._position.backward_depth:
+            self._has_updated_in_pass = True
             self._spans.spend_since(begin_s)
+        else:
+            self._spans.spend_since(begin_s)
+            self._take_update(self._spans, end)
+
+    def _take_update(self, spans: SpanLog, end: float | DeviceMark) -> None:
+        """The training step ends here, or may turn out to have ended here."""
+        if self._is_end_of_step:
+            self._is_end_of_step = False
+            self._end_step(end)
+        elif self._updates.last_end is not None:
+            self._updates.last_end = end
+            spans.note_update()
 
     def profiler_starts(self) -> None:
         self._tracing.profiler_starts()
@@ -269,82 +275,83 @@ class Recorder:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _is_outermost_recompute(self, num_entered: int) -> bool:
-        """Whether the module that is entered (1) or was left (0) is the first one of a recomputation."""
-        position = self._position
-        depth = position.stack_depth_before_backward + num_entered
-        return position.backward_depth > 0 and len(position.stack) == depth
-
     def _meet_uncalled_models(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if all(parameter.grad is None for parameter in parameters):
             return  # the model is yet to be called, by the optimizer's closure
         if self._models.discover_owners(parameters):
             self._meet_first_model()
-            self.note(
-                "warning",
-                "No call of the model was seen: it is compiled together with its caller. The time of its forward "
-                "counts as outside, samples are not counted, and memory is told apart by phase alone.",
-            )
+            self.note("warning", UNCALLED)
 
     def _meet_first_model(self) -> SpanLog:
         first = next(self._models.parameters(), None)
         if first is not None and first[2].device.type == "cuda":
-            self._device = first[2].device
-            self._nvml = open_nvml(self._device)
+            self._gauges.meet(first[2].device)
             self._close_cpu_account()
-        self._memory.meet_device(self._device, self._cpu)
-        self._spans = SpanLog(self._position, clock_for(self._device).mark, self.reach_backward_of)
+        self._memory.meet_device(self._gauges.device, self._gauges.cpu)
+        self._spans = SpanLog(self._position, clock_for(self._gauges.device).mark, self.reach_backward_of)
         self._spans.on_first_batch = self.on_first_batch
-        self._writer.write_process(self._device)
+        self._writer.write_process(self._gauges.device)
         if self._tracing.first_step == 0:
             self._start_trace()
             self._spans.step.traced = self._tracing.tracer is not None
         return self._spans
 
-    def _end_step(self, end: float | DeviceMark, *, is_late: bool = False) -> None:
-        """`is_late`: the step ended some while ago, and the next one is under way: too late to trace it."""
+    def _end_step_late(self, end: float | DeviceMark) -> None:
+        """The step ended some while ago, and the next one is under way: what memory was then is not known."""
+        if self._spans is None:
+            return
+        self._updates.last_end = None
+        if self._tracing.tracer is not None:
+            self._tracing.postpone()
+        step = self._spans.end_with_update(end)
+        step.traced = self._spans.step.traced = False
+        self._write_step(ClosedStep(step, end, None, None, None), time.monotonic())
+
+    def _write_step(self, step: ClosedStep, now_s: float, *, at_once: bool = False) -> bool:
+        """False: nothing can be written any more."""
+        self._writer.add_step(step)
+        self._writer.write_models(self._models)
+        self._writer.flush(now_s, force=at_once)
+        if self._writer.failure is not None:
+            self.fail(self._writer.failure)
+        return self._writer.failure is None
+
+    def _end_step(self, end: float | DeviceMark) -> None:
         if self._spans is None:
             return
         now_s = time.monotonic()
         step = self._spans.step
         self._spans.stop_listening(self._hooks.quiet_call_s * self._hooks.num_module_calls)
         self._hooks.num_module_calls = 0
-        self._last_optimizer_end = None
+        self._updates.last_end = None
         self._position.micro_batch = 0
-        totals = device_totals(self._device)
-        allocated_bytes = (
-            totals.allocated_bytes if totals else self._cpu.allocated_bytes() if self._cpu else None
-        )
-        peaks = self._running_peak.of_step(totals)
+        counter = self._gauges.read(now_s)
+        allocated_bytes, peaks = self._gauges.allocated_bytes, self._gauges.peaks
         was_traced = step.traced
         if self._tracing.tracer is not None:
-            optimizers = self._living_optimizers()
-            traced = self._tracing.end(step.index, self._device, self._nvml, self._models, optimizers)
+            optimizers = self._updates.living()
+            traced = self._tracing.end(
+                step.index, self._gauges.device, self._gauges.nvml, self._models, optimizers
+            )
             peaks = traced or peaks
             step.traced = self._tracing.has_trace
             self._close_cpu_account()
-        if now_s - self._last_counter_s >= _COUNT_EVERY_S:
-            self._last_counter_s = now_s
-            self._writer.add_counter(counter(now_s, allocated_bytes, totals, self._nvml))
+        if counter is not None:
+            self._writer.add_counter(counter)
         # While the account is open, the allocator itself is slower than in the script's own training.
-        knows_cost = not was_traced and self._cpu is None
-        self._writer.add_step(ClosedStep(step, end, allocated_bytes, *peaks, knows_cost=knows_cost))
-        self._writer.write_models(self._models)
-        self._writer.flush(now_s, force=was_traced)
-        if self._writer.failure is not None:
-            self.fail(self._writer.failure)
+        knows_cost = not was_traced and self._gauges.cpu is None
+        closed = ClosedStep(step, end, allocated_bytes, *peaks, knows_cost=knows_cost)
+        if not self._write_step(closed, now_s, at_once=was_traced):
             return
-        if self._tracing.may_start(step.index + 1) and not is_late:
+        if self._tracing.may_start(step.index + 1):
             self._start_trace()
         # Starting and writing a trace is no part of the next step.
         resume = self._spans.mark() if was_traced or self._tracing.tracer is not None else end
         self._spans.begin(step.index + 1, resume, traced=self._tracing.tracer is not None)
-        is_thin = not self._spans.has_unit_spans and not self._position.stack and not has_compiled()
-        is_thin = is_thin and not self._position.is_watched
-        if is_thin:
+        if not self._spans.has_unit_spans and self._position.may_be_unseen and not has_compiled():
             self._spans.be_thin()
-        self._hooks.listen_to_modules(not is_thin)
+        self._hooks.listen_to_modules(not self._spans.step.is_thin)
         if resume is end:
             self._spans.spend_since(now_s)
 
@@ -355,36 +362,32 @@ class Recorder:
             self._end_step(spans.mark())
 
     def _start_trace(self) -> None:
-        if not self._tracing.start(self._device, self._cpu, self._spans.mark if self._spans else None):
+        if not self._tracing.start(
+            self._gauges.device, self._gauges.cpu, self._spans.mark if self._spans else None
+        ):
             self._close_cpu_account()
 
     def _close_cpu_account(self) -> None:
         if self._memory.needs_cpu_account and not self._is_over:
             return
-        cpu, self._cpu = self._cpu, None
-        if cpu is not None:
-            # A profiler of the script's would take what is forgotten here for frees.
-            alive = residents((), torch.device("cpu"), cpu) if is_profiler_free() else []
-            cpu.close(block.address for block in alive)
+        self._gauges.close_cpu_account()
 
     def _known_storages(self, event: int) -> dict[int, LiveStorage]:
-        return rows_of_known(event, self._models, self._living_optimizers(), self.label_sources, self._device)
+        return rows_of_known(
+            event, self._models, self._updates.living(), self.label_sources, self._gauges.device
+        )
 
     def _known_tensors(self) -> Iterable[Labelled]:
-        return known_tensors(self._models, self._living_optimizers(), self.label_sources)
-
-    def _living_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+        return known_tensors(self._models, self._updates.living(), self.label_sources)
 
     def _write_end(self, exit_code: int, exception: str | None) -> None:
+        if self._updates.last_end is not None and self._updates.cycle.has_open_step:
+            self._end_step_late(self._updates.last_end)
         if self._spans is not None:
             self._writer.write_models(self._models)
         if self._spans is None or self._spans.step.index == 0:
-            seen = what_was_seen(
-                has_model=self._spans is not None, num_passes=self._backward_steps.num_passes
-            )
-            self._writer.write_note("warning", f"No training step was seen: {seen}.")
-        self._writer.write_ending(exit_code, exception, self._device)
+            self._writer.write_note("warning", what_was_seen(self._spans is not None, self._backward_steps))
+        self._writer.write_ending(exit_code, exception, self._gauges.device)
 
     def _shut_down(self, last_words: Callable[[], None]) -> None:
         """Take everything off; whatever fails on the way stops nothing."""

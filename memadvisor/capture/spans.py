@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from memadvisor.run.records import Span, Step
 _Mark = float | DeviceMark
 # One span under way: kind, unit, micro-batch, start, end.
 _OpenSpan = list[Any]
-_START, _END = 3, 4
+_MICRO_BATCH, _START, _END = 2, 3, 4
 # One hook call in so many is timed; timing each would cost as much as the hook.
 _TIMED_SHARE = 16
 
@@ -33,12 +33,14 @@ class OpenStep:
     """A step that is under way. None in `num_samples` or `num_tokens`: some batch did not tell.
 
     `is_thin`: no module was listened to, so forwards are not seen, and nobody knows what they were given.
+    `is_pieced`: where it ended or began was known only afterwards, so that what depends on the moment is not.
     """
 
     index: int
     start: _Mark
     traced: bool = False
     is_thin: bool = False
+    is_pieced: bool = False
     spans: list[_OpenSpan] = field(default_factory=list)
     num_forwards: int = 0
     num_backwards: int = 0
@@ -72,12 +74,13 @@ class SpanLog:
             0.0  # what listening to modules took in the last full step, by the calls that were timed
         )
         self._batches_of_backwards: dict[int, int] = {}
+        self._until_update = self.step, 0, 0
 
     def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
         """The next step; what was open in the last one is forgotten."""
         now_s, busy_s = time.monotonic(), time.thread_time()
-        self._note_micro_batches()
-        if not self.step.traced:
+        self._note_micro_batches(self.step)
+        if not self.step.traced and not self.step.is_pieced:
             times_s = now_s - self._begin_s, busy_s - self._begin_busy_s
             if self.has_unit_spans:
                 self._listening.note_full(*times_s, self._estimate_s)
@@ -88,9 +91,31 @@ class SpanLog:
         self.step = OpenStep(index=index, start=start, traced=traced)
         self._units.clear()
 
-    def _note_micro_batches(self) -> None:
-        """A thin step has as many micro-batches as the last full one with the same number of backwards."""
+    def note_update(self) -> None:
+        """An update has ended which the step may turn out to have ended with."""
         step = self.step
+        self._until_update = replace(step, spans=[]), len(step.spans), self._position.micro_batch
+
+    def end_with_update(self, end: _Mark) -> OpenStep:
+        """The step had ended at `end`, with the update noted last; what has been seen since is the next one's."""
+        ended, num_spans, num_micro_batches = self._until_update
+        rest = self.step
+        ended.spans = rest.spans[:num_spans]
+        del rest.spans[:num_spans]
+        for span in rest.spans:
+            span[_MICRO_BATCH] -= num_micro_batches
+        self._position.micro_batch -= num_micro_batches
+        rest.index, rest.start = ended.index + 1, end
+        rest.num_forwards -= ended.num_forwards
+        rest.num_backwards -= ended.num_backwards
+        rest.num_samples = _difference(rest.num_samples, ended.num_samples)
+        rest.num_tokens = _difference(rest.num_tokens, ended.num_tokens)
+        ended.is_pieced = rest.is_pieced = True
+        self._note_micro_batches(ended)
+        return ended
+
+    def _note_micro_batches(self, step: OpenStep) -> None:
+        """A thin step has as many micro-batches as the last full one with the same number of backwards."""
         if not step.is_thin:
             self._batches_of_backwards[step.num_backwards] = step.num_forwards or step.num_backwards
         step.num_forwards = self._batches_of_backwards.get(step.num_backwards, step.num_backwards)
@@ -248,6 +273,10 @@ def _first_tensor_with_grad(output: Any) -> torch.Tensor | None:
     return next((found for value in values if (found := _first_tensor_with_grad(value)) is not None), None)
 
 
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
 @dataclass(frozen=True, slots=True)
 class ClosedStep:
     """A step that has ended on the host; the device may still be at it."""
@@ -276,7 +305,7 @@ class ClosedStep:
             allocated_bytes=self.allocated_bytes,
             peak_allocated_bytes=self.peak_allocated_bytes,
             peak_reserved_bytes=self.peak_reserved_bytes,
-            recorder_s=step.recorder_s if self.knows_cost else None,
+            recorder_s=step.recorder_s if self.knows_cost and not step.is_pieced else None,
         )
         spans = []
         for kind, unit, micro_batch, start, end in step.spans:

@@ -19,7 +19,7 @@ from memadvisor.capture.writer import RankWriter
 from memadvisor.run.records import Storage
 
 _MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
-_MOST_CUT_TRACES = 3  # by want of memory
+_MOST_CUT_TRACES = 3  # by want of memory, or by an end that nobody expected
 
 Peaks = tuple[int | None, int | None]  # allocated, reserved
 
@@ -57,6 +57,18 @@ class Tracing:
         """Somebody knows what a storage is."""
         if self.tracer is not None:
             self.tracer.mode.name(tensor, category, unit)
+
+    def name_known(self) -> None:
+        """The tensors that somebody can name by now."""
+        if self.tracer is not None:
+            for tensor, category, unit in self._known():
+                self.name(tensor, category, unit)
+
+    def name_gradients(self, models: Models) -> None:
+        if self.tracer is not None:
+            for _, unit, parameter in models.parameters():
+                if parameter.grad is not None:
+                    self.name(parameter.grad, "gradient", unit)
 
     def enter_module(self, info: ModuleInfo, args: Any) -> None:
         if self.tracer is None:
@@ -131,6 +143,14 @@ class Tracing:
             tracer.abandon()
             return None
         return tracer.finish().account.storages
+
+    def postpone(self) -> None:
+        """The step that is traced had ended some while ago; a later one is traced instead."""
+        self.drop()
+        self._num_cut += 1
+        self._has_started = self._num_cut >= _MOST_CUT_TRACES
+        if self._has_started:
+            self._note("warning", "No step was traced: where the steps end could not be foreseen.")
 
     def drop(self) -> None:
         """Take everything off, and forget the step."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import resource
 
-import torch
+from memadvisor.capture.updates import existing_optimizers
 
 _WORTH_SAYING_S = 1.0
+UNCALLED = (
+    "No call of the model was seen: it is compiled together with its caller. The time of its forward "
+    "counts as outside, samples are not counted, and memory is told apart by phase alone."
+)
 
 
 class BackwardSteps:
@@ -31,29 +34,23 @@ class BackwardSteps:
         """Count a pass; True where it is the one that shows it."""
         self.num_passes += 1
         is_power_of_two = self.num_passes & (self.num_passes - 1) == 0
-        if self.has_begun or self.num_passes < 2 or not is_power_of_two or _some_optimizer_exists():
+        if self.has_begun or self.num_passes < 2 or not is_power_of_two or existing_optimizers():
             return False
         self.has_begun = True
         return True
 
 
-def _some_optimizer_exists() -> bool:
-    # type(), since isinstance() would ask objects for their __class__, and wake lazy ones up.
-    return any(issubclass(type(each), torch.optim.Optimizer) for each in gc.get_objects())
-
-
-def what_was_seen(*, has_model: bool, num_passes: int) -> str:
-    """The clause behind "no training step was seen"."""
-    seen = "no model was called"
+def what_was_seen(has_model: bool, passes: BackwardSteps) -> str:
+    """Why there is no training step, in one sentence."""
+    seen = "No training step was seen: no model was called"
     if has_model:
-        passes = (
-            f"{num_passes} backward pass{'' if num_passes == 1 else 'es'}"
-            if num_passes
-            else "no backward pass"
+        number = passes.num_passes or "no"
+        seen = (
+            f"No training step was seen: a model was called, with {number} backward "
+            f"pass{'es' if passes.num_passes > 1 else ''}, but no optimizer stepped"
         )
-        seen = f"a model was called, with {passes}, but no optimizer stepped"
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     elsewhere_s = used.ru_utime + used.ru_stime
-    if elsewhere_s < _WORTH_SAYING_S:
-        return seen
-    return f"{seen} in this process; processes that it started took {elsewhere_s:.0f} s of processor time, unrecorded"
+    if elsewhere_s >= _WORTH_SAYING_S:
+        seen += f" in this process; processes that it started took {elsewhere_s:.0f} s of processor time, unrecorded"
+    return f"{seen}."

@@ -1,0 +1,73 @@
+"""The optimizers that have stepped, and when one of their updates ends a training step."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+
+from memadvisor.capture.clock import DeviceMark
+from memadvisor.capture.steps import StepCycle
+
+
+class Updates:
+    """Told of every optimizer step. One that steps inside another's (ZeroRedundancyOptimizer's) is a part of it.
+
+    `last_end`: when the last update ended that no training step has ended with, None where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.last_end: float | DeviceMark | None = None
+        self.cycle = StepCycle(lambda: [_number(each) for each in existing_optimizers()])
+        self._stepping: list[int] = []
+        self._known: list[weakref.ref[torch.optim.Optimizer]] = []
+
+    def enter(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True: the training step had ended with the previous update."""
+        if all(known() is not optimizer for known in self._known):
+            self._known.append(weakref.ref(optimizer))
+        if id(optimizer) in self._stepping:  # an exception ended its last step, and torch told nobody
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+        self._stepping.append(id(optimizer))
+        return len(self._stepping) == 1 and self.cycle.before(_number(optimizer))
+
+    def leave(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True: the step was a part of another optimizer's, which goes on."""
+        if id(optimizer) in self._stepping:
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+        return bool(self._stepping)
+
+    def ends_step(self, optimizer: torch.optim.Optimizer, end: float | DeviceMark | None) -> bool:
+        """Whether the update that has ended there ends the training step; None before any model was seen."""
+        self.last_end = end
+        return self.cycle.after(_number(optimizer))
+
+    @property
+    def is_inside_another(self) -> bool:
+        return len(self._stepping) > 1
+
+    @property
+    def have_been_seen(self) -> bool:
+        return bool(self._known)
+
+    def living(self) -> list[torch.optim.Optimizer]:
+        return [optimizer for reference in self._known if (optimizer := reference()) is not None]
+
+
+def existing_optimizers() -> list[torch.optim.Optimizer]:
+    """Those of this process whose steps torch's hooks tell of; looking for them takes some 30 ms.
+
+    A wrapper around an optimizer (accelerate's) may be one by name, with a step of its own that nobody hears of.
+    """
+    # type(), since isinstance() would ask objects for their __class__, and wake lazy ones up.
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+    return [each for each in found if getattr(type(each).step, "hooked", False)]
+
+
+def _number(optimizer: torch.optim.Optimizer) -> int:
+    """The same for all optimizers of the same parameters, made one after another."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return id(parameter)
+    return id(optimizer)
