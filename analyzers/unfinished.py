@@ -10,12 +10,16 @@ from memadvisor.run.run import RankRun, Run
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedRank:
     """`last_seen_unix_s` is the wall clock of the newest row that the rank has written, `behind_s` how long that was
-    before the newest of any rank. A rank far behind the others died or hung first; they wait for it."""
+    before the newest of any rank. A rank far behind the others died or hung first; they wait for it.
+
+    `is_alive`: whether its process was there when the run was read; None where the reading machine cannot know.
+    """
 
     rank: int
     num_steps: int
     last_seen_unix_s: float
     behind_s: float
+    is_alive: bool | None = None
 
 
 def unfinished_ranks(run: Run) -> tuple[UnfinishedRank, ...]:
@@ -28,6 +32,7 @@ def unfinished_ranks(run: Run) -> tuple[UnfinishedRank, ...]:
             num_steps=len(rank.steps),
             last_seen_unix_s=seen_s[rank.process.rank],
             behind_s=newest_s - seen_s[rank.process.rank],
+            is_alive=rank.is_alive,
         )
         for rank in run.ranks
         if rank.ending is None

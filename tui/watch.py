@@ -7,7 +7,6 @@ ever sees half of an update.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +17,8 @@ from memadvisor.errors import RunFormatError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.run.journal import read_journal
-from memadvisor.run.run import RankRun, Run
+from memadvisor.run.process import lives
+from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 
 POLL_S = 0.5
@@ -109,30 +109,17 @@ def run_state(run: Run) -> tuple[State, str]:
             return State.FAILED, f"rank {rank.process.rank} ended with exit code {rank.ending.exit_code}{why}"
     unended = [rank for rank in run.ranks if rank.ending is None]
     for rank in unended:
-        if _lives(rank) is False:
+        if lives(rank.process) is False:
             return (
                 State.KILLED,
-                f"rank {rank.process.rank} is gone without an ending: killed, or crashed hard",
+                f"rank {rank.process.rank} ended without a word: killed, or crashed hard",
             )
-    if any(_lives(rank) is None for rank in unended):
+    if any(lives(rank.process) is None for rank in unended):
         hosts = ", ".join(sorted({rank.process.host for rank in unended}))
         return State.SILENT, f"no ending recorded; the processes are on {hosts}"
     if unended:
         return State.RUNNING, "running"
     return State.FINISHED, "finished"
-
-
-def _lives(rank: RankRun) -> bool | None:
-    """Whether the rank's process is there; None where this machine cannot know."""
-    if rank.process.host != socket.gethostname():
-        return None
-    try:
-        os.kill(rank.process.pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 class Watcher:

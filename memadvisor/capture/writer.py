@@ -23,6 +23,7 @@ from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
+from memadvisor.run.process import own_mark
 from memadvisor.run.records import Counter, Ending, LiveStorage, Note, OutOfMemory, ProcessInfo, Span, Step
 from memadvisor.run.store import journal_path
 from memadvisor.units import format_bytes
@@ -199,6 +200,7 @@ class RankWriter:
             start_s=self._start_s,
             torch_version=torch.__version__,
             python_version=platform.python_version(),
+            mark=own_mark(),
         )
 
 

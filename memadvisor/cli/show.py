@@ -125,7 +125,7 @@ def _print(console: Console, what: RenderableType) -> None:
 
 def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     rank = analysis.largest_rank
-    yield summary.header(analysis.run)
+    yield summary.header(analysis)
     yield from summary.trouble(analysis)
     yield from summary_failures.short(analysis)
     yield _short_peak(analysis)

@@ -5,7 +5,6 @@ Every word from the user's program goes through memadvisor.tui.text, which never
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -13,7 +12,6 @@ from rich.text import Text
 
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.comparison import Compared
-from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.cli.summary_allocator import allocator
 from memadvisor.cli.summary_arithmetic import operators, roofline, utilization
 from memadvisor.cli.summary_checkpointing import checkpointing
@@ -21,7 +19,8 @@ from memadvisor.cli.summary_failures import out_of_memory
 from memadvisor.cli.summary_memory import model_states, modules, peak
 from memadvisor.cli.summary_time import communication, ranks, step_time, units
 from memadvisor.cli.tables import heading, table
-from memadvisor.run.run import RankRun, Run
+from memadvisor.report.words import clock_time, unfinished_in_words
+from memadvisor.run.run import RankRun
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.units import format_bytes, format_seconds
 
@@ -32,7 +31,7 @@ def sections(analysis: Analysis, width: int, *, has_color: bool, convention: str
     """All sections, in the order in which a reader asks; details are of the rank with the highest peak."""
     rank = analysis.largest_rank
     recorded = record_of(rank, analysis)
-    yield header(analysis.run)
+    yield header(analysis)
     yield from trouble(analysis)
     yield from out_of_memory(analysis, width)
     if analysis.comparison is not None:
@@ -61,7 +60,8 @@ def record_of(rank: RankAnalysis, analysis: Analysis) -> RankRun:
     return next(r for r in analysis.run.ranks if r.process.rank == rank.rank)
 
 
-def header(run: Run) -> RenderableType:
+def header(analysis: Analysis) -> RenderableType:
+    run = analysis.run
     process = run.ranks[0].process
     num_ranks = max(run.manifest.world_size, len(run.ranks) + len(run.missing_ranks))
     command = " ".join((run.manifest.script, *run.manifest.arguments))
@@ -73,18 +73,26 @@ def header(run: Run) -> RenderableType:
         f"{len(steps)} step{'' if len(steps) == 1 else 's'}",
         "none traced" if traced is None else f"step {traced.index} traced",
     )
-    return Group(paragraph((command, "bold"), "  ", ending(run)), paragraph((" | ".join(facts), "dim")))
+    return Group(paragraph((command, "bold"), "  ", ending(analysis)), paragraph((" | ".join(facts), "dim")))
 
 
-def ending(run: Run) -> tuple[str, str]:
+def ending(analysis: Analysis) -> tuple[str, str]:
     """How the run ended, with the color that fits."""
+    run = analysis.run
     endings = [rank.ending for rank in run.ranks]
     failed = next((end for end in endings if end is not None and (end.exit_code or end.exception)), None)
     if failed is not None:
         raised = "" if failed.exception is None else f" ({failed.exception})"
         return f"exit code {failed.exit_code}{raised}", "bold red"
     if not run.is_finished:
-        return "no ending: killed, or still running", "bold yellow"
+        alive = {rank.is_alive for rank in analysis.unfinished_ranks}
+        if False in alive:
+            last_s = max(
+                rank.last_seen_unix_s for rank in analysis.unfinished_ranks if rank.is_alive is False
+            )
+            return f"ended without a word (killed?), last record {clock_time(last_s)}", "bold red"
+        is_running = alive == {True} and not run.missing_ranks
+        return "still running" if is_running else "no ending: killed, or still running", "bold yellow"
     return "exit code 0", "green"
 
 
@@ -102,7 +110,7 @@ def trouble(analysis: Analysis) -> Iterator[RenderableType]:
         )
     if len(run.ranks) + len(run.missing_ranks) > 1:
         for late in analysis.unfinished_ranks[:MAX_NAMED]:
-            yield paragraph(("unfinished ", "bold yellow"), unfinished_in_words(late))
+            yield paragraph(("unfinished ", "bold yellow"), f"rank {late.rank}: {unfinished_in_words(late)}")
     for problem in run.problems:
         yield paragraph(("problem ", "bold yellow"), problem)
     told: dict[tuple[str, str], list[int]] = {}
@@ -113,14 +121,6 @@ def trouble(analysis: Analysis) -> Iterator[RenderableType]:
         style = {"error": "bold red", "warning": "bold yellow"}.get(level, "bold")
         where = "" if len(of_ranks) == len(run.ranks) else f" (rank {', '.join(map(str, of_ranks))})"
         yield paragraph((f"{level} ", style), text, where)
-
-
-def unfinished_in_words(rank: UnfinishedRank) -> str:
-    """`rank 2: no ending; 7 steps, last seen 14:02:11 UTC, 12.0 s before the newest of all ranks`."""
-    seen = time.strftime("%H:%M:%S", time.gmtime(rank.last_seen_unix_s))
-    behind = f", {format_seconds(rank.behind_s)} before the newest of all ranks" if rank.behind_s else ""
-    steps = f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}"
-    return f"rank {rank.rank}: no ending; {steps}, last seen {seen} UTC{behind}"
 
 
 def prediction(analysis: Analysis) -> RenderableType:

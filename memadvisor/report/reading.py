@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from memadvisor.analyzers.analysis import Analysis
-from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.report.blocks import Block, Html, paragraph, table
 from memadvisor.report.escape import html_text
-from memadvisor.report.words import PHASE_NAMES
+from memadvisor.report.words import PHASE_NAMES, unfinished_in_words
 from memadvisor.run.records import PHASES
-from memadvisor.units import format_seconds
 
 MAX_NOTES = 200
 
@@ -71,7 +68,8 @@ def notes_and_problems(analysis: Analysis) -> Sequence[Block]:
         text = "No readable record" + (f"; and {more} more ranks" if more > 0 else "")
         rows.append(("missing", missing, text))
     rows += [
-        ("unfinished", str(rank.rank), _unfinished(rank)) for rank in analysis.unfinished_ranks[:MAX_NOTES]
+        ("unfinished", str(rank.rank), unfinished_in_words(rank))
+        for rank in analysis.unfinished_ranks[:MAX_NOTES]
     ]
     told: dict[tuple[str, str], list[int]] = {}
     for rank in run.ranks:
@@ -102,24 +100,19 @@ def alert(analysis: Analysis) -> str:
             f"{len(run.missing_ranks)} of {run.manifest.world_size} ranks left no readable record: {_some(run.missing_ranks)}"
         )
     if len(run.ranks) + len(run.missing_ranks) > 1:
-        trouble += [f"rank {rank.rank}: {_unfinished(rank)}" for rank in analysis.unfinished_ranks[:8]]
+        trouble += [
+            f"rank {rank.rank}: {unfinished_in_words(rank)}" for rank in analysis.unfinished_ranks[:8]
+        ]
     failed = next((e for rank in run.ranks if (e := rank.ending) is not None and e.exit_code), None)
     if failed is not None:
         raised = "" if failed.exception is None else f" ({failed.exception})"
         trouble.append(f"the script ended with exit code {failed.exit_code}{raised}")
-    elif not run.is_finished and not run.missing_ranks:
-        trouble.append("the run has no ending: it was killed, or is still going")
+    elif len(run.ranks) + len(run.missing_ranks) == 1:
+        trouble += [unfinished_in_words(rank) for rank in analysis.unfinished_ranks]
     if not trouble:
         return ""
     items = "".join(f"<li>{html_text(text)}</li>" for text in trouble)
     return f'<div class="alert" role="status"><b>This run is not whole.</b><ul>{items}</ul></div>'
-
-
-def _unfinished(rank: UnfinishedRank) -> str:
-    seen = time.strftime("%H:%M:%S", time.gmtime(rank.last_seen_unix_s))
-    behind = f", {format_seconds(rank.behind_s)} before the newest of all ranks" if rank.behind_s else ""
-    steps = f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}"
-    return f"no ending: killed, hanging, or still at it; {steps}, last seen {seen} UTC{behind}"
 
 
 def _some(ranks: Sequence[int]) -> str:

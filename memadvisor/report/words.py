@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
+from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
-from memadvisor.units import GIB, KIB, MIB, TIB
+from memadvisor.units import GIB, KIB, MIB, TIB, format_seconds
 
 # From the bottom of a stack to its top: what is always there first, what comes and goes above it.
 STACK = (
@@ -28,6 +30,27 @@ PHASE_NAMES = {
     "outside": "outside",
     "recompute": "recomputation",
 }
+
+
+_WITHOUT_ENDING = {
+    None: "no ending: killed, hanging, or still at it",
+    True: "no ending yet: still at it, or hanging",
+    False: "ended without a word (killed?)",
+}
+
+
+def clock_time(unix_s: float) -> str:
+    """`2026-01-31 14:02:11 UTC`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_s))
+
+
+def unfinished_in_words(rank: UnfinishedRank) -> str:
+    """`ended without a word (killed?); 7 steps, last record ..., 12.0 s before the newest of all ranks`."""
+    behind = f", {format_seconds(rank.behind_s)} before the newest of all ranks" if rank.behind_s else ""
+    steps = f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}"
+    return (
+        f"{_WITHOUT_ENDING[rank.is_alive]}; {steps}, last record {clock_time(rank.last_seen_unix_s)}{behind}"
+    )
 
 
 def category_name(category: str) -> str:

@@ -385,7 +385,8 @@ TABLES: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Who wrote a journal."""
+    """Who wrote a journal. `mark` tells the process from all others of its number: the machine's boot, the namespace of
+    processes, and when it started; None where the system does not say."""
 
     rank: int
     world_size: int
@@ -400,6 +401,7 @@ class ProcessInfo:
     start_s: float
     torch_version: str
     python_version: str
+    mark: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
-    """The journal of one rank; tables that were not recorded are empty."""
+    """The journal of one rank; tables that were not recorded are empty.
+
+    `is_alive`, of a rank without an ending: whether its process was there when the run was read; None: not known.
+    """
 
     process: ProcessInfo
     modules: tuple[Module, ...]
@@ -68,6 +71,7 @@ class RankRun:
     allocator_states: tuple[AllocatorState, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
     live_storages: tuple[LiveStorage, ...] = ()
+    is_alive: bool | None = None
 
     @property
     def traced_step(self) -> Step | None:

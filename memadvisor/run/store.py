@@ -18,6 +18,7 @@ from memadvisor.plan import Plan, load_plan
 from memadvisor.run.files import write_private_file
 from memadvisor.run.frames import LARGEST_FRACTION, LARGEST_WHOLE, MAJOR, MINOR
 from memadvisor.run.journal import JournalContents, read_journal
+from memadvisor.run.process import lives
 from memadvisor.run.records import Ending, Note, ProcessInfo
 from memadvisor.run.run import Manifest, RankRun, Run
 
@@ -181,7 +182,8 @@ def _load_rank(journal: Path, problems: list[str]) -> RankRun | None:
         if name == "note" and (note := _document(Note, value, problems, journal.name)) is not None
     )
     tables: dict[str, Any] = {name: tuple(rows) for name, rows in contents.rows.items()}
-    return RankRun(process=process, notes=notes, ending=ending, **tables)
+    is_alive = lives(process) if ending is None else None
+    return RankRun(process=process, notes=notes, ending=ending, is_alive=is_alive, **tables)
 
 
 def _last_document(

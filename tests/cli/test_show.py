@@ -153,7 +153,15 @@ def test_a_run_that_lost_a_table_is_shown_without_it(table):
 
 
 def test_a_killed_run_and_one_that_raised_say_so():
-    assert "no ending: killed, or still running" in shown(make_run(exit_code=None))
+    run = make_run(exit_code=None, num_ranks=2)
+    dead, alive = (dataclasses.replace(run.ranks[0], is_alive=each) for each in (False, True))
+    of = lambda *ranks: shown(dataclasses.replace(run, ranks=ranks))  # noqa: E731
+    other = run.ranks[1]
+
+    assert "no ending: killed, or still running" in shown(run)
+    assert "ended without a word (killed?), last record 20" in of(dead, other)
+    assert "still running" in of(alive, dataclasses.replace(other, is_alive=True))
+    assert "no ending: killed, or still running" in of(alive, other)
     assert "exit code 1 (ValueError)" in shown(make_run(exit_code=1, exception="ValueError"))
     assert "missing rank 1: no record" in shown(make_run(missing_ranks=(1,)))
 

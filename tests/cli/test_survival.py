@@ -100,22 +100,23 @@ def test_of_four_ranks_one_dies_one_hangs_and_the_views_name_them(tmp_path):
         deadline_s = time.monotonic() + 20
         while not (done / "2").exists() and time.monotonic() < deadline_s:
             time.sleep(0.05)
+        next(out.glob("rank3.*")).unlink()  # and of one there is no journal at all
+        shown = run("-m", "memadvisor", "show", out).stdout
+        told = json.loads(run("-m", "memadvisor", "show", out, "--json").stdout)
+        made = run("-m", "memadvisor", "report", out)
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    next(out.glob("rank3.*")).unlink()  # and of one there is no journal at all
-    shown = run("-m", "memadvisor", "show", out).stdout
-    told = json.loads(run("-m", "memadvisor", "show", out, "--json").stdout)
-    made = run("-m", "memadvisor", "report", out)
 
     assert told["missing_ranks"] == [3]
     assert [rank["rank"] for rank in told["unfinished_ranks"]] == [1, 2]
     assert all(rank["num_steps"] == 6 and rank["behind_s"] >= 0 for rank in told["unfinished_ranks"])
+    assert [rank["is_alive"] for rank in told["unfinished_ranks"]] == [False, True]
     assert "missing rank 3: no record" in shown
-    assert "unfinished rank 1: no ending; 6 steps, last seen" in shown
-    assert "unfinished rank 2: no ending; 6 steps, last seen" in shown
+    assert "unfinished rank 1: ended without a word (killed?); 6 steps, last record" in shown
+    assert "unfinished rank 2: no ending yet: still at it, or hanging; 6 steps" in shown
     page = (out / "report.html").read_text()
     assert made.returncode == 0
-    assert "rank 1: no ending: killed, hanging, or still at it" in page
+    assert "rank 1: ended without a word (killed?)" in page
     assert "1 of 4 ranks left no readable record: 3" in page

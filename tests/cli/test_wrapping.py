@@ -13,6 +13,7 @@ import pytest
 
 from memadvisor.plan import Plan, UnitPlan, save_plan
 from memadvisor.run.store import load_run
+from tests.torch_exit import completed
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -205,11 +206,10 @@ def test_two_ranks_and_the_code_of_the_one_that_fails(out, tmp_path):
         "if os.environ['RANK'] == '1':\n"
         "    time.sleep(0.5); sys.exit(7)\n"
     )
-    process = start(profiled(out, "--nproc", "2"), [str(script)])
-    _, stderr = process.communicate(timeout=120)
+    done = completed([*profiled(out, "--nproc", "2"), str(script)], env=ENVIRONMENT, timeout=120)
     run = load_run(out)
 
-    assert process.returncode == 7, stderr
+    assert done.returncode == 7, done.stderr
     assert [rank.process.rank for rank in run.ranks] == [0, 1]
     assert run.ranks[1].ending.exit_code == 7
     assert run.missing_ranks == ()
@@ -218,13 +218,12 @@ def test_two_ranks_and_the_code_of_the_one_that_fails(out, tmp_path):
 def test_under_torchrun_every_rank_writes_into_one_run(out):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     words = ["-m", "memadvisor", "profile", "--out", str(out), str(SCRIPTS / "tiny.py"), "none"]
-    process = start(torchrun, words)
-    stdout, stderr = process.communicate(timeout=120)
+    done = completed([*torchrun, *words], cwd=SCRIPTS, env=ENVIRONMENT, timeout=120)
 
-    assert process.returncode == 0, stderr
-    assert stdout.count("step 9 loss") == 2
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step 9 loss") == 2
     assert [rank.process.rank for rank in load_run(out).ranks] == [0, 1]
-    assert stderr.count("memadvisor tui") == 1
+    assert done.stderr.count("memadvisor tui") == 1
 
 
 def one_line_and_code_2(words, *, cwd, wanted):

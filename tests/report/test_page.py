@@ -218,7 +218,7 @@ def test_what_was_not_recorded_says_so_and_why():
     assert _names(page) == {"waterfall", "units", "steps", "counters"}
     assert page.text.count("Not recorded.") == 7
     assert "No step was traced: this rank finished 2 steps." in page.text
-    assert "killed, or is still going" in page.text
+    assert "no ending: killed, hanging, or still at it" in page.text
 
 
 def test_one_rank_without_collectives_is_a_finding_not_a_gap():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from memadvisor.run.store import load_run
+from tests.torch_exit import completed
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "samples"
@@ -18,14 +19,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def run(*words, cwd=ROOT):
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        text=True,
-        capture_output=True,
-        timeout=150,
-    )
+    done = completed([sys.executable, *map(str, words)], cwd=cwd, env=ENVIRONMENT, timeout=150)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
