@@ -215,6 +215,28 @@ def test_two_ranks_and_the_code_of_the_one_that_fails(out, tmp_path):
     assert run.missing_ranks == ()
 
 
+def test_a_script_reached_by_a_link_whose_names_hold_spaces_and_letters_of_all_kinds(tmp_path):
+    """Its siblings are those of the file that the link leads to; its own name is the link's."""
+    real = tmp_path / "dir \u00fc" / "real"
+    real.mkdir(parents=True)
+    (real / "sibling.py").write_text("STEPS = 4\n")
+    (real / "tr\u00e4in it.py").write_text(
+        "import sys, sibling, torch\n"
+        "print(sys.argv, __file__, sys.path[0])\n"
+        "m = torch.nn.Linear(2, 1); o = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+        "for _ in range(sibling.STEPS):\n"
+        "    m(torch.ones(1, 2)).sum().backward(); o.step(); o.zero_grad()\n"
+    )
+    (tmp_path / "link \u00e9.py").symlink_to(real / "tr\u00e4in it.py")
+    plain, ours = run_both("out dir", "link \u00e9.py", "a b", "\u00fc", cwd=tmp_path)
+    run = load_run(tmp_path / "out dir")
+
+    assert ours[:2] == plain[:2], ours[2]
+    assert plain[0] == 0
+    assert (run.manifest.script, run.manifest.arguments) == ("link \u00e9.py", ("a b", "\u00fc"))
+    assert len(run.ranks[0].steps) == 4
+
+
 def test_under_torchrun_every_rank_writes_into_one_run(out):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     words = ["-m", "memadvisor", "profile", "--out", str(out), str(SCRIPTS / "tiny.py"), "none"]
