@@ -9,6 +9,7 @@ A module hook runs at every call of every module, so the two of them do nothing 
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -54,6 +55,7 @@ class Hooks:
 
     def __init__(self, observer: Observer) -> None:
         self.num_module_calls = 0
+        self._is_listening = self._was_listening = True
         self._observer = observer
         self._undo: list[Callable[[], None]] = []
         self.quiet_call_s = self._install_module_hooks()
@@ -64,9 +66,11 @@ class Hooks:
         self._wrap_backward()
         self._wrap_profiler()
         self._silence_compile()
+        self._hide_from_compilation()
 
     def listen_to_modules(self, wanted: bool) -> None:
         """Put the module hooks in their place, or set them aside. Not inside a module's call."""
+        self._is_listening = wanted
         for hooks, number, hook in self._module_entries:
             if wanted:
                 hooks[number] = hook
@@ -193,6 +197,31 @@ class Hooks:
             return original(*args, **kwargs)
 
         self._replace(owner, name, never_compiled_itself(wrapper))
+
+    def _hide_from_compilation(self) -> None:
+        # Dynamo guards a compiled module by how many global hooks there were when it looked: one that is compiled
+        # under ours would be compiled anew when they are gone. It does not mind hooks that come later.
+        dynamo = sys.modules.get("torch._dynamo.callback")
+        handler = getattr(dynamo, "callback_handler", None)
+        if handler is None:
+            return
+
+        def start(*args: Any) -> None:
+            self._was_listening = self._is_listening
+            self.listen_to_modules(False)
+
+        def end(*args: Any) -> None:
+            self.listen_to_modules(self._was_listening)
+
+        handler.register_start_callback(start)
+        handler.register_end_callback(end)
+
+        def undo() -> None:
+            for callbacks, ours in ((handler.start_callbacks, start), (handler.end_callbacks, end)):
+                if ours in callbacks:  # torch._dynamo.reset() forgets all
+                    callbacks.remove(ours)
+
+        self._undo.append(undo)
 
     def _silence_compile(self) -> None:
         # A compiled model warns that it sees global hooks; the warning is about us, not about the script.

@@ -21,12 +21,13 @@ class Updates:
         self.last_end: float | DeviceMark | None = None
         self.cycle = StepCycle(lambda: [_number(each) for each in existing_optimizers()])
         self._stepping: list[int] = []
-        self._known: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._known: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # there may be one for each parameter
 
     def enter(self, optimizer: torch.optim.Optimizer) -> bool:
         """True: the training step had ended with the previous update."""
-        if all(known() is not optimizer for known in self._known):
-            self._known.append(weakref.ref(optimizer))
+        known = self._known.get(id(optimizer))
+        if known is None or known() is not optimizer:
+            self._known[id(optimizer)] = weakref.ref(optimizer)
         if id(optimizer) in self._stepping:  # an exception ended its last step, and torch told nobody
             del self._stepping[self._stepping.index(id(optimizer)) :]
         self._stepping.append(id(optimizer))
@@ -52,7 +53,7 @@ class Updates:
         return bool(self._known)
 
     def living(self) -> list[torch.optim.Optimizer]:
-        return [optimizer for reference in self._known if (optimizer := reference()) is not None]
+        return [optimizer for reference in self._known.values() if (optimizer := reference()) is not None]
 
 
 def existing_optimizers() -> list[torch.optim.Optimizer]:

@@ -28,7 +28,7 @@ def told():
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("compiled", ["model", "in_place", "blocks", "step"])
+@pytest.mark.parametrize("compiled", ["model", "inside", "in_place", "blocks", "step"])
 @pytest.mark.parametrize("graph", ["full", "broken"])
 def test_a_model_stays_compiled_while_it_is_profiled_and_afterwards(compiled, graph, told):
     plain, ours = told
@@ -37,7 +37,7 @@ def test_a_model_stays_compiled_while_it_is_profiled_and_afterwards(compiled, gr
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("compiled", ["model", "in_place", "blocks", "step"])
+@pytest.mark.parametrize("compiled", ["model", "inside", "in_place", "blocks", "step"])
 @pytest.mark.parametrize("graph", ["full", "broken"])
 def test_a_compiled_step_is_accounted_for_to_the_byte(compiled, graph, told):
     """Also where the whole step is one graph, and no hook ever sees the model called."""
