@@ -79,7 +79,6 @@ class SpanLog:
     def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
         """The next step; what was open in the last one is forgotten."""
         now_s, busy_s = time.monotonic(), time.thread_time()
-        self._note_micro_batches(self.step)
         if not self.step.traced and not self.step.is_pieced:
             times_s = now_s - self._begin_s, busy_s - self._begin_busy_s
             if self.has_unit_spans:
@@ -128,6 +127,7 @@ class SpanLog:
     def stop_listening(self, quiet_s: float) -> None:
         """The step ends; `quiet_s` is what the modules took of it that the hooks let pass."""
         step = self.step
+        self._note_micro_batches(step)  # before anybody may write it
         if self.has_unit_spans and not step.traced:
             self._estimate_s = step.listening_s + quiet_s
             step.recorder_s += max(self._estimate_s, self._listening.cost_s)
