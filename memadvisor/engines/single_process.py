@@ -78,6 +78,11 @@ class SingleProcess:
 
     def _start(self) -> None:
         if not self._has_started:
+            if os.environ.get("WORLD_SIZE") != str(self.num_ranks) or "RANK" not in os.environ:
+                raise PlanError(
+                    f"The plan is for {self.num_ranks} ranks, and no launcher has started this process as one of them.",
+                    hint=f"start the script with `memadvisor run --nproc {self.num_ranks}` or torchrun.",
+                )
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
             self._has_started = True
 
