@@ -106,6 +106,7 @@ class Ours(Training):
             budget_bytes=None,
             why="benchmark",
             overlap=overlap == "overlap",
+            gather_depth=int(overlap == "overlap"),
         )
         self.applied = install(plan)
 

@@ -23,11 +23,16 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPlan:
-    """`zero_stage` 0 replicates everything, 1 shards optimizer state, 2 gradients too, 3 parameters too."""
+    """`zero_stage` 0 replicates everything, 1 shards optimizer state, 2 gradients too, 3 parameters too.
+
+    `reshard`: with stage 3, the full parameters are freed after the forward and gathered again for the
+    backward; without it they stay from the forward until the unit's backward is over.
+    """
 
     name: str
     zero_stage: int
     recompute: bool
+    reshard: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +59,9 @@ class Prediction:
 class Plan:
     """`units` empty: a plan made by hand, whose `zero_stage` and `policy` are worked out on the live model.
 
-    `overlap`: parameters are gathered one unit ahead, and gradients reduced to shards one unit behind, at the
-    price of the memory of both. What stays whole on every rank is reduced under the backward in any case.
+    `gather_depth`: how many units of stage 3 are gathered ahead of the one that runs. `overlap`: gradients are
+    reduced to shards one unit behind. Both cost the memory of what is under way; what stays whole on every
+    rank is reduced under the backward in any case.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """
@@ -71,6 +77,7 @@ class Plan:
     budget_bytes: int | None
     why: str
     overlap: bool = False
+    gather_depth: int = 0
 
     @property
     def recomputed_units(self) -> tuple[str, ...]:
@@ -106,10 +113,13 @@ def plan_from_json(value: Any, source: str) -> Plan:
                     name=_typed(unit["name"], str),
                     zero_stage=_typed(unit["zero_stage"], int),
                     recompute=_typed(unit["recompute"], bool),
+                    reshard=_typed(unit.get("reshard", True), bool),
                 )
                 for unit in value["units"]
             ),
-            overlap=_typed(value.get("overlap", False), bool),  # what was planned before has none
+            overlap=(overlap := _typed(value.get("overlap", False), bool)),
+            # Older plans have neither, or `overlap` alone, which then spoke for both.
+            gather_depth=_typed(value.get("gather_depth", int(overlap)), int),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -190,6 +200,8 @@ def _check(plan: Plan, source: str) -> None:
         raise PlanError(
             f"{source} names the policy {plan.policy!r}.", hint="use chosen, none, every-layer or sqrt."
         )
+    if plan.gather_depth < 0:
+        raise PlanError(f"{source} has gather_depth {plan.gather_depth}.", hint="it must be 0 or more.")
     names = [unit.name for unit in plan.units]
     if len(set(names)) < len(names):
         raise PlanError(f"{source} names a unit twice.", hint="name each unit once.")

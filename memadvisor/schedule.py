@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.run.records import Unit
@@ -97,12 +96,13 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     - Stage 1: the same (every rank keeps the whole summed gradient, so a script may still read it), but each
       rank updates its shard alone, and the updated parameters are gathered after the optimizer step.
     - Stage 2: reduce_scatter after the backward, then free the rest of the gradient.
-    - Stage 3: as 2; parameters are gathered before and released after each forward and each backward. Those
-      that modules of other units use too (tied weights) stay from the first use of the forward to the end of
-      the backward: the last use is where memory is highest as a rule, so letting go of them in between gains
-      nothing and takes two more gathers.
-    - With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs, and stage 3 begins to
-      gather a unit when the one before it, in order of execution, begins.
+    - Stage 3: as 2; parameters are gathered before each forward and each backward, unless they are there, and
+      released after the backward, and with `reshard` after the forward too. Those that modules of other units
+      use as well (tied weights) are never released in between: the last use is where memory is highest as a
+      rule, so letting go of them gains nothing and takes two more gathers.
+    - With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs.
+    - A unit of stage 3 begins with gathering the next `plan.gather_depth` ones of stage 3, in order of
+      execution, that are not there yet.
 
     A unit without trainable parameters has nothing to reduce or update.
     """
@@ -124,20 +124,19 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         action = Action(kind=kind, unit=unit, lane=lane, shard=shard, overlaps=overlaps)
         actions.setdefault(Boundary(point, boundary_unit), []).append(action)
 
-    following = _following(plan, chosen) if plan.overlap else {}
-    preceding = {after: before for before, after in following.items()}
+    following, preceding = _neighbours(plan, chosen)
 
     for unit in chosen:
         name, stage = unit.name, unit.zero_stage if plan.num_ranks > 1 else 0
         if stage == 3:
             for before, after, ahead in (
-                (Point.BEFORE_FORWARD, Point.AFTER_FORWARD, following.get(name)),
-                (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD, preceding.get(name)),
+                (Point.BEFORE_FORWARD, Point.AFTER_FORWARD, following[name]),
+                (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD, preceding[name]),
             ):
                 add(before, name, ActionKind.GATHER, name)
-                if ahead is not None:
-                    add(before, name, ActionKind.GATHER, ahead, overlaps=True)
-                if after is Point.AFTER_BACKWARD or name not in shared:
+                for other in ahead:
+                    add(before, name, ActionKind.GATHER, other, overlaps=True)
+                if after is Point.AFTER_BACKWARD or (unit.reshard and name not in shared):
                     add(after, name, ActionKind.RELEASE, name)
         if unit.recompute:
             add(Point.BEFORE_FORWARD, name, ActionKind.RECOMPUTE, name)
@@ -155,13 +154,20 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     )
 
 
-def _following(plan: Plan, chosen: Sequence[UnitPlan]) -> dict[str, str]:
-    """For each unit of stage 3 the next one: in the plan's order, which is that of execution, where it has one."""
+def _neighbours(plan: Plan, chosen: Sequence[UnitPlan]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """For each unit of stage 3 those to gather ahead in the forward, and in the backward, nearest first.
+
+    The order is the plan's, which is that of execution, where it names all of them.
+    """
     order = {unit.name: position for position, unit in enumerate(plan.units)}
     sharded = [unit.name for unit in chosen if unit.zero_stage == 3 and plan.num_ranks > 1]
     if all(name in order for name in sharded):
         sharded.sort(key=lambda name: order[name])
-    return dict(pairwise(sharded))
+    depth, backwards = plan.gather_depth, sharded[::-1]
+    return (
+        {name: sharded[place + 1 : place + 1 + depth] for place, name in enumerate(sharded)},
+        {name: backwards[place + 1 : place + 1 + depth] for place, name in enumerate(backwards)},
+    )
 
 
 def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:

@@ -32,7 +32,13 @@ PREDICTIONS = st.builds(
     peak_position=st.text(max_size=20),
 )
 UNITS = st.lists(
-    st.builds(UnitPlan, name=st.text(max_size=9), zero_stage=st.integers(0, 3), recompute=st.booleans()),
+    st.builds(
+        UnitPlan,
+        name=st.text(max_size=9),
+        zero_stage=st.integers(0, 3),
+        recompute=st.booleans(),
+        reshard=st.booleans(),
+    ),
     max_size=4,
     unique_by=lambda unit: unit.name,
 ).map(tuple)
@@ -48,7 +54,10 @@ PLANS = st.builds(
     prediction=st.none() | PREDICTIONS,
     budget_bytes=st.none() | st.integers(1, 2**60),
     why=st.text(max_size=30),
+    overlap=st.booleans(),
+    gather_depth=st.integers(0, 9),
 )
+LATER = ("reserved_bytes", "overlap", "gather_depth", "reshard")  # older plans are without
 PLAN = Plan(
     fingerprint="0123456789abcdef",
     num_ranks=2,
@@ -117,7 +126,7 @@ PLACES = list(places_in(as_json()))
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in PLACES if isinstance(p[-1], str) and p[-1] not in ("parameter", "reserved_bytes", "overlap")],
+    [p for p in PLACES if isinstance(p[-1], str) and p[-1] not in ("parameter", *LATER)],
     ids=str,
 )
 def test_a_plan_without_one_of_its_fields_is_refused(path):
@@ -158,6 +167,7 @@ def test_no_json_value_raises_anything_but_a_plan_error(value):
         ({"micro_batch_size": 0}, "micro_batch_size 0"),
         ({"grad_accum": -1}, "grad_accum -1"),
         ({"budget_bytes": 0}, "budget_bytes 0"),
+        ({"gather_depth": -1}, "gather_depth"),
         ({"units": [{"name": "a", "zero_stage": 0, "recompute": True}] * 2}, "twice"),
     ],
 )
@@ -202,3 +212,14 @@ def test_a_fingerprint_tells_names_shapes_and_dtypes_apart():
 def test_recomputed_units_are_those_that_say_so():
     assert PLAN.recomputed_units == ("blocks.0",)
     assert dataclasses.replace(PLAN, units=()).recomputed_units == ()
+
+
+@pytest.mark.parametrize(("value", "depth"), [({}, 0), ({"overlap": False}, 0), ({"overlap": True}, 1)])
+def test_in_older_plans_overlap_spoke_for_gathers_too(value, depth):
+    older = {key: value for key, value in plan_to_json(PLAN).items() if key not in LATER} | value
+    for unit in older["units"]:
+        del unit["reshard"]
+    plan = plan_from_json(older, "older.json")
+
+    assert (plan.overlap, plan.gather_depth) == (bool(depth), depth)
+    assert all(unit.reshard for unit in plan.units)

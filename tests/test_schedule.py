@@ -26,11 +26,11 @@ def gpt_units(num_blocks=4):
     ]
 
 
-def by_hand(stage=0, policy="none", num_ranks=2, units=(), overlap=False):
+def by_hand(stage=0, policy="none", num_ranks=2, units=(), overlap=False, depth=0):
     return Plan(
         fingerprint=None, num_ranks=num_ranks, zero_stage=stage, policy=policy, units=units,
         micro_batch_size=None, grad_accum=None, prediction=None, budget_bytes=None, why="",
-        overlap=overlap,
+        overlap=overlap, gather_depth=depth,
     )  # fmt: skip
 
 
@@ -90,7 +90,8 @@ def test_overlap_gathers_the_unit_that_runs_next_in_the_plans_order():
     """The plan's units are in order of execution; the live model's are in order of definition."""
     order = ["b", "a", "c"]
     plans = tuple(UnitPlan(name=name, zero_stage=3, recompute=False) for name in order)
-    schedule = write_schedule(by_hand(3, units=plans, overlap=True), [unit("a"), unit("b"), unit("c")])
+    units = [unit("a"), unit("b"), unit("c")]
+    schedule = write_schedule(by_hand(3, units=plans, overlap=True, depth=1), units)
 
     def ahead(point, name):
         return [action.unit for action in schedule.at(point, name) if action.overlaps]
@@ -98,6 +99,20 @@ def test_overlap_gathers_the_unit_that_runs_next_in_the_plans_order():
     assert [ahead(Point.BEFORE_FORWARD, name) for name in order] == [["a"], ["c"], []]
     assert [ahead(Point.BEFORE_BACKWARD, name) for name in order] == [[], ["b"], ["a"]]
     assert [ahead(Point.AFTER_BACKWARD, name) for name in order] == [["b"], ["a"], ["c"]]
+
+    schedule = write_schedule(by_hand(3, units=plans, depth=2), units)
+    assert [ahead(Point.BEFORE_FORWARD, name) for name in order] == [["a", "c"], ["c"], []]
+    assert [ahead(Point.BEFORE_BACKWARD, name) for name in order] == [[], ["b"], ["a", "b"]]
+    assert [ahead(Point.AFTER_BACKWARD, name) for name in order] == [[], [], []]
+
+
+def test_what_is_not_resharded_is_released_after_its_backward_alone():
+    kept = UnitPlan(name="head", zero_stage=3, recompute=False, reshard=False)
+    schedule = write_schedule(by_hand(3, units=(kept,)), gpt_units())
+
+    assert kinds(schedule, Point.AFTER_FORWARD, "head") == []
+    assert kinds(schedule, Point.AFTER_BACKWARD, "head") == [K.RELEASE, K.REDUCE]
+    assert kinds(schedule, Point.BEFORE_BACKWARD, "head") == [K.GATHER]  # of nothing, where it is still there
 
 
 @pytest.mark.parametrize("stage", range(4))

@@ -74,6 +74,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         budget_bytes=None,
         why="made by hand",
         overlap=True,
+        gather_depth=1,
     )
 
 

@@ -120,9 +120,7 @@ class Executor:
                     slot.token = ShardedGradient(slot, self) if flat.stage >= 2 and flat.trainable else None
 
     def _attach(self) -> None:
-        modules = {id(self.model.root)}
-        if self.num_shared_stages == 3:
-            modules |= set(self.model.uses)
+        modules = {id(self.model.root), *(self.model.uses if self.num_shared_stages == 3 else ())}
         self.hooks.observe(self, modules)
         this = weakref.ref(self)
         for unit in self.units.values():
@@ -223,8 +221,9 @@ class Executor:
             return
         for other in self.units.values():
             # Units without gradients of their own have no other sign that their backward is over.
-            if other is not unit and other.stage == 3 and not other.trainable and other.depth == 0:
+            if other is not unit and other.stage == 3 and other.is_frozen_and_done:
                 self._release_unit(other)
+        unit.in_backward = True
         self._play(Point.BEFORE_BACKWARD, unit)
 
     def unit_backward_ends(self, unit: UnitState) -> None:
@@ -315,6 +314,7 @@ class Executor:
 
     def _release_unit(self, unit: UnitState) -> None:
         if unit.depth == 0 or self.hooks.in_backward:
+            unit.in_backward = False
             for flat in unit.flats:
                 self._release(flat)
 

@@ -119,6 +119,7 @@ class UnitState:
     """A unit as the executor sees it; `depth` counts the calls into it that are under way.
 
     is_kept: all ranks hold its parameters from a training forward on, and release them together.
+    in_backward: its backward has begun.
     """
 
     live: LiveUnit
@@ -126,6 +127,7 @@ class UnitState:
     flats: list[Flat]
     depth: int = 0
     is_kept: bool = False
+    in_backward: bool = False
     pushes: list[int] = field(default_factory=list)  # saved-tensor hooks put in place at each depth
 
     @property
@@ -139,6 +141,11 @@ class UnitState:
     @property
     def present(self) -> bool:
         return all(flat.present for flat in self.flats)
+
+    @property
+    def is_frozen_and_done(self) -> bool:
+        """Whether no gradient will tell that the unit's parameters may go, but the pass itself does."""
+        return not self.trainable and self.depth == 0 and (self.in_backward or not self.is_kept)
 
 
 def flats_of(unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index: int) -> list[Flat]:

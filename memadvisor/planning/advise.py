@@ -239,6 +239,7 @@ class _Search:
             budget_bytes=self.budget_bytes,
             why="",
             overlap=overlap,
+            gather_depth=int(overlap),
         )
 
 

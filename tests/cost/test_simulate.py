@@ -19,19 +19,20 @@ TIMES = CollectiveTimes(kind="fitted", source="a test", curves={}, alpha_s=1e-4,
 STATES = ("parameter", "gradient", "optimizer_state")
 
 
-def plan(*, ranks=1, stage=0, recompute=(), overlap=False):
+def plan(*, ranks=1, stage=0, recompute=(), overlap=False, depth=0, units=()):
     return Plan(
         fingerprint=None,
         num_ranks=ranks,
         zero_stage=stage,
         policy="none",
-        units=tuple(UnitPlan(name=name, zero_stage=stage, recompute=True) for name in recompute),
+        units=units or tuple(UnitPlan(name=name, zero_stage=stage, recompute=True) for name in recompute),
         micro_batch_size=None,
         grad_accum=None,
         prediction=None,
         budget_bytes=None,
         why="",
         overlap=overlap,
+        gather_depth=depth,
     )
 
 
@@ -182,7 +183,7 @@ def test_an_overlapped_reduction_ends_no_later_than_the_backward_plus_all_reduct
 def test_overlap_takes_no_time_away_but_waiting_and_pays_in_memory(ranks, stage, units, batches):
     step = captured_step(make_run(num_micro_batches=batches))
     waits, overlaps = (
-        play(step, ranks=ranks, stage=stage, recompute=units, overlap=overlap) for overlap in (False, True)
+        play(step, ranks=ranks, stage=stage, recompute=units, overlap=o, depth=int(o)) for o in (False, True)
     )
 
     assert busy_s(overlaps, Lane.COMPUTE) == pytest.approx(busy_s(waits, Lane.COMPUTE))
@@ -216,3 +217,61 @@ def test_buckets_of_the_recorded_ddp_are_gone_under_our_engine():
     for stage in (0, 1):
         result = play(step, ranks=2, stage=stage)
         assert all(m.by_category_bytes.get("communication", 0) == 0 for m in result.moments)
+
+
+STAGES = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=5, max_size=5)
+NAMES = ("embedding", "blocks.0", "blocks.1", "blocks.2", "head")
+
+
+def mixture(chosen):
+    return tuple(
+        UnitPlan(name=name, zero_stage=stage, recompute=again and name != "embedding", reshard=reshard)
+        for name, (stage, again, reshard) in zip(NAMES, chosen, strict=True)
+    )
+
+
+def states(result, position):
+    level = next(m for m in result.moments if m.position == position).by_category_bytes
+    return sum(level[category] for category in STATES)
+
+
+@given(STAGES, st.integers(2, 4))
+@settings(max_examples=20, deadline=None)
+def test_a_mixture_holds_for_each_unit_what_its_own_stage_does(chosen, ranks):
+    """At the optimizer step: the sum over units of what each saves by its stage when it alone is sharded."""
+    step = captured_step(make_run())
+    whole = states(play(step, ranks=ranks), "optimizer step")
+    alone = 0
+    for unit in mixture(chosen):
+        alone += whole - states(play(step, ranks=ranks, units=(unit,)), "optimizer step")
+
+    assert states(play(step, ranks=ranks, units=mixture(chosen)), "optimizer step") == whole - alone
+
+
+@given(STAGES, st.integers(0, 4), st.booleans(), st.integers(1, 2))
+@settings(max_examples=30, deadline=None)
+def test_keeping_parameters_until_the_backward_saves_gathers_and_no_memory(chosen, depth, overlap, batches):
+    step = captured_step(make_run(num_micro_batches=batches))
+    kept = [(stage, again, False) for stage, again, _ in chosen]
+    options = {"ranks": 2, "overlap": overlap, "depth": depth}
+    sharded, staying = (play(step, units=mixture(c), **options) for c in (chosen, kept))
+    resharded = sum(stage == 3 and reshard for stage, _, reshard in chosen)
+
+    gathers = [sum(i.label.startswith("gather") for i in r.lanes.intervals) for r in (sharded, staying)]
+    assert gathers[0] - gathers[1] == resharded * batches
+    assert staying.peak.total_bytes >= sharded.peak.total_bytes
+    assert staying.moments[-1].by_category_bytes == sharded.moments[-1].by_category_bytes
+
+
+@given(st.integers(0, 3), st.integers(1, 2))
+@settings(max_examples=10, deadline=None)
+def test_each_unit_of_depth_is_one_more_set_of_parameters_in_the_last_blocks_backward(depth, batches):
+    """Blocks are equal, and before blocks.2 in the backward there are two blocks and the embedding."""
+    step = captured_step(make_run(num_micro_batches=batches))
+    sizes = [flat_bytes(step.states[name], 2, frozen=True) for name in ("blocks.1", "blocks.0", "embedding")]
+    levels = [
+        next(m for m in play(step, ranks=2, stage=3, depth=d).moments if m.position == "backward of blocks.2")
+        for d in (0, depth)
+    ]
+
+    assert levels[1].total_bytes - levels[0].total_bytes == sum(sizes[:depth])

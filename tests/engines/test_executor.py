@@ -15,11 +15,19 @@ from tests.engines.ranks import run_ranks
 from tests.engines.trainings import Model, Training, applied, build, largest_difference, make_plan, train
 
 
-def mixture(training: Training) -> tuple[UnitPlan, ...]:
-    """Another stage for each unit, and every other block recomputed."""
+def units_of(training: Training, kind: str) -> tuple[UnitPlan, ...]:
+    """`mixture`: another stage for each unit; `kept`: stage 3, all but one stay until their backward.
+
+    In both every other block is recomputed.
+    """
     rows = read_model(Model(unused=training.unused, **dict(training.model))).rows
     return tuple(
-        UnitPlan(name=row.name, zero_stage=(3 + number) % 4, recompute=row.is_block and number % 2 == 0)
+        UnitPlan(
+            name=row.name,
+            zero_stage=3 if kind == "kept" else (3 + number) % 4,
+            recompute=row.is_block and number % 2 == 0,
+            reshard=number == 1,
+        )
         for number, row in enumerate(rows)
     )
 
@@ -41,6 +49,10 @@ TRAININGS = {
 }
 
 
+# Stage, kind of units, gather depth (and overlap of reductions, where it is not 0).
+KINDS = [(0, "", 0), (1, "", 0), (2, "", 0), (3, "", 0), (3, "", 1), (3, "mixture", 1), (3, "kept", 2)]
+
+
 def stages_follow_ddp(
     rank: int, num_ranks: int, names: list[str]
 ) -> dict[tuple[str, str], tuple[float, float]]:
@@ -48,12 +60,11 @@ def stages_follow_ddp(
     for name in names:
         training = TRAININGS[name]
         plain = train(training, rank)
-        for kind in (0, 1, 2, 3, "overlapped 3", "overlapped mixture"):
-            units = mixture(training) if "mixture" in str(kind) else ()
-            zero = 3 if units else int(str(kind)[-1])
-            with applied(make_plan(num_ranks, zero, units=units, overlap="overlapped" in str(kind))):
+        for zero, kind, depth in KINDS:
+            units = units_of(training, kind) if kind else ()
+            with applied(make_plan(num_ranks, zero, units=units, overlap=depth > 0, gather_depth=depth)):
                 ours = train(training, rank)
-            found[name, str(kind)] = tuple(map(largest_difference, plain, ours))
+            found[name, f"{zero} {kind} {depth}"] = tuple(map(largest_difference, plain, ours))
     return found
 
 
@@ -62,7 +73,7 @@ def test_losses_and_weights_follow_ddp(half):
     """Two ranks add two numbers, in whatever order; sums over micro-batches and clipping's norm are reordered."""
     names = list(TRAININGS)[half::2]
     for found in run_ranks(stages_follow_ddp, 2, 2, names):
-        assert len(found) == 6 * len(names)
+        assert len(found) == len(KINDS) * len(names)
         for (name, zero), (loss, weight) in found.items():
             exact = TRAININGS[name].clip is None and TRAININGS[name].accumulate == 1
             assert loss <= (0 if exact else 1e-5), (name, zero, loss)

@@ -18,9 +18,12 @@ import torch.nn.functional as F
 
 from memadvisor.engines.apply import apply
 from memadvisor.engines.executor import Executor
+from memadvisor.engines.live import read_model
 from memadvisor.errors import PlanError
+from memadvisor.plan import UnitPlan
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import (
+    Model,
     Training,
     applied,
     build,
@@ -138,7 +141,7 @@ def test_checkpoints_go_from_plain_runs_to_plans_and_back(zero):
 
 
 def whole_values(rank: int) -> dict[str, bool]:
-    """Averages of weights, copies, and writes by the script, as common recipes have them."""
+    """Averages of weights, copies, writes and a look by rank 0 before the backward, as recipes have them."""
 
     def script():
         ddp = build(Training(), rank)
@@ -147,7 +150,12 @@ def whole_values(rank: int) -> dict[str, bool]:
         data = torch.Generator().manual_seed(rank)
         seen = []
         for _ in range(4):
-            ddp(torch.randint(0, 13, (4, 6), generator=data)).square().mean().backward()
+            loss = ddp(torch.randint(0, 13, (4, 6), generator=data)).square().mean()
+            if rank == 0:
+                with torch.no_grad():
+                    seen += [float(ddp.module(torch.zeros(1, 3, dtype=torch.long)).sum())]
+                seen += [float(ddp.module.head.weight.detach().abs().sum())]
+            loss.backward()
             seen += [float(p.grad.abs().sum()) for p in ddp.parameters()]
             optimizer.step()
             optimizer.zero_grad()
@@ -163,8 +171,14 @@ def whole_values(rank: int) -> dict[str, bool]:
 
     plain = script()
     found = {}
-    for zero in (1, 2, 3):
-        with applied(make_plan(2, zero)):
+    kept = tuple(
+        UnitPlan(name=row.name, zero_stage=3, recompute=False, reshard=False)
+        for row in read_model(Model()).rows
+    )
+    plans = {zero: make_plan(2, zero) for zero in (1, 2, 3)}
+    plans["kept until the backward"] = make_plan(2, 3, units=kept)
+    for zero, plan in plans.items():
+        with applied(plan):
             ours = script()
         found[f"values {zero}"] = largest_difference(plain[0], ours[0]) < 1e-6
         found[f"average {zero}"] = plain[1] == ours[1]
