@@ -1,5 +1,6 @@
 """The loop closed on a real script: predicted from the plain run, then applied and measured."""
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -12,9 +13,11 @@ from memadvisor.cost.allocation_sequence import captured_sequence, planned_seque
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.simulate import simulate
+from memadvisor.plan import UnitPlan, save_plan
 from memadvisor.run.store import load_run
 from memadvisor.schedule import write_schedule
 from tests.cost.test_simulate import TIMES
+from tests.engines.trainings import make_plan
 from tests.torch_exit import completed
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +51,26 @@ def plain(tmp_path_factory):
     return captured_step(memadvisor("profile", tmp_path_factory.mktemp("plain") / "run"))
 
 
+def mixture(plain):
+    """Every stage, a block that stays from forward to backward, two gathers ahead, and recomputation."""
+    stages = itertools.cycle((3, 2, 3, 0, 3, 1))
+    units = tuple(
+        UnitPlan(
+            name=unit.name, zero_stage=stage, recompute=unit.is_block and number % 2 == 0, reshard=number != 2
+        )
+        for number, (unit, stage) in enumerate(zip(plain.units, stages, strict=False))
+    )
+    return make_plan(2, 3, "chosen", units, overlap=True, gather_depth=2)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [("--zero", "0"), ("--zero", "2", "--policy", "sqrt"), ("--zero", "3", "--policy", "every-layer")],
+    "options", [("--zero", "0"), ("--plan", "mixture.json"), ("--zero", "3", "--policy", "every-layer")]
 )
 def test_what_the_engine_holds_is_what_the_simulator_said(plain, tmp_path, options):
     """To the byte, but for the 4-byte stand-ins of released parameters in stage 3."""
+    if "--plan" in options:
+        save_plan(mixture(plain), tmp_path / "mixture.json")
+        options = ("--plan", str(tmp_path / "mixture.json"))
     applied = memadvisor("run", tmp_path / "run", *options)
     predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES).peak.total_bytes
 
