@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,11 @@ class UnitPlan:
     zero_stage: int
     recompute: bool
     reshard: bool = True
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether sharded parameters stay from the forward until the backward is over."""
+        return self.zero_stage == 3 and not self.reshard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +85,42 @@ class Plan:
     gather_depth: int = 0
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether its units differ in stage, or in what they keep until the backward."""
+        return len({(unit.zero_stage, unit.is_kept) for unit in self.units}) > 1
+
+    @property
     def recomputed_units(self) -> tuple[str, ...]:
         return tuple(unit.name for unit in self.units if unit.recompute)
+
+
+def stages_text(plan: Plan) -> str:
+    """The stages in words: `2`; `3 for tokens and 4 units blocks.0 to blocks.3, 0 for head`."""
+    if not plan.is_mixed:
+        kept = " (parameters kept until the backward)" if plan.units and plan.units[0].is_kept else ""
+        return f"{plan.units[0].zero_stage if plan.units else plan.zero_stage}{kept}"
+    groups: dict[tuple[int, bool], list[UnitPlan]] = {}
+    for unit in plan.units:
+        groups.setdefault((unit.zero_stage, unit.is_kept), []).append(unit)
+    return ", ".join(
+        f"{stage}{' with parameters kept until the backward' if kept else ''} for {_names_text(units, plan)}"
+        for (stage, kept), units in sorted(groups.items(), reverse=True)
+    )
+
+
+def _names_text(units: Sequence[UnitPlan], plan: Plan) -> str:
+    """Names in order of execution; three and more that follow each other as the first and the last of them."""
+    positions = [plan.units.index(unit) for unit in units]
+    runs: list[list[str]] = []
+    for place, unit in enumerate(units):
+        if place and positions[place] == positions[place - 1] + 1:
+            runs[-1].append(unit.name or "(model)")
+        else:
+            runs.append([unit.name or "(model)"])
+    words = []
+    for run in runs:
+        words += run if len(run) < 3 else [f"{len(run)} units {run[0]} to {run[-1]}"]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def fingerprint(parameters: Iterable[tuple[str, str, str]]) -> str:

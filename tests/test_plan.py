@@ -19,6 +19,7 @@ from memadvisor.plan import (
     plan_from_json,
     plan_to_json,
     save_plan,
+    stages_text,
 )
 
 SIZES = st.integers(0, 2**60)
@@ -223,3 +224,16 @@ def test_in_older_plans_overlap_spoke_for_gathers_too(value, depth):
 
     assert (plan.overlap, plan.gather_depth) == (bool(depth), depth)
     assert all(unit.reshard for unit in plan.units)
+
+
+def test_a_mixture_is_said_by_stage_with_runs_of_units_as_their_ends():
+    blocks = [UnitPlan(name=f"blocks.{n}", zero_stage=3, recompute=False, reshard=n < 4) for n in range(6)]
+    tokens, head = (UnitPlan(name=name, zero_stage=2, recompute=False) for name in ("tokens", "head"))
+    plan = dataclasses.replace(PLAN, units=(tokens, *blocks, head))
+
+    assert stages_text(plan) == (
+        "3 with parameters kept until the backward for blocks.4 and blocks.5, "
+        "3 for 4 units blocks.0 to blocks.3, 2 for tokens and head"
+    )
+    assert stages_text(dataclasses.replace(PLAN, units=(tokens, head))) == "2"
+    assert stages_text(dataclasses.replace(PLAN, units=())) == "3"

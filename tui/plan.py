@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
 
 from memadvisor.analyzers.comparison import Compared, Comparison
-from memadvisor.plan import Plan
+from memadvisor.plan import Plan, stages_text
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Row, refill, row_table
@@ -56,7 +56,7 @@ class PlanPane(Pane):
 def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
     rows = [
         paragraph(
-            (f"ZeRO stage {plan.zero_stage}, {plan.num_ranks} ranks, policy {plan.policy}", "bold"),
+            (f"ZeRO stage {stages_text(plan)}, {plan.num_ranks} ranks, policy {plan.policy}", "bold"),
             f"; {len(plan.recomputed_units)} of {len(plan.units)} units recomputed" if plan.units else "",
         ),
         paragraph((plan.why, "dim")),
@@ -113,7 +113,7 @@ def _unit_row(position: int, plan: Plan) -> Row:
         key=str(position),
         cells=(
             words(unit.name or "(model)"),
-            number(str(unit.zero_stage)),
+            number(f"{unit.zero_stage}{' kept' if unit.is_kept else ''}"),
             words("recomputed" if unit.recompute else "kept", "#f2c14e" if unit.recompute else ""),
         ),
     )

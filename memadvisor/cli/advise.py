@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from rich.text import Text
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan, plan_to_json
-from memadvisor.planning.advise import Advice, RankedPlan, advise
+from memadvisor.planning.advise import Advice, advise
+from memadvisor.planning.search import RankedPlan
 from memadvisor.run.files import write_private_file
 from memadvisor.run.store import load_run
 from memadvisor.units import format_bytes, format_seconds, parse_bytes
@@ -77,6 +79,8 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "micro_batch_size": plan.micro_batch_size,
         "grad_accum": plan.grad_accum,
         "overlap": plan.overlap,
+        "gather_depth": plan.gather_depth,
+        "units": [dataclasses.asdict(unit) for unit in plan.units],
         "layout": {"data_parallel": plan.num_ranks},
         "why": plan.why,
     }
@@ -149,11 +153,17 @@ def _table(advice: Advice) -> Table:
             *([format_bytes(prediction.reserved_bytes)] if reserves else []),
             format_seconds(prediction.step_time_s),
             format_seconds(prediction.exposed_communication_s),
-            str(plan.zero_stage),
+            _stages(plan),
             f"{len(plan.recomputed_units)} of {len(plan.units)}",
             f"{batch} x {plan.grad_accum}",
         )
     return table
+
+
+def _stages(plan: Plan) -> str:
+    """`3`, or `0+3` for several; the sentence below the table says for which units."""
+    stages = sorted({unit.zero_stage for unit in plan.units} or {plan.zero_stage})
+    return "+".join(map(str, stages))
 
 
 def printable(text: str) -> Text:

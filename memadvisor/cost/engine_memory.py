@@ -46,6 +46,13 @@ class EngineMemory:
         self.stages = {u.name: u.zero_stage if self.num_ranks > 1 else 0 for u in schedule.units}
         # One rank, recorded as one rank: nothing of ours touches the states, so they are replayed.
         self.replays = self.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
+        self._flat_bytes = {
+            name: flat_bytes(self._states(name), self.num_ranks, frozen=stage == 3)
+            for name, stage in self.stages.items()
+        }
+        self._trainable_flat_bytes = {
+            name: flat_bytes(self._states(name), self.num_ranks, frozen=False) for name in self.stages
+        }
         self.gathered: set[str] = set()
         self.gradients: Counter[str] = Counter()
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
@@ -172,7 +179,7 @@ class EngineMemory:
 
     def flat_bytes(self, name: str) -> int:
         """A unit's full parameters as flats, padding included; frozen ones are flat in stage 3 alone."""
-        return flat_bytes(self._states(name), self.num_ranks, frozen=self.stages[name] == 3)
+        return self._flat_bytes[name]
 
     def _resting_parameter_bytes(self, name: str) -> int:
         states, stage = self._states(name), self.stages[name]
@@ -183,7 +190,7 @@ class EngineMemory:
         return states.parameter_bytes - states.trainable_bytes + self.flat_bytes(name)
 
     def _gradient_bytes(self, name: str) -> int:
-        return flat_bytes(self._states(name), self.num_ranks, frozen=False)
+        return self._trainable_flat_bytes.get(name, 0)
 
     def _kept_gradient_bytes(self, name: str) -> int:
         return self._gradient_bytes(name) // (self.num_ranks if self.stages[name] >= 2 else 1)

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from memadvisor.cost.activations import Activations, View
@@ -34,7 +35,7 @@ class Moment:
         return sum(self.by_category_bytes.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Simulation:
     """What a schedule is predicted to give on one rank.
 
@@ -46,7 +47,7 @@ class Simulation:
     lanes: Lanes
     moments: tuple[Moment, ...]
 
-    @property
+    @cached_property
     def peak(self) -> Moment:
         return max(self.moments, key=lambda moment: moment.total_bytes)
 
@@ -80,12 +81,22 @@ class Watcher(Protocol):
 
 
 def simulate(
-    step: CapturedStep, schedule: Schedule, times: CollectiveTimes | None, watcher: Watcher | None = None
+    step: CapturedStep,
+    schedule: Schedule,
+    times: CollectiveTimes | None,
+    watcher: Watcher | None = None,
+    activations: Activations | None = None,
 ) -> Simulation:
-    """Play `schedule` over `step`. `times` may be None where one rank needs no collective."""
+    """Play `schedule` over `step`. `times` may be None where one rank needs no collective.
+
+    `activations`: those of the same step and recomputed units, where they are at hand.
+    """
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
-    return _Player(step, schedule, times, watcher).play()
+    recomputed = recomputed_units(schedule)
+    if activations is None or activations.recomputed != recomputed:
+        activations = Activations(step, recomputed)
+    return _Player(step, schedule, times, watcher, activations).play()
 
 
 class _Player:
@@ -97,14 +108,15 @@ class _Player:
         schedule: Schedule,
         times: CollectiveTimes | None,
         watcher: Watcher | None,
+        activations: Activations,
     ) -> None:
         self.step = step
         self.watcher = watcher
         self.schedule = schedule
         self.times = times
-        self.recomputed = recomputed_units(schedule)
+        self.recomputed = activations.recomputed
         self.engine = EngineMemory(step, schedule)
-        self.activations = Activations(step, self.recomputed)
+        self.activations = activations
         self.lanes = Lanes()
         self.moments: list[Moment] = []
         self.edges = _unit_edges(step)

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.analyzers.segments import captured_step, observed_collectives
-from memadvisor.cost.allocation_sequence import planned_sequence
-from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
 from memadvisor.cost.collectives import CollectiveTimes, times_from_curves, times_from_observations
-from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
-from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
+from memadvisor.plan import Plan
 from memadvisor.planning.reasons import explain
-from memadvisor.planning.recompute import Choice, choose_recomputed, smallest_peak
+from memadvisor.planning.search import RankedPlan, Search, order
 from memadvisor.run.run import Run
-from memadvisor.schedule import write_schedule
 
 MAX_MICRO_BATCH_DIVISOR = 8
-_MAX_RESERVATIONS = 6  # choices of one stage whose reservation is simulated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedPlan:
-    """A plan and whether its predicted peak is within the budget.
-
-    `changes_script`: its micro-batch and accumulation are the user's own settings, to be changed by hand.
-    """
-
-    plan: Plan
-    prediction: Prediction
-    fits: bool
-    changes_script: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +57,9 @@ def advise(
     plain = captured_step(run)
     times = _collective_times(run, ranks, hardware)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
-    search = _Search(run, times, ranks, memory_bytes, settings)
+    search = Search(run, times, ranks, memory_bytes, settings)
     found = _worth_showing([plan for step in _splits(run, plain) for plan in search.plans(step)])
-    found.sort(key=_order)
+    found.sort(key=order)
     return Advice(
         budget_bytes=memory_bytes,
         num_ranks=ranks,
@@ -115,14 +97,6 @@ def _effort(ranked: RankedPlan) -> tuple[int, float, int]:
     return ranked.plan.grad_accum or 1, prediction.step_time_s, prediction.needed_bytes
 
 
-def _order(ranked: RankedPlan) -> tuple[bool, bool, float, int]:
-    """Those that fit first; of these, those that leave the script alone; then by time, then by peak."""
-    prediction = ranked.prediction
-    if not ranked.fits:
-        return True, False, prediction.needed_bytes, 0
-    return False, ranked.changes_script, prediction.step_time_s, prediction.needed_bytes
-
-
 def _explained(found: list[RankedPlan], budget_bytes: int) -> tuple[RankedPlan, ...]:
     explained = []
     for ranked, following in zip(found, [*found[1:], None], strict=True):
@@ -144,103 +118,6 @@ def _splits(run: Run, plain: CapturedStep) -> Iterator[CapturedStep]:
     while batch is not None and batch % divisor == 0 and divisor <= MAX_MICRO_BATCH_DIVISOR:
         yield captured_step(run, micro_batch_divisor=divisor)
         divisor *= 2
-
-
-class _Search:
-    """Plans of every stage for one step, and the smallest budgets met on the way.
-
-    With the settings of a CUDA allocator a plan needs what that reserves, else its peak.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        times: CollectiveTimes | None,
-        num_ranks: int,
-        budget_bytes: int,
-        settings: AllocatorSettings | None,
-    ) -> None:
-        self.times = times
-        self.settings = settings
-        self.num_ranks = num_ranks
-        self.budget_bytes = budget_bytes
-        self.needs: list[int] = []
-        self.fingerprint = fingerprint(
-            (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
-        )
-
-    def plans(self, step: CapturedStep) -> Iterator[RankedPlan]:
-        for stage in range(4) if self.num_ranks > 1 else (0,):
-            with_and_without = (False, True) if stage >= 2 else (False,)
-            yield min((self._best(step, stage, overlap) for overlap in with_and_without), key=_order)
-
-    def _best(self, step: CapturedStep, stage: int, overlap: bool) -> RankedPlan:
-        evaluate = self._evaluator(step, stage, overlap)
-        found = [self._ranked(step, stage, overlap, smallest_peak(step, evaluate))]
-        target_bytes = self.budget_bytes
-        for _ in range(_MAX_RESERVATIONS):
-            choice = choose_recomputed(step, evaluate, target_bytes)
-            if choice is None:
-                break
-            found.append(self._ranked(step, stage, overlap, choice))
-            if found[-1].fits:
-                break
-            # It reserves more than it allocates; aim lower by what it is over the budget.
-            over_bytes = found[-1].prediction.needed_bytes - self.budget_bytes
-            target_bytes = min(target_bytes, choice.peak_bytes) - over_bytes
-        self.needs += [ranked.prediction.needed_bytes for ranked in found]
-        fitting = [ranked for ranked in found if ranked.fits]
-        return min(fitting or found[:1], key=_order)
-
-    def _evaluator(
-        self, step: CapturedStep, stage: int, overlap: bool
-    ) -> Callable[[frozenset[str]], Simulation]:
-        known: dict[frozenset[str], Simulation] = {}
-
-        def evaluate(recomputed: frozenset[str]) -> Simulation:
-            if recomputed not in known:
-                schedule = write_schedule(self._plan(step, stage, overlap, recomputed), step.units)
-                known[recomputed] = simulate(step, schedule, self.times)
-            return known[recomputed]
-
-        return evaluate
-
-    def _ranked(self, step: CapturedStep, stage: int, overlap: bool, choice: Choice) -> RankedPlan:
-        plan = self._plan(step, stage, overlap, choice.recomputed)
-        reserved_bytes = self._reserved_bytes(step, plan)
-        prediction = replace(choice.simulation.prediction(), reserved_bytes=reserved_bytes)
-        plan = replace(plan, prediction=prediction)
-        return RankedPlan(
-            plan=plan,
-            prediction=prediction,
-            fits=prediction.needed_bytes <= self.budget_bytes,
-            changes_script=step.repeats > 1,
-        )
-
-    def _reserved_bytes(self, step: CapturedStep, plan: Plan) -> int | None:
-        if self.settings is None:
-            return None
-        changes = planned_sequence(step, write_schedule(plan, step.units), self.times)
-        return replay(changes, self.settings).peak_reserved_bytes
-
-    def _plan(self, step: CapturedStep, stage: int, overlap: bool, recomputed: frozenset[str]) -> Plan:
-        return Plan(
-            fingerprint=self.fingerprint,
-            num_ranks=self.num_ranks,
-            zero_stage=stage,
-            policy="chosen",
-            units=tuple(
-                UnitPlan(name=unit.name, zero_stage=stage, recompute=unit.name in recomputed)
-                for unit in step.units
-            ),
-            micro_batch_size=step.micro_batch_size,
-            grad_accum=step.num_micro_batches * step.repeats,
-            prediction=None,
-            budget_bytes=self.budget_bytes,
-            why="",
-            overlap=overlap,
-            gather_depth=int(overlap),
-        )
 
 
 def _is_for_cuda(step: CapturedStep, hardware: Hardware | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memadvisor.plan import Plan, Prediction
+from memadvisor.plan import Plan, Prediction, stages_text
 from memadvisor.units import format_bytes, format_fraction, format_seconds
 
 
@@ -20,9 +20,8 @@ def _deed(plan: Plan) -> str:
     num_recomputed = len(plan.recomputed_units)
     parts = []
     if plan.num_ranks > 1:
-        sharding = f"ZeRO {plan.zero_stage}" if plan.zero_stage else "no sharding"
-        overlap = " with transfers one unit ahead and behind" if plan.overlap else ""
-        parts.append(f"{sharding} on {plan.num_ranks} ranks{overlap}")
+        sharding = f"ZeRO {stages_text(plan)}" if plan.zero_stage else "no sharding"
+        parts.append(f"{sharding} on {plan.num_ranks} ranks{_transfers(plan)}")
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
         if num_recomputed
@@ -30,6 +29,15 @@ def _deed(plan: Plan) -> str:
     )
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _transfers(plan: Plan) -> str:
+    words = []
+    if plan.gather_depth and any(unit.zero_stage == 3 for unit in plan.units):
+        words.append(f"gathers {plan.gather_depth} unit{'s' * (plan.gather_depth > 1)} ahead")
+    if plan.overlap and any(unit.zero_stage >= 2 for unit in plan.units):
+        words.append("reductions one unit behind")
+    return f" with {' and '.join(words)}" if words else ""
 
 
 def _limit(prediction: Prediction, budget_bytes: int) -> str:

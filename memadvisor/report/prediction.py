@@ -134,12 +134,17 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             "The plan, unit by unit",
             ("unit", "forward in the backward", "ZeRO stage"),
             (
-                (unit_name(unit.name), "recomputed" if unit.recompute else "kept", str(unit.zero_stage))
+                (
+                    unit_name(unit.name),
+                    "recomputed" if unit.recompute else "kept",
+                    f"{unit.zero_stage}{', parameters kept until the backward' if unit.is_kept else ''}",
+                )
                 for unit in chosen[:MAX_UNITS]
             ),
             kinds=(),
             basis=f"plan for {plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}, policy {plan.policy}"
-            + (", transfers overlapped" if plan.overlap else ""),
+            + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
+            + (", reductions one unit behind" if plan.overlap else ""),
             num_text=2,
             note=f"Micro-batch {batch}, accumulation {accumulation}."
             + (f" {more} further units are left out." if more > 0 else ""),

@@ -14,7 +14,7 @@ from memadvisor.plan import fingerprint, plan_from_json, plan_to_json
 from memadvisor.planning.advise import advise
 from tests.make_run import make_run
 
-RUN = make_run(num_blocks=4)
+RUN = make_run(num_blocks=2)
 MEASURED = Hardware(
     name="links",
     kind="measured",

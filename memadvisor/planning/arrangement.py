@@ -1,0 +1,214 @@
+"""What each unit does and what runs ahead: the least step time whose peak stays within a budget.
+
+Step time and peak come from the simulator alone: a unit's parameters cost nothing where the peak is
+elsewhere in the step, and a collective costs nothing where compute hides it, so no sum over units
+tells either. From several starts, a local search changes one unit, or many like units at once, or
+(in small models) two units, for as long as the step gets faster within the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, islice, product
+
+from memadvisor.cost.step import CapturedStep
+from memadvisor.plan import UnitPlan
+
+MAX_GATHER_DEPTH = 2
+MAX_UNITS_IN_PAIRS = 8  # units up to which two are changed at once
+_MAX_GRID = 125  # class-wise arrangements tried as starts
+_MAX_STARTS = 3
+
+# (stage, reshard): from what communicates least to what holds least.
+SHARDINGS = ((0, True), (1, True), (2, True), (3, False), (3, True))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Everything that the search may choose: units in order of execution, and what runs ahead or behind."""
+
+    units: tuple[UnitPlan, ...]
+    overlap: bool
+    gather_depth: int
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        return frozenset(unit.name for unit in self.units if unit.recompute)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the search needs to know of a simulation."""
+
+    step_time_s: float
+    peak_bytes: int
+
+
+Evaluate = Callable[[Arrangement], Outcome]
+Neighbours = Callable[["Space", Arrangement], Iterator[Arrangement]]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What each unit may be, and which units are alike, by position."""
+
+    options: tuple[tuple[UnitPlan, ...], ...]
+    classes: tuple[tuple[int, ...], ...]
+    depths: tuple[int, ...] = tuple(range(MAX_GATHER_DEPTH + 1))
+
+    @property
+    def size(self) -> int:
+        return 2 * len(self.depths) * math.prod(len(options) for options in self.options)
+
+    def all(self) -> Iterator[Arrangement]:
+        for units, overlap, depth in product(product(*self.options), (False, True), self.depths):
+            yield Arrangement(units, overlap, depth)
+
+
+def space_of(step: CapturedStep, shardings: Sequence[tuple[int, bool]] = SHARDINGS) -> Space:
+    """All that a step's units may be. Units of one type and size are alike."""
+    options = []
+    classes: dict[tuple[str, int, int], list[int]] = {}
+    for position, unit in enumerate(step.units):
+        again = (False, True) if unit.name in step.recomputable else (False,)
+        options.append(
+            tuple(
+                UnitPlan(name=unit.name, zero_stage=stage, recompute=recompute, reshard=reshard)
+                for (stage, reshard), recompute in product(shardings, again)
+            )
+        )
+        classes.setdefault((unit.type_name, unit.parameter_bytes, unit.trainable_bytes), []).append(position)
+    return Space(tuple(options), tuple(tuple(positions) for positions in classes.values()))
+
+
+def choose_arrangement(
+    space: Space, evaluate: Evaluate, starts: Iterable[Arrangement], budget_bytes: int, num_moves: int
+) -> Arrangement:
+    """The fastest arrangement found whose peak is within the budget, else the one of least peak found.
+
+    At most `num_moves` moves are tried from a start. Where all arrangements are no more than that, all of them
+    are, and the answer is exact. Else it is never slower than any of `starts` that fits, but not always the
+    fastest there is: docs/planning.md says how near it comes.
+    """
+    if space.size <= num_moves:
+        return min(space.all(), key=lambda arrangement: _rank(evaluate(arrangement), budget_bytes))
+    tried = list(dict.fromkeys((*starts, *_grid(space))))
+    fitting = [start for start in tried if evaluate(start).peak_bytes <= budget_bytes]
+    if not fitting:
+        lowest = min(tried, key=lambda start: evaluate(start).peak_bytes)
+        lowest = _descended(space, evaluate, lowest, budget_bytes, num_moves)
+        if evaluate(lowest).peak_bytes > budget_bytes:
+            return lowest
+        fitting = [lowest]
+    fitting.sort(key=lambda start: evaluate(start).step_time_s)
+    ends = [
+        _hurried(space, evaluate, start, budget_bytes, num_moves, _neighbours)
+        for start in fitting[:_MAX_STARTS]
+    ]
+    best = min(ends, key=lambda end: evaluate(end).step_time_s)
+    return _hurried(space, evaluate, best, budget_bytes, num_moves, _with_pairs)
+
+
+def _rank(outcome: Outcome, budget_bytes: int) -> tuple[bool, float]:
+    """Those within the budget by time, then the others by peak."""
+    is_over = outcome.peak_bytes > budget_bytes
+    return is_over, outcome.peak_bytes if is_over else outcome.step_time_s
+
+
+def _grid(space: Space) -> Iterator[Arrangement]:
+    """Each class of like units of one mind, with transfers ahead and behind and nothing recomputed."""
+    alike = [[o for o in space.options[positions[0]] if not o.recompute] for positions in space.classes]
+    if math.prod(len(options) for options in alike) > _MAX_GRID:
+        return
+    depth = min(1, space.depths[-1])
+    for chosen in product(*alike):
+        units = [options[0] for options in space.options]
+        for positions, option in zip(space.classes, chosen, strict=True):
+            for position in positions:
+                units[position] = _as(option, units[position].name)
+        yield Arrangement(tuple(units), True, depth)
+
+
+def _hurried(
+    space: Space,
+    evaluate: Evaluate,
+    start: Arrangement,
+    budget_bytes: int,
+    num_moves: int,
+    neighbours: Neighbours,
+) -> Arrangement:
+    """Go to faster neighbours within the budget, until there is none or enough was tried."""
+
+    def is_better(found: Outcome, current: Outcome) -> bool:
+        return found.peak_bytes <= budget_bytes and found.step_time_s < current.step_time_s * (1 - 1e-9)
+
+    return _walked(space, evaluate, start, is_better, num_moves, neighbours)
+
+
+def _descended(
+    space: Space, evaluate: Evaluate, start: Arrangement, budget_bytes: int, num_moves: int
+) -> Arrangement:
+    """Go to neighbours of lower peak, until it is within the budget or there is none."""
+
+    def is_better(found: Outcome, current: Outcome) -> bool:
+        return found.peak_bytes < current.peak_bytes and current.peak_bytes > budget_bytes
+
+    return _walked(space, evaluate, start, is_better, num_moves, _with_pairs)
+
+
+def _walked(
+    space: Space,
+    evaluate: Evaluate,
+    start: Arrangement,
+    is_better: Callable[[Outcome, Outcome], bool],
+    num_moves: int,
+    neighbours: Neighbours,
+) -> Arrangement:
+    """Take the first neighbour that is better, the boldest first, again and again."""
+    current, is_moving = start, True
+    while is_moving and num_moves > 0:
+        is_moving = False
+        for neighbour in islice(neighbours(space, current), num_moves):
+            num_moves -= 1
+            if is_better(evaluate(neighbour), evaluate(current)):
+                current, is_moving = neighbour, True
+                break
+    return current
+
+
+def _neighbours(space: Space, current: Arrangement) -> Iterator[Arrangement]:
+    yield replace(current, overlap=not current.overlap)
+    yield from (replace(current, gather_depth=d) for d in space.depths if d != current.gather_depth)
+    for positions in space.classes:
+        for option in space.options[positions[0]]:
+            others = [p for p in positions if _as(option, current.units[p].name) != current.units[p]]
+            size = len(others)
+            while size:
+                yield _changed(current, dict.fromkeys(others[-size:], option))
+                if size < len(others):
+                    yield _changed(current, dict.fromkeys(others[:size], option))
+                size //= 2
+
+
+def _with_pairs(space: Space, current: Arrangement) -> Iterator[Arrangement]:
+    """Also two units changed at once, in small models: what one gives up pays for the other."""
+    yield from _neighbours(space, current)
+    if len(current.units) > MAX_UNITS_IN_PAIRS:
+        return
+    for first, second in combinations(range(len(current.units)), 2):
+        for one, other in product(space.options[first], space.options[second]):
+            if one != current.units[first] and other != current.units[second]:
+                yield _changed(current, {first: one, second: other})
+
+
+def _changed(current: Arrangement, changes: dict[int, UnitPlan]) -> Arrangement:
+    units = list(current.units)
+    for position, option in changes.items():
+        units[position] = _as(option, units[position].name)
+    return replace(current, units=tuple(units))
+
+
+def _as(option: UnitPlan, name: str) -> UnitPlan:
+    return option if option.name == name else replace(option, name=name)

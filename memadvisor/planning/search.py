@@ -1,0 +1,213 @@
+"""The search for plans: every stage for all units alike, then a stage for each unit, within one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from memadvisor.cost.activations import Activations
+from memadvisor.cost.allocation_sequence import planned_sequence
+from memadvisor.cost.allocator_replay import replay
+from memadvisor.cost.allocator_settings import AllocatorSettings
+from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.simulate import Simulation, simulate
+from memadvisor.cost.step import CapturedStep
+from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
+from memadvisor.planning.arrangement import Arrangement, Outcome, choose_arrangement, space_of
+from memadvisor.planning.recompute import choose_recomputed, smallest_peak
+from memadvisor.run.run import Run
+from memadvisor.schedule import write_schedule
+
+_MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
+_SEGMENTS_PLAYED = 30_000  # what one walk of the local search may simulate, in segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """A plan and whether its predicted peak is within the budget.
+
+    `changes_script`: its micro-batch and accumulation are the user's own settings, to be changed by hand.
+    """
+
+    plan: Plan
+    prediction: Prediction
+    fits: bool
+    changes_script: bool
+
+
+def order(ranked: RankedPlan) -> tuple[bool, bool, float, int]:
+    """Those that fit first; of these, those that leave the script alone; then by time, then by peak."""
+    prediction = ranked.prediction
+    if not ranked.fits:
+        return True, False, prediction.needed_bytes, 0
+    return False, ranked.changes_script, prediction.step_time_s, prediction.needed_bytes
+
+
+class Search:
+    """Plans for one step, and what the ones met on the way need.
+
+    With the settings of a CUDA allocator a plan needs what that reserves, else its peak.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        times: CollectiveTimes | None,
+        num_ranks: int,
+        budget_bytes: int,
+        settings: AllocatorSettings | None,
+    ) -> None:
+        self.times = times
+        self.settings = settings
+        self.num_ranks = num_ranks
+        self.budget_bytes = budget_bytes
+        self.needs: list[int] = []
+        self.fingerprint = fingerprint(
+            (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
+        )
+
+    def plans(self, step: CapturedStep) -> Iterator[RankedPlan]:
+        """The best plan of each stage for all units alike; and one of several stages where it is better."""
+        found: list[Arrangement] = []
+        alike: list[RankedPlan] = []
+        for stage in range(4) if self.num_ranks > 1 else (0,):
+            kinds = [(True, False, 0)]
+            if stage >= 2:
+                kinds.append((True, True, 1))
+            if stage == 3:
+                kinds.append((False, True, 1))
+            best = [self._alike(step, stage, *kind, found) for kind in kinds]
+            alike.append(min(best, key=order))
+        yield from alike
+        if self.num_ranks > 1 and step.repeats == 1:
+            mixed = self._mixed(step, found)
+            if self._is_worth_it(mixed, min(alike, key=order)):
+                yield mixed
+
+    def _is_worth_it(self, mixed: RankedPlan, best: RankedPlan) -> bool:
+        """Another stage for each unit has to bring something: it fits alone, or it is faster."""
+        if mixed.fits and best.fits:
+            return mixed.prediction.step_time_s < best.prediction.step_time_s * (1 - 1e-9)
+        return order(mixed) < order(best)
+
+    def _alike(
+        self,
+        step: CapturedStep,
+        stage: int,
+        reshard: bool,
+        overlap: bool,
+        depth: int,
+        found: list[Arrangement],
+    ) -> RankedPlan:
+        """All units of one stage, with the best choice of units to recompute; what was met joins `found`."""
+
+        def arranged(recomputed: frozenset[str]) -> Arrangement:
+            units = tuple(
+                UnitPlan(name=u.name, zero_stage=stage, recompute=u.name in recomputed, reshard=reshard)
+                for u in step.units
+            )
+            return Arrangement(units, overlap, depth)
+
+        known: dict[frozenset[str], Simulation] = {}
+
+        def evaluate(recomputed: frozenset[str]) -> Simulation:
+            if recomputed not in known:
+                known[recomputed] = self._play(step, arranged(recomputed))
+            return known[recomputed]
+
+        def choose(target_bytes: int) -> Arrangement | None:
+            choice = choose_recomputed(step, evaluate, target_bytes)
+            return None if choice is None else arranged(choice.recomputed)
+
+        smallest = arranged(smallest_peak(step, evaluate).recomputed)
+        return self._best(step, choose, smallest, found)
+
+    def _mixed(self, step: CapturedStep, starts: Iterable[Arrangement]) -> RankedPlan:
+        """A stage for each unit, from the arrangements that were best for all alike."""
+        known: dict[Arrangement, Outcome] = {}
+        activations: dict[frozenset[str], Activations] = {}
+
+        def evaluate(arrangement: Arrangement) -> Outcome:
+            if arrangement not in known:
+                recomputed = arrangement.recomputed
+                if recomputed not in activations:
+                    activations[recomputed] = Activations(step, recomputed)
+                played = self._play(step, arrangement, activations[recomputed])
+                known[arrangement] = Outcome(played.step_time_s, played.peak.total_bytes)
+            return known[arrangement]
+
+        space, first = space_of(step), tuple(starts)
+        num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
+
+        def choose(target_bytes: int) -> Arrangement:
+            return choose_arrangement(space, evaluate, first, target_bytes, num_moves)
+
+        return self._best(step, choose, choose(self.budget_bytes), [])
+
+    def _best(
+        self,
+        step: CapturedStep,
+        choose: Callable[[int], Arrangement | None],
+        smallest: Arrangement,
+        found: list[Arrangement],
+    ) -> RankedPlan:
+        """The fastest choice that fits, else `smallest`.
+
+        A choice may reserve more than it allocates; then the next one aims lower by what that is over the budget.
+        """
+        tried = [self._ranked(step, smallest)]
+        found.append(smallest)
+        target_bytes = self.budget_bytes
+        for _ in range(_MAX_RESERVATIONS):
+            choice = choose(target_bytes)
+            if choice is None:
+                break
+            found.append(choice)
+            tried.append(self._ranked(step, choice))
+            prediction = tried[-1].prediction
+            if tried[-1].fits or prediction.peak_bytes > target_bytes:
+                break
+            over_bytes = prediction.needed_bytes - self.budget_bytes
+            target_bytes = min(target_bytes, prediction.peak_bytes) - over_bytes
+        self.needs += [ranked.prediction.needed_bytes for ranked in tried]
+        return min([ranked for ranked in tried if ranked.fits] or tried[:1], key=order)
+
+    def _play(
+        self, step: CapturedStep, arrangement: Arrangement, activations: Activations | None = None
+    ) -> Simulation:
+        schedule = write_schedule(self._plan(step, arrangement), step.units)
+        return simulate(step, schedule, self.times, activations=activations)
+
+    def _ranked(self, step: CapturedStep, arrangement: Arrangement) -> RankedPlan:
+        plan = self._plan(step, arrangement)
+        reserved_bytes = self._reserved_bytes(step, plan)
+        prediction = replace(self._play(step, arrangement).prediction(), reserved_bytes=reserved_bytes)
+        plan = replace(plan, prediction=prediction)
+        return RankedPlan(
+            plan=plan,
+            prediction=prediction,
+            fits=prediction.needed_bytes <= self.budget_bytes,
+            changes_script=step.repeats > 1,
+        )
+
+    def _reserved_bytes(self, step: CapturedStep, plan: Plan) -> int | None:
+        if self.settings is None:
+            return None
+        changes = planned_sequence(step, write_schedule(plan, step.units), self.times)
+        return replay(changes, self.settings).peak_reserved_bytes
+
+    def _plan(self, step: CapturedStep, arrangement: Arrangement) -> Plan:
+        return Plan(
+            fingerprint=self.fingerprint,
+            num_ranks=self.num_ranks,
+            zero_stage=max((unit.zero_stage for unit in arrangement.units), default=0),
+            policy="chosen",
+            units=arrangement.units,
+            micro_batch_size=step.micro_batch_size,
+            grad_accum=step.num_micro_batches * step.repeats,
+            prediction=None,
+            budget_bytes=self.budget_bytes,
+            why="",
+            overlap=arrangement.overlap,
+            gather_depth=arrangement.gather_depth,
+        )
