@@ -72,8 +72,12 @@ def draw_case(seed: int) -> Case:
     draw = random.Random(seed)
     num_ranks = draw.randint(2, 4)
     stages = draw.choice([(3,), (2, 3), (0, 1, 2, 3)])
-    units = tuple(UnitPlan(name=name, zero_stage=draw.choice(stages), recompute=False) for name in UNITS)
-    plan = make_plan(num_ranks, 3, units=units, overlap=draw.random() < 0.9)
+    units = tuple(
+        UnitPlan(name=name, zero_stage=draw.choice(stages), recompute=False, reshard=draw.random() < 0.7)
+        for name in UNITS
+    )
+    overlap = draw.random() < 0.9
+    plan = make_plan(num_ranks, 3, units=units, overlap=overlap, gather_depth=draw.randint(0, 3))
     synced = (*(draw.random() < 0.5 for _ in range(draw.randint(0, 1))), True)
     return Case(plan, draw.randrange(num_ranks), synced, draw.random() < 0.2)
 
