@@ -19,19 +19,19 @@ class Updates:
 
     def __init__(self) -> None:
         self.last_end: float | DeviceMark | None = None
-        self.cycle = StepCycle(lambda: [_number(each) for each in existing_optimizers()])
+        self.cycle = StepCycle(lambda: [self._number_of(each) for each in existing_optimizers()])
         self._stepping: list[int] = []
-        self._known: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # there may be one for each parameter
+        # By id: there may be one optimizer for each parameter. With each its number, since what a plan shards has
+        # other parameters in its groups while it steps.
+        self._known: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
 
     def enter(self, optimizer: torch.optim.Optimizer) -> bool:
         """True: the training step had ended with the previous update."""
-        known = self._known.get(id(optimizer))
-        if known is None or known() is not optimizer:
-            self._known[id(optimizer)] = weakref.ref(optimizer)
+        number = self._number_of(optimizer)
         if id(optimizer) in self._stepping:  # an exception ended its last step, and torch told nobody
             del self._stepping[self._stepping.index(id(optimizer)) :]
         self._stepping.append(id(optimizer))
-        return len(self._stepping) == 1 and self.cycle.before(_number(optimizer))
+        return len(self._stepping) == 1 and self.cycle.before(number)
 
     def leave(self, optimizer: torch.optim.Optimizer) -> bool:
         """True: the step was a part of another optimizer's, which goes on."""
@@ -42,7 +42,13 @@ class Updates:
     def ends_step(self, optimizer: torch.optim.Optimizer, end: float | DeviceMark | None) -> bool:
         """Whether the update that has ended there ends the training step; None before any model was seen."""
         self.last_end = end
-        return self.cycle.after(_number(optimizer))
+        return self.cycle.after(self._number_of(optimizer))
+
+    def _number_of(self, optimizer: torch.optim.Optimizer) -> int:
+        known = self._known.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            known = self._known[id(optimizer)] = (weakref.ref(optimizer), _number(optimizer))
+        return known[1]
 
     @property
     def is_inside_another(self) -> bool:
@@ -53,7 +59,7 @@ class Updates:
         return bool(self._known)
 
     def living(self) -> list[torch.optim.Optimizer]:
-        return [optimizer for reference in self._known.values() if (optimizer := reference()) is not None]
+        return [optimizer for reference, _ in self._known.values() if (optimizer := reference()) is not None]
 
 
 def existing_optimizers() -> list[torch.optim.Optimizer]:
