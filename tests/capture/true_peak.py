@@ -6,9 +6,14 @@ JSON on stderr. Knows nothing of memadvisor.
 
     python true_peak.py SCRIPT [ARGS...]        {"peaks_bytes": [...]}
     python true_peak.py --zoo NAME...           {NAME: [...], ...}
+
+Of several ranks (under RANK), where threads of the backend free memory that the profiler does not follow, the
+allocator's own total is taken instead of the sum; it counts all threads while its flag is set.
 """
 
+import ctypes
 import json
+import os
 import runpy
 import sys
 import time
@@ -34,6 +39,9 @@ def memory_changes(profiler):
         if node.name == "[memory]":
             fields = node.extra_fields
             events.append((node.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
+    if "RANK" in os.environ:
+        totals = [(time_ns, total_bytes) for time_ns, _, _, total_bytes in sorted(events) if total_bytes]
+        return [(time_ns, now - before) for (_, before), (time_ns, now) in pairwise([(0, 0), *totals])]
     changes, alive = [], set()
     for time_ns, address, delta_bytes, total_bytes in sorted(events):
         if delta_bytes > 0 and total_bytes:
@@ -56,8 +64,15 @@ def peaks_bytes(changes, ends_ns):
     return [max(totals[first : last + 1]) for first, last in pairwise(places)]
 
 
+def count_other_threads():
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value = True
+
+
 def main():
     words = sys.argv[1:]
+    if "RANK" in os.environ:
+        count_other_threads()
     ends_ns = []
     told = {}
     register_optimizer_step_post_hook(lambda *_: ends_ns.append(time.time_ns()))

@@ -1,9 +1,10 @@
 """Small trainings of many kinds, as a script: `python kinds.py NAME...` trains five steps of each and prints.
 
-They know nothing of memadvisor.
+They know nothing of memadvisor. A rank (under RANK) trains those of parallel.py, all in one world.
 """
 
 import gc
+import os
 import random
 import sys
 from contextlib import nullcontext
@@ -20,6 +21,16 @@ KINDS = {kind.__name__: kind for kinds in FAMILIES.values() for kind in kinds}
 
 
 def train_all(names, around=nullcontext):
+    if "RANK" not in os.environ:
+        train_each(names, KINDS, around)
+        return
+    import parallel
+
+    with parallel.world():
+        train_each(names, {kind.__name__: kind for kind in parallel.KINDS}, around)
+
+
+def train_each(names, kinds, around):
     """Each training in a context of its own, `around(name)`; what it leaves behind is collected first.
 
     After each stands where every stream of random numbers has come to: a profiler must not have drawn from any.
@@ -30,7 +41,7 @@ def train_all(names, around=nullcontext):
         random.seed(0)
         np.random.seed(0)
         with around(name):
-            KINDS[name]()
+            kinds[name]()
         print(random.random(), np.random.rand(), torch.rand(1).item())
         gc.collect()
 
