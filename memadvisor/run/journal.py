@@ -253,7 +253,7 @@ def _unpack_rows(
 ) -> list[Any]:
     """The rows of a table frame, without those that lack a value which every row must have.
 
-    A column that this version does not know is left out; an optional one that the frame lacks is None.
+    A column that this version does not know is left out; one that the frame lacks has its default, or is None.
     """
     width = 8 * num_rows
     if not columns or len(payload) != width * len(columns):
@@ -273,7 +273,11 @@ def _unpack_rows(
             lost |= {
                 row for row, value in enumerate(values) if value is not None and found[name][row] is None
             }
-    ordered = [found.get(name, [None] * num_rows) for name in known]
+    usual = {each.name: each.default for each in dataclasses.fields(row_type)}
+    for name in known:
+        default = usual[name]
+        found.setdefault(name, [None if default is dataclasses.MISSING else default] * num_rows)
+    ordered = [found[name] for name in known]
     lost |= _incomplete_rows(row_type, ordered)
     rows = zip(*ordered, strict=True)
     return [row_type(*values) for row, values in enumerate(rows) if row not in lost]

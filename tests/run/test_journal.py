@@ -26,8 +26,8 @@ from memadvisor.run.frames import (
     pack_frame,
     read_frames,
 )
-from memadvisor.run.journal import JournalWriter, read_journal
-from memadvisor.run.records import TABLES, Module, Note, ProcessInfo, Residual, Span
+from memadvisor.run.journal import JournalWriter, read_journal, table_columns
+from memadvisor.run.records import TABLES, Module, Note, ProcessInfo, Residual, Span, Unit
 
 PROCESS = ProcessInfo(
     rank=0, world_size=1, local_rank=0, pid=1, host="here", device="cpu", device_name="cpu",
@@ -428,3 +428,16 @@ def test_what_every_step_appends_is_readable_at_once(tmp_path):
         writer.write_rows("spans", [Span(step, "forward", f"unit{step}", 0, 1.0, 2.0)])
 
         assert len(read_journal(tmp_path / "j").rows["spans"]) == step + 1
+
+
+def test_a_column_that_came_later_has_its_default(tmp_path, monkeypatch):
+    """A run of an older version keeps its units, though it says nothing of what they share."""
+    unit = Unit("blocks.0", "Block", True, 1, 4, 4, is_shared=True)
+    monkeypatch.setattr(
+        journal_module, "table_columns", lambda kind: [c for c in table_columns(kind) if c[0] != "is_shared"]
+    )
+    write(tmp_path / "j", [("units", [unit])])
+    monkeypatch.undo()
+    contents = read_journal(tmp_path / "j")
+    assert contents.rows["units"] == [dataclasses.replace(unit, is_shared=False)]
+    assert not contents.problems
