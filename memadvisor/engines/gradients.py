@@ -74,7 +74,12 @@ class ShardedGradient(torch.Tensor):
         if func.overloadpacket is _aten.detach:
             return args[0]
         if func.overloadpacket in _ELEMENTWISE and _only_first(args[1:], kwargs):
+            executors = _executors(args)
+            for executor in executors:
+                executor.reductions.meet_before_writes()
             func(*tree_map_only(ShardedGradient, ShardedGradient.piece, args), **kwargs)
+            for executor in executors:
+                executor.num_writes += 1  # who asks for gradients from here on waits for this write
             return args[0]
         if func._schema.is_mutable and _writes_gradient(func, args):
             raise PlanError(
@@ -84,6 +89,18 @@ class ShardedGradient(torch.Tensor):
             )
         full = tree_map_only(ShardedGradient, ShardedGradient.full, (args, kwargs))
         return func(*full[0], **full[1])
+
+
+def _executors(args: tuple[Any, ...]) -> list[Executor]:
+    found: dict[int, Executor] = {}
+
+    def note(gradient: ShardedGradient) -> None:
+        executor = gradient._executor()
+        if executor is not None:
+            found[id(executor)] = executor
+
+    tree_map_only(ShardedGradient, note, args)
+    return list(found.values())
 
 
 def _only_first(rest: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -77,12 +77,11 @@ def _sharded_norm(gradients: list[ShardedGradient], executor: Executor, power: f
     norm = torch.zeros((), dtype=_wide(pieces[0]), device=pieces[0].device)
     if norms:
         norm = torch.linalg.vector_norm(torch.stack(norms), power).to(norm)
-    if infinite:
-        dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=executor.wire.group)
-        return norm
-    norm = norm.pow(power)
-    dist.all_reduce(norm, group=executor.wire.group)
-    return norm.pow(1.0 / power)
+    operation = dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM
+    norm = norm if infinite else norm.pow(power)
+    dist.all_reduce(norm, op=operation, group=executor.wire.group)
+    executor.reductions.have_met()
+    return norm if infinite else norm.pow(1.0 / power)
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

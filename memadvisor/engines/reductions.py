@@ -47,6 +47,7 @@ class Reductions:
         self._through_ddp = True
         self._missing: list[str] = []
         self._backward = _Backward()
+        self._met_after = -1  # how many backwards there had been when all ranks met last
 
     # ---- around a backward -------------------------------------------------------------------
 
@@ -253,6 +254,16 @@ class Reductions:
         else:
             flat.grad_shard.add_(own)
         flat.grad = None
+
+    def meet_before_writes(self) -> None:
+        """The script changes sharded gradients, on every rank: none may still read those of this backward."""
+        if self._met_after != self._executor.num_backwards:
+            self._executor.meet()
+            self.have_met()
+
+    def have_met(self) -> None:
+        """All ranks have just taken part in a collective."""
+        self._met_after = self._executor.num_backwards
 
     def sweep(self) -> None:
         """Let go of gradient buffers whose parameters have no gradient any more (`zero_grad`)."""

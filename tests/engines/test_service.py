@@ -213,6 +213,39 @@ def test_a_rank_that_is_ahead_waits_for_the_others_shards():
         assert ours == plain
 
 
+def gradients_read_by_one(rank: int) -> list[list[float]]:
+    """Rank 0 reads a gradient before a change that rank 1 makes first, and after one that it makes last."""
+
+    def script():
+        ddp = build(Training(), rank)
+        ddp(torch.arange(12).view(2, 6) % (5 + rank)).square().mean().backward()
+        found = []
+        if rank == 0:
+            time.sleep(0.2)
+            found.append(float(ddp.module.head.weight.grad.abs().sum()))
+        torch.nn.utils.clip_grad_value_(ddp.parameters(), 0.02)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in ddp.parameters()])
+        if rank == 1:
+            time.sleep(0.2)
+        torch.nn.utils.clip_grads_with_norm_(ddp.parameters(), 0.01, norm)
+        if rank == 0:
+            found.append(float(ddp.module.head.weight.grad.abs().sum()))
+        dist.barrier()
+        return found
+
+    results = [script()]
+    for zero in (2, 3):
+        with applied(make_plan(2, zero)):
+            results.append(script())
+    return results
+
+
+def test_a_gradient_is_read_as_it_stands_at_that_point_of_the_program():
+    plain, *ours = run_ranks(gradients_read_by_one, 2, timeout_s=60)[0]
+    for found in ours:
+        assert largest_difference(plain, found) <= 1e-6
+
+
 def removed(rank: int, zero: int) -> tuple[bool, bool]:
     """A plan is put on a live training, taken off again, and the training goes on."""
 
