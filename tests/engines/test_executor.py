@@ -291,9 +291,9 @@ def shared_gathers(rank: int) -> list[tuple[int, bool]]:
         (executor,) = engine._executors
         tokens, gather = executor.units["tokens"].flats[0], executor.wire.gather
 
-        def count(full, shard):
+        def count(full, shard, *rest):
             gathered.append(full is tokens.full)
-            gather(full, shard)
+            gather(full, shard, *rest)
 
         executor.wire.gather = count
         for _ in range(2):
