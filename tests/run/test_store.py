@@ -305,6 +305,16 @@ def test_ranks_of_one_launch_share_a_directory_and_those_of_the_next_do_not(tmp_
         join_run_directory(tmp_path / "run", "launch 2")
 
 
+def test_a_rank_may_come_while_another_is_writing_the_mark_of_their_launch(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".launch.k3_x9").write_text("")  # the other's file, before it has its name
+
+    join_run_directory(tmp_path / "run", "launch 1")
+
+    with pytest.raises(UsageError, match="not empty"):
+        join_run_directory(tmp_path / "run", "launch 2")
+
+
 def test_ranks_that_the_script_started_by_itself_are_named_as_missing(tmp_path):
     """The launcher knew of one rank; the script's process group, by its own account, has two."""
     directory = write_run(make_run(num_ranks=1), tmp_path / "run")
