@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,11 @@ from tests.torch_exit import ABORTED, TIMES
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "scripts" / "kinds"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
+# --multi_gpu is its word for several processes of one machine: with --cpu it starts a single one.
+ACCELERATE = (
+    "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+    "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port",
+)  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
     ENVIRONMENT.pop(name, None)
@@ -31,11 +37,11 @@ class Kind:
     num_steps: int = 5  # of each rank
     num_ranks: int = 1
     typed: str = ""
-    launched: bool = False  # two ranks, by torchrun
+    launcher: tuple[str, ...] = ()  # of two ranks; its last word wants a port
     ended: bool = True  # it comes to its end in Python, so that the run says how
     traced: bool = True
     note: str | None = None  # part of what the run must say
-    needs: str | None = None  # a package that is not among the tests' own
+    needs: str | None = None  # a package, or a program, that is not among the tests' own
 
 
 KINDS = {
@@ -48,16 +54,19 @@ KINDS = {
     "written by hand": Kind(words=("hand_written.py",), num_steps=7, note="each backward pass counts as one step"),
     "inference": Kind(words=("inference.py",), num_steps=0, traced=False, note="a model was called, with no backward pass"),
     "its own profiler, compiled": Kind(words=("own_profiler.py",), num_steps=9),
+    "compiled into C++": Kind(words=("inductor.py",), needs="g++"),
     "fork": Kind(words=("workers.py", "fork"), num_steps=3),
     "spawn": Kind(words=("workers.py", "spawn"), num_steps=3),
     "forkserver": Kind(words=("workers.py", "forkserver"), num_steps=3),
-    "data parallel": Kind(words=("ranks.py", "replicas"), launched=True, num_ranks=2),
-    "fully sharded": Kind(words=("ranks.py", "shards"), launched=True, num_ranks=2),
+    "Hogwild": Kind(words=("hogwild.py",), num_steps=0, traced=False, note="processes that it started took"),
+    "data parallel": Kind(words=("ranks.py", "replicas"), launcher=TORCHRUN, num_ranks=2),
+    "fully sharded": Kind(words=("ranks.py", "shards"), launcher=TORCHRUN, num_ranks=2),
     "spawned ranks": Kind(words=("spawns_ranks.py",), num_ranks=2),
     "a spawned rank that fails": Kind(words=("spawns_ranks.py", "fail"), code=3, num_ranks=2, ended=False),
-    "pipeline": Kind(words=("ranks.py", "pipeline"), launched=True, num_ranks=2),
+    "pipeline": Kind(words=("ranks.py", "pipeline"), launcher=TORCHRUN, num_ranks=2),
     "transformers": Kind(words=("hugging_face.py",), num_steps=4, needs="transformers"),
     "accelerate": Kind(words=("accelerated.py",), num_steps=4, needs="accelerate"),
+    "accelerate launch": Kind(words=("accelerated.py",), launcher=ACCELERATE, num_steps=4, num_ranks=2, needs="accelerate"),
     "lightning": Kind(words=("lit.py",), num_steps=4, needs="lightning"),
     "lightning launches ranks": Kind(words=("lit.py", "ddp"), num_steps=4, num_ranks=2, needs="lightning"),
     "lightning spawns ranks": Kind(words=("lit.py", "ddp_spawn"), num_steps=4, num_ranks=2, needs="lightning"),
@@ -75,12 +84,12 @@ def start(kind, place, profiled_into=None):
     """The script in an empty working directory of its own, plain or profiled into a relative directory."""
     script = [str(SCRIPTS / kind.words[0]), *kind.words[1:]]
     ours = ["-m", "memadvisor", "profile", "--out", profiled_into] if profiled_into else []
-    launcher = [*TORCHRUN, free_port()] if kind.launched else []
+    launcher = [*kind.launcher, free_port()] if kind.launcher else []
     place.mkdir(parents=True)
     return subprocess.Popen(
         [sys.executable, *launcher, *ours, *script],
         cwd=place,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(place.parent / "compiled")},
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -113,7 +122,7 @@ def is_within(text, longer):
 def test_a_script_of_this_kind_runs_as_without_the_tool_and_is_seen(name, tmp_path):
     """Same exit code, stdout, files and words on stderr; every step, every rank and one traced step's peak."""
     kind = KINDS[name]
-    if kind.needs is not None and importlib.util.find_spec(kind.needs) is None:
+    if kind.needs is not None and not (importlib.util.find_spec(kind.needs) or shutil.which(kind.needs)):
         pytest.skip(f"{kind.needs} is not installed")
     for attempt in range(TIMES):
         place = tmp_path / str(attempt)
