@@ -21,7 +21,9 @@ import torch.multiprocessing as mp
 
 class _Pool:
     def __init__(self, num_ranks: int) -> None:
-        context = mp.get_context("spawn")
+        # Ranks are forks of one process that has imported torch, and nothing else: importing it takes seconds.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch._dynamo", "tests.engines.trainings"])
         self.num_ranks = num_ranks
         self.results: Any = context.Queue()
         self.jobs: list[Any] = [context.Queue() for _ in range(num_ranks)]
