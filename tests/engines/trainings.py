@@ -16,8 +16,9 @@ from memadvisor.plan import Plan, UnitPlan
 
 
 class Block(nn.Module):
-    def __init__(self, dim: int, dropout: float, checkpointed: bool = False) -> None:
+    def __init__(self, dim: int, dropout: float, checkpointed: bool = False, smooth: bool = False) -> None:
         super().__init__()
+        self.smooth = smooth
         self.norm = nn.LayerNorm(dim)
         self.up = nn.Linear(dim, 3 * dim)
         self.down = nn.Linear(3 * dim, dim)
@@ -30,31 +31,48 @@ class Block(nn.Module):
         return x + self.dropout(self.down(self.inner(x)))
 
     def inner(self, x):
-        return F.relu(self.up(self.norm(x)), inplace=True)
+        hidden = self.up(self.norm(x))
+        return torch.tanh_(hidden) if self.smooth else F.relu(hidden, inplace=True)
 
 
 class NormBlock(nn.Module):
     """A residual block with running statistics, and an in-place activation on its output."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, smooth: bool = False) -> None:
         super().__init__()
-        self.linear = nn.Linear(dim, dim)
+        self.smooth = smooth
+        # A bias before a batch norm has rounding for a gradient, of which Adam makes steps of full size.
+        self.linear = nn.Linear(dim, dim, bias=False)
         self.norm = nn.BatchNorm1d(dim)
 
     def forward(self, x):
         batch, length, dim = x.shape
-        return F.relu(x + self.norm(self.linear(x).view(-1, dim)).view(batch, length, dim), inplace=True)
+        x = x + self.norm(self.linear(x).view(-1, dim)).view(batch, length, dim)
+        return torch.tanh_(x) if self.smooth else F.relu(x, inplace=True)
 
 
 class Model(nn.Module):
-    """A language model on 13 words; its sizes are odd, so that shards need padding."""
+    """A language model on 13 words; its sizes are odd, so that shards need padding.
 
-    def __init__(self, *, tied=False, batch_norm=False, dropout=0.0, unused=False, checkpointed=False, dim=9):
+    smooth: no kinks, at which rounding alone may choose the side and with it the gradient.
+    """
+
+    def __init__(
+        self,
+        *,
+        tied=False,
+        batch_norm=False,
+        dropout=0.0,
+        unused=False,
+        checkpointed=False,
+        dim=9,
+        smooth=False,
+    ):
         super().__init__()
         self.tokens = nn.Embedding(13, dim)
         self.scale = nn.Parameter(torch.tensor(1.5))
-        self.blocks = nn.ModuleList(Block(dim, dropout, checkpointed) for _ in range(3))
-        self.norms = nn.ModuleList(NormBlock(dim) for _ in range(2 if batch_norm else 0))
+        self.blocks = nn.ModuleList(Block(dim, dropout, checkpointed, smooth) for _ in range(3))
+        self.norms = nn.ModuleList(NormBlock(dim, smooth) for _ in range(2 if batch_norm else 0))
         self.spare = nn.Linear(dim, dim) if unused else None
         self.extra = nn.Linear(dim, dim) if unused else None
         self.head = nn.Linear(dim, 13, bias=False)
@@ -83,6 +101,7 @@ class Training:
     clip: float | None = None
     keep_zeros: bool = False
     bf16: bool = False
+    dtype: str = "float32"
     steps: int = 10
 
 
@@ -108,6 +127,7 @@ def build(training: Training, rank: int) -> nn.Module:
         model.tokens.requires_grad_(False)
     with torch.no_grad():
         model.scale += rank  # DDP must bring rank 0's value
+    model.to(getattr(torch, training.dtype))
     torch.manual_seed(100 + rank)
     return nn.parallel.DistributedDataParallel(model, find_unused_parameters=training.unused)
 
