@@ -101,8 +101,11 @@ class Reductions:
         while self._backward.num_reduced < len(self._order):
             self._reduce_next()
         # The script may read p.grad from here on: without the wait it would see its own rank's gradient.
-        while self._backward.in_flight:
-            self._backward.in_flight.pop().wait()
+        for (
+            transfer
+        ) in self._backward.in_flight:  # in their order: of those that fail, the first is the cause
+            transfer.wait()
+        self._backward.in_flight.clear()
         self._end_scattering()
         if self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):
             used = self._wire.largest(used, self._slots[0].flat.device)

@@ -85,15 +85,23 @@ class Service:
         """
         if self._thread is None or os.getpid() != self._pid:
             return
-        failed = sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
+        if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
+            self._say_goodbye(_QUIET_S, _LAST_S)
+            return
+        # What has failed may be the store's host: frozen, it would hold up this rank's end for good.
+        goodbye = threading.Thread(target=self._say_goodbye, args=(0.0, 0.0), daemon=True)
+        goodbye.start()
+        goodbye.join(timeout=_LAST_S)
+
+    def _say_goodbye(self, quiet_s: float, last_s: float) -> None:
         with contextlib.suppress(Exception):  # the store's host may have gone already
             self._asked_s = time.monotonic()
-            self._wait_for_all("leaving", 0.0 if failed else _QUIET_S)
+            self._wait_for_all("leaving", quiet_s)
         self.stop()
         with contextlib.suppress(Exception):
             # The first rank often hosts the store; without it the others' threads would complain.
             self._asked_s = time.monotonic()
-            self._wait_for_all("left", _LAST_S if self._wire.rank == 0 and not failed else 0.0)
+            self._wait_for_all("left", last_s if self._wire.rank == 0 else 0.0)
 
     def let_go(self) -> None:
         """Keep the model alive no longer."""
