@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 _GRACE_S = 15.0
 
@@ -30,8 +31,11 @@ def launch_ranks(num_ranks: int, arguments: Sequence[str]) -> int:
             if process.poll() is None:
                 process.send_signal(number)
 
+    previous: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` is heeded, here and in the ranks
+            previous[number] = signal.signal(number, forward)
     # A terminal sends SIGINT to the whole group already; the ranks decide what it means.
-    previous = {signal.SIGTERM: signal.signal(signal.SIGTERM, forward)}
     previous[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
     try:
         return _wait(ranks)

@@ -28,8 +28,9 @@ def profiled(out, *options):
 
 
 def heed_interrupts():
-    """Whoever starts the tests in the background has them, and all that they start, ignore SIGINT."""
+    """Whoever starts the tests in the background has them, and all that they start, ignore SIGINT, or SIGHUP."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def start(command, words, *, cwd=SCRIPTS):
@@ -77,6 +78,7 @@ ENDINGS = {
     "exit": (3, 3, None),
     "exit-text": (1, 1, None),
     "interrupt": (-signal.SIGINT, 130, "KeyboardInterrupt"),
+    "handled": (143, 143, None),  # SIGHUP and SIGTERM, by handlers of the script's own
 }
 
 
@@ -117,7 +119,12 @@ def test_the_words_of_an_exit_stay_on_stderr(ended):
     assert ours[2].endswith("gave up\n")
 
 
-KILLED = {"kill": -signal.SIGKILL, "terminate": -signal.SIGTERM, "os-exit": 4}
+KILLED = {
+    "kill": -signal.SIGKILL,
+    "terminate": -signal.SIGTERM,
+    "hang-up": -signal.SIGHUP,
+    "os-exit": 4,
+}
 
 
 @pytest.mark.parametrize("ending", KILLED)
@@ -134,19 +141,40 @@ def test_after_a_death_in_mid_step_the_run_is_readable_up_to_the_last_flush(ende
     assert rank.traced_step.index == 2
     assert rank.storages and rank.operators
     assert run.problems == ()
+    assert (rank.ending, rank.is_alive) == (None, False)  # no handler of ours: nobody was left to say more
 
 
-def test_a_signal_from_outside_ends_the_script_alone(out):
-    """SIGTERM sent to the process that was started, as a scheduler does it."""
-    process = start(profiled(out), ["tiny.py", "none"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_from_outside_ends_the_script_and_costs_the_step_under_way_alone(out, number):
+    """Sent to the process that was started, as a scheduler does it; steps as long as these are written one by one."""
+    process = start(profiled(out), ["ticking.py", "100", "0.3"])
     for line in process.stdout:
         if line.startswith("step 4"):
             break
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    run = load_run(out)
+
+    assert process.returncode == -number
+    assert len(run.ranks[0].steps) >= 5
+    assert (run.ranks[0].ending, run.ranks[0].is_alive, run.problems) == (None, False, ())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_reaches_its_ranks(out, tmp_path, number):
+    """None is left behind, and the code is that of a shell."""
+    (tmp_path / "waits.py").write_text(
+        "import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)\n"
+    )
+    process = start(profiled(out, "--nproc", "2"), ["waits.py"], cwd=tmp_path)
+    ranks = [int(process.stdout.readline()) for _ in range(2)]
+    process.send_signal(number)
     process.communicate(timeout=60)
 
-    assert process.returncode == -signal.SIGTERM
-    assert len(load_run(out).ranks[0].steps) >= 3
+    assert process.returncode == 128 + number
+    for rank in ranks:
+        with pytest.raises(ProcessLookupError):
+            os.kill(rank, 0)
 
 
 def test_a_script_that_closes_all_descriptors_trains_on(out):
