@@ -20,6 +20,37 @@ from memadvisor.run.files import write_private_file
 
 FORMAT = 1
 
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of the dtypes that a precision may name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What parameters that are float32 in the script are computed with, and their gradients summed in.
+
+    `param_dtype`: what modules see in a forward, and what gathers carry. `reduce_dtype`: what the gradients
+    of the ranks are added up in, and what reductions carry. None: float32, as without a plan. What the
+    optimizer keeps and updates is float32 in any case. Parameters of other dtypes keep theirs.
+    """
+
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether anything is rounded that float32 would keep."""
+        return {self.param_dtype, self.reduce_dtype} - {None, "float32"} != set()
+
+    def of_parameter(self, dtype: str) -> str:
+        """The dtype of gathered copies of a parameter that is `dtype` in the script."""
+        return self.param_dtype or dtype if dtype == "float32" else dtype
+
+    def of_reduction(self, dtype: str) -> str:
+        """The dtype in which the gradient of such a parameter is summed, where it becomes shards."""
+        return self.reduce_dtype or dtype if dtype == "float32" else dtype
+
+
+FULL_PRECISION = Precision()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPlan:
@@ -83,6 +114,7 @@ class Plan:
     why: str
     overlap: bool = False
     gather_depth: int = 0
+    precision: Precision = FULL_PRECISION
 
     @property
     def is_mixed(self) -> bool:
@@ -130,7 +162,10 @@ def fingerprint(parameters: Iterable[tuple[str, str, str]]) -> str:
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    return {"format": FORMAT, **dataclasses.asdict(plan)}
+    value = {"format": FORMAT, **dataclasses.asdict(plan)}
+    if plan.precision == FULL_PRECISION:
+        del value["precision"]  # as in files that older versions read
+    return value
 
 
 def plan_from_json(value: Any, source: str) -> Plan:
@@ -159,6 +194,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             overlap=(overlap := _typed(value.get("overlap", False), bool)),
             # Older plans have neither, or `overlap` alone, which then spoke for both.
             gather_depth=_typed(value.get("gather_depth", int(overlap)), int),
+            precision=_precision_from_json(value.get("precision", {})),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -170,7 +206,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             f"{source} is not a plan: {_what(error)}.",
             hint="make one with `memadvisor advise RUN -o plan.json`.",
         ) from error
-    _check(plan, source)
+    check_plan(plan, source)
     return plan
 
 
@@ -211,6 +247,13 @@ def _prediction_from_json(value: Any) -> Prediction:
     )
 
 
+def _precision_from_json(value: Any) -> Precision:
+    return Precision(
+        param_dtype=_typed(value.get("param_dtype"), str, optional=True),
+        reduce_dtype=_typed(value.get("reduce_dtype"), str, optional=True),
+    )
+
+
 def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{value!r} stands where seconds belong")
@@ -229,7 +272,8 @@ def _what(error: Exception) -> str:
     return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
 
 
-def _check(plan: Plan, source: str) -> None:
+def check_plan(plan: Plan, source: str) -> None:
+    """Raise PlanError, naming `source`, for a plan that nothing could be done with."""
     stages = {plan.zero_stage, *(unit.zero_stage for unit in plan.units)}
     if not stages <= {0, 1, 2, 3}:
         raise PlanError(f"{source} asks for ZeRO stage {max(stages)}.", hint="stages are 0 to 3.")
@@ -248,3 +292,22 @@ def _check(plan: Plan, source: str) -> None:
         value = getattr(plan, field)
         if value is not None and value < 1:
             raise PlanError(f"{source} has {field} {value}.", hint="it must be 1 or more.")
+    _check_precision(plan, stages, source)
+
+
+def _check_precision(plan: Plan, stages: set[int], source: str) -> None:
+    """A parameter dtype needs shards to keep float32 in, a reduction dtype gradients that become shards."""
+    least = {"param_dtype": 3, "reduce_dtype": 2}
+    for field, stage in least.items():
+        dtype = getattr(plan.precision, field)
+        if dtype is None:
+            continue
+        if dtype not in ITEM_BYTES:
+            raise PlanError(f"{source} has {field} {dtype!r}.", hint=f"use {', '.join(ITEM_BYTES)}.")
+        found = 0 if plan.num_ranks == 1 else min(stages)
+        if dtype != "float32" and found < stage:
+            where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {found}"
+            raise PlanError(
+                f"{source} has {field} {dtype} with {where}.",
+                hint=f"it needs several ranks and stage {'3' if stage == 3 else '2 or 3'} for every unit.",
+            )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memadvisor.plan import Plan, UnitPlan
+from memadvisor.plan import FULL_PRECISION, Plan, Precision, UnitPlan
 from memadvisor.run.records import Unit
 
 
@@ -77,12 +77,14 @@ class Schedule:
     """Actions by boundary. `units` are in order of execution; `num_ranks` share each sharded unit.
 
     With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
-    one without `shard` in those that the script lets DDP synchronise.
+    one without `shard` in those that the script lets DDP synchronise. `precision`: in what dtype gathers make
+    parameters present, and reductions to shards sum.
     """
 
     num_ranks: int
     units: tuple[UnitPlan, ...]
     actions: dict[Boundary, tuple[Action, ...]]
+    precision: Precision = FULL_PRECISION
 
     def at(self, point: Point, unit: str = "") -> tuple[Action, ...]:
         return self.actions.get(Boundary(point, unit), ())
@@ -151,6 +153,7 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         num_ranks=plan.num_ranks,
         units=chosen,
         actions={boundary: tuple(items) for boundary, items in actions.items()},
+        precision=plan.precision,
     )
 
 

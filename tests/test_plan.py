@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.plan import (
     Plan,
+    Precision,
     Prediction,
     UnitPlan,
     fingerprint,
@@ -57,8 +58,14 @@ PLANS = st.builds(
     why=st.text(max_size=30),
     overlap=st.booleans(),
     gather_depth=st.integers(0, 9),
+    precision=st.builds(
+        Precision,
+        param_dtype=st.sampled_from([None, "float32"]),
+        reduce_dtype=st.sampled_from([None, "float32"]),
+    ),
 )
-LATER = ("reserved_bytes", "overlap", "gather_depth", "reshard")  # older plans are without
+# Older plans are without.
+LATER = ("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype")
 PLAN = Plan(
     fingerprint="0123456789abcdef",
     num_ranks=2,
@@ -79,12 +86,27 @@ PLAN = Plan(
     ),
     budget_bytes=2**30,
     why="it fits",
+    precision=Precision(param_dtype="float32", reduce_dtype="float32"),
 )
 
 
 @given(PLANS)
 def test_a_plan_comes_back(plan):
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "plan") == plan
+
+
+@pytest.mark.parametrize("num_ranks", [2, 64])
+@pytest.mark.parametrize("precision", [("bfloat16", None), ("float16", "bfloat16"), (None, "bfloat16")])
+def test_a_lossy_plan_comes_back_and_one_that_is_not_has_no_word_of_it(precision, num_ranks):
+    lossy = dataclasses.replace(
+        PLAN,
+        num_ranks=num_ranks,
+        units=(),
+        precision=Precision(param_dtype=precision[0], reduce_dtype=precision[1]),
+    )
+    assert plan_from_json(plan_to_json(lossy), "plan") == lossy
+    assert lossy.precision.is_lossy and not PLAN.precision.is_lossy
+    assert "precision" not in plan_to_json(dataclasses.replace(PLAN, precision=Precision()))
 
 
 def test_a_plan_comes_back_from_its_file_which_is_private(tmp_path):
@@ -169,6 +191,13 @@ def test_no_json_value_raises_anything_but_a_plan_error(value):
         ({"grad_accum": -1}, "grad_accum -1"),
         ({"budget_bytes": 0}, "budget_bytes 0"),
         ({"gather_depth": -1}, "gather_depth"),
+        ({"precision": {"param_dtype": "int8"}}, "param_dtype 'int8'"),
+        ({"precision": {"param_dtype": "bfloat16"}}, "param_dtype bfloat16 with ZeRO stage 0"),
+        (
+            {"precision": {"reduce_dtype": "float16"}, "units": [], "zero_stage": 1},
+            "float16 with ZeRO stage 1",
+        ),
+        ({"precision": {"reduce_dtype": "float16"}, "units": [], "num_ranks": 1}, "float16 with one rank"),
         ({"units": [{"name": "a", "zero_stage": 0, "recompute": True}] * 2}, "twice"),
     ],
 )

@@ -146,6 +146,8 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--plan",
         "--zero",
         "--policy",
+        "--param-dtype",
+        "--reduce-dtype",
     }
     position = 1
     while position < len(words):

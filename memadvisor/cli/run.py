@@ -1,6 +1,7 @@
 """`memadvisor run --plan plan.json [--nproc N] SCRIPT [ARGS...]`: apply a plan, profile, compare.
 
-Without --plan, `--zero` and `--policy` make a plan by hand, worked out on the live model.
+Without --plan, `--zero`, `--policy`, `--param-dtype` and `--reduce-dtype` make a plan by hand, worked out on the
+live model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from memadvisor.capture.session import profile_script, rank_identity
 from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.profile import add_recording_options, close, launch, start, target_of
 from memadvisor.errors import MemadvisorError, PlanError, UsageError
-from memadvisor.plan import Plan, load_plan, save_plan
+from memadvisor.plan import Plan, Precision, check_plan, load_plan, save_plan
 from memadvisor.run.store import discard_empty_run, journal_path
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
 TAKES_SCRIPT = True
 
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
+    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
     parser.add_argument("--plan", metavar="FILE", help="a plan that `memadvisor advise -o` wrote")
     parser.add_argument(
         "--zero", type=int, choices=range(4), metavar="0-3", help="ZeRO stage of a plan made by hand"
@@ -36,6 +39,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--policy",
         choices=("none", "every-layer", "sqrt"),
         help="which blocks a plan made by hand recomputes",
+    )
+    parser.add_argument(
+        "--param-dtype",
+        choices=_DTYPES,
+        help="with --zero 3: what float32 parameters are gathered and computed with (lossy)",
+    )
+    parser.add_argument(
+        "--reduce-dtype",
+        choices=_DTYPES,
+        help="with --zero 2 or 3: what their gradients are summed in over the ranks (lossy)",
     )
     add_recording_options(parser)
 
@@ -55,14 +68,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    by_hand = arguments.zero is not None or arguments.policy is not None
+    flags = ("zero", "policy", "param_dtype", "reduce_dtype")
+    given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
-        if by_hand:
-            raise UsageError("--plan excludes --zero and --policy.", hint="give a plan, or make one by hand.")
+        if given:
+            raise UsageError(f"--plan excludes {given[0]}.", hint="give a plan, or make one by hand.")
         return load_plan(arguments.plan)
-    if not by_hand:
+    if not given:
         raise UsageError("There is no plan to apply.", hint="give --plan FILE, or --zero and --policy.")
-    return Plan(
+    plan = Plan(
         fingerprint=None,
         num_ranks=arguments.nproc or rank_identity().world_size,
         zero_stage=arguments.zero or 0,
@@ -75,7 +89,12 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         why="made by hand",
         overlap=True,
         gather_depth=1,
+        precision=Precision(
+            param_dtype=_DTYPES.get(arguments.param_dtype), reduce_dtype=_DTYPES.get(arguments.reduce_dtype)
+        ),
     )
+    check_plan(plan, "This run")
+    return plan
 
 
 def _check_ranks(plan: Plan, arguments: argparse.Namespace) -> None:

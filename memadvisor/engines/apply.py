@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.engines import ddp as ddp_patch
 from memadvisor.engines import norms
+from memadvisor.engines.casts import Casts, check_castable
 from memadvisor.engines.executor import Executor, Label, Labelled
 from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.hooks import Hooks
@@ -33,7 +34,7 @@ from memadvisor.engines.sharded_step import (
 from memadvisor.engines.single_process import SingleProcess
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
-from memadvisor.plan import Plan
+from memadvisor.plan import Plan, Precision, check_plan
 from memadvisor.run.cut import unwrap
 from memadvisor.schedule import Schedule, write_schedule
 from memadvisor.units import format_bytes
@@ -46,6 +47,7 @@ def install(plan: Plan, *, label: Label | None = None, note: Note | None = None)
 
     With a plan for several ranks, a script that knows of none is run data-parallel (single_process.py).
     """
+    check_plan(plan, "The plan")
     single = None
     if plan.num_ranks > 1:
         single = SingleProcess(plan.num_ranks, note or (lambda level, text: None))
@@ -64,6 +66,7 @@ def apply(
     note: Note | None = None,
 ) -> Applied:
     """Apply a plan to a live model, wrapped in DDP if the plan is for several ranks. Raises PlanError."""
+    check_plan(plan, "The plan")
     if any(parameter.grad is not None for parameter in model.parameters()):
         raise PlanError("The model has gradients.", hint="apply the plan right after optimizer.zero_grad().")
     applied = Applied(plan, label, note)
@@ -99,6 +102,9 @@ class Applied:
         self._other_model: PlanError | None = None
         self._hooks = Hooks(self, self._undo)
         self._recompute = Recompute(self._hooks, self._note, self._undo)
+        self._casts = Casts(self._undo)
+        if plan.precision.is_lossy:
+            self._note("warning", _loss_text(plan.precision))
         if plan.num_ranks > 1:
             ddp_patch.patch(self._wrap, self._undo)
             norms.patch(self.slot_of, self._undo)
@@ -211,6 +217,7 @@ class Applied:
                 hint=f"start {self.plan.num_ranks} ranks, or advise again with --gpus {num_ranks}.",
             )
         model, schedule = self._read(unwrap(wrapper))
+        check_castable(model.root, schedule.precision)
         check_shardable(wrapper.module, max(unit.zero_stage for unit in schedule.units))
         # The same on every rank, and never used twice: keys of the store bear it.
         number = next(_numbers)
@@ -233,6 +240,7 @@ class Applied:
             self._owner[id(slot.flat)] = executor
         self._executors.add(executor)
         self._wrappers.add(wrapper)
+        self._casts.attach(model.root, executor.units.values())
         self._recompute.attach(model, schedule)
         self._attached = True
         self._report(executor)
@@ -246,6 +254,11 @@ class Applied:
             f"{type(executor.model.root).__name__}: {len(executor.units)} units, {len(sharded)} sharded flats, "
             f"padding {format_bytes(padding_bytes)} of parameters in all",
         )
+        of_float32 = any(flat.dtype == torch.float32 for flat in sharded)
+        if executor.schedule.precision.is_lossy and not of_float32:
+            self._note(
+                "warning", "the plan's precision has no effect: no sharded parameter of the model is float32"
+            )
         if executor.any_order and executor.num_shared_stages == 3:
             self._note(
                 "warning",
@@ -336,6 +349,16 @@ class Applied:
 
         self._undo.replace(dist, "destroy_process_group", destroy_process_group)
         self._undo.replace(dist.distributed_c10d, "destroy_process_group", destroy_process_group)
+
+
+def _loss_text(precision: Precision) -> str:
+    """What is rounded, said before anything is computed."""
+    computes = f"modules compute in {precision.param_dtype or 'float32'}"
+    sums = f"gradients are summed over the ranks in {precision.reduce_dtype or 'float32'}"
+    return (
+        f"This plan is lossy: {computes}, {sums}; what the optimizer keeps stays float32. "
+        "Losses will differ from those without it."
+    )
 
 
 def _has_ddp(module: torch.nn.Module) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from memadvisor.engines.flat import Flat, Slot, UnitState, flats_of
+from memadvisor.engines.flat import Flat, Slot, UnitState, build_units
 from memadvisor.engines.gradients import ShardedGradient
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
@@ -56,6 +56,7 @@ class Executor:
         self.wire = Wire(ddp.process_group, lambda tensor: label(tensor, "communication", self.unit), number)
         self.any_order = any_order  # ranks may use different parameters (find_unused_parameters)
         self.collective = False  # whether the pass under way is one that all ranks take together
+        self.in_forward = False  # the model's own
         self.digest = 0
         # How far this rank has come: what a service thread needs to know before it answers.
         self.num_backwards = 0
@@ -65,7 +66,7 @@ class Executor:
         self._ddp = weakref.ref(ddp)
         self._handles: list[Any] = []
         self.optimizers: set[torch.optim.Optimizer] = set()  # their state is asked for as long as we are
-        self.units = self._build_units()
+        self.units = build_units(model, schedule, self.wire.rank, self.wire.num_ranks)
         self.slots = [slot for flat in self.flats for slot in flat.slots]
         for index, slot in enumerate(self.slots):
             slot.index = index
@@ -91,16 +92,6 @@ class Executor:
         """The highest stage of any unit."""
         return max((unit.stage for unit in self.units.values()), default=0)
 
-    def _build_units(self) -> dict[str, UnitState]:
-        stages = {unit.name: unit.zero_stage for unit in self.schedule.units}
-        units: dict[str, UnitState] = {}
-        count = 0
-        for live in self.model.units:
-            flats = flats_of(live, stages[live.name], self.wire.rank, self.wire.num_ranks, count)
-            count += len(flats)
-            units[live.name] = UnitState(live, stages[live.name], flats)
-        return units
-
     def _move_parameters(self) -> None:
         """Move parameters into flat storage, and release those of stage 3."""
         with torch.no_grad():
@@ -115,9 +106,13 @@ class Executor:
                 flat.shard = flat.own_slice(flat.full)
                 if flat.stage == 3:
                     flat.shard = flat.shard.clone()
+                    flat.full = flat.full.to(flat.param_dtype)
                     self._release(flat)
                 for slot in flat.slots:
                     slot.token = ShardedGradient(slot, self) if flat.stage >= 2 and flat.trainable else None
+                    if flat.is_cast and flat.trainable:
+                        # Gradients come in the dtype that was computed with; what the script finds is float32.
+                        slot.parameter.grad_dtype = None
 
     def _attach(self) -> None:
         modules = {id(self.model.root), *(self.model.uses if self.num_shared_stages == 3 else ())}
@@ -165,6 +160,11 @@ class Executor:
         if module is self.model.root and not self.hooks.in_backward:
             self._pass_ends()
 
+    @property
+    def computes(self) -> bool:
+        """Whether who reads a parameter now is the model, which computes with it, and not the script."""
+        return self.in_forward or self.hooks.in_backward
+
     def _pass_begins(self) -> None:
         self._drop_arriving()  # of a pass that an exception ended
         self.reductions.sweep()
@@ -178,9 +178,11 @@ class Executor:
         self.collective = through_ddp and training and not self.any_order
         if ddp is not None and torch.is_grad_enabled():
             self.reductions.expect(through_ddp, ddp.require_backward_grad_sync)
+        self.in_forward = True
 
     def _pass_ends(self) -> None:
         """What the schedule has not released is kept for the backward of a pass that all ranks took."""
+        self.in_forward = False
         self._drop_arriving()
         for unit in self.units.values():
             unit.is_kept |= self.collective and unit.stage == 3 and unit.present
@@ -272,10 +274,10 @@ class Executor:
         with torch.no_grad():
             self._make_room(flat, flat.full)
             self.remember("gather", flat)
-            flat.arriving = self.wire.begin_gather(flat.full, flat.shard, flat.unit, flat.index)
+            flat.arriving = self.wire.begin_gather(flat.full, flat.own_part(flat.full), flat.unit, flat.index)
 
     def _make_room(self, flat: Flat, full: torch.Tensor) -> None:
-        full.untyped_storage().resize_(flat.padded_numel * flat.dtype.itemsize)
+        full.untyped_storage().resize_(flat.padded_numel * full.itemsize)
         self.label(full, "parameter", flat.unit)
 
     def gather(self, flat: Flat, collective: bool | None = None) -> None:
@@ -302,11 +304,9 @@ class Executor:
 
     def fill(self, flat: Flat, full: torch.Tensor, collective: bool) -> None:
         """Write a flat's parameters, from all ranks, into `full`."""
-        if flat.shard is None:
-            raise AssertionError("a flat without a shard has nothing to gather")
         if collective:
             self.remember("gather", flat)
-            self.wire.gather(full, flat.shard, flat.unit, flat.index)
+            self.wire.gather(full, flat.own_part(full), flat.unit, flat.index)
         elif flat.loan is not None:
             full.copy_(flat.loan)
         else:
@@ -320,8 +320,8 @@ class Executor:
 
     def _release(self, flat: Flat) -> None:
         if flat.full is not None and flat.present:
-            if flat.shard is not None and any(slot.is_written for slot in flat.slots):
-                flat.shard.copy_(flat.own_slice(flat.full))
+            if any(slot.is_written for slot in flat.slots):
+                flat.keep_written()
             for slot in flat.slots:
                 hide(slot, self)
             flat.full.untyped_storage().resize_(0)
@@ -389,12 +389,5 @@ class Executor:
 
     def labelled_tensors(self) -> Iterator[Labelled]:
         for flat in self.flats:
-            for tensor, category in (
-                (flat.full, "parameter"),
-                (flat.shard, "parameter"),
-                (flat.loan, "parameter"),
-                (flat.grad, "gradient"),
-                (flat.grad_shard, "gradient"),
-            ):
-                if tensor is not None:
-                    yield tensor, category, flat.unit
+            for tensor, category in flat.tensors():
+                yield tensor, category, flat.unit

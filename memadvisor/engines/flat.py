@@ -6,14 +6,16 @@ Parameters are views into it, so names, shapes, identity and hooks survive. Rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from memadvisor.engines.lanes import Ticket
-from memadvisor.engines.live import LiveUnit
+from memadvisor.engines.live import LiveModel, LiveUnit
+from memadvisor.plan import Precision
+from memadvisor.schedule import Schedule
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -65,6 +67,10 @@ class Slot:
 class Flat:
     """Storage of one unit, dtype and trainability.
 
+    dtype: the parameters' own, which shards, optimizer state and what the script reads are in. param_dtype: that
+    of `full`, which modules compute with and gathers carry; another one with stage 3 alone. reduce_dtype: that of
+    `grad`; another one with stages 2 and 3 alone.
+
     full: all parameters; with stage 3 its storage is resized to nothing between uses. None with stage 0,
     whose parameters stay where the script put them. shard: this rank's slice of `full`, or, with stage
     3, storage of its own. grad: full gradients, while they are being made (stages 2, 3) or until the
@@ -77,6 +83,8 @@ class Flat:
     rank: int
     num_ranks: int
     dtype: torch.dtype
+    param_dtype: torch.dtype
+    reduce_dtype: torch.dtype
     device: torch.device
     trainable: bool
     num_elements: int
@@ -107,11 +115,44 @@ class Flat:
         """Whether the full parameters are in memory, all of them."""
         return self.full is None or (self.full.untyped_storage().nbytes() > 0 and self.arriving is None)
 
-    def new(self, numel: int) -> torch.Tensor:
-        return torch.empty(numel, dtype=self.dtype, device=self.device)
+    @property
+    def is_cast(self) -> bool:
+        """Whether modules compute with the parameters in another dtype than they are kept in."""
+        return self.param_dtype != self.dtype
+
+    def new(self, numel: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(numel, dtype=dtype or self.dtype, device=self.device)
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         return full[self.rank * self.shard_numel : (self.rank + 1) * self.shard_numel]
+
+    def own_part(self, full: torch.Tensor) -> torch.Tensor:
+        """What this rank gives to `full`: its shard; where that has another dtype, its own slice, filled."""
+        if self.shard is None:
+            raise AssertionError("a flat without a shard has nothing to gather")
+        return self.shard if full.dtype == self.shard.dtype else self.own_slice(full).copy_(self.shard)
+
+    def keep_written(self) -> None:
+        """Take over what a module has written into `full`.
+
+        What it left alone does not lose the digits that the shard has more.
+        """
+        if self.full is None or self.shard is None:
+            return
+        written = self.own_slice(self.full)
+        if self.is_cast:
+            same = written == self.shard.to(self.param_dtype)
+            written = torch.where(same, self.shard, written.to(self.dtype))
+        self.shard.copy_(written)
+
+    def tensors(self) -> Iterator[tuple[torch.Tensor, str]]:
+        """What the engine holds for it now, by category."""
+        for tensor in (self.full, self.shard, self.loan):
+            if tensor is not None:
+                yield tensor, "parameter"
+        for tensor in (self.grad, self.grad_shard):
+            if tensor is not None:
+                yield tensor, "gradient"
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +189,21 @@ class UnitState:
         return not self.trainable and self.depth == 0 and (self.in_backward or not self.is_kept)
 
 
-def flats_of(unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index: int) -> list[Flat]:
+def build_units(model: LiveModel, schedule: Schedule, rank: int, num_ranks: int) -> dict[str, UnitState]:
+    """The units of a model with their flats, which are numbered through."""
+    stages = {unit.name: unit.zero_stage for unit in schedule.units}
+    units: dict[str, UnitState] = {}
+    count = 0
+    for live in model.units:
+        flats = flats_of(live, stages[live.name], rank, num_ranks, count, schedule.precision)
+        count += len(flats)
+        units[live.name] = UnitState(live, stages[live.name], flats)
+    return units
+
+
+def flats_of(
+    unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index: int, precision: Precision
+) -> list[Flat]:
     """Group a unit's parameters into flats. Frozen ones are sharded in stage 3 alone."""
     groups: dict[tuple[torch.dtype, torch.device, bool], list[tuple[str, torch.nn.Parameter]]] = {}
     for name, parameter in unit.parameters:
@@ -157,6 +212,7 @@ def flats_of(unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index:
             groups.setdefault(key, []).append((name, parameter))
     flats: list[Flat] = []
     for (dtype, device, trainable), members in groups.items():
+        name = _name_of(dtype)
         flat = Flat(
             unit=unit.name,
             index=first_index + len(flats),
@@ -164,6 +220,8 @@ def flats_of(unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index:
             rank=rank,
             num_ranks=num_ranks,
             dtype=dtype,
+            param_dtype=_dtype_of(precision.of_parameter(name) if stage == 3 else name),
+            reduce_dtype=_dtype_of(precision.of_reduction(name) if stage >= 2 else name),
             device=device,
             trainable=trainable,
             num_elements=sum(parameter.numel() for _, parameter in members),
@@ -171,6 +229,15 @@ def flats_of(unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index:
         _add_slots(flat, members)
         flats.append(flat)
     return flats
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _add_slots(flat: Flat, members: Sequence[tuple[str, torch.nn.Parameter]]) -> None:

@@ -169,8 +169,9 @@ class Reductions:
         flat, gradient = slot.flat, slot.parameter.grad
         if gradient is None or flat.grad is not None or len(flat.slots) > 1 or gradient.requires_grad:
             return False
-        whole_bytes = (flat.padded_numel if flat.stage >= 2 else flat.num_elements) * flat.dtype.itemsize
-        is_alike = gradient.stride() == slot.stride and gradient.dtype == flat.dtype
+        num_elements = flat.padded_numel if flat.stage >= 2 else flat.num_elements
+        whole_bytes = num_elements * flat.reduce_dtype.itemsize
+        is_alike = gradient.stride() == slot.stride and gradient.dtype == flat.reduce_dtype
         return is_alike and gradient.untyped_storage().nbytes() == whole_bytes
 
     def _adopt(self, slot: Slot) -> None:
@@ -185,7 +186,7 @@ class Reductions:
         share = 1.0 / self._wire.num_ranks
         if slot.index in slot.flat.ready:
             view.add_(gradient, alpha=share)
-        elif gradient.dtype == view.dtype:
+        elif gradient.itemsize >= view.itemsize:
             torch.mul(gradient, share, out=view)  # one pass, also where the gradient is the buffer
         else:
             view.copy_(gradient).mul_(share)
@@ -193,7 +194,8 @@ class Reductions:
     def _gradient_view(self, slot: Slot) -> torch.Tensor:
         flat = slot.flat
         if flat.grad is None:
-            flat.grad = flat.new(flat.padded_numel if flat.stage >= 2 else flat.num_elements)
+            numel = flat.padded_numel if flat.stage >= 2 else flat.num_elements
+            flat.grad = flat.new(numel, flat.reduce_dtype)
             flat.grad[flat.num_elements :].zero_()
             self._executor.label(flat.grad, "gradient", flat.unit)
         return slot.view(flat.grad)
@@ -230,7 +232,7 @@ class Reductions:
                         self._backward.scattering.append(flat)
                     else:
                         own = self._wire.reduce_scatter(flat.grad, flat.unit, flat.index)
-                        self._keep_shard(flat, flat.grad, own)
+                        self._keep_shard(flat, own)
                 elif self._sync:
                     self._executor.remember("all_reduce", flat)
                     transfer = self._wire.begin_mean(flat.grad, flat.unit)
@@ -245,18 +247,20 @@ class Reductions:
             for flat in self._backward.scattering:
                 if flat.scattering is not None and flat.grad is not None:
                     own, flat.scattering = flat.scattering.wait(), None
-                    self._keep_shard(flat, flat.grad, own)
+                    self._keep_shard(flat, own)
         self._backward.scattering.clear()
 
-    def _keep_shard(self, flat: Flat, grad: torch.Tensor, own: torch.Tensor) -> None:
+    def _keep_shard(self, flat: Flat, own: torch.Tensor) -> None:
+        """Take the sum over, in the optimizer's dtype, in which micro-batches are added up."""
+        grad, flat.grad = flat.grad, None
+        # A slice of the full buffer would keep all of it alive.
+        shares = grad is not None and own.untyped_storage()._cdata == grad.untyped_storage()._cdata
+        del grad
         if flat.grad_shard is None:
-            # A slice of the full buffer would keep all of it alive.
-            shares = own.untyped_storage()._cdata == grad.untyped_storage()._cdata
-            flat.grad_shard = own.clone() if shares else own
+            flat.grad_shard = own.clone() if shares and own.dtype == flat.dtype else own.to(flat.dtype)
             self._executor.label(flat.grad_shard, "gradient", flat.unit)
         else:
             flat.grad_shard.add_(own)
-        flat.grad = None
 
     def meet_before_writes(self) -> None:
         """The script changes sharded gradients, on every rank: none may still read those of this backward."""

@@ -1,7 +1,7 @@
 """Parameters whose values are not here: what stage 3 leaves in their place between uses.
 
 A released parameter keeps its identity, name, shape and hooks; its data is one NaN expanded to its shape
-(0 for integers), and its class is swapped (as torch does with UninitializedParameter) so that whatever
+(0 for integers) in the dtype that modules compute with, since autograd must know one dtype of it, and its class is swapped (as torch does with UninitializedParameter) so that whatever
 the script does with its values is done on a full copy. The executor lends that copy, and keeps what is
 written into it.
 """
@@ -9,6 +9,8 @@ written into it.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,13 +27,25 @@ _GETTERS = {
     *("is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_meta", "is_quantized", "is_mkldnn", "is_nested"),
     *("itemsize", "nbytes", "_version", "_base", "output_nr", "retains_grad", "is_xpu", "is_mps", "is_xla"),
     *("_backward_hooks", "_post_accumulate_grad_hooks", "_grad", "is_vulkan", "is_ipu", "is_maia", "is_mtia"),
+    "grad_dtype",
 }
-_SETTERS = {"requires_grad", "grad", "_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "names"}
+_SETTERS = {
+    *("requires_grad", "grad", "_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "names"),
+    "grad_dtype",
+}
 _METHODS = {
     *("size", "numel", "nelement", "dim", "ndimension", "element_size", "is_floating_point", "is_complex"),
     *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "untyped_storage", "__len__"),
     *("get_device", "is_signed", "__hash__", "is_same_size", "retain_grad", "is_inference", "_is_view"),
     *("has_names", "is_conj", "is_neg", "storage_type"),
+}
+
+# What tells the dtype, which is another one for the script than for the model where copies are cast.
+_OF_DTYPE: dict[str, Callable[[torch.Tensor, torch.dtype], Any]] = {
+    "dtype": lambda parameter, dtype: dtype,
+    "itemsize": lambda parameter, dtype: dtype.itemsize,
+    "element_size": lambda parameter, dtype: dtype.itemsize,
+    "nbytes": lambda parameter, dtype: dtype.itemsize * parameter.numel(),
 }
 
 _slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
@@ -47,6 +61,9 @@ class ReleasedParameter(torch.nn.Parameter):
     ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
+            tell = _OF_DTYPE.get(_name_of(func))
+            if tell is not None and type(args[0]) is ReleasedParameter:
+                return tell(args[0], _seen_dtype(args[0]))
             if _needs_no_values(func):
                 return func(*args, **kwargs)
             writes = _is_writing(func, args)
@@ -55,7 +72,8 @@ class ReleasedParameter(torch.nn.Parameter):
             if getattr(func, "__name__", "") == "__set__":
                 result = _lent(args[0]).copy_(args[1])  # parameter.data = value
             else:
-                result = func(*tree_map(_borrow, args), **tree_map(_borrow, kwargs))
+                borrow = partial(_borrow, writes=writes)
+                result = func(*tree_map(borrow, args), **tree_map(borrow, kwargs))
             if not writes:
                 return result
             slot, executor = _owner(args[0])
@@ -89,8 +107,9 @@ def hide(slot: Slot, executor: Executor) -> None:
     parameter = slot.parameter
     _slots[id(parameter)] = slot
     _executors[id(parameter)] = executor
-    filler = float("nan") if slot.flat.dtype.is_floating_point else 0
-    parameter.data = torch.full((), filler, dtype=slot.flat.dtype, device=slot.flat.device).expand(slot.shape)
+    dtype = slot.flat.param_dtype
+    filler = float("nan") if dtype.is_floating_point else 0
+    parameter.data = torch.full((), filler, dtype=dtype, device=slot.flat.device).expand(slot.shape)
     if type(parameter) is torch.nn.Parameter:
         parameter.__class__ = ReleasedParameter
 
@@ -116,13 +135,29 @@ def _lent(parameter: torch.Tensor) -> torch.Tensor:
     return executor.lend(slot)
 
 
-def _borrow(value: Any) -> Any:
+def _seen_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype that whoever looks now finds: the model's while it computes, else the script's own."""
+    slot, executor = _slots.get(id(parameter)), _executors.get(id(parameter))
+    if slot is None or executor is None or executor.computes:
+        return parameter.dtype
+    return slot.flat.dtype
+
+
+def _borrow(value: Any, writes: bool = False) -> Any:
     if type(value) is not ReleasedParameter:
         return value
     lent = _lent(value)
+    if not writes:  # else what is written would go to a copy of the copy
+        lent = lent.to(_seen_dtype(value))
     if torch.is_grad_enabled() and value.requires_grad:
         return _Borrow.apply(value, lent)  # type: ignore[no-untyped-call]
     return lent
+
+
+def _name_of(func: Any) -> str:
+    """A method's name, or that of the attribute that is read."""
+    name = getattr(func, "__name__", "")
+    return getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
 
 
 def _needs_no_values(func: Any) -> bool:

@@ -36,11 +36,17 @@ def remove_executor(
 def _restore_parameters(executor: Executor, flat: Flat) -> None:
     if flat.full is None:
         return
-    executor.gather(flat, collective=True)
+    full = flat.full
+    if flat.is_cast:  # what modules compute with is not all that the shards hold
+        executor.fill(flat, full := flat.new(flat.padded_numel), collective=True)
+    else:
+        executor.gather(flat, collective=True)
     for slot in flat.slots:
-        show(slot, flat.full)
+        show(slot, full)
         own = torch.empty_strided(slot.shape, slot.stride, dtype=flat.dtype, device=flat.device)
-        slot.parameter.data = own.copy_(slot.view(flat.full))
+        slot.parameter.data = own.copy_(slot.view(full))
+        if flat.is_cast and flat.trainable:
+            slot.parameter.grad_dtype = flat.dtype
     flat.full = flat.shard = None
 
 

@@ -150,29 +150,30 @@ def test_an_overflow_on_one_shard_is_an_overflow_on_every_rank():
             assert largest_difference(losses, other_losses) <= 1e-5
 
 
-def several_forwards(rank: int) -> list[list[float]]:
+def several_forwards_of(rank: int) -> list[float]:
     from tests.engines.trainings import build, make_optimizer
 
-    def script():
-        ddp = build(Training(), rank)
-        optimizer = make_optimizer("adamw", ddp)
-        data = torch.Generator().manual_seed(rank)
-        losses = []
-        for _ in range(4):
-            first, second = (ddp(torch.randint(0, 13, (4, 6), generator=data)) for _ in range(2))
-            loss = (
-                first.square().mean() + (first - second).abs().mean()
-            ) + ddp.module.head.weight.square().sum() * 0.1
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(float(loss.detach()))
-        return losses
+    ddp = build(Training(), rank)
+    optimizer = make_optimizer("adamw", ddp)
+    data = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(4):
+        first, second = (ddp(torch.randint(0, 13, (4, 6), generator=data)) for _ in range(2))
+        loss = (
+            first.square().mean() + (first - second).abs().mean()
+        ) + ddp.module.head.weight.square().sum() * 0.1
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
 
-    results = [script()]
+
+def several_forwards(rank: int) -> list[list[float]]:
+    results = [several_forwards_of(rank)]
     for zero in (0, 1, 2, 3):
         with applied(make_plan(2, zero)):
-            results.append(script())
+            results.append(several_forwards_of(rank))
     return results
 
 
