@@ -20,8 +20,9 @@ MemoryChart:focus { background-tint: $foreground 3%; }
 #overview-memory, #overview-time { width: 1fr; padding: 0 1; }
 OverviewPane.wide #overview-scroll { layout: horizontal; }
 #steps-summary, #modules-summary, #activations-summary, #communication-summary, #plan-summary { padding: 0 1; }
-#communication-skew { padding: 1 1 0 1; }
-#communication-operations, #communication-ranks { height: auto; max-height: 50%; }
+#communication-skew { padding: 0 1; }
+CommunicationPane > .content { overflow-y: auto; }
+CommunicationPane DataTable { height: auto; max-height: 50%; margin: 0 0 1 0; }
 #plan-compared { height: auto; max-height: 60%; margin: 1 0; }
 #notes-text { padding: 0 1; }
 HelpScreen { align: center middle; }

@@ -19,6 +19,7 @@ from memadvisor.tui.help import HelpScreen
 from memadvisor.tui.modules import ModulesPane
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import SearchTable
+from memadvisor.units import format_bytes, format_seconds
 from tests.make_run import make_run, write_run
 
 TABS = ("overview", "memory", "modules", "activations", "steps", "communication", "plan", "notes")
@@ -102,7 +103,7 @@ def test_every_tab_opens_by_its_number(run_directory, size):
         ("3", ["25 modules", "(model)", "embedding", "Block"]),
         ("4", ["1.38 MiB", "head", "aten::mm"]),
         ("5", ["8 steps", "1 traced", "traced (slow)", "102 ms"]),
-        ("6", ["all_reduce", "exposed", "832 KiB", "Spread"]),
+        ("6", ["all_reduce", "exposed", "832 KiB", "Spread", "transfer", "blocks.2", "reference", "shared"]),
         ("7", ["ZeRO stage 2", "it fits [not markup]", "predicted", "measured", "recomputed", "kept"]),
         ("8", ["train_gpt.py --blocks 3", "synthetic processor", "2.13.0"]),
     ],
@@ -125,6 +126,82 @@ def test_the_peaks_parts_on_the_screen_are_the_analyzers(run_directory):
         assert sum(sizes) == peak.allocated_bytes
 
     drive(run_directory, scenario)
+
+
+def rows_of(app, name):
+    table = app.query_one(f"#communication-{name}", DataTable)
+    return [[cell.plain for cell in table.get_row_at(row)] for row in range(table.row_count)]
+
+
+def test_groups_units_and_clocks_are_the_analyzers(tmp_path):
+    """Two groups, one of them nameless; the second rank's machine has a clock that is 5 s ahead."""
+    run = make_run(num_ranks=2, rank_delay_s=0.002)
+
+    def changed(number, rank):
+        ahead_s = 5.0 * number
+        collectives = [
+            dataclasses.replace(
+                c, group=("", "mesh [tp]")[i % 2], issue_s=c.issue_s + ahead_s, end_s=c.end_s + ahead_s
+            )
+            for i, c in enumerate(rank.collectives)
+        ]
+        operators = [
+            dataclasses.replace(o, start_s=o.start_s + ahead_s, end_s=o.end_s + ahead_s)
+            for o in rank.operators
+        ]
+        steps = [
+            dataclasses.replace(s, start_s=s.start_s + ahead_s, end_s=s.end_s + ahead_s) for s in rank.steps
+        ]
+        process = dataclasses.replace(rank.process, host=f"node{number}")
+        return dataclasses.replace(
+            rank,
+            collectives=tuple(collectives),
+            operators=tuple(operators),
+            steps=tuple(steps),
+            process=process,
+        )
+
+    run = dataclasses.replace(run, ranks=tuple(changed(i, rank) for i, rank in enumerate(run.ranks)))
+    directory = write_run(run, tmp_path / "run")
+
+    async def scenario(app, pilot):
+        await pilot.press("6")
+        await pilot.pause()
+        traffic = app.view.result.communication
+        groups, units, ranks = (rows_of(app, name) for name in ("groups", "units", "ranks"))
+        assert [row[0] for row in groups] == [share.name or "unnamed" for share in traffic.groups]
+        assert [row[0] for row in units] == [share.name for share in traffic.units]
+        for row, share in zip([*groups, *units], [*traffic.groups, *traffic.units], strict=True):
+            seconds = (share.time_s, share.exposed_s, share.waiting_s, share.transfer_s)
+            assert row[1:] == [format_bytes(share.bytes), str(share.num_calls), *map(format_seconds, seconds)]
+        assert {"unnamed", "mesh [tp]"} == {row[0] for row in groups}
+        assert ranks[0][6] == "reference"
+        assert ranks[1][6].startswith("+5.00 s \u00b1 ")
+        assert "clocks are up to 5.00 s apart" in screen_text(app)
+
+    drive(directory, scenario, (140, 60))
+
+
+def test_what_there_is_one_of_alone_has_no_table(run_directory):
+    async def scenario(app, pilot):
+        await pilot.press("6")
+        await pilot.pause()
+        assert not app.query_one("#communication-groups").display
+        assert app.query_one("#communication-units").display
+
+    drive(run_directory, scenario, (140, 60))
+
+
+def test_the_ranks_below_the_tables_are_reached_by_tab_on_a_small_screen(run_directory):
+    async def scenario(app, pilot):
+        await pilot.press("6")
+        await pilot.pause()
+        assert "straggler" not in screen_text(app) and "made wait" not in screen_text(app)
+        await pilot.press("tab", "tab")
+        await pilot.pause()
+        assert "made wait" in screen_text(app)
+
+    drive(run_directory, scenario, (100, 16))
 
 
 def test_utilization_stands_on_the_hardware_that_was_named(run_directory):
