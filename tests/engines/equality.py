@@ -31,6 +31,8 @@ NUM_STEPS = 20
 LOSSES_FP32 = 1e-6
 LOSSES_FP64 = 1e-12
 TENSORS_FP64 = 1e-10
+# Of the first step's losses and gradients; relative to the largest gradient, since what is the sum of numbers that
+# nearly cancel is itself as small as their rounding.
 FIRST_STEP_FP32 = 1e-6
 
 
@@ -68,7 +70,7 @@ def differences(rank: int, configuration: Configuration) -> dict[str, float]:
     found = {
         "losses": _apart(_numbers(plain.losses), _numbers(ours.losses)),
         "first losses": _apart(_numbers(plain.losses[:num_first]), _numbers(ours.losses[:num_first])),
-        "first gradients": _furthest(plain.first, ours.first),
+        "first gradients": _furthest(plain.first, ours.first, _largest(plain.first)),
         "tensors": _furthest(plain.tensors, ours.tensors),
         "leftovers": float(len(ours.leftovers)),
     }
@@ -138,19 +140,26 @@ def _numbers(values: list[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _furthest(plain: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> float:
+def _furthest(
+    plain: dict[str, torch.Tensor], ours: dict[str, torch.Tensor], scale: float | None = None
+) -> float:
     if plain.keys() != ours.keys():
         return float("inf")
-    return max((_apart(plain[name], ours[name]) for name in plain), default=0.0)
+    return max((_apart(plain[name], ours[name], scale) for name in plain), default=0.0)
 
 
-def _apart(plain: torch.Tensor, ours: torch.Tensor) -> float:
-    """Relative to the largest element; 0 means equal in every bit."""
+def _largest(tensors: dict[str, torch.Tensor]) -> float:
+    return max((float(tensor.abs().max()) for tensor in tensors.values()), default=0.0)
+
+
+def _apart(plain: torch.Tensor, ours: torch.Tensor, scale: float | None = None) -> float:
+    """Relative to `scale`, else to the largest element; 0 means equal in every bit."""
     if plain.shape != ours.shape or plain.dtype != ours.dtype or not bool(torch.isfinite(ours).all()):
         return float("inf")
     if torch.equal(plain, ours):
         return 0.0
-    scale = float(plain.double().abs().max())
+    if scale is None:
+        scale = float(plain.double().abs().max())
     return float((plain.double() - ours.double()).abs().max()) / max(scale, 1e-6)
 
 
