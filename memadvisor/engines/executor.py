@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from memadvisor.engines.flat import Flat, Slot, UnitState, build_units
+from memadvisor.engines.flat import Flat, UnitState, build_units
 from memadvisor.engines.gradients import ShardedGradient
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
+from memadvisor.engines.loans import Loans
 from memadvisor.engines.reductions import Reductions, accumulated_hook
 from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
@@ -71,6 +72,7 @@ class Executor:
         for index, slot in enumerate(self.slots):
             slot.index = index
         self.reductions = Reductions(self)
+        self.loans = Loans(self)
         self._move_parameters()
         # Not sooner: a rank that is ahead may ask for a shard before this one has any.
         self.service = service(self)
@@ -173,7 +175,7 @@ class Executor:
         training = torch.is_grad_enabled() and self.model.root.training
         if through_ddp and training and self.num_shared_stages == 3:
             self.meet()
-            self.end_loans()
+            self.loans.end()
             self._release_all()  # on all ranks, or one would wait for gathers that another leaves out
         self.collective = through_ddp and training and not self.any_order
         if ddp is not None and torch.is_grad_enabled():
@@ -337,7 +339,7 @@ class Executor:
         found = self.wire.largest([self.digest, -self.digest], self.flats[0].device)
         if found[0] != -found[1]:
             raise RuntimeError("the ranks ran different units of the model in this step")
-        self.end_loans()
+        self.loans.end()
         self.in_step = True
 
     def step_ends(self, flats: Iterable[Flat]) -> None:
@@ -352,38 +354,11 @@ class Executor:
         self.num_steps += 1
         self.in_step = False  # after the count: a question about this step may be answered from here on
 
-    # ---- full copies lent to the script ------------------------------------------------------
-
-    def lend(self, slot: Slot) -> torch.Tensor:
-        """Full values of a released parameter, in memory of their own."""
-        flat = slot.flat
-        if flat.loan is None:
-            with torch.no_grad():
-                loan = flat.new(flat.padded_numel)
-                self.label(loan, "parameter", flat.unit)
-                self.fill(flat, loan, self.collective)
-                flat.loan = loan
-        return slot.view(flat.loan)
+    # ---- all ranks together -------------------------------------------------------------------
 
     def meet(self) -> None:
         """Wait for all ranks: whatever they read before this point of the program, they have read."""
         self.wire.largest([0], self.flats[0].device)
-
-    def keep_writes(self, slot: Slot) -> None:
-        """The script has written into a lent parameter, as every rank does at this point."""
-        self._keep(slot.flat)
-        self.num_writes += 1
-
-    def _keep(self, flat: Flat) -> None:
-        if flat.loan is not None and flat.shard is not None:
-            with torch.no_grad():
-                flat.shard.copy_(flat.own_slice(flat.loan))
-
-    def end_loans(self) -> None:
-        """Take loans back, with what was written past us (`p.data`); only after a meeting of all ranks."""
-        for flat in self.flats:
-            self._keep(flat)
-            flat.loan = None
 
     # ---- what is alive -----------------------------------------------------------------------
 

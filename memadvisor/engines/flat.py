@@ -93,7 +93,9 @@ class Flat:
     shard: torch.Tensor | None = None
     grad: torch.Tensor | None = None
     grad_shard: torch.Tensor | None = None
-    loan: torch.Tensor | None = None
+    loan: torch.Tensor | None = None  # full parameters in the script's hands (loans.py)
+    loan_version: int = 0  # of the loan, when what was written into it was kept last
+    is_loan_fixed: bool = False  # something may use its memory that cannot be seen
     ready: set[int] = field(default_factory=set)  # indices of slots whose gradient came in this backward
     arriving: Ticket | None = None  # the gather that fills `full`; until it is waited for, nobody looks
     scattering: Ticket | None = None  # the reduction of `grad` that is under way

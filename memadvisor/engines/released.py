@@ -48,6 +48,9 @@ _OF_DTYPE: dict[str, Callable[[torch.Tensor, torch.dtype], Any]] = {
     "nbytes": lambda parameter, dtype: dtype.itemsize * parameter.numel(),
 }
 
+# What reaches the memory without a trace: an address, or a tensor whose writes are not counted.
+_UNSEEN = {"data", "data_ptr", "__cuda_array_interface__"}
+
 _slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 
@@ -72,12 +75,14 @@ class ReleasedParameter(torch.nn.Parameter):
             if getattr(func, "__name__", "") == "__set__":
                 result = _lent(args[0]).copy_(args[1])  # parameter.data = value
             else:
+                if _name_of(func) in _UNSEEN and type(args[0]) is ReleasedParameter:
+                    _owner(args[0])[0].flat.is_loan_fixed = True
                 borrow = partial(_borrow, writes=writes)
                 result = func(*tree_map(borrow, args), **tree_map(borrow, kwargs))
             if not writes:
                 return result
             slot, executor = _owner(args[0])
-            executor.keep_writes(slot)
+            executor.loans.keep_writes(slot)
         return args[0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
@@ -132,7 +137,7 @@ def _owner(parameter: torch.Tensor) -> tuple[Slot, Executor]:
 
 def _lent(parameter: torch.Tensor) -> torch.Tensor:
     slot, executor = _owner(parameter)
-    return executor.lend(slot)
+    return executor.loans.lend(slot)
 
 
 def _seen_dtype(parameter: torch.Tensor) -> torch.dtype:

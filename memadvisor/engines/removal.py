@@ -25,7 +25,7 @@ def remove_executor(
     with torch.no_grad():
         if executor.num_shared_stages:
             executor.meet()
-        executor.end_loans()
+        executor.loans.end()
         _restore_optimizers(executor, optimizers, slot_of)
         for flat in executor.flats:
             _restore_parameters(executor, flat)

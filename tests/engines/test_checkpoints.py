@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import Training, applied, build, make_optimizer, make_plan
@@ -68,3 +69,86 @@ def test_a_checkpoint_goes_on_in_another_stage_and_on_other_ranks(tmp_path: Path
     ):
         for losses in run_ranks(resumed, num_ranks, str(tmp_path), pairs, timeout_s=60)[0]:
             assert losses == pytest.approx(whole[SAVED_AT:], rel=1e-12)
+
+
+class Ledger:
+    """Most bytes of full parameters that were alive at once, of those that the engine has announced."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._alive: list[tuple[StorageWeakRef, int]] = []
+        self.peak_bytes = 0
+
+    def label(self, tensor: torch.Tensor, category: str, unit: str) -> None:
+        if category == "parameter":
+            self._alive.append((StorageWeakRef(tensor.untyped_storage()), tensor.untyped_storage().nbytes()))
+            self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+
+    @property
+    def alive_bytes(self) -> int:
+        return sum(size for storage, size in self._alive if not storage.expired())
+
+
+def lent(rank: int) -> dict[str, float]:
+    """Full parameters alive at once, as a multiple of the largest unit's, while the script does this or that."""
+    ledger = Ledger()
+    with applied(make_plan(2, 3), label=ledger.label) as engine:
+        ddp = build(Training(model=(("dim", 24),)), rank)
+        (executor,) = engine._executors
+        largest_bytes = max(4 * sum(f.padded_numel for f in unit.flats) for unit in executor.units.values())
+        found = {}
+
+        def measure(name, action):
+            ddp(torch.arange(6)[None]).sum().backward()  # a training pass ends all loans
+            ddp.zero_grad()
+            ledger.begin()
+            result = action()
+            found[name] = ledger.peak_bytes / largest_bytes
+            return result
+
+        measure("read", lambda: [p.norm().detach() for p in ddp.parameters()])
+        measure("detached", lambda: [p.detach().norm() for p in ddp.parameters()])
+        copies = {name: p.clone() for name, p in ddp.module.state_dict().items()}
+        measure("loaded", lambda: ddp.module.load_state_dict(copies))
+        # What the script asks for is whole, and nothing of it is left when the script has let go of it.
+        held = measure("held", lambda: ddp.module.state_dict())
+        del held
+        ddp.module.head.weight.norm(), ddp.module.scale.norm()
+        found["next"] = ledger.alive_bytes / largest_bytes
+        found["all"] = sum(p.numel() for p in ddp.parameters()) * 4 / largest_bytes
+    return found
+
+
+def test_what_is_read_or_loaded_one_by_one_is_in_memory_one_unit_at_a_time():
+    for found in run_ranks(lent, 2, timeout_s=60):
+        assert found["all"] > 3
+        for name in ("read", "detached", "loaded", "next"):
+            assert found[name] <= 1.02, found
+        assert found["all"] <= found["held"] <= 1.02 * found["all"]
+
+
+def written(rank: int) -> list[bool]:
+    """Writes that only the loan itself shows, in the shards of one rank or of both, while other units are read."""
+    with applied(make_plan(2, 3)):
+        ddp = build(Training(), rank)
+        expected = {name: p.clone() for name, p in ddp.named_parameters()}
+        checks = []
+        for number, (name, parameter) in enumerate(ddp.named_parameters()):
+            piece = (slice(0, 1), slice(-1, None), slice(None))[number % 3]
+            expected[name].view(-1)[piece] += number
+            if number % 2:
+                parameter.data.view(-1)[piece] += number
+            else:
+                detached = parameter.detach()
+                detached.view(-1)[piece] += number
+                del detached
+            checks.append(all(torch.equal(p, expected[other]) for other, p in ddp.named_parameters()))
+        ddp(torch.arange(6)[None]).sum().backward()
+        return [*checks, all(torch.equal(p, expected[name]) for name, p in ddp.named_parameters())]
+
+
+def test_what_is_written_into_a_loan_is_kept_though_nobody_holds_it():
+    for checks in run_ranks(written, 2, timeout_s=60):
+        assert len(checks) > 10 and all(checks)
