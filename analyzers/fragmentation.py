@@ -147,7 +147,7 @@ def _replayed(rank: RankRun, step: Step) -> tuple[int | None, int | None]:
     if len(rank.storages) > _MAX_REPLAYED_STORAGES:
         return None, None
     pieces = cut_step(rank.spans, step)
-    placed = place_storages(rank, step, pieces, 1)
+    placed = place_storages(rank, step, pieces)
     storages = step_storages(rank, step, placed, Passes(pieces), {})
     played = replay(captured_sequence(storages, pieces), allocator_settings(rank))
     return played.peak_allocated_bytes, played.peak_reserved_bytes

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from memadvisor.analyzers.batch_sizes import shrink_batch
+from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.cost.step import STATES
+from memadvisor.plan import FULL_PRECISION, Precision
 from memadvisor.run.records import Saved, Step, Storage
 from memadvisor.run.run import RankRun
 
@@ -96,13 +98,23 @@ class Passes:
         return position if position in self.forward else None
 
 
-def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int) -> list[Placed]:
-    """Storages of the process's device that live in the step, their sizes for micro-batches of 1/divisor."""
+def place_storages(
+    rank: RankRun,
+    step: Step,
+    pieces: Sequence[Stretch],
+    divisor: int = 1,
+    precision: Precision = FULL_PRECISION,
+) -> list[Placed]:
+    """Storages of the process's device that live in the step.
+
+    Their sizes are those that they would have with micro-batches of 1/divisor, and in another precision.
+    """
     saved_of: dict[int, list[Saved]] = defaultdict(list)
     for saved in rank.saved:
         saved_of[saved.storage_id].append(saved)
     starts = [piece.start_s for piece in pieces]
     sizes = shrink_batch(rank, step, divisor)
+    shares = narrow_shares(rank, pieces, precision)
     placed = []
     for row in rank.storages:
         if row.device != rank.process.device or (row.death_s is not None and row.death_s <= step.start_s):
@@ -110,7 +122,8 @@ def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor
         death = len(pieces)
         if row.death_s is not None and row.death_s < step.end_s:
             death = max(0, bisect_left(starts, row.death_s) - 1)
-        sized = replace(row, size_bytes=sizes.get(row.storage_id, row.size_bytes))
+        size_bytes = sizes.get(row.storage_id, row.size_bytes)
+        sized = replace(row, size_bytes=int(size_bytes * shares.get(row.storage_id, 1)))
         birth = _birth_segment(row, step, pieces, starts)
         placed.append(Placed(sized, birth, max(death, birth), tuple(saved_of[row.storage_id])))
     return placed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.batch_sizes import is_weight_cast
@@ -16,6 +16,7 @@ from memadvisor.analyzers.movable import boundary_tensors, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
 from memadvisor.analyzers.step_storages import step_storages
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level, StepStorage
+from memadvisor.plan import Precision, bytes_in
 from memadvisor.run.records import UNEXPLAINED, Parameter, Step
 from memadvisor.run.run import RankRun
 
@@ -54,9 +55,37 @@ class _Event:
     is_own: bool  # the storage was born in this segment
 
 
-def segment_memory(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int) -> Memory:
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """The flat buffers that collect units' gradients.
+
+    adopting: units whose only gradient becomes the buffer, because it is of its dtype.
+    """
+
+    size_bytes: Mapping[str, int]
+    adopting: Collection[str]
+
+
+def _buffers(parameters: Mapping[str, Sequence[Parameter]], precision: Precision) -> _Buffers:
+    sizes: dict[str, int] = {}
+    adopting = set()
+    for unit, rows in parameters.items():
+        trainable = [row for row in rows if row.requires_grad]
+        sizes[unit] = sum(
+            bytes_in(row.size_bytes, row.dtype, precision.of_reduction(row.dtype)) for row in trainable
+        )
+        if len(trainable) == 1:
+            dtype = trainable[0].dtype
+            if precision.of_parameter(dtype) == precision.of_reduction(dtype):
+                adopting.add(unit)
+    return _Buffers(sizes, adopting)
+
+
+def segment_memory(
+    rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int, precision: Precision
+) -> Memory:
     """Place every storage of the process's device on the segments, and sum them up."""
-    placed = place_storages(rank, step, pieces, divisor)
+    placed = place_storages(rank, step, pieces, divisor, precision)
     passes = Passes(pieces)
     freed = {number for number, item in enumerate(placed) if passes.unit_that_frees(item) is not None}
     casts = {number for number in freed if is_weight_cast(placed[number].row, rank.parameters)}
@@ -65,9 +94,10 @@ def segment_memory(rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor
     for parameter in rank.parameters:
         if not parameter.tied_to:
             parameters.setdefault(parameter.unit, []).append(parameter)
+    buffers = _buffers(parameters, precision)
     levels = []
     for position in range(len(pieces)):
-        level = _levels(position, pieces, start, events[position], placed, freed, casts, parameters)
+        level = _levels(position, pieces, start, events[position], placed, freed, casts, parameters, buffers)
         levels.append(level)
         _apply(start, events[position])
     boundaries = boundary_tensors(placed, freed, passes)
@@ -150,15 +180,16 @@ def _levels(
     freed: set[int],
     casts: set[int],
     parameters: Mapping[str, Sequence[Parameter]],
+    buffers: _Buffers,
 ) -> SegmentLevels:
     piece = pieces[position]
     unsaved = _without_saving(piece, events, placed, freed, casts)
     others = {category: size for category, size in start.items() if category not in STATES}
-    units, passing = _handed_over(piece, events, placed, parameters, collect=False)
-    _, collected = _handed_over(piece, events, placed, parameters, collect=True)
+    units, passing = _handed_over(piece, events, placed, parameters, buffers, collect=False)
+    _, collected = _handed_over(piece, events, placed, parameters, buffers, collect=True)
     lean = passing  # a forward brings no gradients, so this serves both views of it
     if unsaved is not events:
-        _, lean = _handed_over(piece, unsaved, placed, parameters, collect=False)
+        _, lean = _handed_over(piece, unsaved, placed, parameters, buffers, collect=False)
     same = unsaved is events
     return SegmentLevels(
         captured=_level(start, events, unsaved),
@@ -188,13 +219,14 @@ def _handed_over(
     events: Sequence[_Event],
     placed: Sequence[Placed],
     parameters: Mapping[str, Sequence[Parameter]],
+    buffers: _Buffers,
     *,
     collect: bool,
 ) -> tuple[tuple[str, ...], list[_Event]]:
     """Events without states, and with each gradient taken over when the operator that made it is done.
 
     It is done, and has dropped what it had saved, before anything else is born. To `collect`, a unit's
-    buffer is made when its first gradient is taken over; the gradient of a unit with one parameter becomes
+    buffer is made when its first gradient is taken over; the gradient of a unit that adopts becomes
     its buffer; a unit whose gradients cannot be told from other temporaries is taken to have its buffer
     from the start. Returns the units whose gradients came too.
     """
@@ -208,10 +240,10 @@ def _handed_over(
             unit = _gradient_unit(born, piece, placed, parameters)
             if unit is not None and unit not in units:
                 units.append(unit)
-                if collect and sum(p.requires_grad for p in parameters.get(unit, ())) == 1:
+                if collect and unit in buffers.adopting:
                     adopted.add(born.number)
                     changed.append(replace(born, time_s=time_s, delta_bytes=-born.delta_bytes))
-                size_bytes = _trainable_bytes(parameters, unit) if collect else 0
+                size_bytes = buffers.size_bytes.get(unit, 0) if collect else 0
                 changed.append(_Event(time_s, size_bytes, "gradient", -1, True))
         kept = [b for b in waiting if b.category == "gradient" and b.number not in adopted]
         changed.extend(replace(born, time_s=time_s, delta_bytes=-born.delta_bytes) for born in kept)
@@ -230,15 +262,11 @@ def _handed_over(
         if is_gradient:
             waiting.append(event)
     take_over(piece.end_s)
-    missing_bytes = _trainable_bytes(parameters, piece.unit) if piece.unit not in units else 0
+    missing_bytes = buffers.size_bytes.get(piece.unit or "", 0) if piece.unit not in units else 0
     if piece.phase == "backward" and piece.unit is not None and missing_bytes:
         units.append(piece.unit)
         changed.insert(0, _Event(piece.start_s, missing_bytes * collect, "gradient", -1, True))
     return tuple(units), changed
-
-
-def _trainable_bytes(parameters: Mapping[str, Sequence[Parameter]], unit: str | None) -> int:
-    return sum(p.size_bytes for p in parameters.get(unit or "", ()) if p.requires_grad)
 
 
 def _gradient_unit(

@@ -15,6 +15,7 @@ from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.errors import UsageError
+from memadvisor.plan import FULL_PRECISION, Precision
 from memadvisor.run.records import Collective, Parameter, Span, Step
 from memadvisor.run.run import RankRun, Run
 
@@ -38,12 +39,15 @@ class Piece:
     end_s: float
 
 
-def captured_step(run: Run, *, micro_batch_divisor: int = 1) -> CapturedStep:
+def captured_step(
+    run: Run, *, micro_batch_divisor: int = 1, precision: Precision = FULL_PRECISION
+) -> CapturedStep:
     """The step of the rank whose traced peak is highest.
 
     With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many:
-    storages with a batch dimension shrink, states do not (docs/planning.md). Raises UsageError when no
-    step was traced, or the run already carries a plan.
+    storages with a batch dimension shrink, states do not (docs/planning.md). With a precision, the step as the
+    schedules of plans with that precision find it. Raises UsageError when no step was traced, or the run
+    already carries a plan.
     """
     if run.plan is not None:
         raise UsageError(
@@ -62,7 +66,7 @@ def captured_step(run: Run, *, micro_batch_divisor: int = 1) -> CapturedStep:
         raise AssertionError("a traced rank has a traced step")
     pieces = cut_step(rank.spans, step)
     durations, step_time_s = _durations(rank, pieces)
-    memory = segment_memory(rank, step, pieces, micro_batch_divisor)
+    memory = segment_memory(rank, step, pieces, micro_batch_divisor, precision)
     exposed_s = _take_exposed_tail(rank, pieces, durations)
     batch = _micro_batch_size(step)
     return CapturedStep(
@@ -84,6 +88,7 @@ def captured_step(run: Run, *, micro_batch_divisor: int = 1) -> CapturedStep:
         num_micro_batches=max(1, step.num_micro_batches),
         repeats=micro_batch_divisor,
         micro_batch_size=None if batch is None else batch // micro_batch_divisor,
+        precision=precision,
     )
 
 

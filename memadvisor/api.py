@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from memadvisor import __version__
-from memadvisor.plan import Plan, load_plan
+from memadvisor.plan import FULL_PRECISION, Plan, Precision, load_plan
 from memadvisor.run.launch import take_run_directory
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
@@ -89,13 +89,18 @@ def advise(
     memory: int | str,
     gpus: int | None = None,
     hardware: Hardware | None = None,
+    precision: Precision = FULL_PRECISION,
 ) -> Advice:
     """Rank the plans for a memory budget a rank (`"24GiB"`, or bytes). Raises MemadvisorError."""
     from memadvisor.planning.advise import advise as plan_advice
 
-    taken = run if isinstance(run, Run) else load_run(run)
-    memory_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
-    return plan_advice(taken, memory_bytes=memory_bytes, num_ranks=gpus, hardware=hardware)
+    return plan_advice(
+        run if isinstance(run, Run) else load_run(run),
+        memory_bytes=parse_bytes(memory) if isinstance(memory, str) else memory,
+        num_ranks=gpus,
+        hardware=hardware,
+        precision=precision,
+    )
 
 
 def apply(plan: Plan | str | Path, model: Any, optimizer: Any) -> Applied:

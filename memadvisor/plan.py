@@ -48,6 +48,27 @@ class Precision:
         """The dtype in which the gradient of such a parameter is summed, where it becomes shards."""
         return self.reduce_dtype or dtype if dtype == "float32" else dtype
 
+    @property
+    def least_stage(self) -> int:
+        """The lowest ZeRO stage that every unit must have."""
+        if self.param_dtype not in (None, "float32"):
+            return 3
+        return 2 if self.reduce_dtype not in (None, "float32") else 0
+
+
+def loss_text(precision: Precision) -> str:
+    """What a lossy precision rounds, in words."""
+    return (
+        f"modules compute in {precision.param_dtype or 'float32'}, gradients are summed over the ranks in "
+        f"{precision.reduce_dtype or 'float32'}; what the optimizer keeps stays float32. Losses will differ "
+        "from those without it."
+    )
+
+
+def bytes_in(size_bytes: int, dtype: str, other: str) -> int:
+    """Bytes of what takes `size_bytes` in one dtype, in another that a precision makes of it."""
+    return size_bytes if dtype == other else size_bytes // ITEM_BYTES[dtype] * ITEM_BYTES[other]
+
 
 FULL_PRECISION = Precision()
 

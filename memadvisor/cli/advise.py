@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memadvisor.cli.precision import add_precision_options, precision_of
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan, plan_to_json
@@ -29,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hardware", metavar="FILE|NAME", help="a file of `memadvisor calibrate`, or a device"
     )
+    add_precision_options(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the best plan that fits")
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
 
@@ -40,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         memory_bytes=parse_bytes(arguments.memory),
         num_ranks=arguments.gpus,
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
+        precision=precision_of(arguments),
     )
     if advice.best is not None and arguments.output is not None:
         _write(advice.best, arguments.output)
@@ -81,6 +84,7 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "overlap": plan.overlap,
         "gather_depth": plan.gather_depth,
         "units": [dataclasses.asdict(unit) for unit in plan.units],
+        "precision": dataclasses.asdict(plan.precision),
         "layout": {"data_parallel": plan.num_ranks},
         "why": plan.why,
     }

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING
 from memadvisor.capture.script import Target
 from memadvisor.capture.session import profile_script, rank_identity
 from memadvisor.cli.directory import choose_directory
+from memadvisor.cli.precision import add_precision_options, precision_of
 from memadvisor.cli.profile import add_recording_options, close, launch, start, target_of
 from memadvisor.errors import MemadvisorError, PlanError, UsageError
-from memadvisor.plan import Plan, Precision, check_plan, load_plan, save_plan
+from memadvisor.plan import Plan, check_plan, load_plan, save_plan
 from memadvisor.run.store import discard_empty_run, journal_path
 
 if TYPE_CHECKING:
     from memadvisor.capture.recorder import Recorder
 
 TAKES_SCRIPT = True
-
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,16 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("none", "every-layer", "sqrt"),
         help="which blocks a plan made by hand recomputes",
     )
-    parser.add_argument(
-        "--param-dtype",
-        choices=_DTYPES,
-        help="with --zero 3: what float32 parameters are gathered and computed with (lossy)",
-    )
-    parser.add_argument(
-        "--reduce-dtype",
-        choices=_DTYPES,
-        help="with --zero 2 or 3: what their gradients are summed in over the ranks (lossy)",
-    )
+    add_precision_options(parser)
     add_recording_options(parser)
 
 
@@ -89,9 +79,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         why="made by hand",
         overlap=True,
         gather_depth=1,
-        precision=Precision(
-            param_dtype=_DTYPES.get(arguments.param_dtype), reduce_dtype=_DTYPES.get(arguments.reduce_dtype)
-        ),
+        precision=precision_of(arguments),
     )
     check_plan(plan, "This run")
     return plan

@@ -7,6 +7,8 @@ one flat, padded to a multiple of the ranks. With more than one rank,
   3 keeps a shard of its own and has the full flat beside it between gather and release;
 - gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it, 2 and 3 until the
   reduction, which leaves a shard; what the script has dropped is free from the next forward on;
+- with a precision, gathered flats are in its parameter dtype, and buffers of gradients and their staging in its
+  reduction dtype; shards of parameters and gradients are in the parameters' own;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
   overlaps keeps the full flat and the staging until the next one;
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded.
@@ -17,11 +19,12 @@ The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from memadvisor.cost.activations import View
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
+from memadvisor.plan import bytes_in
 from memadvisor.schedule import Action, ActionKind, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
@@ -46,19 +49,28 @@ class EngineMemory:
         self.stages = {u.name: u.zero_stage if self.num_ranks > 1 else 0 for u in schedule.units}
         # One rank, recorded as one rank: nothing of ours touches the states, so they are replayed.
         self.replays = self.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
-        self._flat_bytes = {
-            name: flat_bytes(self._states(name), self.num_ranks, frozen=stage == 3)
-            for name, stage in self.stages.items()
-        }
-        self._trainable_flat_bytes = {
-            name: flat_bytes(self._states(name), self.num_ranks, frozen=False) for name in self.stages
-        }
+        if schedule.precision != step.precision:
+            raise AssertionError("a step is played in the precision that it was cut for")
+        precision = schedule.precision
+        self._flat_bytes: dict[str, int] = {}
+        self._full_bytes: dict[str, int] = {}  # the same, as gathers make them
+        self._trainable_flat_bytes: dict[str, int] = {}
+        self._buffer_bytes: dict[str, int] = {}
+        for name, stage in self.stages.items():
+            states, ranks = self._states(name), self.num_ranks
+            casts = precision.of_parameter if stage == 3 else _own_dtype
+            sums = precision.of_reduction if stage >= 2 else _own_dtype
+            self._flat_bytes[name] = flat_bytes(states, ranks, frozen=stage == 3)
+            self._full_bytes[name] = flat_bytes(states, ranks, frozen=stage == 3, dtype_of=casts)
+            self._trainable_flat_bytes[name] = flat_bytes(states, ranks, frozen=False)
+            self._buffer_bytes[name] = flat_bytes(states, ranks, frozen=False, dtype_of=sums)
         self.gathered: set[str] = set()
-        self.gradients: Counter[str] = Counter()
+        self._buffers: set[str] = set()  # units whose whole gradients are there
+        self._shards: set[str] = set()  # units of whose gradients there is this rank's shard
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
         if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
-            for name in self.stages:  # those of the step before
-                self.gradients[name] = self._kept_gradient_bytes(name)
+            for name, stage in self.stages.items():  # those of the step before
+                (self._shards if stage >= 2 else self._buffers).add(name)
         resting = Counter(step.constant_state_bytes)
         resting["parameter"] += sum(self._resting_parameter_bytes(name) for name in self.stages)
         resting["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
@@ -69,8 +81,8 @@ class EngineMemory:
         if self.replays:
             return Counter()
         held = self._resting.copy()
-        held["parameter"] += sum(self.flat_bytes(name) for name in self.gathered)
-        held["gradient"] += sum(self.gradients.values())
+        held["parameter"] += sum(self._full_bytes[name] for name in self.gathered)
+        held["gradient"] += sum(self._gradients().values())
         held["communication"] += 0 if self._scattering is None else self._staging_bytes(self._scattering)
         return held
 
@@ -81,8 +93,20 @@ class EngineMemory:
     def end_scattering(self) -> None:
         """The reduction to shards that was under way has ended: what is left of the gradient is a shard."""
         if self._scattering is not None:
-            self.gradients[self._scattering] = self._kept_gradient_bytes(self._scattering)
+            self._keep_shard(self._scattering)
             self._scattering = None
+
+    def _keep_shard(self, name: str) -> None:
+        self._buffers.discard(name)
+        self._shards.add(name)
+
+    def _gradients(self) -> dict[str, int]:
+        """Bytes of gradients by unit: the buffer, and the shard of earlier micro-batches."""
+        return {
+            name: self._gradient_bytes(name) * (name in self._buffers)
+            + self._shard_bytes(name) * (name in self._shards)
+            for name in self._buffers | self._shards
+        }
 
     def _staging_bytes(self, name: str) -> int:
         return self._gradient_bytes(name) // self.num_ranks
@@ -97,8 +121,8 @@ class EngineMemory:
         for name in self.stages:
             pieces["parameter", name] = self._resting_parameter_bytes(name)
             pieces["optimizer_state", name] = self._optimizer_bytes(name)
-        pieces |= {("gathered", name): self.flat_bytes(name) for name in self.gathered}
-        pieces |= {("gradient", name): size for name, size in self.gradients.items()}
+        pieces |= {("gathered", name): self._full_bytes[name] for name in self.gathered}
+        pieces |= {("gradient", name): size for name, size in self._gradients().items()}
         if self._scattering is not None:
             pieces["staging", self._scattering] = self._staging_bytes(self._scattering)
         return {piece: size for piece, size in pieces.items() if size > 0}
@@ -115,13 +139,12 @@ class EngineMemory:
         """Gradients of the step before are gone when the captured ones were; the engine looks in a forward."""
         looks = segment.phase == ("outside" if self.num_ranks == 1 else "forward")
         if looks and not segment.captured.start.get("gradient"):
-            self.gradients.clear()
+            self._buffers.clear()
+            self._shards.clear()
 
     def leave(self, segment: Segment) -> None:
         """The gradients that came in this segment are held from now on."""
-        for name in segment.gradient_units:
-            if not self._is_collecting(name):
-                self.gradients[name] += self._gradient_bytes(name)
+        self._buffers.update(segment.gradient_units)
 
     def act(self, action: Action) -> Message | None:
         """Do an action's change of memory, and say which message it needs."""
@@ -131,7 +154,7 @@ class EngineMemory:
                 return None  # it was gathered ahead
             if self.stages[name] == 3:
                 self.gathered.add(name)
-            return Message(operation="all_gather", size_bytes=self.flat_bytes(name), staging={})
+            return Message(operation="all_gather", size_bytes=self._full_bytes[name], staging={})
         if action.kind is ActionKind.RELEASE:
             self.gathered.discard(name)
         elif action.kind is ActionKind.REDUCE:
@@ -145,11 +168,12 @@ class EngineMemory:
         if action.overlaps:
             self._scattering = name
             return Message(operation="reduce_scatter", size_bytes=size_bytes, staging={})
-        shard_bytes = size_bytes // self.num_ranks
-        older_bytes = max(0, self.gradients[name] - size_bytes)
-        # The message is simulated before this call returns, so what it holds beside the shard is staging.
-        staging = size_bytes - shard_bytes + older_bytes + shard_bytes
-        self.gradients[name] = shard_bytes
+        shard_bytes = self._shard_bytes(name)
+        older_bytes = shard_bytes * (name in self._shards)
+        # The message is simulated before this call returns, so what it holds beside the shard is staging. The sum
+        # is cast, if it is, when the buffer has gone: on two ranks and more that takes no more.
+        staging = size_bytes + self._staging_bytes(name) + older_bytes - shard_bytes
+        self._keep_shard(name)
         return Message(operation="reduce_scatter", size_bytes=size_bytes, staging={"communication": staging})
 
     def optimizer_share(self) -> float:
@@ -177,29 +201,24 @@ class EngineMemory:
         own = sum(size / self.num_ranks if self.stages[name] else size for name, size in sizes.items())
         return own / total if total else 1.0
 
-    def flat_bytes(self, name: str) -> int:
-        """A unit's full parameters as flats, padding included; frozen ones are flat in stage 3 alone."""
-        return self._flat_bytes[name]
-
     def _resting_parameter_bytes(self, name: str) -> int:
         states, stage = self._states(name), self.stages[name]
         if stage == 0:
             return states.parameter_bytes
         if stage == 3:
-            return self.flat_bytes(name) // self.num_ranks
-        return states.parameter_bytes - states.trainable_bytes + self.flat_bytes(name)
+            return self._flat_bytes[name] // self.num_ranks
+        return states.parameter_bytes - states.trainable_bytes + self._flat_bytes[name]
 
     def _gradient_bytes(self, name: str) -> int:
-        return self._trainable_flat_bytes.get(name, 0)
+        """The buffer of a unit's whole gradients."""
+        return self._buffer_bytes.get(name, 0)
 
-    def _kept_gradient_bytes(self, name: str) -> int:
-        return self._gradient_bytes(name) // (self.num_ranks if self.stages[name] >= 2 else 1)
+    def _shard_bytes(self, name: str) -> int:
+        return self._trainable_flat_bytes.get(name, 0) // self.num_ranks
 
     def _is_collecting(self, name: str) -> bool:
         """Whether the full flat of gradients is there already; stages 2 and 3 make a new one each time."""
-        size_bytes = self._gradient_bytes(name)
-        older_bytes = size_bytes // self.num_ranks if self.stages.get(name, 0) >= 2 else 0
-        return size_bytes == 0 or self.gradients[name] > older_bytes
+        return self._gradient_bytes(name) == 0 or name in self._buffers
 
     def _optimizer_bytes(self, name: str) -> int:
         states = self._states(name)
@@ -210,8 +229,17 @@ class EngineMemory:
         return self.step.states.get(name) or _NO_PARAMETERS
 
 
-def flat_bytes(states: UnitStates, num_ranks: int, *, frozen: bool) -> int:
-    """Bytes of a unit's flats: for each dtype and trainability, elements padded to a multiple of the ranks."""
+def _own_dtype(dtype: str) -> str:
+    return dtype
+
+
+def flat_bytes(
+    states: UnitStates, num_ranks: int, *, frozen: bool, dtype_of: Callable[[str], str] = _own_dtype
+) -> int:
+    """Bytes of a unit's flats: for each dtype and trainability, elements padded to a multiple of the ranks.
+
+    `dtype_of`: the dtype of the flat, by that of the parameters.
+    """
     elements: Counter[tuple[str, bool]] = Counter()
     item_bytes: dict[str, int] = {}
     for parameter in states.parameters:
@@ -219,5 +247,6 @@ def flat_bytes(states: UnitStates, num_ranks: int, *, frozen: bool) -> int:
             elements[parameter.dtype, parameter.requires_grad] += parameter.num_elements
             item_bytes[parameter.dtype] = parameter.size_bytes // parameter.num_elements
     return sum(
-        -(-count // num_ranks) * num_ranks * item_bytes[dtype] for (dtype, _), count in elements.items()
+        -(-count // num_ranks) * num_ranks * bytes_in(item_bytes[dtype], dtype, dtype_of(dtype))
+        for (dtype, _), count in elements.items()
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memadvisor.plan import FULL_PRECISION, Precision
 from memadvisor.run.records import Parameter, Unit
 
 Bytes = Mapping[str, int]  # by category
@@ -139,7 +140,8 @@ class CapturedStep:
     `synced_micro_batches` are those whose backward ended in a reduction over the ranks, as recorded; empty
     where none was. `peak_bytes` is the allocator's own where it was recorded, else that of the rows. `constant_state_bytes` are
     state bytes that belong to no unit's parameters. `exposed_communication_s` is inside `step_time_s`, and in no
-    segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured.
+    segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`:
+    that of the schedules that may be played over it.
     """
 
     rank: int
@@ -160,3 +162,4 @@ class CapturedStep:
     num_micro_batches: int
     repeats: int
     micro_batch_size: int | None
+    precision: Precision = FULL_PRECISION

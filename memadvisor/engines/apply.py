@@ -34,7 +34,7 @@ from memadvisor.engines.sharded_step import (
 from memadvisor.engines.single_process import SingleProcess
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
-from memadvisor.plan import Plan, Precision, check_plan
+from memadvisor.plan import Plan, check_plan, loss_text
 from memadvisor.run.cut import unwrap
 from memadvisor.schedule import Schedule, write_schedule
 from memadvisor.units import format_bytes
@@ -104,7 +104,7 @@ class Applied:
         self._recompute = Recompute(self._hooks, self._note, self._undo)
         self._casts = Casts(self._undo)
         if plan.precision.is_lossy:
-            self._note("warning", _loss_text(plan.precision))
+            self._note("warning", f"This plan is lossy: {loss_text(plan.precision)}")
         if plan.num_ranks > 1:
             ddp_patch.patch(self._wrap, self._undo)
             norms.patch(self.slot_of, self._undo)
@@ -349,16 +349,6 @@ class Applied:
 
         self._undo.replace(dist, "destroy_process_group", destroy_process_group)
         self._undo.replace(dist.distributed_c10d, "destroy_process_group", destroy_process_group)
-
-
-def _loss_text(precision: Precision) -> str:
-    """What is rounded, said before anything is computed."""
-    computes = f"modules compute in {precision.param_dtype or 'float32'}"
-    sums = f"gradients are summed over the ranks in {precision.reduce_dtype or 'float32'}"
-    return (
-        f"This plan is lossy: {computes}, {sums}; what the optimizer keeps stays float32. "
-        "Losses will differ from those without it."
-    )
 
 
 def _has_ddp(module: torch.nn.Module) -> bool:

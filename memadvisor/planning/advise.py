@@ -13,7 +13,7 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
-from memadvisor.plan import Plan
+from memadvisor.plan import FULL_PRECISION, Plan, Precision, loss_text
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import RankedPlan, Search, order
 from memadvisor.run.run import Run
@@ -44,20 +44,29 @@ class Advice:
 
 
 def advise(
-    run: Run, *, memory_bytes: int, num_ranks: int | None = None, hardware: Hardware | None = None
+    run: Run,
+    *,
+    memory_bytes: int,
+    num_ranks: int | None = None,
+    hardware: Hardware | None = None,
+    precision: Precision = FULL_PRECISION,
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
-    `num_ranks` defaults to the run's. Raises UsageError where the run has no traced step, or where nothing
+    `num_ranks` defaults to the run's. All plans have the `precision`, which is never chosen: it is lossy. Raises UsageError where the run has no traced step, or where nothing
     is known of the collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
     if ranks < 1:
         raise UsageError(f"--gpus {ranks} is no number of ranks.", hint="give 1 or more.")
-    plain = captured_step(run)
+    if ranks == 1 and precision.is_lossy:
+        raise UsageError(
+            "Another precision needs shards, and one rank has none.", hint="advise for --gpus 2 or more."
+        )
+    plain = captured_step(run, precision=precision)
     times = _collective_times(run, ranks, hardware)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
-    search = Search(run, times, ranks, memory_bytes, settings)
+    search = Search(run, times, ranks, memory_bytes, settings, precision)
     found = _worth_showing([plan for step in _splits(run, plain) for plan in search.plans(step)])
     found.sort(key=order)
     return Advice(
@@ -67,7 +76,7 @@ def advise(
         smallest_budget_bytes=min(search.needs),
         measured_peak_bytes=plain.peak_bytes,
         measured_step_time_s=plain.step_time_s,
-        notes=(*_notes(run, ranks, times), *_allocator_notes(plain, settings)),
+        notes=(*_precision_notes(precision), *_notes(run, ranks, times), *_allocator_notes(plain, settings)),
     )
 
 
@@ -116,7 +125,7 @@ def _splits(run: Run, plain: CapturedStep) -> Iterator[CapturedStep]:
     divisor = 2
     batch = plain.micro_batch_size
     while batch is not None and batch % divisor == 0 and divisor <= MAX_MICRO_BATCH_DIVISOR:
-        yield captured_step(run, micro_batch_divisor=divisor)
+        yield captured_step(run, micro_batch_divisor=divisor, precision=plain.precision)
         divisor *= 2
 
 
@@ -155,6 +164,16 @@ def _collective_times(run: Run, num_ranks: int, hardware: Hardware | None) -> Co
         hint=f"measure them with `memadvisor calibrate --ranks {num_ranks} -o hardware.json`, "
         "and pass --hardware hardware.json.",
     )
+
+
+def _precision_notes(precision: Precision) -> Iterator[str]:
+    if precision.is_lossy:
+        yield f"Every plan is lossy: {loss_text(precision)}"
+    if precision.least_stage == 3:
+        yield (
+            f"Recorded activations of the model are taken to be in {precision.param_dtype}; times of compute are those "
+            "recorded."
+        )
 
 
 def _notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Iterator[str]:

@@ -12,8 +12,8 @@ from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
-from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
-from memadvisor.planning.arrangement import Arrangement, Outcome, choose_arrangement, space_of
+from memadvisor.plan import FULL_PRECISION, Plan, Precision, Prediction, UnitPlan, fingerprint
+from memadvisor.planning.arrangement import SHARDINGS, Arrangement, Outcome, choose_arrangement, space_of
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.run.run import Run
 from memadvisor.schedule import write_schedule
@@ -56,10 +56,12 @@ class Search:
         num_ranks: int,
         budget_bytes: int,
         settings: AllocatorSettings | None,
+        precision: Precision = FULL_PRECISION,
     ) -> None:
         self.times = times
         self.settings = settings
         self.num_ranks = num_ranks
+        self.precision = precision
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
         self.fingerprint = fingerprint(
@@ -70,7 +72,7 @@ class Search:
         """The best plan of each stage for all units alike; and one of several stages where it is better."""
         found: list[Arrangement] = []
         alike: list[RankedPlan] = []
-        for stage in range(4) if self.num_ranks > 1 else (0,):
+        for stage in range(self.precision.least_stage, 4) if self.num_ranks > 1 else (0,):
             kinds = [(True, False, 0)]
             if stage >= 2:
                 kinds.append((True, True, 1))
@@ -136,7 +138,8 @@ class Search:
                 known[arrangement] = Outcome(played.step_time_s, played.peak.total_bytes)
             return known[arrangement]
 
-        space, first = space_of(step), tuple(starts)
+        shardings = [choice for choice in SHARDINGS if choice[0] >= self.precision.least_stage]
+        space, first = space_of(step, shardings), tuple(starts)
         num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
 
         def choose(target_bytes: int) -> Arrangement:
@@ -210,4 +213,5 @@ class Search:
             why="",
             overlap=arrangement.overlap,
             gather_depth=arrangement.gather_depth,
+            precision=self.precision,
         )

@@ -90,3 +90,22 @@ def test_names_of_the_users_program_are_shown_as_they_are(tmp_path, capsys):
 
     assert "[red]x[/0]\\x1b[31m" in text
     assert "\x1b[31m" not in text
+
+
+def test_a_precision_is_asked_for_and_restricts_the_stages(run_path, tmp_path, capsys):
+    output = tmp_path / "plan.json"
+    words = ["advise", run_path, "--memory", "3700000", "--json", "-o", str(output)]
+    assert main([*words, "--param-dtype", "bf16"]) == 0
+    value = json.loads(capsys.readouterr().out)
+
+    assert {unit["zero_stage"] for plan in value["plans"] for unit in plan["units"]} == {3}
+    assert value["plans"][0]["precision"] == {"param_dtype": "bfloat16", "reduce_dtype": None}
+    assert value["notes"][0].startswith("Every plan is lossy: modules compute in bfloat16")
+    assert load_plan(output).precision.param_dtype == "bfloat16"
+
+    assert main([*words, "--reduce-dtype", "fp16"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert {unit["zero_stage"] for plan in value["plans"] for unit in plan["units"]} == {2, 3}
+
+    assert main(["advise", run_path, "--memory", "1GiB", "--gpus", "1", "--reduce-dtype", "bf16"]) == 2
+    assert "one rank has none" in capsys.readouterr().err

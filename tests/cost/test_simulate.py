@@ -11,7 +11,7 @@ from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.engine_memory import flat_bytes
 from memadvisor.cost.simulate import simulate
-from memadvisor.plan import Plan, UnitPlan
+from memadvisor.plan import FULL_PRECISION, Plan, Precision, UnitPlan
 from memadvisor.schedule import Lane, write_schedule
 from tests.make_run import make_run
 
@@ -19,7 +19,7 @@ TIMES = CollectiveTimes(kind="fitted", source="a test", curves={}, alpha_s=1e-4,
 STATES = ("parameter", "gradient", "optimizer_state")
 
 
-def plan(*, ranks=1, stage=0, recompute=(), overlap=False, depth=0, units=()):
+def plan(*, ranks=1, stage=0, recompute=(), overlap=False, depth=0, units=(), precision=FULL_PRECISION):
     return Plan(
         fingerprint=None,
         num_ranks=ranks,
@@ -33,6 +33,7 @@ def plan(*, ranks=1, stage=0, recompute=(), overlap=False, depth=0, units=()):
         why="",
         overlap=overlap,
         gather_depth=depth,
+        precision=precision,
     )
 
 
@@ -275,3 +276,58 @@ def test_each_unit_of_depth_is_one_more_set_of_parameters_in_the_last_blocks_bac
     ]
 
     assert levels[1].total_bytes - levels[0].total_bytes == sum(sizes[:depth])
+
+
+BF16 = Precision(param_dtype="bfloat16", reduce_dtype="bfloat16")
+
+
+@given(st.integers(2, 5), st.integers(1, 2), st.booleans(), st.sampled_from(["bfloat16", "float16"]))
+@settings(max_examples=15, deadline=None)
+def test_a_narrow_reduction_changes_buffers_alone(ranks, batches, overlap, dtype):
+    """Stage 2: never more memory but where a gradient was its unit's whole buffer, and has to be cast into one."""
+    run = make_run(num_micro_batches=batches)
+    precision = Precision(reduce_dtype=dtype)
+    wide, narrow = (
+        play(captured_step(run, precision=p), ranks=ranks, stage=2, overlap=overlap, precision=p)
+        for p in (FULL_PRECISION, precision)
+    )
+    pairs = list(zip(wide.moments, narrow.moments, strict=True))
+
+    assert all(a.position == b.position for a, b in pairs)
+    cast = ("backward of embedding", "backward of head")
+    assert all(b.total_bytes <= a.total_bytes for a, b in pairs if a.position not in cast)
+    assert states(narrow, "optimizer step") == states(wide, "optimizer step")
+    for a, b in pairs:
+        assert {c: n for c, n in a.by_category_bytes.items() if c not in ("gradient", "communication")} == {
+            c: n for c, n in b.by_category_bytes.items() if c not in ("gradient", "communication")
+        }
+
+
+def test_a_gathered_unit_and_what_the_model_makes_are_half_and_masters_are_whole():
+    """Stage 3 in the backward of blocks.2, its parameters and those of one unit ahead there; by hand."""
+    run = make_run()
+    there = []
+    for precision in (FULL_PRECISION, BF16):
+        step = captured_step(run, precision=precision)
+        result = play(step, ranks=2, stage=3, depth=1, precision=precision)
+        there.append(next(m for m in result.moments if m.position == "backward of blocks.2"))
+        resting = next(m for m in result.moments if m.position == "optimizer step").by_category_bytes
+        assert resting["parameter"] == sum(unit.parameter_bytes for unit in step.units) // 2
+    block_bytes = flat_bytes(step.states["blocks.2"], 2, frozen=True)
+    wide, narrow = (moment.by_category_bytes for moment in there)
+
+    assert wide["parameter"] - narrow["parameter"] == 2 * block_bytes // 2
+    assert narrow["activation"] == wide["activation"] // 2
+
+
+def test_messages_are_as_large_as_their_dtypes_say():
+    """Two gathers in bfloat16 and a reduction in float16: half of what stage 3 moves in float32."""
+    run = make_run()
+    free = CollectiveTimes(kind="fitted", source="", curves={}, alpha_s=0.0, beta_bytes_per_s=1e9)
+    moved = []
+    for precision in (FULL_PRECISION, Precision(param_dtype="bfloat16", reduce_dtype="float16")):
+        step = captured_step(run, precision=precision)
+        schedule = write_schedule(plan(ranks=2, stage=3, precision=precision), step.units)
+        moved.append(busy_s(simulate(step, schedule, free), Lane.COLLECTIVE))
+
+    assert moved[1] == pytest.approx(moved[0] / 2)

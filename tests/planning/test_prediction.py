@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.fragmentation import fragmentation
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.allocation_sequence import captured_sequence, planned_sequence
@@ -47,8 +48,13 @@ def memadvisor(command, directory, *options, num_ranks=2, size=SIZE):
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return captured_step(memadvisor("profile", tmp_path_factory.mktemp("plain") / "run"))
+def plain_run(tmp_path_factory):
+    return memadvisor("profile", tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.fixture(scope="module")
+def plain(plain_run):
+    return captured_step(plain_run)
 
 
 def mixture(plain):
@@ -76,6 +82,21 @@ def test_what_the_engine_holds_is_what_the_simulator_said(plain, tmp_path, optio
 
     for rank in applied.ranks:
         assert predicted == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=1e-3)
+
+
+def test_what_narrow_copies_and_sums_take_is_what_the_simulator_said(plain_run, tmp_path):
+    """States to the byte, but for the stand-ins; activations are taken to be narrow where the model makes them."""
+    options = ("--zero", "3", "--param-dtype", "bf16", "--reduce-dtype", "bf16")
+    applied = memadvisor("run", tmp_path / "run", *options)
+    step = captured_step(plain_run, precision=applied.plan.precision)
+    predicted = simulate(step, write_schedule(applied.plan, step.units), TIMES).peak
+
+    for rank, analysis in zip(applied.ranks, analyze(applied).ranks, strict=True):
+        assert predicted.total_bytes == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=3e-3)
+        measured = analysis.peak.by_category_bytes
+        for category in ("gradient", "communication", "optimizer_state"):
+            assert predicted.by_category_bytes[category] == measured[category]
+        assert 0 <= measured["parameter"] - predicted.by_category_bytes["parameter"] < 100
 
 
 def test_what_a_plan_reserves_is_what_its_own_allocations_would(tmp_path):

@@ -1,0 +1,28 @@
+"""The options that ask for another precision than the script's, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+
+from memadvisor.plan import Precision
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def add_precision_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--param-dtype",
+        choices=_DTYPES,
+        help="with ZeRO stage 3: what float32 parameters are gathered and computed with (lossy)",
+    )
+    parser.add_argument(
+        "--reduce-dtype",
+        choices=_DTYPES,
+        help="with ZeRO stages 2 and 3: what their gradients are summed in over the ranks (lossy)",
+    )
+
+
+def precision_of(arguments: argparse.Namespace) -> Precision:
+    return Precision(
+        param_dtype=_DTYPES.get(arguments.param_dtype), reduce_dtype=_DTYPES.get(arguments.reduce_dtype)
+    )
