@@ -117,8 +117,9 @@ class Plan:
     """`units` empty: a plan made by hand, whose `zero_stage` and `policy` are worked out on the live model.
 
     `gather_depth`: how many units of stage 3 are gathered ahead of the one that runs. `overlap`: gradients are
-    reduced to shards one unit behind. Both cost the memory of what is under way; what stays whole on every
-    rank is reduced under the backward in any case.
+    reduced to shards one unit behind, and parameters that stages 1 and 2 have updated are gathered under the next
+    forward. But for the latter, both cost the memory of what is under way; what stays whole on every rank is
+    reduced under the backward in any case.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """

@@ -102,7 +102,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
       released after the backward, and with `reshard` after the forward too. Those that modules of other units
       use as well (tied weights) are never released in between: the last use is where memory is highest as a
       rule, so letting go of them gains nothing and takes two more gathers.
-    - With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs.
+    - With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs, and what stages 1 and 2 have
+      updated is gathered under what follows the optimizer step, each unit waited for where its forward begins.
     - A unit of stage 3 begins with gathering the next `plan.gather_depth` ones of stage 3, in order of
       execution, that are not there yet.
 
@@ -148,7 +149,9 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
                 add(Point.AFTER_BACKWARD, name, ActionKind.REDUCE, name, shard=stage >= 2, overlaps=overlaps)
             add(Point.BEFORE_OPTIMIZER, "", ActionKind.UPDATE, name)
             if stage in (1, 2):
-                add(Point.AFTER_OPTIMIZER, "", ActionKind.GATHER, name)
+                add(Point.AFTER_OPTIMIZER, "", ActionKind.GATHER, name, overlaps=plan.overlap)
+                if plan.overlap:
+                    add(Point.BEFORE_FORWARD, name, ActionKind.GATHER, name)
     return Schedule(
         num_ranks=plan.num_ranks,
         units=chosen,

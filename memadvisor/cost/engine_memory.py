@@ -67,6 +67,7 @@ class EngineMemory:
         self.gathered: set[str] = set()
         self._buffers: set[str] = set()  # units whose whole gradients are there
         self._shards: set[str] = set()  # units of whose gradients there is this rank's shard
+        self.stale: set[str] = set()  # units that lack what other ranks have updated
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
         if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
             for name, stage in self.stages.items():  # those of the step before
@@ -150,8 +151,9 @@ class EngineMemory:
         """Do an action's change of memory, and say which message it needs."""
         name = action.unit
         if action.kind is ActionKind.GATHER:
-            if name in self.gathered:
+            if not self._lacks(name):
                 return None  # it was gathered ahead
+            self.stale.discard(name)
             if self.stages[name] == 3:
                 self.gathered.add(name)
             return Message(operation="all_gather", size_bytes=self._full_bytes[name], staging={})
@@ -159,7 +161,13 @@ class EngineMemory:
             self.gathered.discard(name)
         elif action.kind is ActionKind.REDUCE:
             return self._reduce(action)
+        elif action.kind is ActionKind.UPDATE and self.stages[name] in (1, 2):
+            self.stale.add(name)
         return None
+
+    def _lacks(self, name: str) -> bool:
+        """Whether parameters have to come from other ranks."""
+        return name not in self.gathered if self.stages[name] == 3 else name in self.stale
 
     def _reduce(self, action: Action) -> Message:
         name, size_bytes = action.unit, self._gradient_bytes(action.unit)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from memadvisor.cost.activations import Activations, View
 from memadvisor.cost.collectives import CollectiveTimes
-from memadvisor.cost.engine_memory import EngineMemory
+from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.plan import Prediction
@@ -125,6 +125,7 @@ class _Player:
         self.was_in_backward = False
 
     def play(self) -> Simulation:
+        self._carry_over()
         for position, is_last in _play_order(self.step):
             self._segment(position, is_last)
         self._end_backward()
@@ -134,6 +135,15 @@ class _Player:
             lanes=self.lanes,
             moments=tuple(self.moments),
         )
+
+    def _carry_over(self) -> None:
+        """What the step before has updated and still has to bring to all ranks comes in under this one."""
+        for action in self.schedule.at(Point.AFTER_OPTIMIZER):
+            if action.overlaps and self.times is not None:
+                self.engine.stale.add(action.unit)
+                message = self.engine.act(action)
+                if message is not None:
+                    self._queue(action, message)
 
     def _segment(self, position: int, is_last: bool) -> None:
         segment, place = self.step.segments[position], place_of(self.step.segments[position])
@@ -189,6 +199,8 @@ class _Player:
         view: View = "captured" if self.engine.replays else "passing_gradients"
         base = self.activations.start(following, view)
         for action in actions:
+            if point is Point.AFTER_OPTIMIZER and action.overlaps:
+                continue  # it falls into the next step, as that of the step before did into this one
             self._wait_for_what_precedes(action)
             if action.kind is ActionKind.REDUCE and not (action.shard or is_last or self._syncs(segment)):
                 continue  # with accumulation under no_sync, what all ranks keep whole is summed once
@@ -197,14 +209,19 @@ class _Player:
             if message is None or self.times is None:
                 continue
             self._moment(f"{action.kind} of {action.unit}", position, base + Counter(message.staging))
-            duration_s = self.times.seconds(message.operation, message.size_bytes, self.schedule.num_ranks)
-            end_s = self.lanes.collective(f"{action.kind} {action.unit}", duration_s)
-            if not action.overlaps:
-                self.lanes.wait_until(end_s)
-            elif action.kind is ActionKind.GATHER:
-                self.arriving_s[action.unit] = end_s
-            else:
-                self.reductions_s = end_s
+            self._queue(action, message)
+
+    def _queue(self, action: Action, message: Message) -> None:
+        if self.times is None:
+            raise AssertionError("several ranks need times of collectives")
+        duration_s = self.times.seconds(message.operation, message.size_bytes, self.schedule.num_ranks)
+        end_s = self.lanes.collective(f"{action.kind} {action.unit}", duration_s)
+        if not action.overlaps:
+            self.lanes.wait_until(end_s)
+        elif action.kind is ActionKind.GATHER:
+            self.arriving_s[action.unit] = end_s
+        else:
+            self.reductions_s = end_s
 
     def _wait_for_what_precedes(self, action: Action) -> None:
         """A unit that was gathered ahead is waited for; so is a reduction to shards, by the next one."""

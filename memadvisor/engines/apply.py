@@ -6,6 +6,7 @@ plan, and executed. Whatever cannot be done rightly raises PlanError before the 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
@@ -125,8 +126,9 @@ class Applied:
 
     def remove(self) -> None:
         """Leave training as it was found. With sharded units all ranks call this."""
+        gc.collect()  # else models that the script has dropped may be there on some ranks alone
         optimizers = list(self._optimizers)
-        for executor in list(self._executors):
+        for executor in sorted(self._executors, key=lambda executor: executor.number):  # alike on all ranks
             remove_executor(executor, optimizers, self.slot_of)
         self._executors.clear()
         wrappers = list(self._wrappers)

@@ -1,8 +1,7 @@
 """The executor: plays a schedule on one live model, at the boundaries of its units.
 
 Forward boundaries come from global module hooks, backward ones from hooks on output tensors and from
-gradients that have been accumulated. A collective is waited for where it is issued, but for reductions
-that overlap the backward. docs/engines.md says which buffers exist when.
+gradients that have been accumulated. docs/engines.md says which buffers exist when.
 
 Two kinds of reading a stage-3 parameter: in a training pass through DDP all ranks gather together; in
 any other (evaluation, a pass on one rank, a look at a parameter) a rank asks the others' service
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from memadvisor.engines.arrivals import Arrivals, settle
 from memadvisor.engines.flat import Flat, UnitState, build_units
 from memadvisor.engines.gradients import ShardedGradient
 from memadvisor.engines.hooks import Hooks
@@ -50,6 +50,7 @@ class Executor:
         number: int = 0,
     ) -> None:
         self.model = model
+        self.number = number  # in order of construction, the same on all ranks
         self.schedule = schedule
         self.hooks = hooks
         self.label = label
@@ -73,6 +74,7 @@ class Executor:
             slot.index = index
         self.reductions = Reductions(self)
         self.loans = Loans(self)
+        self.arrivals = Arrivals(self)
         self._move_parameters()
         # Not sooner: a rank that is ahead may ask for a shard before this one has any.
         self.service = service(self)
@@ -117,8 +119,9 @@ class Executor:
                         slot.parameter.grad_dtype = None
 
     def _attach(self) -> None:
-        modules = {id(self.model.root), *(self.model.uses if self.num_shared_stages == 3 else ())}
-        self.hooks.observe(self, modules)
+        self.hooks.observe(self, {id(self.model.root)})
+        if self.num_shared_stages == 3:
+            self.observe_modules()
         this = weakref.ref(self)
         for unit in self.units.values():
             for flat in unit.trainable:
@@ -126,6 +129,9 @@ class Executor:
                     hook = accumulated_hook(this, unit.name, slot)
                     parameter: Any = slot.parameter
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def observe_modules(self) -> None:
+        self.hooks.observe(self, set(self.model.uses))
 
     def detach(self) -> None:
         self.hooks.forget(self)
@@ -146,6 +152,8 @@ class Executor:
                 if unit.depth == 1:
                     self._play(Point.BEFORE_FORWARD, unit)
                 unit.pushes.append(SavedParameters.push(self) if torch.is_grad_enabled() else 0)
+            elif any(flat.arriving is not None for flat in unit.flats):
+                self._play(Point.BEFORE_FORWARD, unit)
 
     def leave_module(self, module: torch.nn.Module, output: Any) -> None:
         for name in reversed(self.model.uses.get(id(module), ())):
@@ -283,8 +291,11 @@ class Executor:
         self.label(full, "parameter", flat.unit)
 
     def gather(self, flat: Flat, collective: bool | None = None) -> None:
-        """Make a stage-3 flat present; nothing happens when it is."""
+        """Make a flat present; nothing happens when it is."""
         if flat.present or flat.full is None or flat.shard is None:
+            return
+        if flat.stage < 3:
+            settle(flat)
             return
         with torch.no_grad():
             if flat.arriving is not None:
@@ -299,7 +310,7 @@ class Executor:
     def _drop_arriving(self) -> None:
         """Let go of what was gathered ahead and never asked for, as when the model takes another way."""
         for flat in self.flats:
-            if flat.arriving is not None and flat.full is not None:
+            if flat.stage == 3 and flat.arriving is not None and flat.full is not None:
                 flat.arriving.wait()  # else the memory would be written to after it has been given away
                 flat.arriving = None
                 flat.full.untyped_storage().resize_(0)
@@ -336,6 +347,7 @@ class Executor:
     def step_begins(self) -> None:
         """All ranks meet here, so that none updates what another is still reading."""
         self._release_all()
+        self.arrivals.settle()
         found = self.wire.largest([self.digest, -self.digest], self.flats[0].device)
         if found[0] != -found[1]:
             raise RuntimeError("the ranks ran different units of the model in this step")
@@ -344,13 +356,8 @@ class Executor:
 
     def step_ends(self, flats: Iterable[Flat]) -> None:
         """Bring what this optimizer has updated to all ranks."""
-        stepped = {flat.index for flat in flats}
         with torch.no_grad():
-            for action in self.schedule.at(Point.AFTER_OPTIMIZER):
-                unit = self.units.get(action.unit)
-                for flat in unit.trainable if unit is not None else ():
-                    if flat.index in stepped and flat.full is not None and flat.shard is not None:
-                        self.wire.gather(flat.full, flat.shard, flat.unit, flat.index)
+            self.arrivals.bring({flat.index for flat in flats})
         self.num_steps += 1
         self.in_step = False  # after the count: a question about this step may be answered from here on
 

@@ -63,7 +63,7 @@ class Slot:
         return flattened
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Flat:
     """Storage of one unit, dtype and trainability.
 

@@ -67,7 +67,7 @@ class ReleasedParameter(torch.nn.Parameter):
             tell = _OF_DTYPE.get(_name_of(func))
             if tell is not None and type(args[0]) is ReleasedParameter:
                 return tell(args[0], _seen_dtype(args[0]))
-            if _needs_no_values(func):
+            if needs_no_values(func):
                 return func(*args, **kwargs)
             writes = _is_writing(func, args)
             if writes:
@@ -165,7 +165,8 @@ def _name_of(func: Any) -> str:
     return getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
 
 
-def _needs_no_values(func: Any) -> bool:
+def needs_no_values(func: Any) -> bool:
+    """Whether a function of tensors can be answered without the values of its arguments."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")

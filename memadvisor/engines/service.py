@@ -86,6 +86,10 @@ class Service:
         if self._thread is None or os.getpid() != self._pid:
             return
         if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
+            executor = self._executor()
+            if executor is not None:
+                with contextlib.suppress(Exception):  # whoever reads those parameters is told
+                    executor.arrivals.settle()  # other ranks wait for what this one still sends
             self._say_goodbye(_QUIET_S, _LAST_S)
             return
         # What has failed may be the store's host: frozen, it would hold up this rank's end for good.

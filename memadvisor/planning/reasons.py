@@ -37,6 +37,8 @@ def _transfers(plan: Plan) -> str:
         words.append(f"gathers {plan.gather_depth} unit{'s' * (plan.gather_depth > 1)} ahead")
     if plan.overlap and any(unit.zero_stage >= 2 for unit in plan.units):
         words.append("reductions one unit behind")
+    if plan.overlap and any(unit.zero_stage in (1, 2) for unit in plan.units):
+        words.append("updated parameters gathered under the next forward")
     return f" with {' and '.join(words)}" if words else ""
 
 

@@ -176,7 +176,7 @@ def test_an_overlapped_reduction_ends_no_later_than_the_backward_plus_all_reduct
 
 @given(
     st.integers(2, 4),
-    st.integers(2, 3),
+    st.integers(1, 3),
     st.sets(st.sampled_from(["blocks.0", "blocks.1", "blocks.2"])),
     st.integers(1, 2),
 )
@@ -192,6 +192,30 @@ def test_overlap_takes_no_time_away_but_waiting_and_pays_in_memory(ranks, stage,
     assert overlaps.exposed_communication_s < waits.exposed_communication_s
     assert overlaps.peak.total_bytes >= waits.peak.total_bytes
     assert overlaps.moments[-1].by_category_bytes == waits.moments[-1].by_category_bytes
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e9])
+def test_what_stage_1_has_updated_comes_in_under_the_next_steps_forward(rate):
+    """The gathers begin with the step, since the one before has left them; a unit's forward waits for its own."""
+    step = captured_step(make_run())
+    times = CollectiveTimes(kind="fitted", source="", curves={}, alpha_s=0.0, beta_bytes_per_s=rate)
+    result = simulate(step, write_schedule(plan(ranks=2, stage=1, overlap=True), step.units), times)
+    waits = simulate(step, write_schedule(plan(ranks=2, stage=1), step.units), times)
+    there_s = dict[str, float]()
+    for unit in step.units:
+        there_s[unit.name] = max(there_s.values(), default=0.0) + flat_bytes(
+            step.states[unit.name], 2, frozen=False
+        ) / (2 * rate)
+    starts_s = {i.label: i.start_s for i in result.lanes.intervals if i.label.startswith("forward of")}
+    undelayed_s = {i.label: i.start_s for i in waits.lanes.intervals if i.label.startswith("forward of")}
+
+    delay_s = 0.0
+    for name, end_s in there_s.items():
+        label = f"forward of {name or 'the model itself'}"
+        if label in starts_s:
+            delay_s = max(delay_s, end_s - undelayed_s[label])
+            assert starts_s[label] == pytest.approx(undelayed_s[label] + delay_s)
+    assert {m.total_bytes for m in result.moments} == {m.total_bytes for m in waits.moments}
 
 
 def test_a_block_in_flight_behind_costs_its_gradient_and_the_others_shares_of_it():

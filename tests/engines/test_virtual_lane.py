@@ -7,6 +7,8 @@ from functools import lru_cache
 import pytest
 import torch
 
+from memadvisor.engines import arrivals
+from memadvisor.engines import executor as executor_module
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.reductions import Reductions
 from tests.engines.virtual_lane import OrderError, World
@@ -66,12 +68,24 @@ def test_a_thousand_random_schedules_are_free_of_races():
 OVERLAPPED = next(
     case
     for case in map(draw_case, range(1000))
-    if case.plan.overlap and {unit.zero_stage for unit in case.plan.units} == {3} and len(case.synced) == 2
+    if case.plan.overlap
+    and case.plan.gather_depth
+    and {unit.zero_stage for unit in case.plan.units} == {3}
+    and len(case.synced) == 2
 )
 MIXED = next(
     case
     for case in map(draw_case, range(1000))
-    if case.plan.overlap and {unit.zero_stage for unit in case.plan.units} == {0, 1, 2, 3}
+    if case.plan.overlap
+    and {unit.zero_stage for unit in case.plan.units} == {0, 1, 2, 3}
+    and case.plan.units[0].zero_stage == 1
+    and len(case.synced)
+    == 1  # so that unit is reduced last, and no later wait makes up for one that is left out
+)
+LATE = next(
+    case
+    for case in map(draw_case, range(1000))
+    if case.plan.overlap and {unit.zero_stage for unit in case.plan.units} == {1, 2}
 )
 
 
@@ -97,6 +111,17 @@ def _release_what_is_arriving(monkeypatch):
     monkeypatch.setattr(
         Executor, "_unit_backward_begins", lambda self, unit: self._begin_gather(self.flats[-1])
     )
+
+
+def _use_what_is_arriving(monkeypatch):
+    original = arrivals.settle
+
+    def settle(flat):
+        flat.arriving = None if flat.arriving is None else _Done(None)
+        original(flat)
+
+    monkeypatch.setattr(arrivals, "settle", settle)
+    monkeypatch.setattr(executor_module, "settle", settle)
 
 
 def _keep_a_sum_that_is_not_over(monkeypatch):
@@ -146,6 +171,7 @@ def _forget_to_declare(monkeypatch):
 BUGS = {
     _show_before_it_is_there: (OVERLAPPED, "read while it is written"),
     _release_what_is_arriving: (OVERLAPPED, "written while it is written.*resize_"),
+    _use_what_is_arriving: (LATE, "read while it is written"),
     _keep_a_sum_that_is_not_over: (OVERLAPPED, "read while it is written"),
     _leave_all_reduces_unwaited: (MIXED, "read while it is written"),
     _reuse_staging_before_the_wait: (OVERLAPPED, "written while it is written"),

@@ -60,18 +60,22 @@ UNITS = tuple(row.name for row in read_model(Small()).rows)
 
 @dataclass(frozen=True)
 class Case:
-    """A plan and a loop: `synced` says of each micro-batch whether it is outside no_sync."""
+    """A plan and a loop: `synced` says of each micro-batch whether it is outside no_sync.
+
+    looks: the script reads a parameter between the optimizer step and the next forward.
+    """
 
     plan: Plan
     rank: int
     synced: tuple[bool, ...]
     evaluates: bool
+    looks: bool
 
 
 def draw_case(seed: int) -> Case:
     draw = random.Random(seed)
     num_ranks = draw.randint(2, 4)
-    stages = draw.choice([(3,), (2, 3), (0, 1, 2, 3)])
+    stages = draw.choice([(3,), (2, 3), (0, 1, 2, 3), (1, 2)])
     units = tuple(
         UnitPlan(name=name, zero_stage=draw.choice(stages), recompute=False, reshard=draw.random() < 0.7)
         for name in UNITS
@@ -79,7 +83,7 @@ def draw_case(seed: int) -> Case:
     overlap = draw.random() < 0.9
     plan = make_plan(num_ranks, 3, units=units, overlap=overlap, gather_depth=draw.randint(0, 3))
     synced = (*(draw.random() < 0.5 for _ in range(draw.randint(0, 1))), True)
-    return Case(plan, draw.randrange(num_ranks), synced, draw.random() < 0.2)
+    return Case(plan, draw.randrange(num_ranks), synced, draw.random() < 0.2, draw.random() < 0.3)
 
 
 class _Answer:
@@ -178,7 +182,7 @@ def executing(case: Case, lane: Any) -> Iterator[tuple[_Ddp, Executor]]:
 
 
 def train_alone(case: Case, lane: Any) -> list[torch.Tensor]:
-    """Losses and what this rank holds in the end, after a step."""
+    """Losses, the next step's too, and what this rank holds in the end."""
     with executing(case, lane) as (ddp, executor):
         words = torch.arange(4)
         losses = []
@@ -191,6 +195,10 @@ def train_alone(case: Case, lane: Any) -> list[torch.Tensor]:
             with torch.no_grad():
                 losses.append(ddp.module(words).sum())
         _step(executor)
+        if case.looks:
+            losses.append(ddp.module.blocks[2].linear.weight.detach().sum())
+        losses.append(ddp(words).detach().sum())
+        executor.arrivals.settle()  # of units that the model did not come to
         held = [flat.shard.clone() for flat in executor.flats if flat.shard is not None]
         executor.detach()
         return losses + held

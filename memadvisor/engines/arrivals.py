@@ -1,0 +1,109 @@
+"""Updated parameters on their way to this rank: what stages 1 and 2 leave behind an optimizer step.
+
+With a plan's `overlap` the all-gathers of what the ranks have updated run under whatever the script does next, and a
+unit's parameters are waited for where its forward begins. A script may read them sooner (an average of the weights, a
+checkpoint, a function that takes a weight), so until they are there each parameter's class is swapped for one that
+waits at whatever needs its values. What reads tensors past Python's dispatch outside of a module's forward would not
+wait, so scripted modules and models that torch.compile has seen are not left behind.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from memadvisor.engines.flat import Flat
+from memadvisor.engines.released import needs_no_values
+from memadvisor.schedule import Point
+
+if TYPE_CHECKING:
+    from memadvisor.engines.executor import Executor
+
+_flats: weakref.WeakValueDictionary[int, Flat] = weakref.WeakValueDictionary()
+
+
+class ArrivingParameter(torch.nn.Parameter):
+    """The class that a parameter has while its new values come in."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not needs_no_values(func):
+            leaves: list[Any] = tree_leaves((args, kwargs))
+            for value in leaves:
+                if type(value) is ArrivingParameter:
+                    settle(_flats[id(value)])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        settle(_flats[id(self)])
+        return torch.nn.Parameter.__deepcopy__(self, memo)  # type: ignore[no-untyped-call]
+
+
+class Arrivals:
+    """Part of an executor. Nothing is late before its first step, by which torch.compile would have been at work."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor: Executor = weakref.proxy(executor)
+        self._may_be_late: bool | None = None
+
+    def bring(self, stepped: set[int]) -> None:
+        """Bring what an optimizer has updated, by indices of flats, to all ranks."""
+        executor = self._executor
+        for action in executor.schedule.at(Point.AFTER_OPTIMIZER):
+            unit = executor.units.get(action.unit)
+            for flat in unit.trainable if unit is not None else ():
+                if flat.index not in stepped or flat.full is None or flat.shard is None:
+                    continue
+                if action.overlaps and self._can_wait(flat):
+                    _leave_behind(
+                        flat, executor.wire.begin_gather(flat.full, flat.shard, flat.unit, flat.index)
+                    )
+                else:
+                    executor.wire.gather(flat.full, flat.shard, flat.unit, flat.index)
+
+    def settle(self) -> None:
+        """Wait for all that is on its way."""
+        for flat in self._executor.flats:
+            if flat.stage < 3:
+                settle(flat)
+
+    def _can_wait(self, flat: Flat) -> bool:
+        if self._may_be_late is None:
+            model = self._executor.model
+            self._may_be_late = not any(isinstance(m, torch.jit.ScriptModule) for m in model.root.modules())
+            if self._may_be_late and not _has_compiled():
+                self._executor.observe_modules()
+        is_plain = all(type(slot.parameter) is torch.nn.Parameter for slot in flat.slots)
+        return self._may_be_late and is_plain and not _has_compiled()
+
+
+def _leave_behind(flat: Flat, ticket: Any) -> None:
+    flat.arriving = ticket
+    for slot in flat.slots:
+        _flats[id(slot.parameter)] = flat
+        slot.parameter.__class__ = ArrivingParameter
+
+
+def settle(flat: Flat) -> None:
+    """Wait until a flat of stage 1 or 2 has its new values."""
+    if flat.arriving is None:
+        return
+    flat.arriving.wait()
+    flat.arriving = None
+    for slot in flat.slots:
+        if type(slot.parameter) is ArrivingParameter:
+            slot.parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]  # its own class
+
+
+def _has_compiled() -> bool:
+    """Whether Dynamo has compiled anything: its guards look at parameters without asking them."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"])
