@@ -22,18 +22,17 @@ from memadvisor.engines.casts import Casts, check_castable
 from memadvisor.engines.executor import Executor, Label, Labelled
 from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.hooks import Hooks
+from memadvisor.engines.independence import check_independent
 from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, read_model
+from memadvisor.engines.optimizer_state import OptimizerStates
+from memadvisor.engines.owners import Owners
 from memadvisor.engines.recompute import Note, Recompute
 from memadvisor.engines.removal import remove_executor
 from memadvisor.engines.service import Service
-from memadvisor.engines.sharded_step import (
-    Swap,
-    check_elementwise,
-    pieces_of_loaded,
-    whole_state,
-)
+from memadvisor.engines.sharded_step import Swap, is_elementwise
 from memadvisor.engines.single_process import SingleProcess
 from memadvisor.engines.undo import Undo
+from memadvisor.engines.whole_step import OwnedSwap, slots_of
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, check_plan, loss_text
 from memadvisor.run.cut import unwrap
@@ -98,7 +97,15 @@ class Applied:
         self._owner: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
         self._slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._swaps: weakref.WeakKeyDictionary[torch.optim.Optimizer, Swap] = weakref.WeakKeyDictionary()
+        self._swaps: weakref.WeakKeyDictionary[torch.optim.Optimizer, Swap | OwnedSwap] = (
+            weakref.WeakKeyDictionary()
+        )
+        # Of optimizers that need whole parameters; all ranks meet them in one order.
+        self._optimizer_numbers = itertools.count()
+        self._owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, Owners] = weakref.WeakKeyDictionary()
+        self._states = OptimizerStates(
+            self.slot_of, self._executor_of, self._optimizers, self._owners, self.meet
+        )
         self._attached = False
         self._other_model: PlanError | None = None
         self._hooks = Hooks(self, self._undo)
@@ -109,7 +116,7 @@ class Applied:
         if plan.num_ranks > 1:
             ddp_patch.patch(self._wrap, self._undo)
             norms.patch(self.slot_of, self._undo)
-            self._patch_optimizers()
+            self._states.patch(self._undo)
             self._patch_goodbye()
 
     # ---- what others ask ---------------------------------------------------------------------
@@ -129,7 +136,7 @@ class Applied:
         gc.collect()  # else models that the script has dropped may be there on some ranks alone
         optimizers = list(self._optimizers)
         for executor in sorted(self._executors, key=lambda executor: executor.number):  # alike on all ranks
-            remove_executor(executor, optimizers, self.slot_of)
+            remove_executor(executor, optimizers, self.slot_of, self._owners, self._states.from_owner)
         self._executors.clear()
         wrappers = list(self._wrappers)
         self._undo.run()
@@ -143,8 +150,10 @@ class Applied:
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is named, or seen for the first time. Raises PlanError for a wrong one."""
-        if max(self._stages(), default=0) >= 1 and self.plan.num_ranks > 1:
-            check_elementwise(optimizer)
+        is_new = optimizer not in self._optimizers
+        if is_new and max(self._stages(), default=0) >= 1 and not is_elementwise(optimizer):
+            calls_once = check_independent(optimizer)
+            self._owners[optimizer] = Owners(optimizer, next(self._optimizer_numbers), calls_once)
         self._optimizers.add(optimizer)
 
     def take_over(self, model: torch.nn.Module) -> None:
@@ -233,7 +242,7 @@ class Applied:
             self._hooks,
             self._label,
             any_order,
-            lambda made: Service(made, number, self._state_of),
+            lambda made: Service(made, number, self._states.state_of, self._states.owned_state),
             number,
         )
         for slot in executor.slots:
@@ -277,17 +286,23 @@ class Applied:
             return None
         self.meet(optimizer)
         self._restore(optimizer)
-        args, kwargs = _with_closure_done(args, kwargs)
+        owners = self._owners.get(optimizer)
+        args, kwargs = _with_closure_done(optimizer, owners, args, kwargs)
         for executor in self._executors_of(flats):
             executor.step_begins()
             executor.optimizers.add(optimizer)
-        self._swaps[optimizer] = Swap(optimizer, self.slot_of)
+        if owners is None:
+            self._swaps[optimizer] = Swap(optimizer, self.slot_of)
+        else:
+            self._share_out(optimizer, owners)
+            self._swaps[optimizer] = OwnedSwap(optimizer, self.slot_of, owners, self._executor_of)
         return args, kwargs
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer not in self._swaps:
+        swap = self._swaps.pop(optimizer, None)
+        if swap is None:
             return
-        self._restore(optimizer)
+        swap.finish()
         flats = self._flats_of(optimizer)
         for executor in self._executors_of(flats):
             executor.step_ends(flats)
@@ -297,49 +312,25 @@ class Applied:
         if swap is not None:
             swap.undo()
 
+    def _share_out(self, optimizer: torch.optim.Optimizer, owners: Owners) -> None:
+        if owners.assign(slots_of(optimizer, self.slot_of)):
+            self._note(
+                "info",
+                f"{type(optimizer).__name__} needs whole parameters: each is updated by one rank, and the rank with "
+                f"most has {100 * owners.largest_fraction:.1f} % of their bytes "
+                f"({100 / self.plan.num_ranks:.1f} % if even)",
+            )
+
     def _flats_of(self, optimizer: torch.optim.Optimizer) -> list[Flat]:
-        flats = {}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                slot = self.slot_of(parameter)
-                if slot is not None:
-                    flats[id(slot.flat)] = slot.flat
+        flats = {id(slot.flat): slot.flat for slot in slots_of(optimizer, self.slot_of)}
         return list(flats.values())
+
+    def _executor_of(self, flat: Flat) -> Executor:
+        return self._owner[id(flat)]
 
     def _executors_of(self, flats: Iterable[Flat]) -> list[Executor]:
         owners = {id(owner): owner for flat in flats if (owner := self._owner.get(id(flat))) is not None}
         return list(owners.values())
-
-    # ---- the optimizer's state, whole --------------------------------------------------------
-
-    def _patch_optimizers(self) -> None:
-        base = torch.optim.Optimizer
-        original_state, original_load = base.state_dict, base.load_state_dict
-
-        def state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-            result = original_state(optimizer)
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            for number, parameter in enumerate(parameters):
-                slot = self.slot_of(parameter)
-                if slot is not None and number in result["state"]:
-                    executor = self._owner[id(slot.flat)]
-                    result["state"][number] = whole_state(
-                        result["state"][number], slot, executor.service.fetch_state
-                    )
-            return result
-
-        def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-            original_load(optimizer, pieces_of_loaded(optimizer, state_dict, self.slot_of))
-
-        self._undo.replace(base, "state_dict", state_dict)
-        self._undo.replace(base, "load_state_dict", load_state_dict)
-
-    def _state_of(self, slot: Slot, key: str) -> torch.Tensor | None:
-        for optimizer in list(self._optimizers):
-            value = optimizer.state.get(slot.parameter, {}).get(key)
-            if isinstance(value, torch.Tensor):
-                return value
-        return None
 
     def _patch_goodbye(self) -> None:
         original = dist.destroy_process_group
@@ -357,11 +348,18 @@ def _has_ddp(module: torch.nn.Module) -> bool:
     return any(isinstance(inner, DistributedDataParallel) for inner in module.modules())
 
 
-def _with_closure_done(args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _with_closure_done(
+    optimizer: torch.optim.Optimizer, owners: Owners | None, args: Any, kwargs: Any
+) -> tuple[Any, Any]:
     """Run a closure now, while the groups hold the parameters that its backward gives gradients to."""
     closure: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
         return args, kwargs
+    if owners is not None and not owners.calls_closure_once:
+        raise PlanError(
+            f"{type(optimizer).__name__} does not call its closure once, before its update, as ZeRO stages 1 to 3 need.",
+            hint="use --zero 0.",
+        )
     with torch.enable_grad():
         loss = closure()
     if len(args) > 1:

@@ -109,7 +109,7 @@ def _unscale(
         }
         if not executors:
             return original(scaler, optimizer, *args)
-        swap = Swap(optimizer, sharded_slot)
+        swap = Swap(optimizer, sharded_slot, with_state=False)
         try:
             found = original(scaler, optimizer, *args)
         finally:

@@ -121,10 +121,15 @@ def hide(slot: Slot, executor: Executor) -> None:
 
 def show(slot: Slot, full: torch.Tensor) -> None:
     """Give a parameter its values again, as a view of `full`."""
+    show_values(slot, slot.view(full))
+
+
+def show_values(slot: Slot, values: torch.Tensor) -> None:
+    """Give a parameter `values`, of its own shape."""
     parameter = slot.parameter
     if type(parameter) is ReleasedParameter:
         parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]  # its own class
-    parameter.data = slot.view(full)
+    parameter.data = values
     slot.version = parameter._version
 
 

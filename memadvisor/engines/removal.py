@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from memadvisor.engines.flat import Flat, Slot
+from memadvisor.engines.owners import Owners
 from memadvisor.engines.released import show
 from memadvisor.engines.sharded_step import whole_state
+from memadvisor.engines.whole_step import Ask, slots_of
 
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
@@ -20,13 +22,18 @@ def remove_executor(
     executor: Executor,
     optimizers: Iterable[torch.optim.Optimizer],
     slot_of: Callable[[torch.Tensor], Slot | None],
+    owners: Mapping[torch.optim.Optimizer, Owners],
+    ask: Ask,
 ) -> None:
-    """Give every tensor back to the script, whole and in storage of its own. All ranks take part."""
+    """Give every tensor back to the script, whole and in storage of its own. All ranks take part.
+
+    owners: of the optimizers that step on whole parameters; `ask` gets another rank's state of one.
+    """
     with torch.no_grad():
         if executor.num_shared_stages:
             executor.meet()
         executor.loans.end()
-        _restore_optimizers(executor, optimizers, slot_of)
+        _restore_optimizers(executor, optimizers, slot_of, owners, ask)
         for flat in executor.flats:
             _restore_parameters(executor, flat)
             _restore_gradients(executor, flat)
@@ -65,19 +72,28 @@ def _restore_optimizers(
     executor: Executor,
     optimizers: Iterable[torch.optim.Optimizer],
     slot_of: Callable[[torch.Tensor], Slot | None],
+    owners: Mapping[torch.optim.Optimizer, Owners],
+    ask: Ask,
 ) -> None:
     if executor.num_shared_stages == 0:
         return
     mine = {id(slot) for slot in executor.slots}
-    whole = []
+    whole: list[tuple[torch.optim.Optimizer, torch.Tensor, Any]] = []
     for optimizer in optimizers:
-        for parameter in list(optimizer.state):
-            slot = slot_of(parameter) if isinstance(parameter, torch.Tensor) else None
-            if slot is not None and id(slot) in mine:
-                state = whole_state(optimizer.state[parameter], slot, executor.service.fetch_state)
-                whole.append((optimizer, parameter, state))
+        for slot in slots_of(optimizer, slot_of):
+            of_rank = owners.get(optimizer)
+            if id(slot) not in mine:
+                continue
+            state = optimizer.state.get(slot.parameter)
+            if of_rank is not None:
+                state = ask(slot, of_rank) if of_rank.is_elsewhere(slot) else state
+            elif state is not None:
+                state = whole_state(state, slot, executor.service.fetch_state)
+            if state is not None:
+                whole.append((optimizer, slot.parameter, state))
     # Nobody may replace a piece before everybody has read it.
     dist.barrier(group=executor.wire.group)
-    for optimizer, parameter, state in whole:
-        optimizer.state[parameter] = state
+    for changed, parameter, state in whole:
+        changed.state.pop(parameter, None)  # in the order of the groups, as it is without a plan
+        changed.state[parameter] = state
     dist.barrier(group=executor.wire.group)

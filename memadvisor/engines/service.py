@@ -37,16 +37,18 @@ _QUIET_S = 60.0  # how long a rank that is done waits for another question
 _LAST_S = 5.0
 
 StateOf = Callable[["Slot", str], torch.Tensor | None]
+OwnedState = Callable[["Slot", int], torch.Tensor]  # by the optimizer's number; as bytes
 
 
 class Service:
     """Asks and answers for one executor. `number` tells the executors of a process apart."""
 
-    def __init__(self, executor: Executor, number: int, state_of: StateOf) -> None:
+    def __init__(self, executor: Executor, number: int, state_of: StateOf, owned_state: OwnedState) -> None:
         self._executor = weakref.ref(executor)
         self._prefix = f"memadvisor/{number}"
         self._wire = executor.wire
         self._state_of = state_of
+        self._owned_state = owned_state
         self._pid = os.getpid()
         self._asks = 0
         self._asked_s = 0.0  # when somebody asked last
@@ -139,6 +141,10 @@ class Service:
         result.copy_(flattened)
         return result.as_strided(slot.shape, slot.stride)
 
+    def fetch_owned_state(self, slot: Slot, number: int, owner: int) -> torch.Tensor:
+        """All that optimizer `number` keeps for a parameter on the rank that owns it whole, as bytes."""
+        return self._ask(owner, "owned", slot.flat, slot, str(number))
+
     def _fetch_shards(self, kind: str, flat: Flat, full: torch.Tensor, own: torch.Tensor | None) -> None:
         if own is None:
             raise RuntimeError(f"the {kind} of unit {flat.unit!r} has been dropped")
@@ -198,6 +204,8 @@ class Service:
         flat: Flat = executor.flats[question["flat"]]
         if question["kind"] == "state":
             return self._state_of(executor.slots[question["slot"]], question["key"])
+        if question["kind"] == "owned":
+            return self._owned_state(executor.slots[question["slot"]], int(question["key"]))
         if question["kind"] == "gradient":
             return flat.grad_shard
         return flat.shard

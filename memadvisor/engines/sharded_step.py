@@ -1,4 +1,4 @@
-"""The script's own optimizer on this rank's shards.
+"""The script's own optimizer on this rank's shards. Those that need whole parameters: whole_step.py.
 
 While `optimizer.step` runs, each sharded parameter in `param_groups` is replaced by the 1-D piece of it
 that this rank owns, with its piece of the gradient; so groups, schedules and weight decay keep their
@@ -16,7 +16,6 @@ import torch
 from torch import optim
 
 from memadvisor.engines.flat import Slot
-from memadvisor.errors import PlanError
 
 # Each element's update depends on that element alone, so a piece is updated as the whole would be.
 _ELEMENTWISE = (
@@ -29,25 +28,28 @@ SCALARS = ("step", "eta", "mu", "mu_product")
 FindSlot = Callable[[torch.Tensor], Slot | None]
 
 
-def check_elementwise(optimizer: optim.Optimizer) -> None:
-    """Raise PlanError for an optimizer that needs more of a parameter than this rank's piece."""
-    if not any(type(optimizer).step is kind.step for kind in _ELEMENTWISE):
-        raise PlanError(
-            f"{type(optimizer).__name__} may need whole parameters, which ZeRO stages 1 to 3 do not give it.",
-            hint="use --zero 0, or one of SGD, Adam(W), NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, ASGD.",
-        )
+def is_elementwise(optimizer: optim.Optimizer) -> bool:
+    """Whether this rank's piece of a parameter is all that the optimizer needs of it."""
+    return any(type(optimizer).step is kind.step for kind in _ELEMENTWISE)
 
 
 class Swap:
-    """An optimizer whose groups hold pieces; `undo` gives it its parameters back."""
+    """An optimizer whose groups hold pieces; `undo` gives it its parameters back.
 
-    def __init__(self, optimizer: optim.Optimizer, slot_of: FindSlot) -> None:
+    with_state: its state too; without it whoever looks at gradients alone may swap any optimizer.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer, slot_of: FindSlot, *, with_state: bool = True) -> None:
         self._optimizer = optimizer
+        self._with_state = with_state
         self._groups: list[list[torch.Tensor]] = []
         self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         for group in optimizer.param_groups:
             self._groups.append(group["params"])
             group["params"] = [self._replacement(parameter, slot_of) for parameter in group["params"]]
+
+    def finish(self) -> None:
+        self.undo()
 
     def undo(self) -> None:
         for group, parameters in zip(self._optimizer.param_groups, self._groups, strict=True):
@@ -63,7 +65,7 @@ class Swap:
         piece = slot.piece(slot.flat.shard).detach()
         piece.grad = gradient_piece(slot)
         state = self._optimizer.state
-        if parameter in state:
+        if self._with_state and parameter in state:
             state[piece] = shard_state(state.pop(parameter), slot)
         self._pieces.append((parameter, piece))
         return piece

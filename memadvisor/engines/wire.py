@@ -12,7 +12,7 @@ one order with the script's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,7 @@ from memadvisor.engines.thread_lane import ThreadLane
 # The script's own sends and receives carry small tags; ours must not be taken for them.
 _FIRST_TAG = 2**20
 _MAX_WIRES = 1000
+_FIRST_PIECE_TAG = 2**19  # of uneven pieces; before it those of shards
 
 
 class CollectiveError(RuntimeError):
@@ -184,6 +185,39 @@ class Wire:
             works += self._begin_exchange("all-gather", unit, shard, to, slices[source], source, 2 * number)
         for work in works:
             work.wait()
+
+    # ---- pieces of any size ------------------------------------------------------------------
+
+    def all_to_all(
+        self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], unit: str = "", number: int = 0
+    ) -> None:
+        """Send each rank a piece, and receive one from each, of sizes that both know."""
+        exchange = partial(self._all_to_all, list(sent), list(received), unit, number)
+        self.lane(sent[0].device).run(exchange, reads=sent, writes=received)
+
+    def _all_to_all(
+        self, sent: list[torch.Tensor], received: list[torch.Tensor], unit: str, number: int
+    ) -> None:
+        """Work of a lane."""
+        way = self.way(sent[0])
+        if way == "native":
+            with self._named("all-to-all", unit):
+                dist.all_to_all(received, sent, group=self.group)
+            return
+        received[self.rank].copy_(sent[self.rank])
+        staged = way == "staged"  # this backend sends from the host alone
+        arriving = [torch.empty_like(piece, device="cpu") for piece in received] if staged else received
+        leaving = [piece.cpu() for piece in sent] if staged else sent
+        works = []
+        for distance in range(1, self.num_ranks):
+            to, source = self._partners(distance)
+            tag = _FIRST_PIECE_TAG + number
+            works += self._begin_exchange("all-to-all", unit, leaving[to], to, arriving[source], source, tag)
+        for work in works:
+            work.wait()
+        for piece, host in zip(received, arriving, strict=True):
+            if staged and piece is not received[self.rank]:
+                piece.copy_(host)
 
     # ---- between two ranks -------------------------------------------------------------------
 

@@ -301,10 +301,6 @@ def refusals(rank: int) -> dict[str, str]:
 
         return script
 
-    class Odd(torch.optim.AdamW):
-        def step(self, closure=None):
-            return super().step(closure)
-
     def past_ddp():
         ddp = build(Training(), rank)
         ddp.module(torch.zeros(2, 3, dtype=torch.long)).square().mean().backward()
@@ -320,7 +316,6 @@ def refusals(rank: int) -> dict[str, str]:
         build(Training(), rank).register_comm_hook(None, lambda state, bucket: None)
 
     attempt("lbfgs", make_plan(2, 1), with_optimizer(lambda ddp: torch.optim.LBFGS(ddp.parameters())))
-    attempt("unknown", make_plan(2, 2), with_optimizer(lambda ddp: Odd(ddp.parameters())))
     attempt("ranks", make_plan(3, 2), lambda: build(Training(), rank))
     attempt("model", make_plan(2, 2, fingerprint="1" * 16), lambda: build(Training(), rank))
     attempt("past", make_plan(2, 2), past_ddp)
@@ -331,8 +326,7 @@ def refusals(rank: int) -> dict[str, str]:
 
 def test_what_cannot_be_done_rightly_is_refused_in_one_line():
     expected = {
-        "lbfgs": "LBFGS may need whole parameters",
-        "unknown": "Odd may need whole parameters",
+        "lbfgs": "LBFGS searches along one line for all parameters",
         "ranks": "for 3 ranks, and the script's DDP has 2",
         "model": "for another model",
         "past": "past DDP itself",

@@ -1,0 +1,94 @@
+"""What the script sees of an optimizer's state: all of it, whole, on every rank.
+
+`state_dict()` puts together what lies on the ranks, whoever calls it; `load_state_dict` keeps what is this rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from memadvisor.engines.executor import Executor
+from memadvisor.engines.flat import Flat, Slot
+from memadvisor.engines.owners import Owners
+from memadvisor.engines.sharded_step import FindSlot, pieces_of_loaded, whole_state
+from memadvisor.engines.undo import Undo
+from memadvisor.engines.whole_step import own_of_loaded, packed_state, unpacked_state, with_others_states
+
+
+class OptimizerStates:
+    """`owners`: of the optimizers that need whole parameters. `meet` is told of one that loads its state."""
+
+    def __init__(
+        self,
+        slot_of: FindSlot,
+        executor_of: Callable[[Flat], Executor],
+        optimizers: Iterable[torch.optim.Optimizer],
+        owners: Mapping[torch.optim.Optimizer, Owners],
+        meet: Callable[[torch.optim.Optimizer], None],
+    ) -> None:
+        self._slot_of = slot_of
+        self._executor_of = executor_of
+        self._optimizers = optimizers
+        self._owners = owners
+        self._meet = meet
+
+    def patch(self, undo: Undo) -> None:
+        base = torch.optim.Optimizer
+        original_state, original_load = base.state_dict, base.load_state_dict
+
+        def state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+            return self._whole(optimizer, original_state(optimizer))
+
+        def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+            original_load(optimizer, self._own(optimizer, state_dict))
+
+        undo.replace(base, "state_dict", state_dict)
+        undo.replace(base, "load_state_dict", load_state_dict)
+
+    def _whole(self, optimizer: torch.optim.Optimizer, result: dict[str, Any]) -> dict[str, Any]:
+        owners = self._owners.get(optimizer)
+        if owners is not None:
+            return with_others_states(result, optimizer, self._slot_of, owners, self.from_owner)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            slot = self._slot_of(parameter)
+            if slot is not None and number in result["state"]:
+                fetch = self._executor_of(slot.flat).service.fetch_state
+                result["state"][number] = whole_state(result["state"][number], slot, fetch)
+        return result
+
+    def _own(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        if any(self._slot_of(p) is not None for group in optimizer.param_groups for p in group["params"]):
+            self._meet(optimizer)
+        owners = self._owners.get(optimizer)
+        if owners is None:
+            return pieces_of_loaded(optimizer, state_dict, self._slot_of)
+        return own_of_loaded(optimizer, state_dict, self._slot_of, owners)
+
+    # ---- between ranks -----------------------------------------------------------------------
+
+    def state_of(self, slot: Slot, key: str) -> torch.Tensor | None:
+        """This rank's piece of a state."""
+        for optimizer in list(self._optimizers):
+            value = optimizer.state.get(slot.parameter, {}).get(key)
+            if isinstance(value, torch.Tensor):
+                return value
+        return None
+
+    def owned_state(self, slot: Slot, number: int) -> torch.Tensor:
+        """All that optimizer `number` keeps here for a parameter, as bytes."""
+        for optimizer, owners in list(self._owners.items()):
+            if owners.number == number:
+                return packed_state(optimizer.state.get(slot.parameter))
+        raise KeyError(number)
+
+    def from_owner(self, slot: Slot, owners: Owners) -> Any:
+        """All that the owner of a parameter keeps for it; None for nothing."""
+        owner = owners.of(slot)
+        if owner is None:
+            raise AssertionError("a parameter without an owner")
+        service = self._executor_of(slot.flat).service
+        return unpacked_state(service.fetch_owned_state(slot, owners.number, owner), slot.flat.device)
