@@ -1,5 +1,7 @@
 """Follow the script into the ranks that it starts by itself, and into its own next life.
 
+A plan follows by the same ways; where it cannot, it is refused before the ranks are started.
+
 Nothing is injected into other processes. Three calls of this process are watched, and only what runs the
 very same script goes on being recorded: ranks of `torch.multiprocessing.spawn`, a command that runs the
 script again as another rank (Lightning's launcher), and a script that executes itself anew.
@@ -9,26 +11,38 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memadvisor.capture.script import Target
+from memadvisor.errors import MemadvisorError, PlanError
+from memadvisor.run.store import write_refusal
 
+if TYPE_CHECKING:
+    from memadvisor.capture.recorder import Recorder
+
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _TAKE_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _IS_THERE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('memadvisor') is None)"
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How this profile is continued in another process: the words after `python -m memadvisor`."""
+    """How this profile is continued in another process: the words after `python -m memadvisor`.
+
+    `num_ranks`: that of the plan that goes along, if any.
+    """
 
     target: Target
     script: Path | None  # resolved before the script may change the working directory; None of a module
     words: tuple[str, ...]
+    num_ranks: int | None = None
 
     def command(self, command: Sequence[str], *options: str, cwd: str | None = None) -> list[str] | None:
         """The command that runs the same script profiled; None where it is not this script's."""
@@ -42,6 +56,22 @@ class Continuation:
             *("-m", "memadvisor", self.words[0], *options, *self.words[1:]),
             *command[position:],
         ]
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raise PlanError before ranks are started that are not those of the plan."""
+        if self.num_ranks not in (None, num_ranks):
+            raise PlanError(
+                f"The plan is for {self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}, and the script starts {num_ranks} by itself.",
+                hint=f"make a plan for them with `memadvisor advise --gpus {num_ranks}`.",
+            )
+
+    def check_launcher(self, command: Sequence[str]) -> None:
+        """Raise PlanError before a launcher is started whose ranks the plan would not reach."""
+        if self.num_ranks is not None and _is_launcher(command):
+            raise PlanError(
+                f"The script starts its ranks by `{' '.join(command)[:100]}`, and the plan does not reach them.",
+                hint=f"run what it launches by `memadvisor run --nproc {self.num_ranks}`, or by torchrun.",
+            )
 
     def _is_same(self, words: Sequence[str], cwd: str) -> bool:
         if words[0] == "-m":
@@ -65,6 +95,24 @@ def _end_of_flags(command: Sequence[str]) -> int:
 
 def _is_this_python(path: str) -> bool:
     return bool(sys.executable) and Path(path).resolve() == Path(sys.executable).resolve()
+
+
+def _words_of(args: Any) -> list[str]:
+    """A command's words, also of one for the shell; none of what is no command."""
+    try:
+        return shlex.split(args) if isinstance(args, str) else [os.fsdecode(word) for word in args]
+    except (TypeError, ValueError):
+        return []
+
+
+def _is_launcher(words: Sequence[str]) -> bool:
+    """Whether a command starts ranks: `torchrun`, `accelerate launch`, or Python with one of their modules."""
+    names = [Path(word).name for word in words]
+    return (
+        "torchrun" in names[:1]
+        or names[:2] == ["accelerate", "launch"]
+        or any(option == "-m" and module in _LAUNCHERS for option, module in pairwise(words))
+    )
 
 
 def _finds_memadvisor(command: Sequence[str], environment: Mapping[str, str] | None, cwd: str | None) -> bool:
@@ -95,10 +143,15 @@ class Followed:
         while self._undo:
             self._undo.pop()()
 
-    def follow_spawn(self, options: dict[str, Any]) -> None:
-        """Once torch is there: ranks of torch.multiprocessing's `spawn`; `options` are their RecorderOptions."""
+    def follow_spawn(
+        self, options: dict[str, Any], when_attached: Callable[[Recorder], None] | None = None
+    ) -> None:
+        """Once torch is there: ranks of torch.multiprocessing's `spawn`; `options` are their RecorderOptions.
+
+        `when_attached`, which can be pickled, is told of each one's recorder.
+        """
         module = sys.modules["torch.multiprocessing.spawn"]
-        self._replace(module, "_wrap", SpawnedRank(options))
+        self._replace(module, "_wrap", SpawnedRank(options, when_attached))
 
     def _popen(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -112,6 +165,7 @@ class Followed:
 
     def _rank_command(self, args: Any, options: Mapping[str, Any]) -> list[str] | None:
         environment, cwd = options.get("env"), options.get("cwd")
+        self._continuation.check_launcher(_words_of(args))
         if not isinstance(args, (list, tuple)) or options.get("shell") or options.get("executable"):
             return None
         if not _is_another_rank(os.environ if environment is None else environment):
@@ -119,9 +173,14 @@ class Followed:
         try:
             words = [os.fsdecode(word) for word in args]
             command = self._continuation.command(words, "--joined", cwd=cwd)
-            return command if command and _finds_memadvisor(words, environment, cwd) else None
+            if command is None or not _finds_memadvisor(words, environment, cwd):
+                return None
         except (TypeError, ValueError, OSError):
             return None  # an argument that is none: the script's own call will say so
+        self._continuation.check_ranks(
+            int((os.environ if environment is None else environment)["WORLD_SIZE"])
+        )
+        return command
 
     def _exec(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -169,15 +228,24 @@ class SpawnedRank:
     tracebacks begin there, below any frame of ours.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(
+        self, options: dict[str, Any], when_attached: Callable[[Recorder], None] | None = None
+    ) -> None:
         self._options = options
+        self._when_attached = when_attached
         self._original = sys.modules["torch.multiprocessing.spawn"]._wrap
 
-    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
-        return SpawnedRank, (self._options,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SpawnedRank, (self._options, self._when_attached)
 
     def __call__(self, fn: Any, index: int, args: Any, error_file: str) -> None:
         from memadvisor.capture.session import record_here
 
-        with record_here(index, self._options):
-            self._original(fn, index, args, error_file)
+        try:
+            with record_here(index, self._options, self._when_attached):
+                self._original(fn, index, args, error_file)
+        except SystemExit as end:  # how `_wrap` ends after an exception, once it has written that down
+            refusal = end.__context__
+            if self._when_attached is not None and isinstance(refusal, MemadvisorError):
+                write_refusal(self._options["directory"], refusal.one_line())
+            raise

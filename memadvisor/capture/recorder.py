@@ -233,6 +233,11 @@ class Recorder:
 
     # ---- what others may say --------------------------------------------------------------------
 
+    @property
+    def rank(self) -> int:
+        """As the launcher counts, or the script that started this process."""
+        return self._writer.rank
+
     def label(self, tensor: torch.Tensor, category: str, unit: str) -> None:
         """An engine says what a storage is that it has just allocated."""
         self._tracing.name(tensor, category, unit)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memadvisor.capture.attach import when_torch_is_imported
 from memadvisor.capture.children import Continuation, Followed
 from memadvisor.capture.script import Target, exit_code_of, hide_our_frames, run_target
+from memadvisor.errors import MemadvisorError
 from memadvisor.run.frames import MAJOR, MINOR
 from memadvisor.run.run import Manifest
 from memadvisor.run.store import discard_empty_run, write_manifest
@@ -77,8 +78,9 @@ def profile_script(
     """Run the script in this process and record it into `directory`.
 
     With a `continuation`, ranks that the script starts by itself are recorded too, and a script that
-    executes itself anew goes on being recorded. `when_attached` is told of the recorder as soon as torch is there; `after` runs once the script has
-    ended, however it did, and is told whether it ended well. What the script raises is raised, with a traceback of its own frames alone.
+    executes itself anew goes on being recorded. `when_attached` is told of the recorder as soon as torch is there,
+    also in the ranks that are followed, to which it is pickled; `after` runs once the script has ended, however it
+    did, and is told whether it ended well. What the script raises is raised, with a traceback of its own frames alone.
     """
     recorders: list[Recorder] = []
     options = {
@@ -92,7 +94,7 @@ def profile_script(
     def attach() -> None:
         _attach(recorders, options, when_attached)
         if followed is not None:
-            followed.follow_spawn(options)
+            followed.follow_spawn(options, when_attached)
 
     when_torch_is_imported(attach)
     started_by = os.getpid()
@@ -109,7 +111,8 @@ def profile_script(
                 followed.stop()
             _finish(recorders, failure)
             if not recorders:
-                _say("no training step was seen: the script never imported torch.")
+                if not isinstance(failure, MemadvisorError):  # a refused plan says why itself
+                    _say("no training step was seen: the script never imported torch.")
                 discard_empty_run(directory)
             elif after is not None:
                 after(exit_code_of(failure) == 0)
@@ -139,16 +142,18 @@ def _say_before_exec(recorders: Sequence[Recorder], command: Sequence[str], is_i
 
 
 @contextlib.contextmanager
-def record_here(index: int, options: dict[str, Any]) -> Iterator[None]:
+def record_here(
+    index: int, options: dict[str, Any], when_attached: Callable[[Recorder], None] | None
+) -> Iterator[None]:
     """Record a process that torch.multiprocessing has started, as its `index`-th; `options` of the RecorderOptions.
 
-    A forked one inherits its parent's recorder, which gives way. A process that calls no model leaves
+    `when_attached` is told of its recorder. A forked one inherits its parent's recorder, which gives way. A process that calls no model leaves
     nothing behind: it is no rank of the training.
     """
     recorders: list[Recorder] = []
     while _inherited:
         _inherited.pop().leave_to_parent()
-    _attach(recorders, options, None, RankIdentity(index, 1, index, True))
+    _attach(recorders, options, when_attached, RankIdentity(index, 1, index, True))
     try:
         yield
     finally:

@@ -67,6 +67,10 @@ class RankWriter:
         self._has_room = True
 
     @property
+    def rank(self) -> int:
+        return self._options.rank
+
+    @property
     def failure(self) -> OSError | None:
         return self._journal.failure
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from memadvisor import __version__
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         target,
         directory,
         trace_step=arguments.trace_step,
-        continuation=_continuation(arguments, target, directory),
+        continuation=continuation_of(arguments, target, directory, "profile"),
         after=lambda well: close(arguments, directory, here=here, with_report=well),
         memory_limit_bytes=arguments.memory_limit,
         max_bytes=arguments.max_run_size,
@@ -80,10 +81,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _continuation(arguments: argparse.Namespace, target: Target, directory: Path) -> Continuation:
-    words = ["profile", *(["--joined"] if arguments.joined else []), *_options_again(arguments, directory)]
+def continuation_of(
+    arguments: argparse.Namespace,
+    target: Target,
+    directory: Path,
+    command: str,
+    options: Sequence[str] = (),
+    *,
+    num_ranks: int | None = None,
+) -> Continuation:
+    """How the command goes on in other processes of the run; `options` are its own, `num_ranks` its plan's."""
+    joined = ["--joined"] if arguments.joined else []
+    words = [command, *joined, *_options_again(arguments, directory), *options]
     script = None if target.is_module else Path(target.name).resolve()
-    return Continuation(target, script, tuple(words))
+    return Continuation(target, script, tuple(words), num_ranks)
 
 
 def _options_again(arguments: argparse.Namespace, directory: Path) -> list[str]:

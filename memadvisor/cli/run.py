@@ -7,23 +7,19 @@ live model.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from memadvisor.capture.script import Target
 from memadvisor.capture.session import profile_script, rank_identity
+from memadvisor.cli.applying import Application, is_applied_to_nothing
 from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.precision import add_precision_options, precision_of
-from memadvisor.cli.profile import add_recording_options, close, launch, start, target_of
+from memadvisor.cli.profile import add_recording_options, close, continuation_of, launch, start, target_of
 from memadvisor.errors import MemadvisorError, PlanError, UsageError
 from memadvisor.plan import Plan, check_plan, load_plan, save_plan
-from memadvisor.run.store import discard_empty_run, journal_path
-
-if TYPE_CHECKING:
-    from memadvisor.capture.recorder import Recorder
+from memadvisor.run.launch import launch_id
+from memadvisor.run.store import discard_empty_run, discard_run, journal_path, read_refusal
 
 TAKES_SCRIPT = True
 
@@ -86,6 +82,12 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _check_ranks(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Raise PlanError where the plan is for other ranks than those of the launch.
+
+    Without one the script may start its ranks itself; one that does not is refused by the engine, when it trains.
+    """
+    if launch_id() is None and not (arguments.nproc or arguments.joined):
+        return
     num_ranks = arguments.nproc or rank_identity().world_size
     if plan.num_ranks != num_ranks:
         raise PlanError(
@@ -94,36 +96,19 @@ def _check_ranks(plan: Plan, arguments: argparse.Namespace) -> None:
         )
 
 
-def _check_batch(plan: Plan, num_samples: int, note: Callable[[str, str], None]) -> None:
-    """A plan cannot set the script's own micro-batch; say so where the script has not been told."""
-    if plan.micro_batch_size is not None and plan.micro_batch_size != num_samples:
-        note(
-            "warning",
-            f"The plan's prediction is for micro-batches of {plan.micro_batch_size} samples, and the script's first "
-            f"has {num_samples}: set the script's own micro-batch to {plan.micro_batch_size} and its gradient "
-            f"accumulation to {plan.grad_accum}.",
-        )
-
-
 def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directory: Path) -> None:
     here = Path.cwd()
-
-    def attach(recorder: Recorder) -> None:
-        from memadvisor.engines.apply import install
-
-        def note(level: str, text: str) -> None:
-            recorder.note(level, text)
-            if rank_identity().rank == 0:
-                os.write(2, f"memadvisor: {text}\n".encode(errors="replace"))
-
-        recorder.on_first_batch = lambda num_samples: _check_batch(plan, num_samples, note)
-        applied = install(plan, label=recorder.label, note=note)
-        recorder.label_sources.append(applied.labelled_tensors)
+    options = ("--plan", str(directory / "plan.json"))
+    continuation = continuation_of(arguments, target, directory, "run", options, num_ranks=plan.num_ranks)
 
     def after(well: bool) -> None:
         # A refused plan is one line, said below: there is nothing to sum up.
-        if not isinstance(sys.exc_info()[1], MemadvisorError):
+        if read_refusal(directory) is None and not isinstance(sys.exc_info()[1], MemadvisorError):
             close(arguments, directory, here=here, with_report=well)
+            if rank_identity().rank == 0 and is_applied_to_nothing(directory):
+                print(
+                    "memadvisor run: the plan was applied to nothing: no model was trained.", file=sys.stderr
+                )
 
     try:
         profile_script(
@@ -132,7 +117,8 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
             trace_step=arguments.trace_step,
             memory_limit_bytes=arguments.memory_limit,
             max_bytes=arguments.max_run_size,
-            when_attached=attach,
+            continuation=continuation,
+            when_attached=Application(plan),
             after=after,
         )
     except MemadvisorError as error:
@@ -141,4 +127,15 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
             print(f"memadvisor run: {error.one_line()}", file=sys.stderr)
         journal_path(directory, rank_identity().rank).unlink(missing_ok=True)
         discard_empty_run(directory)
+        raise SystemExit(2) from None
+    finally:
+        _heed_refusal(directory)
+
+
+def _heed_refusal(directory: Path) -> None:
+    """A rank that the script started has refused the plan: however the script took that, it is the end of the run."""
+    line = read_refusal(directory)
+    if line is not None:
+        print(f"memadvisor run: {line}", file=sys.stderr)
+        discard_run(directory)
         raise SystemExit(2) from None

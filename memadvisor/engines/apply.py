@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memadvisor.engines import ddp as ddp_patch
 from memadvisor.engines import norms
@@ -48,13 +49,23 @@ def install(plan: Plan, *, label: Label | None = None, note: Note | None = None)
     With a plan for several ranks, a script that knows of none is run data-parallel (single_process.py).
     """
     check_plan(plan, "The plan")
-    single = None
     if plan.num_ranks > 1:
-        single = SingleProcess(plan.num_ranks, note or (lambda level, text: None))
+        remove = SingleProcess(plan.num_ranks, note or (lambda level, text: None)).remove
+    else:
+        remove = register_optimizer_step_pre_hook(_require_one_rank).remove
     applied = Applied(plan, label, note)
-    if single is not None:
-        applied.when_removed(single.remove)
+    applied.when_removed(remove)
     return applied
+
+
+def _require_one_rank(*_: Any) -> None:
+    """Before an update: a script that no launcher has started may have started ranks by itself."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        num_ranks = dist.get_world_size()
+        raise PlanError(
+            f"The plan is for one rank, and the script has started {num_ranks} by itself.",
+            hint=f"make a plan for them with `memadvisor advise --gpus {num_ranks}`.",
+        )
 
 
 def apply(
@@ -166,6 +177,11 @@ class Applied:
         reducer = model.reducer
         if ddp_patch.replace_reducer(model, self._wrap, model.static_graph):
             reducer._remove_autograd_hooks()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a model follows the plan."""
+        return self._attached
 
     def require_attached(self) -> None:
         """Raise PlanError when no model follows the plan."""

@@ -59,8 +59,8 @@ class SingleProcess:
         self._num_calls = 0
         self._readings: list[_Reading] = []
         self._has_dealt = False
-        if torch.cuda.is_available():  # the device 'cuda' is each rank's own
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:  # the device 'cuda' is each rank's own
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         self._undo.add(register_module_forward_pre_hook(self._enter).remove)
         self._undo.add(register_module_forward_hook(self._leave, always_call=True).remove)
         self._undo.add(register_optimizer_step_pre_hook(self._before_step).remove)

@@ -89,10 +89,36 @@ def discard_empty_run(directory: Path) -> None:
     """Remove a run directory that no rank has written a journal into; another's files are left alone."""
     if not directory.is_dir() or any(_JOURNAL.fullmatch(path.name) for path in directory.iterdir()):
         return
-    for name in ("manifest.json", "plan.json", ".launch"):
+    for name in ("manifest.json", "plan.json", ".launch", ".refused"):
         (directory / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it
         directory.rmdir()
+
+
+def write_refusal(directory: Path, line: str) -> None:
+    """Why a rank that the script itself has started cannot follow the plan, for the process that started it."""
+    with contextlib.suppress(OSError):
+        write_private_file(directory / ".refused", line, replace=False)
+
+
+def read_refusal(directory: Path) -> str | None:
+    """The first refusal; None where there is none."""
+    try:
+        return (directory / ".refused").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def journals_of(directory: Path) -> list[Path]:
+    """The journals that processes have written into a run, by name."""
+    return sorted(path for path in directory.iterdir() if _JOURNAL.fullmatch(path.name) and path.is_file())
+
+
+def discard_run(directory: Path) -> None:
+    """Remove the journals of a run whose plan was refused, and the directory with them."""
+    for path in journals_of(directory):
+        path.unlink(missing_ok=True)
+    discard_empty_run(directory)
 
 
 def load_run(path: str | Path) -> Run:
@@ -107,7 +133,7 @@ def load_run(path: str | Path) -> Run:
             f"{str(path)!r} {what}.", hint="name the directory that `memadvisor profile` wrote."
         )
     try:
-        journals = sorted(p for p in directory.iterdir() if _JOURNAL.fullmatch(p.name) and p.is_file())
+        journals = journals_of(directory)
     except OSError as error:
         raise RunFormatError(
             f"{str(path)!r} cannot be read: {error.strerror}.", hint="check its permissions."

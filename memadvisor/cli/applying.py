@@ -1,0 +1,61 @@
+"""A plan in force in the processes of one run: this one, and the ranks that its script starts by itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memadvisor.plan import Plan
+from memadvisor.run.launch import launch_id
+from memadvisor.run.store import journals_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memadvisor.capture.recorder import Recorder
+    from memadvisor.engines.apply import Applied
+
+# What is in force in this process; a fork takes it along.
+_in_force: list[Applied] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """Installs the plan as soon as torch is there; ranks that the script spawns get it pickled."""
+
+    plan: Plan
+
+    def __call__(self, recorder: Recorder) -> None:
+        from memadvisor.engines.apply import install
+
+        def note(level: str, text: str) -> None:
+            recorder.note(level, text)
+            if recorder.rank == 0:
+                os.write(2, f"memadvisor: {text}\n".encode(errors="replace"))
+
+        while _in_force:  # a forked rank's parent has met no model: what it installed is taken off whole
+            _in_force.pop().remove()
+        recorder.on_first_batch = lambda num_samples: _check_batch(self.plan, num_samples, note)
+        applied = install(self.plan, label=recorder.label, note=note)
+        recorder.label_sources.append(applied.labelled_tensors)
+        _in_force.append(applied)
+
+
+def is_applied_to_nothing(directory: Path) -> bool:
+    """Whether no model of this process follows the plan, nor of one that its script has started and that is recorded."""
+    if any(applied.is_attached for applied in _in_force):
+        return False
+    return launch_id() is not None or len(journals_of(directory)) <= 1
+
+
+def _check_batch(plan: Plan, num_samples: int, note: Callable[[str, str], None]) -> None:
+    """A plan cannot set the script's own micro-batch; say so where the script has not been told."""
+    if plan.micro_batch_size is not None and plan.micro_batch_size != num_samples:
+        note(
+            "warning",
+            f"The plan's prediction is for micro-batches of {plan.micro_batch_size} samples, and the script's first "
+            f"has {num_samples}: set the script's own micro-batch to {plan.micro_batch_size} and its gradient "
+            f"accumulation to {plan.grad_accum}.",
+        )

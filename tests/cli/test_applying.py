@@ -1,0 +1,136 @@
+"""`memadvisor run` on scripts that start their ranks themselves: the plan goes along, or is refused in one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from memadvisor.capture.children import Continuation
+from memadvisor.capture.script import Target
+from memadvisor.errors import PlanError
+from memadvisor.plan import Plan, save_plan
+from memadvisor.run.store import load_run
+from tests.cli.test_wrapping import ENVIRONMENT, SCRIPTS
+
+SPAWNS = SCRIPTS / "kinds" / "spawns_ranks.py"
+
+
+def run(directory, num_ranks, *words, zero_stage=3):
+    """`memadvisor run` with a plan for so many ranks, and without a launcher."""
+    plan = Plan(
+        fingerprint=None, num_ranks=num_ranks, zero_stage=zero_stage, policy="none", units=(), micro_batch_size=None,
+        grad_accum=None, prediction=None, budget_bytes=None, why="by hand",
+    )  # fmt: skip
+    save_plan(plan, directory / "plan.json")
+    command = [
+        "-m",
+        "memadvisor",
+        "run",
+        "--plan",
+        directory / "plan.json",
+        "--out",
+        directory / "run",
+        *words,
+    ]
+    return completed(*command)
+
+
+def completed(*words):
+    return subprocess.run(
+        [sys.executable, *map(str, words)], env=ENVIRONMENT, capture_output=True, text=True, timeout=100
+    )
+
+
+def refusals(done):
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith("memadvisor")]
+
+
+@pytest.mark.timeout(150)
+def test_a_plan_is_applied_in_the_ranks_that_a_script_spawns(tmp_path):
+    """Their losses, what the script says of one that fails, and its exit code are those of the script alone."""
+    plain = completed(SPAWNS, "fail")
+    ours = run(tmp_path, 2, SPAWNS, "fail")
+    recorded = load_run(tmp_path / "run")
+
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout), ours.stderr
+    assert plain.returncode == 3
+    assert [rank.process.rank for rank in recorded.ranks] == [0, 1]
+    for rank in recorded.ranks:
+        assert len(rank.steps) == 5
+        assert any("2 sharded flats" in note.text for note in rank.notes)
+    assert ours.stderr.count("2 sharded flats") == 2  # said by rank 0 when it is met, and in the summary
+    assert "applied to nothing" not in ours.stderr
+
+
+@pytest.mark.timeout(100)
+def test_a_plan_for_another_number_of_ranks_than_a_script_spawns_is_refused(tmp_path):
+    """However the script takes the exception of its rank: this one catches it."""
+    [line] = refusals(run(tmp_path, 1, SPAWNS, zero_stage=0))
+
+    assert "for one rank, and the script has started 2" in line and "--gpus 2" in line
+    assert not (tmp_path / "run").exists()
+
+
+START = """
+import os, subprocess, sys
+if "RANK" in os.environ:
+    sys.exit(7)
+subprocess.run({command}, env={{**os.environ, "WORLD_SIZE": "3", "RANK": "1"}})
+print("it goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        ("[sys.executable, __file__]", "for 2 ranks, and the script starts 3"),
+        (
+            "'torchrun --nproc-per-node 2 x.py', shell=True",
+            "starts its ranks by `torchrun --nproc-per-node 2 x.py`",
+        ),
+    ],
+)
+def test_ranks_that_the_plan_is_not_for_or_does_not_reach_are_not_started(tmp_path, command, wanted):
+    script = tmp_path / "starts.py"
+    script.write_text(START.format(command=command))
+    done = run(tmp_path, 2, script)
+    [line] = refusals(done)
+
+    assert wanted in line
+    assert done.stdout == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_that_no_model_followed_is_said_to_be_applied_to_nothing(tmp_path):
+    script = tmp_path / "nothing.py"
+    script.write_text("import torch\nprint('done')\n")
+    done = run(tmp_path, 2, script)
+
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stderr.count("the plan was applied to nothing: no model was trained") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "is_launcher"),
+    [
+        ("/usr/bin/torchrun x.py", True),
+        ("python -m torch.distributed.run x.py", True),
+        ("python -X dev -m torch.distributed.launch x.py", True),
+        ("accelerate launch x.py", True),
+        ("accelerate env", False),
+        ("python train.py torchrun", False),
+        ("", False),
+    ],
+)
+def test_launchers_inside_a_script_are_told_from_its_other_commands(command, is_launcher):
+    target = Target(name="train.py", is_module=False, arguments=())
+    planned, plain = (Continuation(target, None, ("run",), num_ranks) for num_ranks in (2, None))
+
+    plain.check_launcher(command.split())  # `profile` leaves it alone
+    if is_launcher:
+        with pytest.raises(PlanError, match="does not reach them"):
+            planned.check_launcher(command.split())
+    else:
+        planned.check_launcher(command.split())
