@@ -355,3 +355,16 @@ def test_messages_are_as_large_as_their_dtypes_say():
         moved.append(busy_s(simulate(step, schedule, free), Lane.COLLECTIVE))
 
     assert moved[1] == pytest.approx(moved[0] / 2)
+
+
+def test_a_gradient_becomes_its_units_buffer_only_where_it_is_of_its_dtype():
+    """The head's one gradient, and beside it the buffer that it is cast into."""
+    run = make_run(sequence=2)  # so that weights outweigh activations
+    levels = {}
+    for param, summed in ((None, None), (None, "bfloat16"), ("bfloat16", "bfloat16"), ("bfloat16", None)):
+        step = captured_step(run, precision=Precision(param_dtype=param, reduce_dtype=summed))
+        head = next(s for s in step.segments if (s.phase, s.unit) == ("backward", "head"))
+        levels[param, summed] = head.collected_gradients.peak["gradient"]
+    whole = step.states["head"].parameter_bytes
+
+    assert list(levels.values()) == [whole, whole + whole // 2, whole // 2, whole // 2 + whole]

@@ -9,7 +9,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import read_model
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.wire import Wire
-from memadvisor.plan import Plan, UnitPlan
+from memadvisor.plan import Plan, Precision, UnitPlan
 from memadvisor.schedule import write_schedule
 from tests.engines.trainings import make_plan
 
@@ -83,7 +83,13 @@ def draw_case(seed: int) -> Case:
     overlap = draw.random() < 0.9
     plan = make_plan(num_ranks, 3, units=units, overlap=overlap, gather_depth=draw.randint(0, 3))
     synced = (*(draw.random() < 0.5 for _ in range(draw.randint(0, 1))), True)
-    return Case(plan, draw.randrange(num_ranks), synced, draw.random() < 0.2, draw.random() < 0.3)
+    case = Case(plan, draw.randrange(num_ranks), synced, draw.random() < 0.2, draw.random() < 0.3)
+    least = min(unit.zero_stage for unit in units)
+    precision = Precision(
+        param_dtype=draw.choice([None, "bfloat16"]) if least == 3 else None,
+        reduce_dtype=draw.choice([None, "bfloat16"]) if least >= 2 else None,
+    )
+    return replace(case, plan=replace(plan, precision=precision))
 
 
 class _Answer:
