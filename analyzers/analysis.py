@@ -12,6 +12,7 @@ from memadvisor.analyzers.checkpointing import CheckpointedModule, Checkpointing
 from memadvisor.analyzers.clocks import align_clocks
 from memadvisor.analyzers.communication import Communication, communication
 from memadvisor.analyzers.comparison import Compared, Comparison, comparison
+from memadvisor.analyzers.evaluation import Evaluation, evaluation
 from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
 from memadvisor.analyzers.matching import Matched, match_collectives
 from memadvisor.analyzers.model_states import ModelStates, model_states
@@ -52,6 +53,7 @@ class RankAnalysis:
     out_of_memory: tuple[OutOfMemoryEvent, ...] = ()
     operators: OperatorTable | None = None
     roofline: Roofline | None = None
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,6 +121,7 @@ def _analyze_rank(
         out_of_memory=out_of_memory(rank),
         operators=operator_table(rank),
         roofline=roofline(rank, time, used, hardware),
+        evaluation=evaluation(rank),
     )
 
 
@@ -179,6 +182,7 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "num_listened_steps": 0 if time is None else time.num_listened_steps,
         "by_phase_s": None if time is None else time.by_phase_s,
         "units": [] if time is None else [dataclasses.asdict(unit) for unit in time.units],
+        "evaluation": None if rank.evaluation is None else dataclasses.asdict(rank.evaluation),
         "samples_per_s": None if time is None else time.samples_per_s,
         "tokens_per_s": None if time is None else time.tokens_per_s,
         "utilization": dataclasses.asdict(rank.utilization),

@@ -11,6 +11,7 @@ from memadvisor.analyzers.communication import Communication, TrafficShare
 from memadvisor.analyzers.step_time import UnitTime
 from memadvisor.cli.tables import NOT_RECORDED, grid, heading, name_of, shorten_left, table
 from memadvisor.report.ranks import clocks_in_words
+from memadvisor.report.times import evaluation_in_words
 from memadvisor.run.records import Unit
 from memadvisor.run.run import RankRun
 from memadvisor.tui.drawing import PHASE_COLORS, bar
@@ -44,6 +45,8 @@ def step_time(analysis: Analysis, rank: RankAnalysis, width: int) -> RenderableT
         facts.append(
             f"phases and units from the {time.num_listened_steps} steps whose modules were listened to"
         )
+    if evaluations := evaluation_in_words(rank.evaluation):
+        facts.append(evaluations)
     if time.traced_step_s is not None:
         facts.append(f"the traced step took {format_seconds(time.traced_step_s)} and counts nowhere")
     facts.insert(0, throughput(analysis, rank))

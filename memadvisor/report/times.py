@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memadvisor.analyzers.evaluation import Evaluation
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing
 from memadvisor.report.downsample import highest
@@ -66,8 +67,23 @@ def step_waterfall(view: RankView) -> Block:
         },
         height_px=90 + 42 * len(names),
         note="Recomputation runs inside the backward and counts there. Outside is what is in no model's forward, "
-        "no backward and no optimizer step: data loading, logging, waiting.",
+        "no backward and no optimizer step: data loading, logging, waiting."
+        + (f" Of the timed steps: {seen}." if (seen := evaluation_in_words(view.result.evaluation)) else ""),
     )
+
+
+def evaluation_in_words(found: Evaluation | None) -> str:
+    """`12 model calls without gradients in 3 steps took 84.0 ms, part of outside`; "" where there is nothing to say."""
+    if found is None:
+        return ""
+    unseen = found.num_unseen_steps
+    hidden = f"{unseen} step{'s' if unseen != 1 else ''} did not record such calls" if unseen else ""
+    if not found.num_calls:
+        return f"no model call without gradients was seen, and {hidden}" if hidden else ""
+    calls = f"{found.num_calls} model call{'s' if found.num_calls != 1 else ''} without gradients"
+    steps = f"{found.num_steps} step{'s' if found.num_steps != 1 else ''}"
+    took = f"{calls} in {steps} took {format_seconds(found.time_s)}, part of outside"
+    return f"{took} ({hidden})" if hidden else took
 
 
 def _waterfall(time: StepTime, factor: float) -> dict[str, Any]:

@@ -23,7 +23,10 @@ def rank(dear, tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     listens = []
     with memadvisor.profile(tmp_path / "run") as prof:
-        for _ in range(30):
+        for index in range(30):
+            if index % 7 == 0:
+                with torch.no_grad():
+                    model(torch.ones(4, 8))
             for _ in range(2):
                 listens.append(
                     torch_module._has_any_global_hook() and bool(torch_module._global_forward_hooks)
@@ -53,6 +56,16 @@ def test_every_step_has_its_time_its_phases_and_its_micro_batches(rank):
     assert {step.num_micro_batches for step in rank.steps} == {2}
     for kind in ("backward", "optimizer"):
         assert {span.step for span in rank.spans if span.kind == kind} == {step.index for step in rank.steps}
+
+
+def test_evaluation_is_told_of_the_steps_that_were_seen_and_the_others_are_counted(rank):
+    """In steps 0, 7, 14, 21 and 28; nobody listened in 21. The traced step counts nowhere."""
+    from memadvisor.analyzers.evaluation import evaluation
+
+    found = evaluation(rank)
+
+    assert (found.num_calls, found.num_steps, found.num_unseen_steps) == (4, 4, 30 - 10)
+    assert found.time_s > 0
 
 
 def test_phases_and_units_are_those_of_the_steps_that_were_seen(rank):
