@@ -13,7 +13,8 @@ from statistics import median
 
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.cost.collectives import Observation
-from memadvisor.cost.step import CapturedStep, Segment, UnitStates
+from memadvisor.cost.owners import is_elementwise
+from memadvisor.cost.step import CapturedStep, Segment, UnitStates, WholeUpdate
 from memadvisor.errors import UsageError
 from memadvisor.plan import FULL_PRECISION, Precision
 from memadvisor.run.records import Collective, Parameter, Span, Step
@@ -286,9 +287,13 @@ def _unit_states(rank: RankRun) -> dict[str, UnitStates]:
     by_name = {p.name: p for p in rank.parameters}
     state_bytes: Counter[str] = Counter()
     scalar_bytes: Counter[str] = Counter()
+    whole_bytes: Counter[tuple[str, str]] = Counter()  # by parameter and optimizer
     for state in rank.optimizer_states:
         owner = by_name.get(state.parameter)
         if owner is None:
+            continue
+        if state.optimizer is not None and not is_elementwise(state.optimizer):
+            whole_bytes[owner.name, state.optimizer] += state.size_bytes
             continue
         whole = state.num_elements == owner.num_elements and owner.num_elements > 1
         (state_bytes if whole else scalar_bytes)[owner.unit] += state.size_bytes
@@ -298,6 +303,11 @@ def _unit_states(rank: RankRun) -> dict[str, UnitStates]:
             parameters=tuple(rows),
             optimizer_bytes=state_bytes[name],
             optimizer_scalar_bytes=scalar_bytes[name],
+            whole_updates=tuple(
+                WholeUpdate(parameter=by_name[parameter], optimizer=optimizer, state_bytes=size_bytes)
+                for (parameter, optimizer), size_bytes in whole_bytes.items()
+                if by_name[parameter].unit == name
+            ),
         )
         for name, rows in parameters.items()
     }

@@ -105,6 +105,7 @@ def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimi
     names = {id(parameter): name for name, _, parameter in models.parameters()}
     rows = []
     for optimizer in optimizers:
+        kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         for parameter, state in optimizer.state.items():
             for key, value in state.items() if isinstance(state, dict) else ():
                 for tensor in state_tensors(value):
@@ -115,6 +116,7 @@ def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimi
                             dtype=describe(tensor)[0],
                             num_elements=tensor.numel(),
                             size_bytes=tensor.numel() * tensor.element_size(),
+                            optimizer=kind,
                         )
                     )
     return rows

@@ -11,7 +11,9 @@ one flat, padded to a multiple of the ranks. With more than one rank,
   reduction dtype; shards of parameters and gradients are in the parameters' own;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
   overlaps keeps the full flat and the staging until the next one;
-- optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded.
+- optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded;
+- an optimizer that needs whole parameters keeps all of a parameter's state on one rank, which has beside it, while
+  the optimizer steps, its own parameters' gradients (stages 2 and 3) and values (3). The rank with most is meant.
 
 The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the plain run keeps.
 """
@@ -23,6 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from memadvisor.cost.activations import View
+from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.plan import bytes_in
 from memadvisor.schedule import Action, ActionKind, Schedule
@@ -64,6 +67,9 @@ class EngineMemory:
             self._full_bytes[name] = flat_bytes(states, ranks, frozen=stage == 3, dtype_of=casts)
             self._trainable_flat_bytes[name] = flat_bytes(states, ranks, frozen=False)
             self._buffer_bytes[name] = flat_bytes(states, ranks, frozen=False, dtype_of=sums)
+        sharded = [name for name, stage in self.stages.items() if stage]
+        self._owned = largest_share(step.states, sharded, self.num_ranks)
+        self._is_stepping = False
         self.gathered: set[str] = set()
         self._buffers: set[str] = set()  # units whose whole gradients are there
         self._shards: set[str] = set()  # units of whose gradients there is this rank's shard
@@ -85,7 +91,19 @@ class EngineMemory:
         held["parameter"] += sum(self._full_bytes[name] for name in self.gathered)
         held["gradient"] += sum(self._gradients().values())
         held["communication"] += 0 if self._scattering is None else self._staging_bytes(self._scattering)
+        for (category, _), size_bytes in self._lent_to_step().items():
+            held[category] += size_bytes
         return held
+
+    def _lent_to_step(self) -> dict[tuple[str, str], int]:
+        """What the rank with most is sent of its own parameters while the optimizer steps."""
+        lent = {}
+        for name, owned in self._owned.items() if self._is_stepping else ():
+            if self.stages[name] >= 2:
+                lent["gradient", name] = owned.parameter_bytes
+            if self.stages[name] == 3:
+                lent["parameter", name] = owned.parameter_bytes
+        return lent
 
     @property
     def is_scattering(self) -> bool:
@@ -124,6 +142,7 @@ class EngineMemory:
             pieces["optimizer_state", name] = self._optimizer_bytes(name)
         pieces |= {("gathered", name): self._full_bytes[name] for name in self.gathered}
         pieces |= {("gradient", name): size for name, size in self._gradients().items()}
+        pieces |= {(f"owned {what}", name): size for (what, name), size in self._lent_to_step().items()}
         if self._scattering is not None:
             pieces["staging", self._scattering] = self._staging_bytes(self._scattering)
         return {piece: size for piece, size in pieces.items() if size > 0}
@@ -138,6 +157,7 @@ class EngineMemory:
 
     def enter(self, segment: Segment) -> None:
         """Gradients of the step before are gone when the captured ones were; the engine looks in a forward."""
+        self._is_stepping = segment.phase == "optimizer"
         looks = segment.phase == ("outside" if self.num_ranks == 1 else "forward")
         if looks and not segment.captured.start.get("gradient"):
             self._buffers.clear()
@@ -195,18 +215,27 @@ class EngineMemory:
         for name, stage in self.stages.items():
             states = self._states(name)
             shard = -(-sum(p.num_elements for p in states.parameters if p.requires_grad) // self.num_ranks)
+            wholes = {update.parameter.name for update in states.whole_updates}
             for parameter in states.parameters:
                 if parameter.requires_grad:
                     count = parameter.num_elements
                     whole = max(whole, count)
-                    piece = max(piece, min(count, shard) if stage else count)
+                    in_pieces = stage and parameter.name not in wholes
+                    piece = max(piece, min(count, shard) if in_pieces else count)
         return piece / whole
 
     def update_share(self) -> float:
         """Elements that this rank updates, as a fraction of all."""
         sizes = {name: self._states(name).trainable_bytes for name in self.stages}
         total = sum(sizes.values())
-        own = sum(size / self.num_ranks if self.stages[name] else size for name, size in sizes.items())
+        own = 0.0
+        for name, size in sizes.items():
+            if not self.stages[name]:
+                own += size
+                continue
+            wholes = sum(update.parameter.size_bytes for update in self._states(name).whole_updates)
+            own += (size - wholes) / self.num_ranks
+            own += self._owned.get(name, Owned()).parameter_bytes
         return own / total if total else 1.0
 
     def _resting_parameter_bytes(self, name: str) -> int:
@@ -230,8 +259,11 @@ class EngineMemory:
 
     def _optimizer_bytes(self, name: str) -> int:
         states = self._states(name)
-        divisor = self.num_ranks if self.stages[name] else 1
-        return -(-states.optimizer_bytes // divisor) + states.optimizer_scalar_bytes
+        if not self.stages[name]:
+            wholes = sum(update.state_bytes for update in states.whole_updates)
+            return states.optimizer_bytes + states.optimizer_scalar_bytes + wholes
+        pieces = -(-states.optimizer_bytes // self.num_ranks) + states.optimizer_scalar_bytes
+        return pieces + self._owned.get(name, Owned()).state_bytes
 
     def _states(self, name: str) -> UnitStates:
         return self.step.states.get(name) or _NO_PARAMETERS

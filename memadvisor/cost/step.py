@@ -112,17 +112,28 @@ class StepStorage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WholeUpdate:
+    """A parameter that its optimizer updates as a whole, and all that it keeps for it."""
+
+    parameter: Parameter
+    optimizer: str  # its class
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitStates:
     """A unit's parameters, tied ones once, and what the optimizer keeps for them in the plain run.
 
     `optimizer_bytes` are the tensors with one element per parameter element (momenta);
-    `optimizer_scalar_bytes` are the rest (step counters), which sharding does not shrink.
+    `optimizer_scalar_bytes` are the rest (step counters), which sharding does not shrink. Neither counts what is
+    kept for `whole_updates`.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     optimizer_bytes: int
     optimizer_scalar_bytes: int
+    whole_updates: tuple[WholeUpdate, ...] = ()
 
     @property
     def parameter_bytes(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from memadvisor.cost.owners import Cost, share_out
+from memadvisor.cost.owners import Cost, cost_of, share_out
 from memadvisor.engines.flat import Flat, Slot
 
 
@@ -57,17 +57,8 @@ class Owners:
         return max(sizes) / (sum(sizes) or 1)
 
     def _cost(self, slot: Slot) -> Cost:
-        numel, optimizer = slot.end - slot.start, self._optimizer()
-        size_bytes = numel * slot.flat.dtype.itemsize
-        if isinstance(optimizer, torch.optim.Muon) and len(slot.shape) == 2:
-            return Cost(size_bytes, _newton_schulz_flops(slot.shape))
-        return Cost(size_bytes, numel)
-
-
-def _newton_schulz_flops(shape: torch.Size) -> float:
-    """Of one of Muon's iterations on a matrix of m <= n: X X^T, its square, and that times X."""
-    m, n = sorted(shape)
-    return 4.0 * m * m * n + 2.0 * m**3
+        size_bytes = (slot.end - slot.start) * slot.flat.dtype.itemsize
+        return cost_of(slot.shape, size_bytes, newton_schulz=isinstance(self._optimizer(), torch.optim.Muon))
 
 
 class Parts:

@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import optim
 
+from memadvisor.cost.owners import ELEMENTWISE
 from memadvisor.engines.flat import Slot
 
 # Each element's update depends on that element alone, so a piece is updated as the whole would be.
-_ELEMENTWISE = (
-    *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad),
-    *(optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD),
-)
+_ELEMENTWISE = tuple(getattr(optim, name) for name in ELEMENTWISE)
 # State with one number for a whole parameter; everything else has the parameter's shape.
 SCALARS = ("step", "eta", "mu", "mu_product")
 

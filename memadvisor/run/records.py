@@ -70,13 +70,17 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """One tensor of an optimizer's state at the traced step; `component` is its key (`exp_avg`)."""
+    """One tensor of an optimizer's state at the traced step; `component` is its key (`exp_avg`).
+
+    `optimizer`: its class (`torch.optim.adamw.AdamW`); None in older runs.
+    """
 
     parameter: str
     component: str
     dtype: str
     num_elements: int
     size_bytes: int
+    optimizer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Laws of the simulator: an unchanged replay is the measurement, and what sharding and recomputing must do."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.engine_memory import flat_bytes
+from memadvisor.cost.owners import Cost, share_out
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import FULL_PRECISION, Plan, Precision, UnitPlan
 from memadvisor.schedule import Lane, write_schedule
@@ -77,6 +79,34 @@ def test_states_at_the_optimizer_step_are_the_formulas_of_zero():
         held = sum(level[category] for category in STATES)
 
         assert held == bytes_each * num_parameters + 4 * 14
+
+
+def test_an_owner_of_whole_parameters_holds_their_state_and_is_sent_their_gradients_and_values():
+    """The rank with most: with LAMB 8E of state for its E elements and a counter each, 4E more a tensor sent."""
+    run = make_run()
+    (rank, *_) = run.ranks
+    states = tuple(replace(state, optimizer="mine.Lamb") for state in rank.optimizer_states)
+    step = captured_step(replace(run, ranks=(replace(rank, optimizer_states=states),)))
+    sizes = [parameter.num_elements for parameter in rank.parameters]
+    n, whole = 4, sum(sizes)
+    owners = share_out([Cost(4 * size, size) for size in sizes], n)
+    owned = [[size for size, owner in zip(sizes, owners, strict=True) if owner == r] for r in range(n)]
+    most = max(sum(mine) for mine in owned)
+    num_tensors = next(len(mine) for mine in owned if sum(mine) == most)
+    expected = {
+        0: 16 * whole + 4 * len(sizes),
+        1: 8 * whole + 8 * most + 4 * num_tensors,
+        2: 4 * whole + 4 * whole / n + (8 + 4) * most + 4 * num_tensors,
+        3: 2 * 4 * whole / n + (8 + 4 + 4) * most + 4 * num_tensors,
+    }
+    assert whole / n < most < 0.6 * whole
+    for stage, held in expected.items():
+        result = play(step, ranks=n, stage=stage)
+        level = next(m for m in result.moments if m.position == "optimizer step").by_category_bytes
+        assert sum(level[category] for category in STATES) == held
+        # Between the steps there is the state alone.
+        forward = result.moments[0].by_category_bytes
+        assert forward["optimizer_state"] == level["optimizer_state"]
 
 
 def test_padding_rounds_each_units_flat_up_to_the_ranks():

@@ -12,10 +12,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn, optim
 
+from memadvisor.cost.owners import largest_share
+from memadvisor.cost.step import UnitStates, WholeUpdate
 from memadvisor.engines.apply import apply
 from memadvisor.engines.live import read_model
 from memadvisor.errors import PlanError
-from memadvisor.plan import UnitPlan
+from memadvisor.plan import Precision, UnitPlan
+from memadvisor.run.records import Parameter
 from tests.engines import optimizers
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import Model, Training, applied, build, make_plan
@@ -185,6 +188,29 @@ def test_sums_in_another_order_stay_within_rounding():
         assert max(found.values()) <= 1e-6, {name: value for name, value in found.items() if value > 1e-6}
 
 
+def narrow(rank: int) -> dict[str, float]:
+    """With narrow parameters over float32 shards: an SGD as users write it, on wholes, against torch's, on pieces."""
+    found = {}
+    for zero, precision in ((2, Precision(reduce_dtype="bfloat16")), (3, Precision(param_dtype="bfloat16"))):
+        both = []
+        for written in (True, False):
+            with applied(make_plan(2, zero, precision=precision)):
+                ddp = build(Training(), rank)
+                kind = optimizers.Written if written else optim.SGD
+                optimizer = kind(ddp.parameters(), lr=0.1)
+                both.append(
+                    (go(Case(""), ddp, [optimizer], torch.Generator().manual_seed(rank), 3), whole(ddp, []))
+                )
+        found[str(zero)] = difference(*both)
+    return found
+
+
+@pytest.mark.timeout(60)
+def test_owners_update_the_float32_values_of_narrow_parameters():
+    for found in run_ranks(narrow, 2, timeout_s=50):
+        assert found == {"2": 0.0, "3": 0.0}
+
+
 def looks(rank: int, zero: int) -> dict[str, object]:
     """What lies on this rank, what rank 0 saves alone, and how training goes on from that."""
     case = Case("Muon", Training(steps=2))
@@ -236,6 +262,29 @@ def _again(data: torch.Generator) -> torch.Generator:
     return data.clone_state()
 
 
+def predicted_state_bytes() -> int:
+    """Muon's momenta on the rank with most, as the simulator has it."""
+    states = {}
+    for unit in read_model(Model()).units:
+        rows = [
+            Parameter(name, unit.name, str(list(p.shape)), "float32", p.numel(), 4 * p.numel(), True, "")
+            for name, p in unit.parameters
+            if p.dim() == 2
+        ]
+        updates = (
+            WholeUpdate(parameter=row, optimizer="torch.optim._muon.Muon", state_bytes=row.size_bytes)
+            for row in rows
+        )
+        states[unit.name] = UnitStates(
+            name=unit.name,
+            parameters=tuple(rows),
+            optimizer_bytes=0,
+            optimizer_scalar_bytes=0,
+            whole_updates=tuple(updates),
+        )
+    return sum(owned.state_bytes for owned in largest_share(states, list(states), 2).values())
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("zero", [1, 3])
 def test_a_checkpoint_by_rank_zero_alone_goes_on_anywhere(zero):
@@ -244,6 +293,7 @@ def test_a_checkpoint_by_rank_zero_alone_goes_on_anywhere(zero):
     names = [name for name, p in Model().named_parameters() if p.dim() == 2]
     assert sorted(first["mine"] + second["mine"]) == sorted(names)
     assert first["momentum"] + second["momentum"] == matrices
+    assert 4 * max(first["momentum"], second["momentum"]) == predicted_state_bytes()
     for found in (first, second):
         assert found["groups at rest"]
         assert found["momentum"] == found["loaded"] <= 0.6 * matrices
