@@ -42,7 +42,7 @@ class ModelStates:
 
     num_params: int  # tied ones once, frozen ones too
     num_trainable: int
-    num_ranks: int
+    num_ranks: int  # that share what is sharded
     zero_stages: tuple[int, ...]  # in use, ascending; (0,) without a plan
     parameter_bytes: int
     gradient_bytes: int
@@ -81,6 +81,8 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
         if storage.category in measured:
             measured[storage.category] += storage.size_bytes
     num_ranks = rank.process.world_size
+    if plan is not None and num_ranks == plan.num_ranks:
+        num_ranks = plan.group_ranks
     stages = _zero_stages(rank, plan)
     components = (
         *_parameters(rank, stages, num_ranks),

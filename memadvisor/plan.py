@@ -120,6 +120,8 @@ class Plan:
     reduced to shards one unit behind, and parameters that stages 1 and 2 have updated are gathered under the next
     forward. But for the latter, both cost the memory of what is under way; what stays whole on every rank is
     reduced under the backward in any case.
+    `shard_ranks`: how many ranks that follow each other share what is sharded; every such group holds all of it,
+    and groups add up their gradients (hybrid sharding). None: all ranks are one group.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """
@@ -137,6 +139,12 @@ class Plan:
     overlap: bool = False
     gather_depth: int = 0
     precision: Precision = FULL_PRECISION
+    shard_ranks: int | None = None
+
+    @property
+    def group_ranks(self) -> int:
+        """How many ranks share what is sharded."""
+        return self.num_ranks if self.shard_ranks is None else self.shard_ranks
 
     @property
     def is_mixed(self) -> bool:
@@ -217,6 +225,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             # Older plans have neither, or `overlap` alone, which then spoke for both.
             gather_depth=_typed(value.get("gather_depth", int(overlap)), int),
             precision=_precision_from_json(value.get("precision", {})),
+            shard_ranks=_typed(value.get("shard_ranks"), int, optional=True),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -307,6 +316,13 @@ def check_plan(plan: Plan, source: str) -> None:
         )
     if plan.gather_depth < 0:
         raise PlanError(f"{source} has gather_depth {plan.gather_depth}.", hint="it must be 0 or more.")
+    if plan.shard_ranks is not None and not (
+        2 <= plan.shard_ranks <= plan.num_ranks and plan.num_ranks % plan.shard_ranks == 0
+    ):
+        raise PlanError(
+            f"{source} has shard_ranks {plan.shard_ranks} for {plan.num_ranks} ranks.",
+            hint="it must be 2 or more, and divide the number of ranks.",
+        )
     names = [unit.name for unit in plan.units]
     if len(set(names)) < len(names):
         raise PlanError(f"{source} names a unit twice.", hint="name each unit once.")

@@ -50,6 +50,18 @@ class Lane(StrEnum):
     COLLECTIVE = "collective"
 
 
+class Ranks(StrEnum):
+    """Who takes part in a collective.
+
+    inside: the ranks that share what is sharded, all ranks without hybrid sharding. across: those that hold the
+    same shard, one of each group.
+    """
+
+    ALL = "all"
+    INSIDE = "inside"
+    ACROSS = "across"
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     point: Point
@@ -60,6 +72,7 @@ class Boundary:
 class Action:
     """`shard` matters to `reduce` alone: True leaves each rank its shard of the sum and frees the rest.
 
+    ranks: of a collective. A reduction across is of the shards that the reduction inside, just before it, leaves.
     overlaps: compute goes on meanwhile. What waits is, for a gather, the next gather of the same unit that
     does not overlap; for a reduce to shards, the next reduce; for every reduce, the backward's end. Without
     it compute waits where the action stands.
@@ -70,11 +83,12 @@ class Action:
     lane: Lane
     shard: bool = False
     overlaps: bool = False
+    ranks: Ranks = Ranks.ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Actions by boundary. `units` are in order of execution; `num_ranks` share each sharded unit.
+    """Actions by boundary. `units` are in order of execution; `shard_ranks` of `num_ranks` share each sharded unit.
 
     With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
     one without `shard` in those that the script lets DDP synchronise. `precision`: in what dtype gathers make
@@ -82,9 +96,19 @@ class Schedule:
     """
 
     num_ranks: int
+    shard_ranks: int
     units: tuple[UnitPlan, ...]
     actions: dict[Boundary, tuple[Action, ...]]
     precision: Precision = FULL_PRECISION
+
+    def size_of(self, ranks: Ranks) -> int:
+        """How many ranks take part."""
+        sizes = {
+            Ranks.ALL: self.num_ranks,
+            Ranks.INSIDE: self.shard_ranks,
+            Ranks.ACROSS: self.num_ranks // self.shard_ranks,
+        }
+        return sizes[ranks]
 
     def at(self, point: Point, unit: str = "") -> tuple[Action, ...]:
         return self.actions.get(Boundary(point, unit), ())
@@ -104,6 +128,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
       rule, so letting go of them gains nothing and takes two more gathers.
     - With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs, and what stages 1 and 2 have
       updated is gathered under what follows the optimizer step, each unit waited for where its forward begins.
+    - With `plan.shard_ranks` shards are of, and gathers and reductions to shards among, the ranks of a group; what
+      a group has reduced is then summed across the groups, and stages 0 and 1 sum over all ranks at once.
     - A unit of stage 3 begins with gathering the next `plan.gather_depth` ones of stage 3, in order of
       execution, that are not there yet.
 
@@ -122,9 +148,12 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         *,
         shard: bool = False,
         overlaps: bool = False,
+        ranks: Ranks = Ranks.ALL,
     ) -> None:
         lane = Lane.COLLECTIVE if kind in (ActionKind.GATHER, ActionKind.REDUCE) else Lane.COMPUTE
-        action = Action(kind=kind, unit=unit, lane=lane, shard=shard, overlaps=overlaps)
+        if kind is ActionKind.GATHER or shard:
+            ranks = Ranks.INSIDE
+        action = Action(kind=kind, unit=unit, lane=lane, shard=shard, overlaps=overlaps, ranks=ranks)
         actions.setdefault(Boundary(point, boundary_unit), []).append(action)
 
     following, preceding = _neighbours(plan, chosen)
@@ -147,6 +176,9 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
             if plan.num_ranks > 1:
                 overlaps = stage < 2 or plan.overlap
                 add(Point.AFTER_BACKWARD, name, ActionKind.REDUCE, name, shard=stage >= 2, overlaps=overlaps)
+                if stage >= 2 and plan.group_ranks < plan.num_ranks:
+                    across = Ranks.ACROSS
+                    add(Point.AFTER_BACKWARD, name, ActionKind.REDUCE, name, overlaps=overlaps, ranks=across)
             add(Point.BEFORE_OPTIMIZER, "", ActionKind.UPDATE, name)
             if stage in (1, 2):
                 add(Point.AFTER_OPTIMIZER, "", ActionKind.GATHER, name, overlaps=plan.overlap)
@@ -154,6 +186,7 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
                     add(Point.BEFORE_FORWARD, name, ActionKind.GATHER, name)
     return Schedule(
         num_ranks=plan.num_ranks,
+        shard_ranks=plan.group_ranks,
         units=chosen,
         actions={boundary: tuple(items) for boundary, items in actions.items()},
         precision=plan.precision,

@@ -65,7 +65,10 @@ PLANS = st.builds(
     ),
 )
 # Older plans are without.
-LATER = ("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype")
+LATER = (
+    *("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype"),
+    "shard_ranks",
+)
 PLAN = Plan(
     fingerprint="0123456789abcdef",
     num_ranks=2,
@@ -191,6 +194,8 @@ def test_no_json_value_raises_anything_but_a_plan_error(value):
         ({"grad_accum": -1}, "grad_accum -1"),
         ({"budget_bytes": 0}, "budget_bytes 0"),
         ({"gather_depth": -1}, "gather_depth"),
+        ({"num_ranks": 6, "shard_ranks": 4}, "shard_ranks 4 for 6 ranks"),
+        ({"num_ranks": 4, "shard_ranks": 1}, "shard_ranks 1 for 4 ranks"),
         ({"precision": {"param_dtype": "int8"}}, "param_dtype 'int8'"),
         ({"precision": {"param_dtype": "bfloat16"}}, "param_dtype bfloat16 with ZeRO stage 0"),
         (

@@ -57,6 +57,7 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
     rows = [
         paragraph(
             (f"ZeRO stage {stages_text(plan)}, {plan.num_ranks} ranks, policy {plan.policy}", "bold"),
+            f"; shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "",
             f"; {len(plan.recomputed_units)} of {len(plan.units)} units recomputed" if plan.units else "",
         ),
         paragraph((plan.why, "dim")),

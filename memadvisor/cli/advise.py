@@ -85,7 +85,7 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "gather_depth": plan.gather_depth,
         "units": [dataclasses.asdict(unit) for unit in plan.units],
         "precision": dataclasses.asdict(plan.precision),
-        "layout": {"data_parallel": plan.num_ranks},
+        "layout": {"data_parallel": plan.num_ranks, "shard_ranks": plan.group_ranks},
         "why": plan.why,
     }
 
@@ -165,9 +165,10 @@ def _table(advice: Advice) -> Table:
 
 
 def _stages(plan: Plan) -> str:
-    """`3`, or `0+3` for several; the sentence below the table says for which units."""
+    """`3`, or `0+3` for several; `3 by 2` where groups of two ranks share. The sentence below says more."""
     stages = sorted({unit.zero_stage for unit in plan.units} or {plan.zero_stage})
-    return "+".join(map(str, stages))
+    groups = f" by {plan.group_ranks}" if stages[-1] and plan.group_ranks < plan.num_ranks else ""
+    return "+".join(map(str, stages)) + groups
 
 
 def printable(text: str) -> Text:

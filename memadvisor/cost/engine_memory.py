@@ -28,7 +28,7 @@ from memadvisor.cost.activations import View
 from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.plan import bytes_in
-from memadvisor.schedule import Action, ActionKind, Schedule
+from memadvisor.schedule import Action, ActionKind, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
 _NO_PARAMETERS = UnitStates(name="", parameters=(), optimizer_bytes=0, optimizer_scalar_bytes=0)
@@ -48,7 +48,7 @@ class EngineMemory:
 
     def __init__(self, step: CapturedStep, schedule: Schedule) -> None:
         self.step = step
-        self.num_ranks = schedule.num_ranks
+        self.num_ranks = schedule.shard_ranks  # that share what is sharded
         self.stages = {u.name: u.zero_stage if self.num_ranks > 1 else 0 for u in schedule.units}
         # One rank, recorded as one rank: nothing of ours touches the states, so they are replayed.
         self.replays = self.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
@@ -191,6 +191,9 @@ class EngineMemory:
 
     def _reduce(self, action: Action) -> Message:
         name, size_bytes = action.unit, self._gradient_bytes(action.unit)
+        if action.ranks is Ranks.ACROSS:
+            # Of what the reduction inside has just left; its buffers are counted there, and are no fewer.
+            return Message(operation="all_reduce", size_bytes=size_bytes // self.num_ranks, staging={})
         if not action.shard:
             return Message(operation="all_reduce", size_bytes=size_bytes, staging={})
         if action.overlaps:

@@ -19,7 +19,7 @@ from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.plan import Prediction
-from memadvisor.schedule import Action, ActionKind, Point, Schedule
+from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,8 @@ class _Player:
             if point is Point.AFTER_OPTIMIZER and action.overlaps:
                 continue  # it falls into the next step, as that of the step before did into this one
             self._wait_for_what_precedes(action)
-            if action.kind is ActionKind.REDUCE and not (action.shard or is_last or self._syncs(segment)):
+            leaves_shards = action.shard or action.ranks is Ranks.ACROSS
+            if action.kind is ActionKind.REDUCE and not (leaves_shards or is_last or self._syncs(segment)):
                 continue  # with accumulation under no_sync, what all ranks keep whole is summed once
             message = self.engine.act(action)
             self._tell_states()
@@ -214,7 +215,8 @@ class _Player:
     def _queue(self, action: Action, message: Message) -> None:
         if self.times is None:
             raise AssertionError("several ranks need times of collectives")
-        duration_s = self.times.seconds(message.operation, message.size_bytes, self.schedule.num_ranks)
+        num_ranks = self.schedule.size_of(action.ranks)
+        duration_s = self.times.seconds(message.operation, message.size_bytes, num_ranks)
         end_s = self.lanes.collective(f"{action.kind} {action.unit}", duration_s)
         if not action.overlaps:
             self.lanes.wait_until(end_s)
@@ -227,7 +229,11 @@ class _Player:
         """A unit that was gathered ahead is waited for; so is a reduction to shards, by the next one."""
         if action.kind is ActionKind.GATHER and not action.overlaps and action.unit in self.arriving_s:
             self.lanes.wait_until(self.arriving_s.pop(action.unit))
-        elif action.kind is ActionKind.REDUCE and self.engine.is_scattering:
+        elif (
+            action.kind is ActionKind.REDUCE
+            and action.ranks is not Ranks.ACROSS
+            and self.engine.is_scattering
+        ):
             self.lanes.wait_until(self.reductions_s)
             self.engine.end_scattering()
             self._tell_states()

@@ -334,7 +334,7 @@ class Applied:
                 "info",
                 f"{type(optimizer).__name__} needs whole parameters: each is updated by one rank, and the rank with "
                 f"most has {100 * owners.largest_fraction:.1f} % of their bytes "
-                f"({100 / self.plan.num_ranks:.1f} % if even)",
+                f"({100 / self.plan.group_ranks:.1f} % if even)",
             )
 
     def _flats_of(self, optimizer: torch.optim.Optimizer) -> list[Flat]:
@@ -352,8 +352,9 @@ class Applied:
         original = dist.destroy_process_group
 
         def destroy_process_group(*args: Any, **kwargs: Any) -> None:
-            for executor in list(self._executors):
-                executor.service.leave()
+            if (args[0] if args else kwargs.get("group")) in (None, dist.group.WORLD):
+                for executor in list(self._executors):
+                    executor.service.leave()
             original(*args, **kwargs)
 
         self._undo.replace(dist, "destroy_process_group", destroy_process_group)

@@ -55,7 +55,12 @@ class Executor:
         self.hooks = hooks
         self.label = label
         self.unit = ""  # whose staging is being allocated
-        self.wire = Wire(ddp.process_group, lambda tensor: label(tensor, "communication", self.unit), number)
+        self.wire = Wire(
+            ddp.process_group,
+            lambda tensor: label(tensor, "communication", self.unit),
+            number,
+            shard_ranks=schedule.shard_ranks,
+        )
         self.any_order = any_order  # ranks may use different parameters (find_unused_parameters)
         self.collective = False  # whether the pass under way is one that all ranks take together
         self.in_forward = False  # the model's own

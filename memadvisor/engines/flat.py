@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memadvisor.engines.lanes import Ticket
+from memadvisor.engines.lanes import Chain, Ticket
 from memadvisor.engines.live import LiveModel, LiveUnit
 from memadvisor.plan import Precision
 from memadvisor.schedule import Schedule
@@ -98,7 +98,7 @@ class Flat:
     is_loan_fixed: bool = False  # something may use its memory that cannot be seen
     ready: set[int] = field(default_factory=set)  # indices of slots whose gradient came in this backward
     arriving: Ticket | None = None  # the gather that fills `full`; until it is waited for, nobody looks
-    scattering: Ticket | None = None  # the reduction of `grad` that is under way
+    scattering: Chain | None = None  # the reduction of `grad` that is under way
 
     @property
     def shard_numel(self) -> int:

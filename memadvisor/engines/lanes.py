@@ -72,6 +72,23 @@ class Lane(Protocol):
         """End the lane, when what was submitted is over."""
 
 
+class Chain:
+    """Several tickets as one, whose `result` is there when the last of them is over."""
+
+    def __init__(self, tickets: Sequence[Ticket], result: torch.Tensor) -> None:
+        self.tickets = tuple(tickets)
+        self.result = result
+
+    def wait(self) -> torch.Tensor:
+        for ticket in self.tickets:
+            ticket.wait()
+        return self.result
+
+    def join(self) -> None:
+        for ticket in self.tickets:
+            ticket.join()
+
+
 class Adopted:
     """The ticket of collectives that torch runs beside the compute."""
 

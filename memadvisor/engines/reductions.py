@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from memadvisor.engines.flat import Flat, Slot, UnitState
-from memadvisor.engines.lanes import Ticket
+from memadvisor.engines.lanes import Chain, Ticket
 from memadvisor.errors import PlanError
-from memadvisor.schedule import Action
+from memadvisor.schedule import Action, Ranks
 
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
@@ -183,7 +183,7 @@ class Reductions:
 
     def _take_share(self, slot: Slot, gradient: torch.Tensor, view: torch.Tensor) -> None:
         """Put a gradient, divided by the ranks (before the sum, as DDP does), into a buffer that will be sharded."""
-        share = 1.0 / self._wire.num_ranks
+        share = 1.0 / self._wire.num_contributions
         if slot.index in slot.flat.ready:
             view.add_(gradient, alpha=share)
         elif gradient.itemsize >= view.itemsize:
@@ -221,18 +221,15 @@ class Reductions:
 
     def reduce(self, unit: UnitState, action: Action) -> None:
         with torch.no_grad():
+            if action.ranks is Ranks.ACROSS:
+                self._sum_across(action)
+                return
             self._end_scattering()
             for flat in unit.trainable:
                 if flat.grad is None:
                     continue
                 if action.shard:
-                    self._executor.remember("reduce_scatter", flat)
-                    if action.overlaps:
-                        flat.scattering = self._wire.begin_reduce_scatter(flat.grad, flat.unit, flat.index)
-                        self._backward.scattering.append(flat)
-                    else:
-                        own = self._wire.reduce_scatter(flat.grad, flat.unit, flat.index)
-                        self._keep_shard(flat, own)
+                    self._scatter(flat, flat.grad, action)
                 elif self._sync:
                     self._executor.remember("all_reduce", flat)
                     transfer = self._wire.begin_mean(flat.grad, flat.unit)
@@ -240,6 +237,31 @@ class Reductions:
                         self._backward.in_flight.append(transfer)
                     else:
                         transfer.wait()
+
+    def _scatter(self, flat: Flat, grad: torch.Tensor, action: Action) -> None:
+        self._executor.remember("reduce_scatter", flat)
+        if action.overlaps:
+            flat.scattering = self._wire.begin_reduce_scatter(grad, flat.unit, flat.index)
+            self._backward.scattering.append(flat)
+            return
+        own = self._wire.reduce_scatter(grad, flat.unit, flat.index)
+        if self._wire.across is None:
+            self._keep_shard(flat, own)
+        else:
+            flat.scattering = Chain([], own)
+            self._backward.scattering.append(flat)
+
+    def _sum_across(self, action: Action) -> None:
+        """Sum over the groups what the reduction inside, just before, leaves of the same unit."""
+        for flat in self._backward.scattering:
+            if flat.scattering is None:
+                continue
+            if action.overlaps:
+                flat.scattering = self._wire.begin_sum_across(flat.scattering, flat.unit)
+            else:
+                self._wire.sum_across(flat.scattering.result, flat.unit)
+        if not action.overlaps:
+            self._end_scattering()
 
     def _end_scattering(self) -> None:
         """Wait for the reductions of the unit before; at most one unit's are under way at a time."""

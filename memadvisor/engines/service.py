@@ -45,7 +45,9 @@ class Service:
 
     def __init__(self, executor: Executor, number: int, state_of: StateOf, owned_state: OwnedState) -> None:
         self._executor = weakref.ref(executor)
-        self._prefix = f"memadvisor/{number}"
+        self._shared_prefix = f"memadvisor/{number}"
+        # Shards are asked for among the ranks that share them.
+        self._prefix = f"{self._shared_prefix}/{executor.wire.first_rank}"
         self._wire = executor.wire
         self._state_of = state_of
         self._owned_state = owned_state
@@ -107,16 +109,16 @@ class Service:
         with contextlib.suppress(Exception):
             # The first rank often hosts the store; without it the others' threads would complain.
             self._asked_s = time.monotonic()
-            self._wait_for_all("left", last_s if self._wire.rank == 0 else 0.0)
+            self._wait_for_all("left", last_s if self._wire.everyone.rank() == 0 else 0.0)
 
     def let_go(self) -> None:
         """Keep the model alive no longer."""
         self._kept = None
 
     def _wait_for_all(self, what: str, quiet_s: float) -> None:
-        key = f"{self._prefix}/{what}"
+        key = f"{self._shared_prefix}/{what}"
         count = self._client.add(key, 1)
-        while count < self._wire.num_ranks and time.monotonic() < self._asked_s + quiet_s:
+        while count < self._wire.num_contributions and time.monotonic() < self._asked_s + quiet_s:
             time.sleep(10 * _POLL_S)
             count = self._client.add(key, 0)
 

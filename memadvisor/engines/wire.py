@@ -1,4 +1,4 @@
-"""The collectives of the engine over one process group, chosen for exact memory.
+"""The collectives of the engine over the ranks of one model, chosen for exact memory.
 
 Gloo's own reduce-scatter clones its input and all-reduces the clone, and its all-gather stages the
 output. Pairwise exchange moves (n-1)/n of the bytes with no more than one shard of staging. NCCL's own
@@ -6,7 +6,8 @@ collectives are used where the tensors live on a GPU.
 
 Pairwise messages bear tags of our own, so a lane's thread may issue them while the script's collectives go on.
 What takes a number in the group's own count is issued by the thread that computes, where all ranks issue it in
-one order with the script's.
+one order with the script's. With hybrid sharding the sum across groups is issued by the lane, in a group that
+nobody else uses.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.engines.cuda_lane import CudaLane
-from memadvisor.engines.lanes import Lane, Ticket
+from memadvisor.engines.groups import give_back, split
+from memadvisor.engines.lanes import Chain, Lane, Ticket
 from memadvisor.engines.thread_lane import ThreadLane
 
 # The script's own sends and receives carry small tags; ours must not be taken for them.
@@ -51,7 +53,10 @@ def lane_for(device: torch.device) -> Lane:
 
 
 class Wire:
-    """Collectives of one group. `staged` is told of every staging buffer that is allocated.
+    """Collectives of the ranks of `everyone`. `staged` is told of every staging buffer that is allocated.
+
+    Shards are of the `num_ranks` of `group`: all ranks, or with `shard_ranks` this rank's group inside (groups.py);
+    `across` is then its group across.
 
     number: the same on all ranks, and another for each wire of a group; tells their messages apart.
     """
@@ -62,15 +67,25 @@ class Wire:
         staged: Callable[[torch.Tensor], None],
         number: int = 0,
         lane_for: Callable[[torch.device], Lane] = lane_for,
+        shard_ranks: int | None = None,
     ) -> None:
-        self.group = group
-        self.num_ranks = group.size()
-        self.rank = group.rank()
+        self.everyone = self.group = group
+        self.across: dist.ProcessGroup | None = None
+        if shard_ranks is not None and shard_ranks < group.size():
+            self.group, self.across = split(group, shard_ranks)
+        self.num_contributions = group.size()  # to a mean
+        self.num_ranks = self.group.size()
+        self.rank = self.group.rank()
         self._staged = staged
         self._first_tag = _FIRST_TAG * (1 + number % _MAX_WIRES)
         self._lane_for = lane_for
         self._lanes: dict[torch.device, Lane] = {}
-        self._global_ranks = [dist.get_global_rank(group, rank) for rank in range(self.num_ranks)]
+        self._global_ranks = [dist.get_global_rank(self.group, rank) for rank in range(self.num_ranks)]
+
+    @property
+    def first_rank(self) -> int:
+        """The first of the ranks that share shards, in the count of the whole script."""
+        return self._global_ranks[0]
 
     def lane(self, device: torch.device) -> Lane:
         if device not in self._lanes:
@@ -78,24 +93,27 @@ class Wire:
         return self._lanes[device]
 
     def close(self) -> None:
-        """End the lanes. A wire that is used again has new ones."""
+        """End the lanes, and let others use the groups of this wire."""
         while self._lanes:
             self._lanes.popitem()[1].close()
+        if self.across is not None:
+            give_back(self.group, self.across)
+            self.across = None
 
     # ---- all ranks' gradients ----------------------------------------------------------------
 
     def begin_mean(self, tensor: torch.Tensor, unit: str = "") -> Ticket:
         """Begin to replace `tensor` by its mean over the ranks, scaled before the sum as DDP does."""
-        tensor.mul_(1.0 / self.num_ranks)
-        return self._begin_sum(tensor, unit, None)
+        tensor.mul_(1.0 / self.num_contributions)
+        return self._begin_sum(tensor, unit, self.everyone)
 
-    def _begin_sum(self, tensor: torch.Tensor, unit: str, result: torch.Tensor | None) -> Ticket:
+    def _begin_sum(self, tensor: torch.Tensor, unit: str, group: dist.ProcessGroup) -> Ticket:
         named = partial(self._named, "all-reduce", unit)
         with named():
-            work = _there(dist.all_reduce(tensor, group=self.group, async_op=True))
-        return self.lane(tensor.device).adopt([_Work(work, named)], writes=(tensor,), result=result)
+            work = _there(dist.all_reduce(tensor, group=group, async_op=True))
+        return self.lane(tensor.device).adopt([_Work(work, named)], writes=(tensor,))
 
-    def begin_reduce_scatter(self, full: torch.Tensor, unit: str = "", number: int = 0) -> Ticket:
+    def begin_reduce_scatter(self, full: torch.Tensor, unit: str = "", number: int = 0) -> Chain:
         """Begin to sum `full`, which is used up; the ticket gives this rank's slice of the sum.
 
         Pairwise it takes the other ranks' contributions one after another, into what becomes the result.
@@ -103,10 +121,11 @@ class Wire:
         """
         way = self.way(full)
         if way == "staged":
-            return self._begin_sum(full, unit, full.chunk(self.num_ranks)[self.rank])
+            return Chain([self._begin_sum(full, unit, self.group)], full.chunk(self.num_ranks)[self.rank])
         staging = self._stage(full)
         reduce = partial(self._reduce, way, full, staging, unit, number)
-        return self.lane(full.device).submit(reduce, reads=(full,), writes=(full, staging))
+        ticket = self.lane(full.device).submit(reduce, reads=(full,), writes=(full, staging))
+        return Chain([ticket], staging)
 
     def reduce_scatter(self, full: torch.Tensor, unit: str = "", number: int = 0) -> torch.Tensor:
         """This rank's slice of the sum of `full` over the ranks; `full` is used up."""
@@ -141,6 +160,34 @@ class Wire:
             if distance < self.num_ranks - 1:
                 own.add_(staging)
         return staging.add_(own)  # of storage of its own, which may stay when the full gradient goes
+
+    def begin_sum_across(self, reduced: Chain, unit: str = "") -> Chain:
+        """Begin to sum what a reduction to shards leaves over the groups, in place."""
+        shard = reduced.result
+        if self.way(shard) == "staged":
+            reduced.wait()  # the backend would read what it is still writing
+            return Chain([self._begin_sum(shard, unit, self._across())], shard)
+        total = partial(self._sum_across, shard, unit)
+        ticket = self.lane(shard.device).submit(total, reads=(shard,), writes=(shard,))
+        return Chain([*reduced.tickets, ticket], shard)
+
+    def sum_across(self, shard: torch.Tensor, unit: str = "") -> None:
+        """Sum a shard over the groups, in place."""
+        if self.way(shard) == "staged":
+            self._begin_sum(shard, unit, self._across()).wait()
+        else:
+            total = partial(self._sum_across, shard, unit)
+            self.lane(shard.device).run(total, reads=(shard,), writes=(shard,))
+
+    def _sum_across(self, shard: torch.Tensor, unit: str) -> None:
+        """Work of a lane."""
+        with self._named("all-reduce across groups", unit):
+            dist.all_reduce(shard, group=self._across())
+
+    def _across(self) -> dist.ProcessGroup:
+        if self.across is None:
+            raise AssertionError("all ranks share what is sharded: there is nobody across")
+        return self.across
 
     # ---- all ranks' shards -------------------------------------------------------------------
 
@@ -264,14 +311,14 @@ class Wire:
         """The largest of each value over the ranks."""
         tensor = torch.tensor(values, dtype=torch.int64, device=device)
         with self._named("meeting of all ranks"):
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.everyone)
         return [int(value) for value in tensor.tolist()]
 
     def broadcast(self, values: list[int], device: torch.device) -> list[int]:
         """The first rank's values."""
         tensor = torch.tensor(values, dtype=torch.int64, device=device)
         with self._named("broadcast"):
-            dist.broadcast(tensor, self._global_ranks[0], group=self.group)
+            dist.broadcast(tensor, dist.get_global_rank(self.everyone, 0), group=self.everyone)
         return [int(value) for value in tensor.tolist()]
 
     # ---- what is what ------------------------------------------------------------------------

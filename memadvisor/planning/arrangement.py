@@ -27,11 +27,15 @@ SHARDINGS = ((0, True), (1, True), (2, True), (3, False), (3, True))
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Everything that the search may choose: units in order of execution, and what runs ahead or behind."""
+    """Everything that the search may choose: units in order of execution, and what runs ahead or behind.
+
+    shard_ranks: how many ranks share what is sharded; None is all of them.
+    """
 
     units: tuple[UnitPlan, ...]
     overlap: bool
     gather_depth: int
+    shard_ranks: int | None = None
 
     @property
     def recomputed(self) -> frozenset[str]:
@@ -52,19 +56,22 @@ Neighbours = Callable[["Space", Arrangement], Iterator[Arrangement]]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What each unit may be, and which units are alike, by position."""
+    """What each unit may be, which units are alike, by position, and how many ranks may share what is sharded."""
 
     options: tuple[tuple[UnitPlan, ...], ...]
     classes: tuple[tuple[int, ...], ...]
     depths: tuple[int, ...] = tuple(range(MAX_GATHER_DEPTH + 1))
+    groups: tuple[int | None, ...] = (None,)
 
     @property
     def size(self) -> int:
-        return 2 * len(self.depths) * math.prod(len(options) for options in self.options)
+        return 2 * len(self.depths) * len(self.groups) * math.prod(len(options) for options in self.options)
 
     def all(self) -> Iterator[Arrangement]:
-        for units, overlap, depth in product(product(*self.options), (False, True), self.depths):
-            yield Arrangement(units, overlap, depth)
+        for units, overlap, depth, group in product(
+            product(*self.options), (False, True), self.depths, self.groups
+        ):
+            yield Arrangement(units, overlap, depth, group)
 
 
 def space_of(step: CapturedStep, shardings: Sequence[tuple[int, bool]] = SHARDINGS) -> Space:
@@ -181,6 +188,7 @@ def _walked(
 def _neighbours(space: Space, current: Arrangement) -> Iterator[Arrangement]:
     yield replace(current, overlap=not current.overlap)
     yield from (replace(current, gather_depth=d) for d in space.depths if d != current.gather_depth)
+    yield from (replace(current, shard_ranks=group) for group in space.groups if group != current.shard_ranks)
     for positions in space.classes:
         for option in space.options[positions[0]]:
             others = [p for p in positions if _as(option, current.units[p].name) != current.units[p]]

@@ -21,7 +21,7 @@ def _deed(plan: Plan) -> str:
     parts = []
     if plan.num_ranks > 1:
         sharding = f"ZeRO {stages_text(plan)}" if plan.zero_stage else "no sharding"
-        parts.append(f"{sharding} on {plan.num_ranks} ranks{_transfers(plan)}")
+        parts.append(f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{_transfers(plan)}")
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
         if num_recomputed
@@ -29,6 +29,11 @@ def _deed(plan: Plan) -> str:
     )
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _groups(plan: Plan) -> str:
+    is_hybrid = plan.zero_stage > 0 and plan.group_ranks < plan.num_ranks
+    return f" in groups of {plan.group_ranks}" if is_hybrid else ""
 
 
 def _transfers(plan: Plan) -> str:
@@ -77,7 +82,7 @@ def _comparison(prediction: Prediction, other_plan: Plan, other: Prediction) -> 
 
 
 def _short(plan: Plan) -> str:
-    words = [f"ZeRO {plan.zero_stage}" if plan.num_ranks > 1 else "one rank"]
+    words = [f"ZeRO {plan.zero_stage}{_groups(plan)}" if plan.num_ranks > 1 else "one rank"]
     words.append(f"{len(plan.recomputed_units)} recomputed")
     if plan.micro_batch_size is not None and plan.grad_accum is not None:
         words.append(f"micro-batch {plan.micro_batch_size} x {plan.grad_accum}")

@@ -78,7 +78,10 @@ class Search:
                 kinds.append((True, True, 1))
             if stage == 3:
                 kinds.append((False, True, 1))
-            best = [self._alike(step, stage, *kind, found) for kind in kinds]
+            best = [self._alike(step, stage, *kind, None, found) for kind in kinds]
+            kind = kinds[best.index(min(best, key=order))]
+            hybrids = proper_divisors(self.num_ranks) if stage else ()
+            best += [self._alike(step, stage, *kind, shard_ranks, found) for shard_ranks in hybrids]
             alike.append(min(best, key=order))
         yield from alike
         if self.num_ranks > 1 and step.repeats == 1:
@@ -99,6 +102,7 @@ class Search:
         reshard: bool,
         overlap: bool,
         depth: int,
+        shard_ranks: int | None,
         found: list[Arrangement],
     ) -> RankedPlan:
         """All units of one stage, with the best choice of units to recompute; what was met joins `found`."""
@@ -108,7 +112,7 @@ class Search:
                 UnitPlan(name=u.name, zero_stage=stage, recompute=u.name in recomputed, reshard=reshard)
                 for u in step.units
             )
-            return Arrangement(units, overlap, depth)
+            return Arrangement(units, overlap, depth, shard_ranks)
 
         known: dict[frozenset[str], Simulation] = {}
 
@@ -139,7 +143,8 @@ class Search:
             return known[arrangement]
 
         shardings = [choice for choice in SHARDINGS if choice[0] >= self.precision.least_stage]
-        space, first = space_of(step, shardings), tuple(starts)
+        space = replace(space_of(step, shardings), groups=(None, *proper_divisors(self.num_ranks)))
+        first = tuple(starts)
         num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
 
         def choose(target_bytes: int) -> Arrangement:
@@ -214,4 +219,10 @@ class Search:
             overlap=arrangement.overlap,
             gather_depth=arrangement.gather_depth,
             precision=self.precision,
+            shard_ranks=arrangement.shard_ranks,
         )
+
+
+def proper_divisors(num_ranks: int) -> tuple[int, ...]:
+    """Sizes of groups of ranks that may share what is sharded, beside one rank and all of them."""
+    return tuple(size for size in range(2, num_ranks) if num_ranks % size == 0)

@@ -143,6 +143,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             ),
             kinds=(),
             basis=f"plan for {plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}, policy {plan.policy}"
+            + (f", shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "")
             + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
             + (", reductions one unit behind" if plan.overlap else ""),
             num_text=2,

@@ -21,7 +21,9 @@ TIMES = CollectiveTimes(kind="fitted", source="a test", curves={}, alpha_s=1e-4,
 STATES = ("parameter", "gradient", "optimizer_state")
 
 
-def plan(*, ranks=1, stage=0, recompute=(), overlap=False, depth=0, units=(), precision=FULL_PRECISION):
+def plan(
+    *, ranks=1, stage=0, recompute=(), overlap=False, depth=0, units=(), precision=FULL_PRECISION, shard=None
+):
     return Plan(
         fingerprint=None,
         num_ranks=ranks,
@@ -36,6 +38,7 @@ def plan(*, ranks=1, stage=0, recompute=(), overlap=False, depth=0, units=(), pr
         overlap=overlap,
         gather_depth=depth,
         precision=precision,
+        shard_ranks=shard,
     )
 
 
@@ -398,3 +401,31 @@ def test_a_gradient_becomes_its_units_buffer_only_where_it_is_of_its_dtype():
     whole = step.states["head"].parameter_bytes
 
     assert list(levels.values()) == [whole, whole + whole // 2, whole // 2, whole // 2 + whole]
+
+
+@given(STAGES, st.integers(2, 4), st.integers(2, 4), st.integers(0, 2))
+@settings(max_examples=30, deadline=None)
+def test_groups_of_ranks_that_share_hold_what_as_many_ranks_alone_would(chosen, shard, groups, depth):
+    """Hybrid sharding: bytes are those of one group, in every moment; the sum across groups needs none."""
+    step = captured_step(make_run(num_micro_batches=2))
+    units = mixture(chosen)
+    options = {"units": units, "overlap": depth > 0, "depth": depth}
+    alone = play(step, ranks=shard, **options).moments
+    hybrid = play(step, ranks=shard * groups, shard=shard, **options).moments
+
+    assert max(m.total_bytes for m in hybrid) == max(m.total_bytes for m in alone)
+    assert hybrid[-1].by_category_bytes == alone[-1].by_category_bytes
+
+
+def test_traffic_of_groups_is_passes_inside_and_a_sum_of_shards_across():
+    """A pass inside is (s-1)/s of all bytes; across goes twice (g-1)/g of one s-th; stage 1 sums over all ranks."""
+    step = captured_step(make_run())
+    free = CollectiveTimes(kind="fitted", source="", curves={}, alpha_s=0.0, beta_bytes_per_s=1e9)
+    all_s = sum(unit.parameter_bytes for unit in step.units) / 1e9
+    shard, groups = 4, 2
+    inside_s, across_s = all_s * (shard - 1) / shard, 2 * all_s / shard * (groups - 1) / groups
+    expected = {1: 2 * all_s * 7 / 8 + inside_s, 2: 2 * inside_s + across_s, 3: 3 * inside_s + across_s}
+    for stage, seconds in expected.items():
+        result = simulate(step, write_schedule(plan(ranks=8, shard=4, stage=stage), step.units), free)
+
+        assert busy_s(result, Lane.COLLECTIVE) == pytest.approx(seconds)

@@ -81,7 +81,15 @@ def draw_case(seed: int) -> Case:
         for name in UNITS
     )
     overlap = draw.random() < 0.9
-    plan = make_plan(num_ranks, 3, units=units, overlap=overlap, gather_depth=draw.randint(0, 3))
+    shard_ranks = 2 if num_ranks == 4 and draw.random() < 0.5 else None
+    plan = make_plan(
+        num_ranks,
+        3,
+        units=units,
+        overlap=overlap,
+        gather_depth=draw.randint(0, 3),
+        shard_ranks=shard_ranks,
+    )
     synced = (*(draw.random() < 0.5 for _ in range(draw.randint(0, 1))), True)
     case = Case(plan, draw.randrange(num_ranks), synced, draw.random() < 0.2, draw.random() < 0.3)
     least = min(unit.zero_stage for unit in units)
@@ -101,8 +109,10 @@ class AloneWire(Wire):
     """What the other ranks hold, and send, is drawn from what it is for."""
 
     def __init__(self, staged: Any, case: Case, lane: Any) -> None:
-        self.group = None
-        self.num_ranks, self.rank = case.plan.num_ranks, case.rank
+        self.group = self.everyone = None
+        self.across = "across" if case.plan.group_ranks < case.plan.num_ranks else None
+        self.num_contributions = case.plan.num_ranks
+        self.num_ranks, self.rank = case.plan.group_ranks, case.rank % case.plan.group_ranks
         self._staged, self._first_tag = staged, 0
         self._lane_for, self._lanes = (lambda device: lane), {}
         self._global_ranks = list(range(self.num_ranks))
@@ -114,11 +124,16 @@ class AloneWire(Wire):
         self._num_messages[key] = number + (operation == "reduce-scatter")
         return [_Answer(sent.sum), _Answer(partial(_draw, received, (*key, number)))]
 
-    def _begin_sum(self, tensor, unit, result):
+    def _sum_across(self, shard, unit):
+        key = ("across", unit, shard.numel())
+        self._num_messages[key] = self._num_messages.get(key, 0) + 1
+        _draw(shard, (*key, self._num_messages[key]), add=True)
+
+    def _begin_sum(self, tensor, unit, group):
         key = ("all-reduce", unit, tensor.numel())
         self._num_messages[key] = self._num_messages.get(key, 0) + 1
         answer = partial(_draw, tensor, (*key, self._num_messages[key]), add=True)
-        return self.lane(tensor.device).adopt([_Answer(answer)], writes=(tensor,), result=result)
+        return self.lane(tensor.device).adopt([_Answer(answer)], writes=(tensor,))
 
     def largest(self, values, device):
         return values
@@ -177,7 +192,7 @@ def executing(case: Case, lane: Any) -> Iterator[tuple[_Ddp, Executor]]:
     root, undo = Small(), Undo()
     ddp, model = _Ddp(root), read_model(root)
     original = executor_module.Wire
-    executor_module.Wire = lambda group, staged, number: AloneWire(staged, case, lane)
+    executor_module.Wire = lambda group, staged, number, shard_ranks: AloneWire(staged, case, lane)
     try:
         hooks = Hooks(_Alone(), undo)
         schedule = write_schedule(case.plan, model.rows)

@@ -108,6 +108,25 @@ def test_of_two_plans_that_fit_the_one_that_overlaps_is_kept():
     }  # fmt: skip
 
 
+def test_groups_of_ranks_share_where_memory_allows_and_collectives_are_faster_for_it():
+    """Of 4 ranks, 2 move half of the bytes to gather and all of 4 three quarters; they hold twice as much."""
+    curves = (
+        dataclasses.replace(curve, sizes_bytes=(10**3, 10**7), durations_s=(1e-4, 1.0))
+        for curve in MEASURED.collectives
+    )
+    slow = dataclasses.replace(MEASURED, collectives=tuple(curves))
+    ample, tight = (
+        advise(RUN, memory_bytes=budget, num_ranks=4, hardware=slow) for budget in (10**9, 2 * 10**6)
+    )
+
+    assert {r.plan.zero_stage: r.plan.shard_ranks for r in ample.plans if not r.plan.is_mixed} == {
+        0: None, 1: 2, 2: 2, 3: 2
+    }  # fmt: skip
+    assert any("on 4 ranks in groups of 2" in ranked.plan.why for ranked in ample.plans)
+    smallest = min(tight.plans, key=lambda ranked: ranked.prediction.peak_bytes)
+    assert smallest.plan.group_ranks == 4
+
+
 def test_splits_of_the_micro_batch_come_after_plans_that_leave_the_script_alone():
     run = make_run(num_ranks=1, num_blocks=4, vocabulary=64, sequence=512)
     rank = run.ranks[0]

@@ -1,0 +1,56 @@
+"""The two axes of hybrid sharding: groups of ranks that share what is sharded, and groups across these.
+
+Ranks that follow each other are a group inside, as those of one machine do under torch's launchers; the ranks that
+hold the same shard, one of each group inside, are a group across.
+"""
+
+from __future__ import annotations
+
+import datetime
+import weakref
+
+import torch
+import torch.distributed as dist
+
+# Groups that nobody uses any more, by their ranks. Torch names a group by its ranks: one that is made where another
+# of that name has been destroyed finds the addresses of the dead one. So ours are used again.
+_idle: dict[tuple[int, ...], list[weakref.ref[dist.ProcessGroup]]] = {}
+
+
+def split(group: dist.ProcessGroup, shard_ranks: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """This rank's group inside and its group across. All ranks of `group` call this, and nobody else has to."""
+    ranks = [dist.get_global_rank(group, rank) for rank in range(group.size())]
+    first = group.rank() // shard_ranks * shard_ranks
+    inside = ranks[first : first + shard_ranks]
+    across = ranks[group.rank() % shard_ranks :: shard_ranks]
+    return _take(group, tuple(inside)), _take(group, tuple(across))
+
+
+def give_back(*groups: dist.ProcessGroup) -> None:
+    """The groups of a split that has had its time; all their ranks do this at the same point of the program."""
+    for group in groups:
+        if _is_alive(group):
+            _idle.setdefault(tuple(dist.get_process_group_ranks(group)), []).append(weakref.ref(group))
+
+
+def _take(whole: dist.ProcessGroup, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    idle = _idle.get(ranks, [])
+    while idle:
+        group = idle.pop(0)()
+        if group is not None and _is_alive(group):
+            return group
+    # A group of its own would wait for half an hour, whatever the script has asked for.
+    made = dist.new_group(list(ranks), timeout=_timeout_of(whole), use_local_synchronization=True)
+    if not isinstance(made, dist.ProcessGroup):
+        raise AssertionError("this process is no part of its own group")
+    return made
+
+
+def _is_alive(group: dist.ProcessGroup) -> bool:
+    return dist.is_initialized() and group in dist.distributed_c10d._world.pg_map
+
+
+def _timeout_of(group: dist.ProcessGroup) -> datetime.timedelta:
+    device = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
+    timeout: datetime.timedelta = group._get_backend(torch.device(device)).options._timeout
+    return timeout
