@@ -224,7 +224,7 @@ def configurations(draw: st.DrawFn, num_ranks: int) -> Configuration:
     return replace(configuration, training=training)
 
 
-OPTIMIZERS = ["adamw", "sgd", "groups"]
+OPTIMIZERS = ["adamw", "sgd", "groups", "Adafactor"]
 
 
 def check(configuration: Configuration, num_ranks: int) -> dict[str, float]:

@@ -30,8 +30,11 @@ _MODEL = (("tied", True), ("dropout", 0.3), ("dim", 5))
             overlap=True,
             gather_depth=1,
         ),
+        Configuration(
+            Training(_MODEL, "Adafactor", dtype="float64", steps=6), stages=(3, 1), overlap=True, removed_at=4
+        ),
     ],
-    ids=["waiting", "overlapped"],
+    ids=["waiting", "overlapped", "whole tensors"],
 )
 def test_two_groups_of_two_follow_ddp(configuration: Configuration):
     found = check(Configuration(**{**_fields(configuration), "shard_ranks": 2}), 4)
