@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from memadvisor.capture.children import Continuation
 from memadvisor.capture.script import Target
@@ -32,13 +33,26 @@ def run(directory, num_ranks, *words, zero_stage=3):
         directory / "run",
         *words,
     ]
-    return completed(*command)
-
-
-def completed(*words):
     return subprocess.run(
-        [sys.executable, *map(str, words)], env=ENVIRONMENT, capture_output=True, text=True, timeout=100
+        [sys.executable, *map(str, command)], env=ENVIRONMENT, capture_output=True, text=True, timeout=100
     )
+
+
+def losses_of_rank_0(num_steps):
+    """What spawns_ranks.py prints: one model, the mean of two ranks' gradients, each rank's own random stream."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    streams = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    printed = []
+    for _ in range(num_steps):
+        xs = [torch.randn(3, 4, generator=stream) for stream in streams]
+        losses = [(model(x) - x.sum(dim=1, keepdim=True)).square().mean() for x in xs]
+        (sum(losses) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        printed.append(losses[0].item())
+    return printed
 
 
 def refusals(done):
@@ -49,13 +63,14 @@ def refusals(done):
 
 @pytest.mark.timeout(150)
 def test_a_plan_is_applied_in_the_ranks_that_a_script_spawns(tmp_path):
-    """Their losses, what the script says of one that fails, and its exit code are those of the script alone."""
-    plain = completed(SPAWNS, "fail")
+    """With the losses, the words about a rank that fails, and the exit code that they have without it."""
     ours = run(tmp_path, 2, SPAWNS, "fail")
     recorded = load_run(tmp_path / "run")
 
-    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout), ours.stderr
-    assert plain.returncode == 3
+    *printed, caught = ours.stdout.splitlines()
+    assert ours.returncode == 3, ours.stderr
+    assert [float(line) for line in printed] == pytest.approx(losses_of_rank_0(5), rel=1e-5)
+    assert "ValueError: the second rank fails" in caught and "memadvisor" not in caught
     assert [rank.process.rank for rank in recorded.ranks] == [0, 1]
     for rank in recorded.ranks:
         assert len(rank.steps) == 5

@@ -119,12 +119,7 @@ def test_the_words_of_an_exit_stay_on_stderr(ended):
     assert ours[2].endswith("gave up\n")
 
 
-KILLED = {
-    "kill": -signal.SIGKILL,
-    "terminate": -signal.SIGTERM,
-    "hang-up": -signal.SIGHUP,
-    "os-exit": 4,
-}
+KILLED = {"kill": -signal.SIGKILL, "terminate": -signal.SIGTERM, "os-exit": 4}
 
 
 @pytest.mark.parametrize("ending", KILLED)

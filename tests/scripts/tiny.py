@@ -42,9 +42,6 @@ def end(ending):
     if ending == "terminate":
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
-    if ending == "hang-up":
-        os.kill(os.getpid(), signal.SIGHUP)
-        time.sleep(5)
     if ending == "handled":
         signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
