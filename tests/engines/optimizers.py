@@ -86,7 +86,7 @@ class GlobalNorm(Lamb):
     def step(self, closure=None):
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.stack([g.norm() for g in gradients]).norm() if gradients else torch.tensor(0.0)
-        if norm > 100:
+        if 100 < norm < float("inf"):
             torch._foreach_mul_(gradients, 100 / norm)
         return super().step(closure)
 
@@ -103,6 +103,15 @@ class Prodigal(Written):
 
     def update(self, p, gradient, state, group):
         p.sub_(gradient.sign(), alpha=group["d"])
+
+
+class NotesItsParameters(Written):
+    """Keeps for the group what depends on which parameters are in it."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["total"] = sum(p.numel() for p in group["params"])
+        return super().step(closure)
 
 
 class SkipsInfinity(Written):

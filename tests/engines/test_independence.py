@@ -53,6 +53,7 @@ COUPLED = {
     "LBFGS": (optim.LBFGS, "one line for all parameters"),
     "GlobalNorm": (optimizers.GlobalNorm, "by more than that parameter's own gradient"),
     "Prodigal": (optimizers.Prodigal, "by more than"),
+    "NotesItsParameters": (optimizers.NotesItsParameters, "keeps for a whole group"),
     "SkipsInfinity": (optimizers.SkipsInfinity, "by more than"),
     "Noisy": (optimizers.Noisy, "by more than"),
     "KeepsItsParameters": (optimizers.KeepsItsParameters, "holds parameters beside its param_groups"),

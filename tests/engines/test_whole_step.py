@@ -315,6 +315,7 @@ def removed(rank: int, zero: int) -> float:
         loss = ddp(torch.randint(0, 13, (4, 6), generator=data)).square().mean()
         loss.backward()
         if plan is not None:
+            assert len(made[0].state) < len(list(ddp.parameters()))  # what another rank owns is gone
             plan.remove()
         made[0].step()
         made[0].zero_grad()
