@@ -60,6 +60,7 @@ class World:
         for rank in range(args.ranks):
             command = [sys.executable, str(RANK_SCRIPT), mode, "--model", args.model]
             command += ["--fused"] * args.fused + ["--peak"] * peak
+            command += [f"--kept={args.kept}"] * bool(args.kept)
             environment = {
                 **os.environ,
                 "RANK": str(rank),
@@ -266,6 +267,9 @@ def parse_args():
     parser.add_argument("--steps", type=int, default=3, help="of each mode in a round")
     parser.add_argument("--seconds", type=float, default=600, help="start no round after this time")
     parser.add_argument("--fused", action="store_true", help="AdamW(fused=True) everywhere")
+    parser.add_argument(
+        "--kept", type=int, help="blocks that ours-3-keep keeps until their backward (default: all)"
+    )
     parser.add_argument(
         "--link", metavar="RATE", help="2 ranks in network namespaces, joined at RATE (1gbit)"
     )

@@ -24,7 +24,7 @@ from train_gpt import GPT
 from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.engines.apply import install
 from memadvisor.engines.wire import Wire
-from memadvisor.plan import Plan
+from memadvisor.plan import Plan, UnitPlan
 
 # layers, dim, heads, vocabulary (the head is tied to the embedding), sequence
 MODELS = {"A": (8, 512, 8, 50304, 128), "B": (16, 512, 8, 2048, 128), "tiny": (4, 64, 4, 256, 32)}
@@ -90,23 +90,29 @@ class Local(Training):
 
 
 class Ours(Training):
-    """The same script under a plan; `ours-3-overlap` is stage 3 with overlap."""
+    """The same script under a plan; `ours-3-overlap` is stage 3 with overlap, `ours-3-keep` has the first `--kept`
+    blocks stay from their forward to their backward too."""
 
     def prepare(self):
-        stage, _, overlap = self.mode.removeprefix("ours-").partition("-")
+        stage, _, how = self.mode.removeprefix("ours-").partition("-")
+        num_blocks = MODELS[self.args.model][0]
+        num_kept = min(num_blocks, self.args.kept or num_blocks) if how == "keep" else 0
         plan = Plan(
             fingerprint=None,
             num_ranks=self.num_ranks,
             zero_stage=int(stage),
             policy="none",
-            units=(),
+            units=tuple(
+                UnitPlan(name=f"blocks.{number}", zero_stage=3, recompute=False, reshard=False)
+                for number in range(num_kept)
+            ),
             micro_batch_size=None,
             grad_accum=None,
             prediction=None,
             budget_bytes=None,
             why="benchmark",
-            overlap=overlap == "overlap",
-            gather_depth=int(overlap == "overlap"),
+            overlap=how != "",
+            gather_depth=int(how != ""),
         )
         self.applied = install(plan)
 
@@ -228,8 +234,10 @@ TRAININGS = {
     "ours-1": Ours,
     "ours-2": Ours,
     "ours-3": Ours,
+    "ours-1-overlap": Ours,
     "ours-2-overlap": Ours,
     "ours-3-overlap": Ours,
+    "ours-3-keep": Ours,
 }
 
 
@@ -281,6 +289,7 @@ def main():
     parser.add_argument("mode", choices=TRAININGS)
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--kept", type=int)
     parser.add_argument("--peak", action="store_true")
     args = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
