@@ -56,6 +56,15 @@ class Precision:
         return 2 if self.reduce_dtype not in (None, "float32") else 0
 
 
+def precision_text(precision: Precision) -> str:
+    """A lossy precision in a few words that follow others, after a comma: `, computes in bfloat16`; else nothing."""
+    return "".join(
+        f", {what} in {dtype}"
+        for what, dtype in (("computes", precision.param_dtype), ("sums", precision.reduce_dtype))
+        if dtype is not None and precision.is_lossy
+    )
+
+
 def loss_text(precision: Precision) -> str:
     """What a lossy precision rounds, in words."""
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memadvisor.plan import Plan, Prediction, stages_text
+from memadvisor.plan import Plan, Prediction, precision_text, stages_text
 from memadvisor.units import format_bytes, format_fraction, format_seconds
 
 
@@ -21,7 +21,9 @@ def _deed(plan: Plan) -> str:
     parts = []
     if plan.num_ranks > 1:
         sharding = f"ZeRO {stages_text(plan)}" if plan.zero_stage else "no sharding"
-        parts.append(f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{_transfers(plan)}")
+        parts.append(
+            f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{precision_text(plan.precision)}{_transfers(plan)}"
+        )
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
         if num_recomputed

@@ -8,6 +8,7 @@ from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import StepStorage
+from memadvisor.plan import Precision
 from memadvisor.schedule import write_schedule
 from tests.cost.test_simulate import TIMES, plan
 from tests.make_run import make_run
@@ -42,6 +43,23 @@ def test_the_sequence_and_the_simulator_agree_on_the_peak(recorded, ranks, stage
     run = make_run(num_ranks=recorded, device="cuda:0", num_micro_batches=num_micro_batches)
     step = captured_step(run)
     schedule = write_schedule(plan(ranks=ranks, stage=stage, recompute=chosen(step, which)), step.units)
+
+    changes = planned_sequence(step, schedule, TIMES)
+    assert exact_peak(changes) == simulate(step, schedule, TIMES).peak.total_bytes
+
+
+@pytest.mark.parametrize("which", ["none", "middle", "all"])
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+@pytest.mark.parametrize(
+    ("stage", "param_dtype", "reduce_dtype"),
+    [(2, None, "bfloat16"), (3, None, "float16"), (3, "bfloat16", "bfloat16"), (3, "bfloat16", None)],
+)
+def test_they_agree_in_another_precision_too(stage, param_dtype, reduce_dtype, which, num_micro_batches):
+    precision = Precision(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    run = make_run(num_ranks=1, device="cuda:0", num_micro_batches=num_micro_batches)
+    step = captured_step(run, precision=precision)
+    wanted = plan(ranks=2, stage=stage, recompute=chosen(step, which), precision=precision)
+    schedule = write_schedule(wanted, step.units)
 
     changes = planned_sequence(step, schedule, TIMES)
     assert exact_peak(changes) == simulate(step, schedule, TIMES).peak.total_bytes

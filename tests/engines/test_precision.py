@@ -271,23 +271,29 @@ def test_inputs_by_name_are_cast_and_what_a_module_writes_is_kept():
 
 
 def loops(rank: int) -> dict[str, float]:
-    """Loops that are written in other ways, beside float32."""
+    """Loops that are written in other ways, beside float32; an optimizer of whole parameters, beside one by hand."""
     scaled_plain, forwards_plain = _scaled_training(rank), several_forwards_of(rank)
     with applied(make_plan(2, 3, precision=P(param_dtype=FP16, reduce_dtype=FP16))):
         scaled = _scaled_training(rank)
     with applied(make_plan(2, 3, precision=P(param_dtype=BF16, reduce_dtype=BF16))):
         forwards = several_forwards_of(rank)
+    whole, both = Training(optimizer="Adafactor", steps=4), P(param_dtype=BF16, reduce_dtype=BF16)
+    whole_by_hand = train_by_hand(whole, rank, both)[0]
+    with applied(make_plan(2, 3, precision=both)):
+        whole_found = train(whole, rank)[0]
     return {
+        "whole": largest_difference(whole_by_hand, whole_found),
         "scaled": largest_difference(scaled_plain[0], scaled[0]),
         "scales": largest_difference(scaled_plain[1], scaled[1]),
         "forwards": largest_difference(forwards_plain, forwards),
     }
 
 
-def test_loss_scaling_and_several_forwards_are_near_float32():
+def test_loss_scaling_several_forwards_and_whole_parameters_go_on():
     for found in run_ranks(loops, 2):
         assert found["scales"] == 0 and 0 < found["scaled"] < 0.02, found
         assert 0 < found["forwards"] < 0.02, found
+        assert found["whole"] < 1e-3, found
 
 
 def test_units_that_keep_whole_parameters_refuse_a_parameter_dtype():
