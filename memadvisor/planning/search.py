@@ -73,7 +73,7 @@ class Search:
         found: list[Arrangement] = []
         alike: list[RankedPlan] = []
         for stage in range(self.precision.least_stage, 4) if self.num_ranks > 1 else (0,):
-            kinds = [(True, False, 0)]
+            kinds = [(True, stage == 1, 0)]  # in stage 1 overlap costs no memory
             if stage >= 2:
                 kinds.append((True, True, 1))
             if stage == 3:
