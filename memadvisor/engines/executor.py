@@ -29,6 +29,7 @@ from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
 from memadvisor.engines.service import Service
 from memadvisor.engines.wire import Wire
+from memadvisor.run.cut import unwrap
 from memadvisor.schedule import ActionKind, Point, Schedule
 
 Label = Callable[[torch.Tensor, str, str], None]
@@ -50,6 +51,8 @@ class Executor:
         number: int = 0,
     ) -> None:
         self.model = model
+        # The model, and what torch.compile has made of it inside DDP: a pass begins and ends with one of them.
+        self.tops = {id(m) for m in (model.root, *ddp.module.modules()) if unwrap(m) is model.root}
         self.number = number  # in order of construction, the same on all ranks
         self.schedule = schedule
         self.hooks = hooks
@@ -92,6 +95,11 @@ class Executor:
         return [flat for unit in self.units.values() for flat in unit.flats]
 
     @property
+    def needs_units(self) -> bool:
+        """Whether units have boundaries at which something must be done."""
+        return self.num_shared_stages == 3
+
+    @property
     def is_orphan(self) -> bool:
         """Whether the script has let go of its DDP wrapper."""
         return self._ddp() is None
@@ -124,7 +132,7 @@ class Executor:
                         slot.parameter.grad_dtype = None
 
     def _attach(self) -> None:
-        self.hooks.observe(self, {id(self.model.root)})
+        self.hooks.observe(self, self.tops)
         if self.num_shared_stages == 3:
             self.observe_modules()
         this = weakref.ref(self)
@@ -148,7 +156,7 @@ class Executor:
     # ---- forward -----------------------------------------------------------------------------
 
     def enter_module(self, module: torch.nn.Module) -> None:
-        if module is self.model.root and not self.hooks.in_backward:
+        if id(module) in self.tops and not self.hooks.in_backward:
             self._pass_begins()
         for name in self.model.uses.get(id(module), ()):
             unit = self.units[name]
@@ -172,7 +180,7 @@ class Executor:
                 # A pass inside the backward recomputes; its parameters are needed again at once.
                 self._mark_backward(unit, output)
                 self._play(Point.AFTER_FORWARD, unit)
-        if module is self.model.root and not self.hooks.in_backward:
+        if id(module) in self.tops and not self.hooks.in_backward:
             self._pass_ends()
 
     @property

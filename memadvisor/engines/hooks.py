@@ -18,7 +18,13 @@ from memadvisor.errors import PlanError
 
 
 class ModuleObserver(Protocol):
-    """Who is told of the calls of its own modules, and of every backward."""
+    """Who is told of the calls of its own modules, and of every backward.
+
+    needs_units: whether it would be wrong not to be told of a module that runs compiled.
+    """
+
+    @property
+    def needs_units(self) -> bool: ...
 
     def enter_module(self, module: torch.nn.Module) -> None: ...
     def leave_module(self, module: torch.nn.Module, output: Any) -> None: ...
@@ -40,6 +46,7 @@ class Hooks:
     def __init__(self, steps: StepObserver, undo: Undo) -> None:
         self._steps = steps
         self._by_module: dict[int, weakref.ref[ModuleObserver]] = {}
+        self._never_compiled: set[int] = set()  # modules by id; Dynamo cannot look through weak references
         self._observers: weakref.WeakSet[ModuleObserver] = weakref.WeakSet()
         self._depth = 0
         self._calls = 0
@@ -58,31 +65,38 @@ class Hooks:
         self._observers.add(observer)
         for module in modules:
             self._by_module[module] = reference
+        if observer.needs_units:
+            self._never_compiled |= modules
 
     def forget(self, observer: ModuleObserver) -> None:
         self._observers.discard(observer)
         for module in [m for m, reference in self._by_module.items() if reference() in (observer, None)]:
             del self._by_module[module]
+            self._never_compiled.discard(module)
 
     def _observer(self, module: torch.nn.Module) -> ModuleObserver | None:
         reference = self._by_module.get(id(module))
         return reference() if reference is not None else None
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():  # Dynamo takes this hook into its graph
+            if id(module) in self._never_compiled:
+                raise PlanError(
+                    "This plan cannot be applied to a model compiled by torch.compile.",
+                    hint="run without torch.compile, or use --zero 0 to 2 without recomputation.",
+                )
+            return
         observer = self._observer(module)
         self._calls += 1
         if observer is None:
-            if self._calls == 1 and not torch.compiler.is_compiling():
+            if self._calls == 1:
                 self._steps.unknown_module(module)
             return
-        if torch.compiler.is_compiling():
-            raise PlanError(
-                "This plan cannot be applied to a model compiled by torch.compile.",
-                hint="run without torch.compile, or use --zero 0 to 2 without recomputation.",
-            )
         observer.enter_module(module)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         observer = self._observer(module)
         self._calls = max(0, self._calls - 1)
         if observer is not None:

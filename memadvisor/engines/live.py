@@ -111,16 +111,16 @@ def check_fingerprint(plan: Plan, model: torch.nn.Module) -> None:
 
 def check_shardable(model: torch.nn.Module, num_stages: int) -> None:
     """Raise PlanError for models that this engine would get wrong."""
+    if num_stages == 3 and any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
+        raise PlanError(
+            "ZeRO stage 3 cannot be applied to a model compiled by torch.compile.",
+            hint="use --zero 2, or run without torch.compile.",
+        )
     for name, module in unwrap(model).named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise PlanError(
                 f"{name!r} makes sparse gradients, which this engine cannot reduce.",
                 hint="use an embedding with sparse=False, or no plan.",
-            )
-        if num_stages == 3 and type(module).__name__ == "OptimizedModule":
-            raise PlanError(
-                "ZeRO stage 3 cannot be applied to a model compiled by torch.compile.",
-                hint="use --zero 2, or run without torch.compile.",
             )
     for name, parameter in unwrap(model).named_parameters():
         if type(parameter.data) is not torch.Tensor or hasattr(parameter, "device_mesh"):
