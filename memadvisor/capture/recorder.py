@@ -42,7 +42,7 @@ class Recorder:
         self._pid = os.getpid()
         self._models = Models()
         self._position = Position()
-        self._updates = Updates()
+        self._updates = Updates(lambda: [parameter for *_, parameter in self._models.parameters()])
         self._has_updated_in_pass = False  # an optimizer stepped inside the backward that is running
         self._is_end_of_step = False  # the last update is
         self._spans: SpanLog | None = None  # there is none before the first model is called

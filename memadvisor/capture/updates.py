@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -14,12 +15,13 @@ from memadvisor.capture.steps import StepCycle
 class Updates:
     """Told of every optimizer step. One that steps inside another's (ZeroRedundancyOptimizer's) is a part of it.
 
-    `last_end`: when the last update ended that no training step has ended with, None where there is none.
+    `parameters` gives those of the models that have been seen. `last_end`: when the last update ended that no training step has ended with, None where there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
         self.last_end: float | DeviceMark | None = None
-        self.cycle = StepCycle(lambda: [self._number_of(each) for each in existing_optimizers()])
+        self._parameters = parameters
+        self.cycle = StepCycle(self._expected)
         self._stepping: list[int] = []
         # By id: there may be one optimizer for each parameter. With each its number, since what a plan shards has
         # other parameters in its groups while it steps.
@@ -43,6 +45,16 @@ class Updates:
         """Whether the update that has ended there ends the training step; None before any model was seen."""
         self.last_end = end
         return self.cycle.after(self._number_of(optimizer))
+
+    def _expected(self) -> list[int]:
+        """What may be updated in a step: an optimizer of a model that was never called is another training's, and
+        perhaps only waits for the garbage collector."""
+        seen = {id(parameter) for parameter in self._parameters()}
+        return [
+            self._number_of(optimizer)
+            for optimizer in existing_optimizers()
+            if not seen or any(id(p) in seen for group in optimizer.param_groups for p in group["params"])
+        ]
 
     def _number_of(self, optimizer: torch.optim.Optimizer) -> int:
         known = self._known.get(id(optimizer))

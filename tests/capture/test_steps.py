@@ -177,3 +177,19 @@ def test_updates_inside_the_backward_end_the_step_with_the_pass(tmp_path):
 
     assert updates(rank)[2:] == [4] * 3
     assert [step.num_micro_batches for step in rank.steps] == [1] * 5
+
+
+def test_an_optimizer_of_another_training_that_was_not_collected_yet_is_not_waited_for(tmp_path):
+    other = nn.Linear(4, 4)
+    left_over = torch.optim.SGD(other.parameters(), lr=0.1)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run", trace_step=1) as profile:
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    del left_over
+
+    rank = profile.run.ranks[0]
+    assert len(rank.steps) == 3 and rank.traced_step.index == 1
