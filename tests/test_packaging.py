@@ -133,7 +133,8 @@ def test_ci_installs_and_tests_as_the_readme_says():
 
     assert "pip install -e '.[dev]'" in readme
     assert "pip install --quiet -e '.[dev]'" in commands
-    for check in ("ruff check .", "ruff format --check .", "python tools/typecheck.py", "pytest"):
+    assert "pytest -n 2 --dist loadfile" in readme and "pytest -n 2 --dist loadfile" in commands
+    for check in ("ruff check .", "ruff format --check .", "python tools/typecheck.py"):
         assert check in commands
 
 
