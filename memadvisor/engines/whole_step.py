@@ -17,6 +17,8 @@ own parameters' gradients, with stage 3 their values too, about P/n of each; and
 from __future__ import annotations
 
 import io
+import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,7 @@ from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.owners import Owners, Parts
 from memadvisor.engines.released import hide, show_values
 from memadvisor.engines.sharded_step import FindSlot
+from memadvisor.errors import PlanError
 
 Ask = Callable[[Slot, Owners], Any]
 
@@ -194,8 +197,15 @@ def unpacked_state(data: torch.Tensor, device: torch.device) -> Any:
         # Step counters stay on the host.
         return storage if location == "cpu" else default_restore_location(storage, str(device))  # type: ignore[no-untyped-call]
 
-    # From another rank of this very training, whose optimizer may keep any Python object there.
-    return torch.load(io.BytesIO(data.numpy().tobytes()), map_location=place, weights_only=False)
+    # It comes through the ranks' rendezvous store, so nothing in it may run: tensors and plain values alone.
+    try:
+        return torch.load(io.BytesIO(data.numpy().tobytes()), map_location=place, weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise PlanError(
+            f"The optimizer keeps {found[1] if found else 'an object'} in its state, which is not read from another rank.",
+            hint="use --zero 0, or keep tensors, numbers, strings, lists and dicts alone in its state.",
+        ) from error
 
 
 def with_others_states(

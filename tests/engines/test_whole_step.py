@@ -16,6 +16,7 @@ from memadvisor.cost.owners import largest_share
 from memadvisor.cost.step import UnitStates, WholeUpdate
 from memadvisor.engines.apply import apply
 from memadvisor.engines.live import read_model
+from memadvisor.engines.whole_step import packed_state, unpacked_state
 from memadvisor.errors import PlanError
 from memadvisor.plan import Precision, UnitPlan
 from memadvisor.run.records import Parameter
@@ -406,3 +407,18 @@ def test_three_ranks_follow_ddp():
     cases = {name: case for name, case in CLOSE.items() if case.training.accumulate > 1}
     for found in run_ranks(follow_ddp, 3, 3, cases):
         assert max(found.values()) <= 1e-6, {name: value for name, value in found.items() if value > 1e-6}
+
+
+class Remembered:
+    """What a user's optimizer might keep for a parameter."""
+
+
+def test_what_another_rank_sends_runs_nothing():
+    plain = {"step": 3, "sums": [torch.ones(2), {"rate": 0.5}], "none": None}
+    back = unpacked_state(packed_state(plain), torch.device("cpu"))
+
+    assert (
+        torch.equal(back["sums"][0], torch.ones(2)) and back["sums"][1] == {"rate": 0.5} and back["step"] == 3
+    )
+    with pytest.raises(PlanError, match="Remembered"):
+        unpacked_state(packed_state({"memory": Remembered()}), torch.device("cpu"))
