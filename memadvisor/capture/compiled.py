@@ -6,7 +6,6 @@ ours (and count them), and while it traced them, it would ask their `is_compilin
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -33,9 +32,3 @@ def _passed_over(function: _Function, *, callees: str) -> _Function:
         wanted = strategy(actions.SKIP, getattr(actions, callees))
         frames.set_code_exec_strategy(function.__code__, wanted)
     return function
-
-
-def has_compiled() -> bool:
-    """Whether Dynamo has compiled anything in this process: then hooks stay as they were when it looked at them."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["stats"])

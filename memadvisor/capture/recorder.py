@@ -16,7 +16,6 @@ import torch
 
 from memadvisor.capture.census import Labelled, known_tensors
 from memadvisor.capture.clock import DeviceMark, clock_for
-from memadvisor.capture.compiled import has_compiled
 from memadvisor.capture.gauges import Gauges
 from memadvisor.capture.hooks import Hooks
 from memadvisor.capture.live_storages import rows_of_known
@@ -28,6 +27,7 @@ from memadvisor.capture.tracing import Tracing
 from memadvisor.capture.unstepped import UNCALLED, BackwardSteps, what_was_seen
 from memadvisor.capture.updates import Updates
 from memadvisor.capture.writer import RankWriter, RecorderOptions
+from memadvisor.run.compiled import has_compiled
 from memadvisor.run.records import LiveStorage
 
 

@@ -9,7 +9,6 @@ wait, so scripted modules and models that torch.compile has seen are not left be
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.flat import Flat
 from memadvisor.engines.released import needs_no_values
+from memadvisor.run.compiled import has_compiled
 from memadvisor.schedule import Point
 
 if TYPE_CHECKING:
@@ -76,13 +76,14 @@ class Arrivals:
                 settle(flat)
 
     def _can_wait(self, flat: Flat) -> bool:
+        if has_compiled():
+            return False
         if self._may_be_late is None:
-            model = self._executor.model
-            self._may_be_late = not any(isinstance(m, torch.jit.ScriptModule) for m in model.root.modules())
-            if self._may_be_late and not _has_compiled():
+            modules = self._executor.model.root.modules()
+            self._may_be_late = not any(isinstance(module, torch.jit.ScriptModule) for module in modules)
+            if self._may_be_late:
                 self._executor.observe_modules()
-        is_plain = all(type(slot.parameter) is torch.nn.Parameter for slot in flat.slots)
-        return self._may_be_late and is_plain and not _has_compiled()
+        return self._may_be_late and all(type(slot.parameter) is torch.nn.Parameter for slot in flat.slots)
 
 
 def _leave_behind(flat: Flat, ticket: Any) -> None:
@@ -101,9 +102,3 @@ def settle(flat: Flat) -> None:
     for slot in flat.slots:
         if type(slot.parameter) is ArrivingParameter:
             slot.parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]  # its own class
-
-
-def _has_compiled() -> bool:
-    """Whether Dynamo has compiled anything: its guards look at parameters without asking them."""
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["stats"])

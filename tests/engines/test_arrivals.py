@@ -62,7 +62,7 @@ def looks_after_steps(rank: int) -> dict[str, list[torch.Tensor]]:
 
 def _nothing_compiled() -> contextlib.AbstractContextManager[object]:
     """Another test of this process may have, and then nothing is left behind."""
-    return mock.patch.object(arrivals, "_has_compiled", lambda: False)
+    return mock.patch.object(arrivals, "has_compiled", lambda: False)
 
 
 def looks_under_plans(rank: int) -> list[dict[str, list[torch.Tensor]]]:
