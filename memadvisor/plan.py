@@ -131,6 +131,7 @@ class Plan:
     reduced under the backward in any case.
     `shard_ranks`: how many ranks that follow each other share what is sharded; every such group holds all of it,
     and groups add up their gradients (hybrid sharding). None: all ranks are one group.
+    `update_in_backward`: units of stages 2 and 3 are updated, and their gradients freed, as soon as those are reduced.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """
@@ -149,6 +150,7 @@ class Plan:
     gather_depth: int = 0
     precision: Precision = FULL_PRECISION
     shard_ranks: int | None = None
+    update_in_backward: bool = False
 
     @property
     def group_ranks(self) -> int:
@@ -204,6 +206,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     value = {"format": FORMAT, **dataclasses.asdict(plan)}
     if plan.precision == FULL_PRECISION:
         del value["precision"]  # as in files that older versions read
+    if not plan.update_in_backward:
+        del value["update_in_backward"]
     return value
 
 
@@ -235,6 +239,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             gather_depth=_typed(value.get("gather_depth", int(overlap)), int),
             precision=_precision_from_json(value.get("precision", {})),
             shard_ranks=_typed(value.get("shard_ranks"), int, optional=True),
+            update_in_backward=_typed(value.get("update_in_backward", False), bool),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -340,6 +345,13 @@ def check_plan(plan: Plan, source: str) -> None:
         if value is not None and value < 1:
             raise PlanError(f"{source} has {field} {value}.", hint="it must be 1 or more.")
     _check_precision(plan, stages, source)
+    used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
+    if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
+        where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"
+        raise PlanError(
+            f"{source} updates in the backward with {where}, which keeps whole gradients until the optimizer step.",
+            hint="it needs several ranks and stage 2 or 3.",
+        )
 
 
 def _check_precision(plan: Plan, stages: set[int], source: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from memadvisor.plan import FULL_PRECISION, Plan, Precision, UnitPlan
@@ -33,7 +33,8 @@ class ActionKind(StrEnum):
     gather: make its full parameters present. release: free them, keep the shard. reduce: sum its
     gradients over the ranks, leaving all of them (all_reduce) or this rank's shard (reduce_scatter) as
     `shard` says. recompute: run the forward without saving, and again in the backward. update: step
-    the optimizer on what this rank holds.
+    the optimizer on what this rank holds; after a backward that is the last one of a step, and frees the
+    gradient shard.
     """
 
     GATHER = "gather"
@@ -75,7 +76,9 @@ class Action:
     ranks: of a collective. A reduction across is of the shards that the reduction inside, just before it, leaves.
     overlaps: compute goes on meanwhile. What waits is, for a gather, the next gather of the same unit that
     does not overlap; for a reduce to shards, the next reduce; for every reduce, the backward's end. Without
-    it compute waits where the action stands.
+    it compute waits where the action stands. An update never runs beside compute: one that overlaps follows a
+    reduce that does, and is put off until that is over: behind the next reduce, which then runs under it, or at
+    the backward's end.
     """
 
     kind: ActionKind
@@ -113,6 +116,16 @@ class Schedule:
     def at(self, point: Point, unit: str = "") -> tuple[Action, ...]:
         return self.actions.get(Boundary(point, unit), ())
 
+    @property
+    def updated_in_backward(self) -> frozenset[str]:
+        """Units that are updated before the optimizer step."""
+        return frozenset(
+            action.unit
+            for boundary, actions in self.actions.items()
+            for action in actions
+            if action.kind is ActionKind.UPDATE and boundary.point is Point.AFTER_BACKWARD
+        )
+
 
 def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     """The schedule that a plan asks of a model with these units, in order of execution.
@@ -132,6 +145,9 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
       a group has reduced is then summed across the groups, and stages 0 and 1 sum over all ranks at once.
     - A unit of stage 3 begins with gathering the next `plan.gather_depth` ones of stage 3, in order of
       execution, that are not there yet.
+    - With `plan.update_in_backward` units of stage 2 and 3 are updated after their reduction, the others where they
+      are without it. So is a unit whose parameters modules of other units use: what runs later in the backward may
+      need their values. Stages 0 and 1 keep whole gradients because a script may read them.
 
     A unit without trainable parameters has nothing to reduce or update.
     """
@@ -179,7 +195,10 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
                 if stage >= 2 and plan.group_ranks < plan.num_ranks:
                     across = Ranks.ACROSS
                     add(Point.AFTER_BACKWARD, name, ActionKind.REDUCE, name, overlaps=overlaps, ranks=across)
-            add(Point.BEFORE_OPTIMIZER, "", ActionKind.UPDATE, name)
+            if plan.update_in_backward and stage >= 2 and name not in shared:
+                add(Point.AFTER_BACKWARD, name, ActionKind.UPDATE, name, overlaps=plan.overlap)
+            else:
+                add(Point.BEFORE_OPTIMIZER, "", ActionKind.UPDATE, name)
             if stage in (1, 2):
                 add(Point.AFTER_OPTIMIZER, "", ActionKind.GATHER, name, overlaps=plan.overlap)
                 if plan.overlap:
@@ -191,6 +210,22 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         actions={boundary: tuple(items) for boundary, items in actions.items()},
         precision=plan.precision,
     )
+
+
+def updated_at_step(schedule: Schedule) -> Schedule:
+    """The same, with all units updated in the optimizer step: what is played until it is known that sooner is right."""
+    early = [unit.name for unit in schedule.units if unit.name in schedule.updated_in_backward]
+    actions = {
+        boundary: tuple(
+            action
+            for action in found
+            if not (action.kind is ActionKind.UPDATE and boundary.point is Point.AFTER_BACKWARD)
+        )
+        for boundary, found in schedule.actions.items()
+    }
+    late = tuple(Action(kind=ActionKind.UPDATE, unit=name, lane=Lane.COMPUTE) for name in early)
+    at_step = Boundary(Point.BEFORE_OPTIMIZER, "")
+    return replace(schedule, actions={**actions, at_step: (*actions.get(at_step, ()), *late)})
 
 
 def _neighbours(plan: Plan, chosen: Sequence[UnitPlan]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

@@ -67,7 +67,7 @@ PLANS = st.builds(
 # Older plans are without.
 LATER = (
     *("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype"),
-    "shard_ranks",
+    *("shard_ranks", "update_in_backward"),
 )
 PLAN = Plan(
     fingerprint="0123456789abcdef",
@@ -96,6 +96,12 @@ PLAN = Plan(
 @given(PLANS)
 def test_a_plan_comes_back(plan):
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "plan") == plan
+
+
+def test_a_plan_that_updates_in_the_backward_comes_back_and_another_has_no_word_of_it():
+    plan = dataclasses.replace(PLAN, update_in_backward=True)
+    assert plan_from_json(plan_to_json(plan), "plan") == plan
+    assert "update_in_backward" not in plan_to_json(PLAN)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 64])
@@ -204,6 +210,13 @@ def test_no_json_value_raises_anything_but_a_plan_error(value):
         ),
         ({"precision": {"reduce_dtype": "float16"}, "units": [], "num_ranks": 1}, "float16 with one rank"),
         ({"units": [{"name": "a", "zero_stage": 0, "recompute": True}] * 2}, "twice"),
+        ({"update_in_backward": True, "units": [], "zero_stage": 1}, "in the backward with ZeRO stage 1"),
+        (
+            {"update_in_backward": True, "units": [{"name": "a", "zero_stage": 0, "recompute": True}]},
+            "in the backward with ZeRO stage 0",
+        ),
+        ({"update_in_backward": True, "units": [], "num_ranks": 1}, "in the backward with one rank"),
+        ({"update_in_backward": 1}, "1 stands where bool belongs"),
     ],
 )
 def test_impossible_plans_are_refused_by_what_is_wrong(change, words):

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.run.records import Unit
-from memadvisor.schedule import ActionKind, Lane, Point, blocks_of, resolve_units, write_schedule
+from memadvisor.schedule import (
+    ActionKind,
+    Lane,
+    Point,
+    blocks_of,
+    resolve_units,
+    updated_at_step,
+    write_schedule,
+)
 
 K = ActionKind
 
@@ -26,11 +34,11 @@ def gpt_units(num_blocks=4):
     ]
 
 
-def by_hand(stage=0, policy="none", num_ranks=2, units=(), overlap=False, depth=0):
+def by_hand(stage=0, policy="none", num_ranks=2, units=(), overlap=False, depth=0, early=False):
     return Plan(
         fingerprint=None, num_ranks=num_ranks, zero_stage=stage, policy=policy, units=units,
         micro_batch_size=None, grad_accum=None, prediction=None, budget_bytes=None, why="",
-        overlap=overlap, gather_depth=depth,
+        overlap=overlap, gather_depth=depth, update_in_backward=early,
     )  # fmt: skip
 
 
@@ -71,6 +79,33 @@ def test_stage_2_leaves_each_rank_its_shard_of_the_gradient():
     assert [a.shard for a in schedule.at(Point.AFTER_BACKWARD, "head")] == [True]
     assert kinds(schedule, Point.AFTER_OPTIMIZER) == [K.GATHER] * 6
     assert schedule.at(Point.BEFORE_FORWARD, "head") == ()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_units_of_stages_2_and_3_are_updated_behind_their_reduction_unless_others_use_their_parameters(
+    overlap,
+):
+    stages = {"tok_emb": 3, "blocks.0": 3, "blocks.1": 2, "blocks.2": 1, "blocks.3": 0, "head": 3}
+    units = tuple(UnitPlan(name=name, zero_stage=stage, recompute=False) for name, stage in stages.items())
+    [tokens, *rest] = gpt_units()
+    rows = [dataclasses.replace(tokens, is_shared=True), *rest[:-1], unit("head", trainable=False)]
+    plan = by_hand(3, units=units, overlap=overlap, early=True)
+    schedule = write_schedule(plan, rows)
+
+    assert schedule.updated_in_backward == {"blocks.0", "blocks.1"}
+    for name in ("blocks.0", "blocks.1"):
+        *_, reduce, update = schedule.at(Point.AFTER_BACKWARD, name)
+        assert (reduce.kind, update.kind) == (K.REDUCE, K.UPDATE)
+        assert reduce.overlaps == update.overlaps == overlap
+    late = [action.unit for action in schedule.at(Point.BEFORE_OPTIMIZER)]
+    assert late == ["tok_emb", "blocks.2", "blocks.3"]
+    assert [a.unit for a in schedule.at(Point.AFTER_OPTIMIZER)] == ["blocks.1", "blocks.2"]
+    # Seen through for a step before that, everything is updated where it is without it.
+    without = write_schedule(dataclasses.replace(plan, update_in_backward=False), rows)
+    seen = updated_at_step(schedule)
+    assert seen.updated_in_backward == set()
+    for boundary in without.actions.keys() | seen.actions.keys():
+        assert set(seen.actions[boundary]) == set(without.actions[boundary])
 
 
 def test_stage_3_has_parameters_only_around_their_use():

@@ -22,7 +22,7 @@ from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.engine_memory import EngineMemory
 from memadvisor.cost.simulate import recomputed_units, simulate
 from memadvisor.cost.step import STATES, CapturedStep, StepStorage
-from memadvisor.schedule import Schedule
+from memadvisor.schedule import Schedule, updated_at_step
 
 NUM_STEPS = 3
 
@@ -62,8 +62,9 @@ def planned_sequence(step: CapturedStep, schedule: Schedule, times: CollectiveTi
     log = AllocationLog(step.storages, step.segments, recomputed, models_states=models_states)
     if models_states:
         log.states(EngineMemory(step, schedule).tensors())
-    for _ in range(NUM_STEPS):
-        simulate(step, schedule, times, log)
+    for number in range(NUM_STEPS):
+        # Before it updates in the backward, the engine sees one step through.
+        simulate(step, schedule if number else updated_at_step(schedule), times, log)
         log.end_step()
     return log.changes
 
@@ -151,6 +152,15 @@ class AllocationLog:
             self._play(event, share)
         self.states(tensors)
         self._free_all(passing)
+
+    def update(self, share: float) -> None:
+        """A part of an optimizer step, elsewhere: what is born and dies in one, with `share` scaling it."""
+        for segment, events in zip(self._segments, self._events, strict=True):
+            for event in events if segment.phase == "optimizer" else ():
+                item = self._storages[event[2]]
+                passes = item.birth_segment == item.death_segment
+                if passes and not (self._models_states and item.category in STATES):
+                    self._play(event, share)
 
     def end_step(self) -> None:
         """What this step leaves is what the next one finds and frees, under the number of the found."""

@@ -11,6 +11,7 @@ one flat, padded to a multiple of the ranks. With more than one rank,
   reduction dtype; shards of parameters and gradients are in the parameters' own;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
   overlaps keeps the full flat and the staging until the next one;
+- a unit that is updated in the backward has no gradient from then on until the next one;
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded;
 - an optimizer that needs whole parameters keeps all of a parameter's state on one rank, which has beside it, while
   the optimizer steps, its own parameters' gradients (stages 2 and 3) and values (3). The rank with most is meant.
@@ -21,7 +22,7 @@ The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from memadvisor.cost.activations import View
@@ -75,8 +76,11 @@ class EngineMemory:
         self._shards: set[str] = set()  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
+        self._early = schedule.updated_in_backward
         if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
             for name, stage in self.stages.items():  # those of the step before
+                if name in self._early:
+                    continue
                 (self._shards if stage >= 2 else self._buffers).add(name)
         resting = Counter(step.constant_state_bytes)
         resting["parameter"] += sum(self._resting_parameter_bytes(name) for name in self.stages)
@@ -108,6 +112,16 @@ class EngineMemory:
     @property
     def is_scattering(self) -> bool:
         return self._scattering is not None
+
+    def is_reducing(self, name: str) -> bool:
+        """Whether a unit's reduction to shards is under way."""
+        return self._scattering == name
+
+    def spend(self, name: str) -> None:
+        """A unit has been updated in the backward: its gradient is free, and other ranks lack its new values."""
+        self._shards.discard(name)
+        if self.stages[name] in (1, 2):
+            self.stale.add(name)
 
     def end_scattering(self) -> None:
         """The reduction to shards that was under way has ended: what is left of the gradient is a shard."""
@@ -207,13 +221,22 @@ class EngineMemory:
         self._keep_shard(name)
         return Message(operation="reduce_scatter", size_bytes=size_bytes, staging={"communication": staging})
 
-    def optimizer_share(self) -> float:
-        """Largest piece that this rank updates at once, as a fraction of the largest parameter.
+    def late_optimizer_share(self) -> float:
+        """`optimizer_share` of what the optimizer step itself updates."""
+        return self.optimizer_share(self.stages.keys() - self._early)
+
+    def late_update_share(self) -> float:
+        """`update_share` of what the optimizer step itself updates."""
+        return self.update_share(self.stages.keys() - self._early)
+
+    def optimizer_share(self, names: Iterable[str]) -> float:
+        """Largest piece of these units that this rank updates at once, as a fraction of the largest parameter.
 
         An optimizer's temporaries are as large as what it updates: with shards, pieces of parameters.
         """
         if not any(self.stages.values()):
             return 1.0
+        chosen = frozenset(names)
         whole = piece = 1
         for name, stage in self.stages.items():
             states = self._states(name)
@@ -224,15 +247,17 @@ class EngineMemory:
                     count = parameter.num_elements
                     whole = max(whole, count)
                     in_pieces = stage and parameter.name not in wholes
-                    piece = max(piece, min(count, shard) if in_pieces else count)
+                    if name in chosen:
+                        piece = max(piece, min(count, shard) if in_pieces else count)
         return piece / whole
 
-    def update_share(self) -> float:
-        """Elements that this rank updates, as a fraction of all."""
+    def update_share(self, names: Iterable[str]) -> float:
+        """Elements of these units that this rank updates, as a fraction of those of all units."""
         sizes = {name: self._states(name).trainable_bytes for name in self.stages}
         total = sum(sizes.values())
         own = 0.0
-        for name, size in sizes.items():
+        for name in names:
+            size = sizes[name]
             if not self.stages[name]:
                 own += size
                 continue

@@ -78,6 +78,7 @@ class Watcher(Protocol):
     def states(self, tensors: Mapping[tuple[str, str], int]) -> None: ...
     def recomputation(self, position: int) -> None: ...
     def segment(self, position: int, tensors: Mapping[tuple[str, str], int], share: float) -> None: ...
+    def update(self, share: float) -> None: ...
 
 
 def simulate(
@@ -123,12 +124,13 @@ class _Player:
         self.arriving_s: dict[str, float] = {}  # units gathered ahead, and when they will be there
         self.reductions_s = 0.0  # when the reductions under way will have ended
         self.was_in_backward = False
+        self.updates_due: list[str] = []  # units to be updated in the backward, once their reduction is over
 
     def play(self) -> Simulation:
         self._carry_over()
         for position, is_last in _play_order(self.step):
             self._segment(position, is_last)
-        self._end_backward()
+        self._end_backward(len(self.step.segments) - 1)
         return Simulation(
             step_time_s=self.lanes.compute_s,
             exposed_communication_s=self.lanes.exposed_s,
@@ -150,7 +152,7 @@ class _Player:
         enters, leaves = self.edges[position]
         is_in_backward = segment.phase in _IN_BACKWARD
         if self.was_in_backward and not is_in_backward:
-            self._end_backward()
+            self._end_backward(position)
         self.was_in_backward = is_in_backward
         if enters:
             self._actions(_POINTS[segment.phase][0], position, is_last)
@@ -164,7 +166,7 @@ class _Player:
             if self.watcher is not None:
                 self.watcher.recomputation(position)
         self._moment(place, position, self._peak(position, view))
-        share = self.engine.update_share() if segment.phase == "optimizer" else 1.0
+        share = self.engine.late_update_share() if segment.phase == "optimizer" else 1.0
         self.lanes.compute(place, segment.duration_s * share)
         self.engine.leave(segment)
         if self.watcher is not None:
@@ -182,7 +184,9 @@ class _Player:
         return Counter({c: start[c] + math.ceil((peak[c] - start[c]) * share) for c in peak | start})
 
     def _temporaries_share(self, segment: Segment) -> float:
-        return 1.0 if segment.phase != "optimizer" or self.engine.replays else self.engine.optimizer_share()
+        return (
+            1.0 if segment.phase != "optimizer" or self.engine.replays else self.engine.late_optimizer_share()
+        )
 
     def _tell_states(self) -> None:
         if self.watcher is not None:
@@ -205,6 +209,11 @@ class _Player:
             leaves_shards = action.shard or action.ranks is Ranks.ACROSS
             if action.kind is ActionKind.REDUCE and not (leaves_shards or is_last or self._syncs(segment)):
                 continue  # with accumulation under no_sync, what all ranks keep whole is summed once
+            if action.kind is ActionKind.UPDATE and point is Point.AFTER_BACKWARD:
+                if is_last:
+                    self.updates_due.append(action.unit)
+                    self._update_reduced(position, base)
+                continue
             message = self.engine.act(action)
             self._tell_states()
             if message is None or self.times is None:
@@ -238,10 +247,44 @@ class _Player:
             self.engine.end_scattering()
             self._tell_states()
 
-    def _end_backward(self) -> None:
-        """The end of a backward waits for all reductions, and drops what was gathered and not asked for."""
+    def _update_reduced(self, position: int, base: Counter[str]) -> None:
+        """Update the units that are due and whose reduction is over; their gradients are free then."""
+        due = [name for name in self.updates_due if not self.engine.is_reducing(name)]
+        for name in due:
+            self.updates_due.remove(name)
+            share = self.engine.optimizer_share((name,))
+            self._moment(f"update of {name}", position, base + self._update_temporaries(share))
+            self.lanes.compute(f"update of {name}", self.optimizer_s * self.engine.update_share((name,)))
+            if self.watcher is not None:
+                self.watcher.update(share)
+            self.engine.spend(name)
+            self._tell_states()
+
+    @cached_property
+    def optimizer_s(self) -> float:
+        return sum(segment.duration_s for segment in self.step.segments if segment.phase == "optimizer")
+
+    def _update_temporaries(self, share: float) -> Counter[str]:
+        """What an optimizer allocates beside its state, when its largest piece is `share` of the largest parameter."""
+        most: Counter[str] = Counter()
+        for position, segment in enumerate(self.step.segments):
+            if segment.phase == "optimizer":
+                view = self.engine.view(segment)
+                peak, start = self.activations.peak(position, view), self.activations.start(position, view)
+                grown = Counter({c: math.ceil((peak[c] - start[c]) * share) for c in peak | start})
+                most = max(most, grown, key=lambda found: found.total())
+        return most
+
+    def _end_backward(self, following: int) -> None:
+        """The end of a backward waits for all reductions, and drops what was gathered and not asked for.
+
+        `following`: the segment that comes after it.
+        """
         self.lanes.wait_until(self.reductions_s)
         self.engine.end_scattering()
+        if self.updates_due:
+            self._tell_states()
+            self._update_reduced(following, self.activations.start(following, "passing_gradients"))
         self.engine.gathered -= self.arriving_s.keys()
         self.arriving_s.clear()
         self._tell_states()
