@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 
 from memadvisor.engines.flat import UnitState
+from memadvisor.engines.live import dtype_name
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
 from memadvisor.plan import Precision
@@ -92,7 +93,7 @@ def check_castable(root: torch.nn.Module, precision: Precision) -> None:
     for name, module in root.named_modules():
         if not isinstance(module, _NormBase) or not module.affine or module.running_mean is None:
             continue
-        kept, computed = (str(t.dtype).removeprefix("torch.") for t in (module.running_mean, module.weight))
+        kept, computed = dtype_name(module.running_mean.dtype), dtype_name(module.weight.dtype)
         if precision.of_parameter(computed) != kept:
             raise PlanError(
                 f"{name!r} keeps running statistics in {kept}, which torch does not mix with weights in "

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memadvisor.engines.lanes import Chain, Ticket
-from memadvisor.engines.live import LiveModel, LiveUnit
+from memadvisor.engines.live import LiveModel, LiveUnit, dtype_name
 from memadvisor.plan import Precision
 from memadvisor.schedule import Schedule
 
@@ -214,7 +214,7 @@ def flats_of(
             groups.setdefault(key, []).append((name, parameter))
     flats: list[Flat] = []
     for (dtype, device, trainable), members in groups.items():
-        name = _name_of(dtype)
+        name = dtype_name(dtype)
         flat = Flat(
             unit=unit.name,
             index=first_index + len(flats),
@@ -231,10 +231,6 @@ def flats_of(
         _add_slots(flat, members)
         flats.append(flat)
     return flats
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _dtype_of(name: str) -> torch.dtype:

@@ -90,10 +90,15 @@ def _live_unit(
     return LiveUnit(row=row, module=module, parameters=tuple(parameters))
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32`: as plans and runs write it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def model_fingerprint(model: torch.nn.Module) -> str:
     """The fingerprint of a live model, as the plan's was made from the recorded one."""
     return fingerprint(
-        (name, str(list(parameter.shape)), str(parameter.dtype).removeprefix("torch."))
+        (name, str(list(parameter.shape)), dtype_name(parameter.dtype))
         for name, parameter in unwrap(model).named_parameters(remove_duplicate=False)
     )
 

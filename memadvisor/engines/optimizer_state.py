@@ -13,7 +13,7 @@ import torch
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.owners import Owners
-from memadvisor.engines.sharded_step import FindSlot, pieces_of_loaded, whole_state
+from memadvisor.engines.sharded_step import FindSlot, parameters_of, pieces_of_loaded, whole_state
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.whole_step import own_of_loaded, packed_state, unpacked_state, with_others_states
 
@@ -52,8 +52,7 @@ class OptimizerStates:
         owners = self._owners.get(optimizer)
         if owners is not None:
             return with_others_states(result, optimizer, self._slot_of, owners, self.from_owner)
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for number, parameter in enumerate(parameters):
+        for number, parameter in enumerate(parameters_of(optimizer)):
             slot = self._slot_of(parameter)
             if slot is not None and number in result["state"]:
                 fetch = self._executor_of(slot.flat).service.fetch_state
@@ -61,7 +60,7 @@ class OptimizerStates:
         return result
 
     def _own(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        if any(self._slot_of(p) is not None for group in optimizer.param_groups for p in group["params"]):
+        if any(self._slot_of(parameter) is not None for parameter in parameters_of(optimizer)):
             self._meet(optimizer)
         owners = self._owners.get(optimizer)
         if owners is None:

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from memadvisor.engines.live import dtype_name
+
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
     from memadvisor.engines.flat import Flat, Slot
@@ -199,7 +201,7 @@ class Service:
         parts = [flat[start : start + step] for start in range(0, flat.numel(), step)]
         for number, part in enumerate(parts):
             store.set(f"{question['answer']}/{number}", _bytes(part))
-        header = {"parts": len(parts), "dtype": str(flat.dtype).removeprefix("torch.")}
+        header = {"parts": len(parts), "dtype": dtype_name(flat.dtype)}
         store.set(question["answer"], json.dumps(header))
 
     def _held(self, executor: Executor, question: dict[str, Any]) -> torch.Tensor | None:

@@ -26,6 +26,11 @@ SCALARS = ("step", "eta", "mu", "mu_product")
 FindSlot = Callable[[torch.Tensor], Slot | None]
 
 
+def parameters_of(optimizer: optim.Optimizer) -> list[torch.Tensor]:
+    """All that its groups hold, in their order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
     """Whether this rank's piece of a parameter is all that the optimizer needs of it."""
     return any(type(optimizer).step is kind.step for kind in _ELEMENTWISE)
@@ -117,14 +122,26 @@ def pieces_of_loaded(
     optimizer: optim.Optimizer, state_dict: dict[str, Any], slot_of: FindSlot
 ) -> dict[str, Any]:
     """A state dict with whole tensors, cut down to this rank's pieces before the optimizer copies it."""
-    saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-    live = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if len(saved) != len(live):
-        return state_dict  # torch says what is wrong with it
-    by_number = dict(zip(saved, live, strict=True))
+    slots = slots_of_saved(optimizer, state_dict, slot_of)
+    if slots is None:
+        return state_dict
     state = dict(state_dict["state"])
     for number, values in state.items():
-        slot = slot_of(by_number[number]) if number in by_number else None
+        slot = slots.get(number)
         if slot is not None:
             state[number] = shard_state(values, slot)
     return {**state_dict, "state": state}
+
+
+def slots_of_saved(
+    optimizer: optim.Optimizer, state_dict: dict[str, Any], slot_of: FindSlot
+) -> dict[Any, Slot | None] | None:
+    """Places of the live parameters by the numbers that a state dict has for them.
+
+    None where it is for another number of parameters: torch says what is wrong with it.
+    """
+    saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+    live = parameters_of(optimizer)
+    if len(saved) != len(live):
+        return None
+    return {number: slot_of(parameter) for number, parameter in zip(saved, live, strict=True)}

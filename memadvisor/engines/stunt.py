@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from memadvisor.engines.sharded_step import parameters_of
+
 _ALIKE = 2  # parameters of one shape, and groups of one kind: two show what one does to another
 _MAX_SHAPES = 3  # of one group
 
@@ -154,7 +156,7 @@ class _Copier:
     def __init__(self, optimizer: torch.optim.Optimizer, clone: torch.optim.Optimizer | None) -> None:
         self._optimizer = optimizer
         self._clone = clone
-        self._parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._parameters = {id(parameter) for parameter in parameters_of(optimizer)}
         self._made: dict[int, Any] = {}
 
     def copy(self, value: Any) -> Any:

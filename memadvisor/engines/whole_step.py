@@ -29,7 +29,7 @@ from memadvisor.engines.executor import Executor, Label
 from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.owners import Owners, Parts
 from memadvisor.engines.released import hide, show_values
-from memadvisor.engines.sharded_step import FindSlot
+from memadvisor.engines.sharded_step import FindSlot, parameters_of, slots_of_saved
 from memadvisor.errors import PlanError
 
 Ask = Callable[[Slot, Owners], Any]
@@ -178,7 +178,7 @@ def _packed(
 
 def slots_of(optimizer: torch.optim.Optimizer, slot_of: FindSlot) -> list[Slot]:
     """Places of an optimizer's parameters that are updated in shards, in the order of its groups."""
-    found = (slot_of(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    found = map(slot_of, parameters_of(optimizer))
     return list({id(slot): slot for slot in found if slot is not None}.values())
 
 
@@ -213,7 +213,7 @@ def with_others_states(
 ) -> dict[str, Any]:
     """A state dict of this rank, completed by what the others own."""
     state = dict(result["state"])
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     for number, parameter in enumerate(parameters):
         slot = slot_of(parameter)
         if slot is not None and owners.is_elsewhere(slot):
@@ -232,11 +232,9 @@ def own_of_loaded(
 ) -> dict[str, Any]:
     """A state dict without what other ranks own, before the optimizer copies it."""
     owners.assign(slots_of(optimizer, slot_of))
-    saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-    live = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if len(saved) != len(live):
-        return state_dict  # torch says what is wrong with it
-    slots = {number: slot_of(parameter) for number, parameter in zip(saved, live, strict=True)}
+    slots = slots_of_saved(optimizer, state_dict, slot_of)
+    if slots is None:
+        return state_dict
     elsewhere = {number for number, slot in slots.items() if slot is not None and owners.is_elsewhere(slot)}
     state = {key: value for key, value in state_dict["state"].items() if key not in elsewhere}
     return {**state_dict, "state": state}
