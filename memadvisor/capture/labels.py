@@ -25,6 +25,7 @@ from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, S
 from memadvisor.capture.meeting_gradients import may_be_overwritten
 from memadvisor.capture.operator_cost import operator_cost
 from memadvisor.capture.position import Position
+from memadvisor.capture.script_shards import NAMESPACE, named_tensors
 from memadvisor.capture.tensor_storage import (
     NO_TENSORS,
     PLAIN_TENSORS,
@@ -48,6 +49,7 @@ class _Operator(NamedTuple):
     func: Any
     name: str
     is_collective: bool
+    is_sharding: bool  # of FSDP2
 
 
 _operators: dict[int, _Operator] = {}
@@ -55,7 +57,9 @@ _operators: dict[int, _Operator] = {}
 
 def _learn(func: Any) -> _Operator:
     name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
-    known = _operators[id(func)] = _Operator(func, name, func.namespace in NAMESPACES_OF_COLLECTIVES)
+    known = _operators[id(func)] = _Operator(
+        func, name, func.namespace in NAMESPACES_OF_COLLECTIVES, func.namespace == NAMESPACE
+    )
     return known
 
 
@@ -142,6 +146,9 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known.is_collective:
             for tensor in self._collectives.record(func, args, kwargs, out, start_ns, place, start_mark):
                 self.name(tensor, "communication", "")
+        if known.is_sharding:
+            for tensor, category in named_tensors(known.name, args, kwargs):
+                self.name(tensor, category, place.unit)
         inputs: list[int] = []
         self._read(args, inputs, start_ns)
         if kwargs:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from memadvisor.run.cut import cut_units, module_tree, unwrap
-from memadvisor.run.records import Module, Parameter, Unit
+from memadvisor.capture.script_shards import shard_groups
+from memadvisor.run.cut import cut_units, innermost, module_tree, unwrap
+from memadvisor.run.records import Module, Parameter, ShardGroup, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,9 @@ class Models:
                 rows.append(Module(name, type(module).__name__, info.unit if info else prefix))
         return rows
 
+    def shard_group_rows(self) -> list[ShardGroup]:
+        return list(shard_groups(self.roots()).values())
+
     def unit_rows(self) -> list[Unit]:
         """Units with their full parameters, in order of first execution; never executed ones come last."""
         sizes: dict[str, list[int]] = {}
@@ -166,6 +170,11 @@ class Models:
         rows = self.parameter_rows()
         unit_of = {row.name: row.unit for row in rows}
         shared = {unit_of[r.tied_to] for r in rows if r.tied_to and unit_of[r.tied_to] != r.unit}
+        groups = {group.name for group in self.shard_group_rows()}
+        groups_of: dict[str, set[str | None]] = {}
+        for row in rows:
+            if not row.tied_to:
+                groups_of.setdefault(row.unit, set()).add(innermost(row.name, groups))
         order = [unit for unit in self._order if unit in sizes]
         order += [unit for unit in sizes if unit not in order]
         units = []
@@ -180,6 +189,7 @@ class Models:
                         parameter_bytes=parameter_bytes,
                         trainable_bytes=trainable_bytes,
                         is_shared=name in shared,
+                        shard_group=next(iter(own)) if len(own := groups_of[name]) == 1 else None,
                     )
                 )
         return units

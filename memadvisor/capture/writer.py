@@ -101,6 +101,7 @@ class RankWriter:
         self._journal.write_rows("modules", models.module_rows())
         self._journal.write_rows("units", models.unit_rows())
         self._journal.write_rows("parameters", models.parameter_rows())
+        self._journal.write_rows("shard_groups", models.shard_group_rows())
 
     def write_trace(
         self, step: int, trace: Trace, models: Models, optimizers: Iterable[torch.optim.Optimizer]

@@ -10,7 +10,7 @@ Parameters that a module holds directly, beside such children, belong to that mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,13 @@ def _assign(node: ModuleNode, unit: str, units: dict[str, str]) -> None:
 
 def _has_parameters(node: ModuleNode) -> bool:
     return node.num_own_parameters > 0 or any(_has_parameters(child) for child in node.children)
+
+
+def innermost(name: str, groups: Collection[str]) -> str | None:
+    """The innermost of these modules that something of this name is inside of; None: none is."""
+    while name and name not in groups:
+        name = name.rpartition(".")[0]
+    return name if name in groups else None
 
 
 def unwrap(model: Any) -> Any:

@@ -42,7 +42,8 @@ class Unit:
 
     Counts and bytes are of the full, unsharded model. A tied parameter counts in the first unit alone.
     `is_block`: made of further modules, unlike a single layer such as an embedding. `is_shared`: modules of
-    other units hold some of its parameters too (tied weights).
+    other units hold some of its parameters too (tied weights). `shard_group`: the `ShardGroup` that all of its
+    parameters are in; None where there is none.
     """
 
     name: str
@@ -52,6 +53,27 @@ class Unit:
     parameter_bytes: int
     trainable_bytes: int
     is_shared: bool = False
+    shard_group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGroup:
+    """Parameters that the script's own FSDP2 gathers and reduces together: of a module that `fully_shard` was called
+    on, those that no such module inside it has.
+
+    `num_ranks` share them, and `num_replicas` such sets of ranks hold the same (hybrid sharding). `reshards`: the
+    full parameters are freed after the forward. `is_plain`: of one module, sharded by rows, and freed to shards for
+    all of its ranks.
+    """
+
+    name: str
+    num_ranks: int
+    num_replicas: int
+    reshards: bool
+    param_dtype: str | None
+    reduce_dtype: str | None
+    offloads: bool
+    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +392,7 @@ class LiveStorage:
 TABLES: dict[str, type] = {
     "modules": Module,
     "units": Unit,
+    "shard_groups": ShardGroup,
     "parameters": Parameter,
     "optimizer_states": OptimizerState,
     "steps": Step,

@@ -24,6 +24,7 @@ from memadvisor.run.records import (
     ProcessInfo,
     Residual,
     Saved,
+    ShardGroup,
     Span,
     Step,
     Storage,
@@ -71,6 +72,7 @@ class RankRun:
     allocator_states: tuple[AllocatorState, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
     live_storages: tuple[LiveStorage, ...] = ()
+    shard_groups: tuple[ShardGroup, ...] = ()
     is_alive: bool | None = None
 
     @property

@@ -100,6 +100,17 @@ def test_fsdp2_keeps_a_half_of_each_state_on_each_of_two_ranks(tmp_path):
         assert alive_bytes(rank, "gradient") == pytest.approx(BYTES * num_params / 2, rel=0.01)
         assert alive_bytes(rank, "optimizer_state") == pytest.approx(2 * BYTES * num_params / 2, rel=0.01)
         assert {"all_gather", "reduce_scatter"} <= {c.operation for c in rank.collectives}
+        # What it gathers and gives back is parameters and gradients, whoever keeps or makes it.
+        groups = {unit.name: unit.shard_group for unit in rank.units}
+        assert groups["blocks.0"] == "blocks.0" and {*groups.values()} == {g.name for g in rank.shard_groups}
+        assert [(g.num_ranks, g.reshards, g.is_plain) for g in rank.shard_groups] == [
+            (2, bool(g.name), True) for g in rank.shard_groups
+        ]
+        block_bytes = next(unit.parameter_bytes for unit in rank.units if unit.name == "blocks.0")
+        born = [row for row in rank.storages if row.unit == "blocks.0" and row.phase == "backward"]
+        for category in ("parameter", "gradient"):
+            sizes = [row.size_bytes for row in born if row.category == category and row.death_s is not None]
+            assert sum(sizes) == block_bytes
         assert unexplained_bytes(rank) < 0.01 * rank.traced_step.peak_allocated_bytes
 
 

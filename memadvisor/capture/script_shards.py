@@ -1,0 +1,68 @@
+"""What the script's own FSDP2 (`fully_shard`) does: its groups, and the storages that only its operators can name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from memadvisor.run.records import ShardGroup
+
+# Operators of FSDP2, and which argument of theirs holds what. Gathered parameters are its own storages beneath the
+# script's; gradients of them are gone before any optimizer sees them.
+NAMESPACE = "fsdp"
+_NAMED_ARGUMENTS = {
+    "fsdp::split_with_sizes_copy": ("out", "parameter"),
+    "fsdp::chunk_cat": ("tensors", "gradient"),
+}
+
+
+def named_tensors(
+    operator: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[torch.Tensor, str]]:
+    """(tensor, category) of what an operator of FSDP2 tells of its arguments."""
+    name, category = _NAMED_ARGUMENTS.get(operator, ("", ""))
+    for tensor in kwargs.get(name, args[0] if name == "tensors" and args else ()):
+        yield tensor, category
+
+
+def shard_groups(roots: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, ShardGroup]:
+    """Every module that the script has given to `fully_shard`, by name, of models by their prefix."""
+    found = {}
+    for prefix, root in roots:
+        for name, module in root.named_modules(prefix=prefix):
+            if hasattr(type(module), "_get_fsdp_state"):
+                group = _read(name, module)
+                if group is not None:
+                    found[name] = group
+    return found
+
+
+def _read(name: str, module: Any) -> ShardGroup | None:
+    """None where this FSDP2 is another than those known here, or the module has no parameters of its own to share."""
+    try:
+        groups = module._get_fsdp_state()._fsdp_param_groups
+        if not groups:
+            return None
+        group = groups[0]
+        mesh, policy = group.mesh_info, group.mp_policy
+        return ShardGroup(
+            name=name,
+            num_ranks=getattr(mesh, "shard_mesh_size", 1),
+            num_replicas=getattr(mesh, "replicate_mesh_size", 1),
+            reshards=group.post_forward_mesh_info is not None,
+            param_dtype=_name_of(policy.param_dtype),
+            reduce_dtype=_name_of(policy.reduce_dtype),
+            offloads=type(group.offload_policy).__name__ != "OffloadPolicy",
+            is_plain=len(groups) == 1
+            and len(group.modules) == 1
+            and group.post_forward_mesh_info in (None, mesh)
+            and all(getattr(p.fsdp_placement, "dim", None) == 0 for p in group.fsdp_params),
+        )
+    except AttributeError:
+        return None
+
+
+def _name_of(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
