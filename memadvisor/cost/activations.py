@@ -7,7 +7,6 @@ that still saves it, and the end of every recomputed unit that takes it as input
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -37,22 +36,22 @@ class Activations:
         self._during = during.sums()
         self._at_start = at_start.sums()
 
-    def start(self, position: int, view: View) -> Counter[str]:
+    def start(self, position: int, view: View) -> dict[str, int]:
         """Alive when the segment begins, before anything is recomputed for it."""
         return _sum(_level(self.step.segments[position], view).start, self._at_start, position)
 
-    def peak(self, position: int, view: View) -> Counter[str]:
+    def peak(self, position: int, view: View) -> dict[str, int]:
         """Alive at the segment's highest instant."""
         segment = self.step.segments[position]
         level = _level(segment, view)
         forgets = segment.phase == "forward" and segment.unit in self.recomputed
         return _sum(level.peak_unsaved if forgets else level.peak, self._during, position)
 
-    def recomputation(self, position: int, view: View) -> Counter[str]:
+    def recomputation(self, position: int, view: View) -> dict[str, int]:
         """Alive at the highest instant of the forward that is run again before this backward."""
-        level = self.start(position, view)
-        level.update(_forward_of(self.step, self.step.segments[position]).growth)
-        return level
+        backward = self.step.segments[position]
+        growth = self.step.forwards[backward.unit, backward.micro_batch][0].growth
+        return added(self.start(position, view), growth)
 
 
 def _level(segment: Segment, view: View) -> Level:
@@ -126,17 +125,16 @@ def needed_until(tensor: BoundaryTensor, recomputed: frozenset[str]) -> int:
     return max(needs)
 
 
-def _forward_of(step: CapturedStep, backward: Segment) -> Segment:
-    return next(
-        segment
-        for segment in step.segments
-        if (segment.phase, segment.unit, segment.micro_batch)
-        == ("forward", backward.unit, backward.micro_batch)
-    )
-
-
-def _sum(level: Bytes, changes: dict[str, list[int]], position: int) -> Counter[str]:
-    total = Counter(level)
+def _sum(level: Bytes, changes: dict[str, list[int]], position: int) -> dict[str, int]:
+    total = dict(level)
     for category, sums in changes.items():
-        total[category] += sums[position]
+        total[category] = total.get(category, 0) + sums[position]
+    return total
+
+
+def added(level: Bytes, more: Bytes) -> dict[str, int]:
+    """The sum of two levels. Not a Counter: these are made for every moment of every simulation."""
+    total = dict(level)
+    for category, size_bytes in more.items():
+        total[category] = total.get(category, 0) + size_bytes
     return total

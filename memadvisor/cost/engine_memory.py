@@ -44,6 +44,33 @@ class Message:
     staging: Mapping[str, int]
 
 
+class _Present:
+    """Units of which something is there, and the bytes of all of it."""
+
+    def __init__(self, size_of: Callable[[str], int]) -> None:
+        self._size_of = size_of
+        self._sizes: dict[str, int] = {}
+        self.total_bytes = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    def items(self) -> Iterable[tuple[str, int]]:
+        return self._sizes.items()
+
+    def add(self, name: str) -> None:
+        if name not in self._sizes:
+            self._sizes[name] = self._size_of(name)
+            self.total_bytes += self._sizes[name]
+
+    def discard(self, name: str) -> None:
+        self.total_bytes -= self._sizes.pop(name, 0)
+
+    def clear(self) -> None:
+        self._sizes.clear()
+        self.total_bytes = 0
+
+
 class EngineMemory:
     """The states of one rank while a schedule is played."""
 
@@ -71,9 +98,9 @@ class EngineMemory:
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
-        self.gathered: set[str] = set()
-        self._buffers: set[str] = set()  # units whose whole gradients are there
-        self._shards: set[str] = set()  # units of whose gradients there is this rank's shard
+        self.gathered = _Present(self._full_bytes.__getitem__)
+        self._buffers = _Present(self._gradient_bytes)  # units whose whole gradients are there
+        self._shards = _Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
         self._early = schedule.updated_in_backward
@@ -87,14 +114,14 @@ class EngineMemory:
         resting["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
         self._resting = resting
 
-    def held(self) -> Counter[str]:
+    def held(self) -> dict[str, int]:
         """Bytes of states alive now, beyond what the replayed segments hold themselves."""
         if self.replays:
-            return Counter()
-        held = self._resting.copy()
-        held["parameter"] += sum(self._full_bytes[name] for name in self.gathered)
-        held["gradient"] += sum(self._gradients().values())
-        held["communication"] += 0 if self._scattering is None else self._staging_bytes(self._scattering)
+            return {}
+        held = dict(self._resting)
+        held["parameter"] += self.gathered.total_bytes
+        held["gradient"] = self._buffers.total_bytes + self._shards.total_bytes
+        held["communication"] = 0 if self._scattering is None else self._staging_bytes(self._scattering)
         for (category, _), size_bytes in self._lent_to_step().items():
             held[category] += size_bytes
         return held
@@ -135,11 +162,7 @@ class EngineMemory:
 
     def _gradients(self) -> dict[str, int]:
         """Bytes of gradients by unit: the buffer, and the shard of earlier micro-batches."""
-        return {
-            name: self._gradient_bytes(name) * (name in self._buffers)
-            + self._shard_bytes(name) * (name in self._shards)
-            for name in self._buffers | self._shards
-        }
+        return dict(Counter(dict(self._buffers.items())) + Counter(dict(self._shards.items())))
 
     def _staging_bytes(self, name: str) -> int:
         return self._gradient_bytes(name) // self.num_ranks
@@ -154,7 +177,7 @@ class EngineMemory:
         for name in self.stages:
             pieces["parameter", name] = self._resting_parameter_bytes(name)
             pieces["optimizer_state", name] = self._optimizer_bytes(name)
-        pieces |= {("gathered", name): self._full_bytes[name] for name in self.gathered}
+        pieces |= {("gathered", name): size for name, size in self.gathered.items()}
         pieces |= {("gradient", name): size for name, size in self._gradients().items()}
         pieces |= {(f"owned {what}", name): size for (what, name), size in self._lent_to_step().items()}
         if self._scattering is not None:
@@ -179,7 +202,8 @@ class EngineMemory:
 
     def leave(self, segment: Segment) -> None:
         """The gradients that came in this segment are held from now on."""
-        self._buffers.update(segment.gradient_units)
+        for name in segment.gradient_units:
+            self._buffers.add(name)
 
     def act(self, action: Action) -> Message | None:
         """Do an action's change of memory, and say which message it needs."""
@@ -308,13 +332,8 @@ def flat_bytes(
 
     `dtype_of`: the dtype of the flat, by that of the parameters.
     """
-    elements: Counter[tuple[str, bool]] = Counter()
-    item_bytes: dict[str, int] = {}
-    for parameter in states.parameters:
-        if parameter.num_elements and (parameter.requires_grad or frozen):
-            elements[parameter.dtype, parameter.requires_grad] += parameter.num_elements
-            item_bytes[parameter.dtype] = parameter.size_bytes // parameter.num_elements
     return sum(
-        -(-count // num_ranks) * num_ranks * bytes_in(item_bytes[dtype], dtype, dtype_of(dtype))
-        for (dtype, _), count in elements.items()
+        -(-count // num_ranks) * num_ranks * bytes_in(states.item_bytes[dtype], dtype, dtype_of(dtype))
+        for (dtype, is_trained), count in states.num_elements.items()
+        if is_trained or frozen
     )

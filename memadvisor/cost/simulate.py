@@ -7,13 +7,12 @@ of moments, each the highest instant of a segment, of a recomputation or of an a
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from memadvisor.cost.activations import Activations, View
+from memadvisor.cost.activations import Activations, View, added
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.lanes import Lanes
@@ -22,7 +21,7 @@ from memadvisor.plan import Prediction
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Moment:
     """Bytes alive at the highest instant of a part of the step, by category."""
 
@@ -30,7 +29,7 @@ class Moment:
     segment: int  # of the captured step
     by_category_bytes: Bytes
 
-    @property
+    @cached_property
     def total_bytes(self) -> int:
         return sum(self.by_category_bytes.values())
 
@@ -120,7 +119,6 @@ class _Player:
         self.activations = activations
         self.lanes = Lanes()
         self.moments: list[Moment] = []
-        self.edges = _unit_edges(step)
         self.arriving_s: dict[str, float] = {}  # units gathered ahead, and when they will be there
         self.reductions_s = 0.0  # when the reductions under way will have ended
         self.was_in_backward = False
@@ -149,7 +147,7 @@ class _Player:
 
     def _segment(self, position: int, is_last: bool) -> None:
         segment, place = self.step.segments[position], place_of(self.step.segments[position])
-        enters, leaves = self.edges[position]
+        enters, leaves = self.step.edges[position]
         is_in_backward = segment.phase in _IN_BACKWARD
         if self.was_in_backward and not is_in_backward:
             self._end_backward(position)
@@ -174,14 +172,14 @@ class _Player:
         if leaves:
             self._actions(_POINTS[segment.phase][1], position, is_last)
 
-    def _peak(self, position: int, view: View) -> Counter[str]:
+    def _peak(self, position: int, view: View) -> Bytes:
         """The segment's own highest instant; an optimizer's temporaries shrink with what it updates."""
         peak = self.activations.peak(position, view)
         share = self._temporaries_share(self.step.segments[position])
         if share == 1:
             return peak
         start = self.activations.start(position, view)
-        return Counter({c: start[c] + math.ceil((peak[c] - start[c]) * share) for c in peak | start})
+        return added(start, _grown(start, peak, share))
 
     def _temporaries_share(self, segment: Segment) -> float:
         return (
@@ -218,7 +216,7 @@ class _Player:
             self._tell_states()
             if message is None or self.times is None:
                 continue
-            self._moment(f"{action.kind} of {action.unit}", position, base + Counter(message.staging))
+            self._moment(f"{action.kind} of {action.unit}", position, added(base, message.staging))
             self._queue(action, message)
 
     def _queue(self, action: Action, message: Message) -> None:
@@ -247,13 +245,13 @@ class _Player:
             self.engine.end_scattering()
             self._tell_states()
 
-    def _update_reduced(self, position: int, base: Counter[str]) -> None:
+    def _update_reduced(self, position: int, base: Bytes) -> None:
         """Update the units that are due and whose reduction is over; their gradients are free then."""
         due = [name for name in self.updates_due if not self.engine.is_reducing(name)]
         for name in due:
             self.updates_due.remove(name)
             share = self.engine.optimizer_share((name,))
-            self._moment(f"update of {name}", position, base + self._update_temporaries(share))
+            self._moment(f"update of {name}", position, added(base, self._update_temporaries(share)))
             self.lanes.compute(f"update of {name}", self.optimizer_s * self.engine.update_share((name,)))
             if self.watcher is not None:
                 self.watcher.update(share)
@@ -264,15 +262,14 @@ class _Player:
     def optimizer_s(self) -> float:
         return sum(segment.duration_s for segment in self.step.segments if segment.phase == "optimizer")
 
-    def _update_temporaries(self, share: float) -> Counter[str]:
+    def _update_temporaries(self, share: float) -> Bytes:
         """What an optimizer allocates beside its state, when its largest piece is `share` of the largest parameter."""
-        most: Counter[str] = Counter()
+        most: Bytes = {}
         for position, segment in enumerate(self.step.segments):
             if segment.phase == "optimizer":
                 view = self.engine.view(segment)
                 peak, start = self.activations.peak(position, view), self.activations.start(position, view)
-                grown = Counter({c: math.ceil((peak[c] - start[c]) * share) for c in peak | start})
-                most = max(most, grown, key=lambda found: found.total())
+                most = max(most, _grown(start, peak, share), key=lambda found: sum(found.values()))
         return most
 
     def _end_backward(self, following: int) -> None:
@@ -285,7 +282,8 @@ class _Player:
         if self.updates_due:
             self._tell_states()
             self._update_reduced(following, self.activations.start(following, "passing_gradients"))
-        self.engine.gathered -= self.arriving_s.keys()
+        for name in self.arriving_s:
+            self.engine.gathered.discard(name)
         self.arriving_s.clear()
         self._tell_states()
 
@@ -294,18 +292,13 @@ class _Player:
         others = len(self.step.synced_micro_batches) > 1  # with one alone, it is the last of the step
         return others and segment.micro_batch in self.step.synced_micro_batches
 
-    def _moment(self, place: str, segment: int, activations: Counter[str]) -> None:
-        total = activations.copy()
-        total.update(self.engine.held())
+    def _moment(self, place: str, segment: int, activations: Bytes) -> None:
+        total = added(activations, self.engine.held())
         self.moments.append(Moment(position=place, segment=segment, by_category_bytes=total))
 
     def _forward_s(self, backward: Segment) -> float:
-        return sum(
-            segment.duration_s
-            for segment in self.step.segments
-            if (segment.phase, segment.unit, segment.micro_batch)
-            == ("forward", backward.unit, backward.micro_batch)
-        )
+        again = self.step.forwards.get((backward.unit, backward.micro_batch), ())
+        return sum(segment.duration_s for segment in again)
 
 
 _POINTS = {
@@ -316,6 +309,11 @@ _POINTS = {
 _AFTER = tuple(after for _, after in _POINTS.values())
 # What a reduction may run under; the end of a backward waits for all of them.
 _IN_BACKWARD = ("backward", "recompute")
+
+
+def _grown(start: Bytes, peak: Bytes, share: float) -> dict[str, int]:
+    """What a segment reaches above its start, times `share`."""
+    return {c: math.ceil((peak.get(c, 0) - start.get(c, 0)) * share) for c in {**peak, **start}}
 
 
 def place_of(segment: Segment) -> str:
@@ -346,23 +344,3 @@ def _play_order(step: CapturedStep) -> Iterator[tuple[int, bool]]:
             for inside in range(position, end):
                 yield inside, micro_batch == last and repeat == step.repeats - 1
         position = end
-
-
-def _unit_edges(step: CapturedStep) -> list[tuple[bool, bool]]:
-    """For each segment, whether its boundary is crossed before it, and after it.
-
-    A unit that runs in several pieces of one micro-batch (others run inside it) is entered before the
-    first and left after the last.
-    """
-    first: dict[tuple[str, str | None, int | None], int] = {}
-    last: dict[tuple[str, str | None, int | None], int] = {}
-    for position, segment in enumerate(step.segments):
-        key = (segment.phase, segment.unit, segment.micro_batch)
-        first.setdefault(key, position)
-        last[key] = position
-    edges = []
-    for position, segment in enumerate(step.segments):
-        key = (segment.phase, segment.unit, segment.micro_batch)
-        counts = segment.phase == "optimizer" or (segment.phase in _POINTS and segment.unit is not None)
-        edges.append((counts and first[key] == position, counts and last[key] == position))
-    return edges

@@ -7,8 +7,10 @@ told apart from bytes that it cannot, so that replaying the segments unchanged g
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from memadvisor.plan import FULL_PRECISION, Precision
 from memadvisor.run.records import Parameter, Unit
@@ -120,7 +122,7 @@ class WholeUpdate:
     state_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UnitStates:
     """A unit's parameters, tied ones once, and what the optimizer keeps for them in the plain run.
 
@@ -135,16 +137,29 @@ class UnitStates:
     optimizer_scalar_bytes: int
     whole_updates: tuple[WholeUpdate, ...] = ()
 
-    @property
+    @cached_property
     def parameter_bytes(self) -> int:
         return sum(parameter.size_bytes for parameter in self.parameters)
 
-    @property
+    @cached_property
     def trainable_bytes(self) -> int:
         return sum(parameter.size_bytes for parameter in self.parameters if parameter.requires_grad)
 
+    @cached_property
+    def num_elements(self) -> Mapping[tuple[str, bool], int]:
+        """Of all parameters, by dtype and whether they are trained."""
+        counts: Counter[tuple[str, bool]] = Counter()
+        for parameter in self.parameters:
+            counts[parameter.dtype, parameter.requires_grad] += parameter.num_elements
+        return +counts
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    @cached_property
+    def item_bytes(self) -> Mapping[str, int]:
+        """Bytes of an element, by dtype."""
+        return {p.dtype: p.size_bytes // p.num_elements for p in self.parameters if p.num_elements}
+
+
+@dataclass(frozen=True, kw_only=True)
 class CapturedStep:
     """The traced step of one rank. Durations are of the timed steps and sum to `step_time_s`.
 
@@ -174,3 +189,33 @@ class CapturedStep:
     repeats: int
     micro_batch_size: int | None
     precision: Precision = FULL_PRECISION
+
+    @cached_property
+    def forwards(self) -> Mapping[tuple[str | None, int | None], tuple[Segment, ...]]:
+        """Forward segments by unit and micro-batch."""
+        found: dict[tuple[str | None, int | None], list[Segment]] = {}
+        for segment in self.segments:
+            if segment.phase == "forward":
+                found.setdefault((segment.unit, segment.micro_batch), []).append(segment)
+        return {key: tuple(segments) for key, segments in found.items()}
+
+    @cached_property
+    def edges(self) -> tuple[tuple[bool, bool], ...]:
+        """For each segment, whether its boundary is crossed before it, and after it.
+
+        A unit that runs in several pieces of one micro-batch (others run inside it) is entered before the
+        first and left after the last.
+        """
+        first: dict[tuple[str, str | None, int | None], int] = {}
+        last: dict[tuple[str, str | None, int | None], int] = {}
+        for position, segment in enumerate(self.segments):
+            key = (segment.phase, segment.unit, segment.micro_batch)
+            first.setdefault(key, position)
+            last[key] = position
+        edges = []
+        for position, segment in enumerate(self.segments):
+            key = (segment.phase, segment.unit, segment.micro_batch)
+            is_units = segment.phase in ("forward", "backward") and segment.unit is not None
+            counts = segment.phase == "optimizer" or is_units
+            edges.append((counts and first[key] == position, counts and last[key] == position))
+        return tuple(edges)

@@ -22,6 +22,7 @@ Evaluate = Callable[[frozenset[str]], Simulation]
 _MAX_STATES = 4000  # pairs kept after each unit; reached only where hundreds of units all differ
 _MAX_TIGHTENINGS = 12
 _MAX_DESCENTS = 24
+_MAX_EXCHANGES = 400  # recomputed units times all units
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +95,36 @@ def _improve(step: CapturedStep, evaluate: Evaluate, choice: Choice, budget_byte
 
 
 def _neighbours(step: CapturedStep, recomputed: frozenset[str]) -> Iterator[frozenset[str]]:
-    """Choices that take less time: one unit less, slowest first, or a slower one for a faster one."""
+    """Choices that take less time: one unit less, slowest first, or a slower one for a faster one.
+
+    In long chains exchanges, a square, are left to the programme; and of units that save alike, the last one alone is
+    left out: what it saves is kept for the shortest time.
+    """
     seconds = step.recomputable
-    for unit in sorted(recomputed, key=lambda name: -seconds[name]):
+    is_long = len(recomputed) * len(seconds) > _MAX_EXCHANGES
+    candidates = _last_alike(step, recomputed) if is_long else recomputed
+    for unit in sorted(candidates, key=lambda name: -seconds[name]):
         yield recomputed - {unit}
-    if (
-        len(recomputed) * len(seconds) > 400
-    ):  # exchanges are a square; long chains leave them to the programme
+    if is_long:
         return
     for unit in recomputed:
         for other in seconds.keys() - recomputed:
             if seconds[other] < seconds[unit] * (1 - 1e-9):
                 yield recomputed - {unit} | {other}
+
+
+def _last_alike(step: CapturedStep, recomputed: frozenset[str]) -> list[str]:
+    """Of units that save as many bytes, the last one in the forward."""
+    saved: dict[str, int] = dict.fromkeys(recomputed, 0)
+    born: dict[str, int] = {}
+    for item in step.inner:
+        if item.unit in saved:
+            saved[item.unit] += item.size_bytes
+            born[item.unit] = item.birth_segment
+    last: dict[int, str] = {}
+    for unit in sorted(born, key=lambda name: born[name]):
+        last[saved[unit]] = unit
+    return list(last.values())
 
 
 @dataclass(frozen=True, slots=True)

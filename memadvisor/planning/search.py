@@ -19,7 +19,7 @@ from memadvisor.run.run import Run
 from memadvisor.schedule import write_schedule
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
-_SEGMENTS_PLAYED = 30_000  # what one walk of the local search may simulate, in segments
+_SEGMENTS_PLAYED = 15_000  # what one walk of the local search may simulate, in segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +121,15 @@ class Search:
                 known[recomputed] = self._play(step, arranged(recomputed))
             return known[recomputed]
 
+        def predict(arrangement: Arrangement) -> Prediction:
+            return evaluate(arrangement.recomputed).prediction()
+
         def choose(target_bytes: int) -> Arrangement | None:
             choice = choose_recomputed(step, evaluate, target_bytes)
             return None if choice is None else arranged(choice.recomputed)
 
         smallest = arranged(smallest_peak(step, evaluate).recomputed)
-        return self._best(step, choose, smallest, found)
+        return self._best(step, choose, predict, smallest, found)
 
     def _mixed(self, step: CapturedStep, starts: Iterable[Arrangement]) -> RankedPlan:
         """A stage for each unit, from the arrangements that were best for all alike."""
@@ -147,15 +150,23 @@ class Search:
         first = tuple(starts)
         num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
 
-        def choose(target_bytes: int) -> Arrangement:
-            return choose_arrangement(space, evaluate, first, target_bytes, num_moves)
+        chosen: dict[int, Arrangement] = {}
 
-        return self._best(step, choose, choose(self.budget_bytes), [])
+        def choose(target_bytes: int) -> Arrangement:
+            if target_bytes not in chosen:
+                chosen[target_bytes] = choose_arrangement(space, evaluate, first, target_bytes, num_moves)
+            return chosen[target_bytes]
+
+        def predict(arrangement: Arrangement) -> Prediction:
+            return self._play(step, arrangement).prediction()
+
+        return self._best(step, choose, predict, choose(self.budget_bytes), [])
 
     def _best(
         self,
         step: CapturedStep,
         choose: Callable[[int], Arrangement | None],
+        predict: Callable[[Arrangement], Prediction],
         smallest: Arrangement,
         found: list[Arrangement],
     ) -> RankedPlan:
@@ -163,7 +174,7 @@ class Search:
 
         A choice may reserve more than it allocates; then the next one aims lower by what that is over the budget.
         """
-        tried = [self._ranked(step, smallest)]
+        tried = [self._ranked(step, smallest, predict(smallest))]
         found.append(smallest)
         target_bytes = self.budget_bytes
         for _ in range(_MAX_RESERVATIONS):
@@ -171,7 +182,7 @@ class Search:
             if choice is None:
                 break
             found.append(choice)
-            tried.append(self._ranked(step, choice))
+            tried.append(self._ranked(step, choice, predict(choice)))
             prediction = tried[-1].prediction
             if tried[-1].fits or prediction.peak_bytes > target_bytes:
                 break
@@ -186,10 +197,9 @@ class Search:
         schedule = write_schedule(self._plan(step, arrangement), step.units)
         return simulate(step, schedule, self.times, activations=activations)
 
-    def _ranked(self, step: CapturedStep, arrangement: Arrangement) -> RankedPlan:
+    def _ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
         plan = self._plan(step, arrangement)
-        reserved_bytes = self._reserved_bytes(step, plan)
-        prediction = replace(self._play(step, arrangement).prediction(), reserved_bytes=reserved_bytes)
+        prediction = replace(prediction, reserved_bytes=self._reserved_bytes(step, plan))
         plan = replace(plan, prediction=prediction)
         return RankedPlan(
             plan=plan,
