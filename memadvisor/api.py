@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from memadvisor import __version__
+from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.plan import FULL_PRECISION, Plan, Precision, load_plan
 from memadvisor.run.launch import take_run_directory
 from memadvisor.run.run import Run
@@ -90,6 +91,7 @@ def advise(
     gpus: int | None = None,
     hardware: Hardware | None = None,
     precision: Precision = FULL_PRECISION,
+    compression: Compression = UNCOMPRESSED,
 ) -> Advice:
     """Rank the plans for a memory budget a rank (`"24GiB"`, or bytes). Raises MemadvisorError."""
     from memadvisor.planning.advise import advise as plan_advice
@@ -100,6 +102,7 @@ def advise(
         num_ranks=gpus,
         hardware=hardware,
         precision=precision,
+        compression=compression,
     )
 
 

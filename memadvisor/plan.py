@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.run.files import write_private_file
 
@@ -105,7 +106,8 @@ class UnitPlan:
 class Prediction:
     """What the simulator says of a plan, per rank; the largest rank where ranks differ.
 
-    `reserved_bytes`: what a CUDA device's caching allocator holds at most; None for other devices.
+    `reserved_bytes`: what a CUDA device's caching allocator holds at most; None for other devices. `sent_bytes`: what
+    a rank sends in a step; None in plans of versions that did not count it.
     """
 
     peak_bytes: int
@@ -114,6 +116,7 @@ class Prediction:
     exposed_communication_s: float
     peak_position: str  # "backward of blocks.3", where the peak is
     reserved_bytes: int | None = None
+    sent_bytes: int | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -151,6 +154,7 @@ class Plan:
     precision: Precision = FULL_PRECISION
     shard_ranks: int | None = None
     update_in_backward: bool = False
+    compression: Compression = UNCOMPRESSED
 
     @property
     def group_ranks(self) -> int:
@@ -208,6 +212,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         del value["precision"]  # as in files that older versions read
     if not plan.update_in_backward:
         del value["update_in_backward"]
+    if plan.compression == UNCOMPRESSED:
+        del value["compression"]
     return value
 
 
@@ -240,6 +246,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             precision=_precision_from_json(value.get("precision", {})),
             shard_ranks=_typed(value.get("shard_ranks"), int, optional=True),
             update_in_backward=_typed(value.get("update_in_backward", False), bool),
+            compression=_compression_from_json(value.get("compression", {})),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -289,6 +296,7 @@ def _prediction_from_json(value: Any) -> Prediction:
         exposed_communication_s=_seconds(value["exposed_communication_s"]),
         peak_position=_typed(value["peak_position"], str),
         reserved_bytes=_typed(value.get("reserved_bytes"), int, optional=True),
+        sent_bytes=_typed(value.get("sent_bytes"), int, optional=True),
     )
 
 
@@ -296,6 +304,13 @@ def _precision_from_json(value: Any) -> Precision:
     return Precision(
         param_dtype=_typed(value.get("param_dtype"), str, optional=True),
         reduce_dtype=_typed(value.get("reduce_dtype"), str, optional=True),
+    )
+
+
+def _compression_from_json(value: Any) -> Compression:
+    return Compression(
+        gather_bits=_typed(value.get("gather_bits"), int, optional=True),
+        reduce_bits=_typed(value.get("reduce_bits"), int, optional=True),
     )
 
 
@@ -345,6 +360,7 @@ def check_plan(plan: Plan, source: str) -> None:
         if value is not None and value < 1:
             raise PlanError(f"{source} has {field} {value}.", hint="it must be 1 or more.")
     _check_precision(plan, stages, source)
+    check_compression(plan.compression, plan.num_ranks, stages, source, plan.precision.reduce_dtype)
     used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
     if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
         where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.plan import FULL_PRECISION, Plan, Precision, UnitPlan
 from memadvisor.run.records import Unit
 
@@ -95,7 +96,7 @@ class Schedule:
 
     With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
     one without `shard` in those that the script lets DDP synchronise. `precision`: in what dtype gathers make
-    parameters present, and reductions to shards sum.
+    parameters present, and reductions to shards sum. `compression`: what their messages hold.
     """
 
     num_ranks: int
@@ -103,6 +104,7 @@ class Schedule:
     units: tuple[UnitPlan, ...]
     actions: dict[Boundary, tuple[Action, ...]]
     precision: Precision = FULL_PRECISION
+    compression: Compression = UNCOMPRESSED
 
     def size_of(self, ranks: Ranks) -> int:
         """How many ranks take part."""
@@ -209,6 +211,7 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         units=chosen,
         actions={boundary: tuple(items) for boundary, items in actions.items()},
         precision=plan.precision,
+        compression=plan.compression,
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memadvisor.compression import Compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.plan import (
     Plan,
@@ -66,6 +67,7 @@ PLANS = st.builds(
 )
 # Older plans are without.
 LATER = (
+    *("compression", "gather_bits", "reduce_bits", "sent_bytes"),
     *("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype"),
     *("shard_ranks", "update_in_backward"),
 )
@@ -116,6 +118,15 @@ def test_a_lossy_plan_comes_back_and_one_that_is_not_has_no_word_of_it(precision
     assert plan_from_json(plan_to_json(lossy), "plan") == lossy
     assert lossy.precision.is_lossy and not PLAN.precision.is_lossy
     assert "precision" not in plan_to_json(dataclasses.replace(PLAN, precision=Precision()))
+
+
+def test_compression_comes_back_and_is_lossy_where_there_is_any():
+    lossy = dataclasses.replace(
+        PLAN, units=(), precision=Precision(), compression=Compression(gather_bits=8, reduce_bits=4)
+    )
+    assert plan_from_json(plan_to_json(lossy), "plan") == lossy
+    assert lossy.compression.is_lossy and not PLAN.compression.is_lossy
+    assert "compression" not in plan_to_json(PLAN)
 
 
 def test_a_plan_comes_back_from_its_file_which_is_private(tmp_path):
@@ -209,6 +220,12 @@ def test_no_json_value_raises_anything_but_a_plan_error(value):
             "float16 with ZeRO stage 1",
         ),
         ({"precision": {"reduce_dtype": "float16"}, "units": [], "num_ranks": 1}, "float16 with one rank"),
+        ({"compression": {"gather_bits": 8}}, "gather_bits 8 with ZeRO stage 0"),
+        ({"compression": {"reduce_bits": 3}}, "reduce_bits 3"),
+        (
+            {"compression": {"reduce_bits": 8}, "precision": {"reduce_dtype": "bfloat16"}, "units": []},
+            "both reduce_bits and reduce_dtype bfloat16",
+        ),
         ({"units": [{"name": "a", "zero_stage": 0, "recompute": True}] * 2}, "twice"),
         ({"update_in_backward": True, "units": [], "zero_stage": 1}, "in the backward with ZeRO stage 1"),
         (

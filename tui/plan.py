@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
 
 from memadvisor.analyzers.comparison import Compared, Comparison
+from memadvisor.compression import compression_text
 from memadvisor.plan import Plan, precision_text, stages_text
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane
@@ -59,6 +60,7 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
             (f"ZeRO stage {stages_text(plan)}, {plan.num_ranks} ranks, policy {plan.policy}", "bold"),
             f"; shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "",
             precision_text(plan.precision),
+            compression_text(plan.compression),
             f"; {len(plan.recomputed_units)} of {len(plan.units)} units recomputed" if plan.units else "",
         ),
         paragraph((plan.why, "dim")),

@@ -148,6 +148,8 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--policy",
         "--param-dtype",
         "--reduce-dtype",
+        "--gather-bits",
+        "--reduce-bits",
     }
     position = 1
     while position < len(words):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memadvisor.cli.compression import add_compression_options, compression_of
 from memadvisor.cli.precision import add_precision_options, precision_of
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
@@ -31,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--hardware", metavar="FILE|NAME", help="a file of `memadvisor calibrate`, or a device"
     )
     add_precision_options(parser)
+    add_compression_options(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the best plan that fits")
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
 
@@ -43,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_ranks=arguments.gpus,
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
         precision=precision_of(arguments),
+        compression=compression_of(arguments),
     )
     if advice.best is not None and arguments.output is not None:
         _write(advice.best, arguments.output)
@@ -74,6 +77,7 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "predicted_by_category_bytes": prediction.by_category_bytes,
         "predicted_step_time_s": prediction.step_time_s,
         "predicted_exposed_communication_s": prediction.exposed_communication_s,
+        "predicted_sent_bytes": prediction.sent_bytes,
         "peak_position": prediction.peak_position,
         "p_oom": None,
         "zero_stage": plan.zero_stage,
@@ -85,6 +89,7 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "gather_depth": plan.gather_depth,
         "units": [dataclasses.asdict(unit) for unit in plan.units],
         "precision": dataclasses.asdict(plan.precision),
+        "compression": dataclasses.asdict(plan.compression),
         "layout": {"data_parallel": plan.num_ranks, "shard_ranks": plan.group_ranks},
         "why": plan.why,
     }

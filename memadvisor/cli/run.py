@@ -1,7 +1,7 @@
 """`memadvisor run --plan plan.json [--nproc N] SCRIPT [ARGS...]`: apply a plan, profile, compare.
 
-Without --plan, `--zero`, `--policy`, `--param-dtype` and `--reduce-dtype` make a plan by hand, worked out on the
-live model.
+Without --plan, `--zero`, `--policy` and the options of precision.py and compression.py make a plan by hand, worked
+out on the live model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from memadvisor.capture.script import Target
 from memadvisor.capture.session import profile_script, rank_identity
 from memadvisor.cli.applying import Application, is_applied_to_nothing
+from memadvisor.cli.compression import FLAGS, add_compression_options, compression_of
 from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.precision import add_precision_options, precision_of
 from memadvisor.cli.profile import add_recording_options, close, continuation_of, launch, start, target_of
@@ -25,7 +26,7 @@ TAKES_SCRIPT = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
+    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--gather-bits 8] [--reduce-bits 4|8]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
     parser.add_argument("--plan", metavar="FILE", help="a plan that `memadvisor advise -o` wrote")
     parser.add_argument(
         "--zero", type=int, choices=range(4), metavar="0-3", help="ZeRO stage of a plan made by hand"
@@ -36,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="which blocks a plan made by hand recomputes",
     )
     add_precision_options(parser)
+    add_compression_options(parser)
     add_recording_options(parser)
 
 
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    flags = ("zero", "policy", "param_dtype", "reduce_dtype")
+    flags = ("zero", "policy", "param_dtype", "reduce_dtype", *FLAGS)
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:
@@ -76,6 +78,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         overlap=True,
         gather_depth=1,
         precision=precision_of(arguments),
+        compression=compression_of(arguments),
     )
     check_plan(plan, "This run")
     return plan

@@ -28,6 +28,11 @@ def ring_seconds(
     return RING_ROUNDS[operation] * one_round
 
 
+def ring_bytes(operation: str, size_bytes: float, num_ranks: int) -> float:
+    """What each rank sends in a ring; pairwise exchange sends as much."""
+    return RING_ROUNDS[operation] * size_bytes * (num_ranks - 1) / num_ranks
+
+
 def tree_all_reduce_seconds(
     size_bytes: float, num_ranks: int, alpha_s: float, beta_bytes_per_s: float
 ) -> float:

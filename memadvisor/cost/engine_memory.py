@@ -12,6 +12,8 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
   overlaps keeps the full flat and the staging until the next one;
 - a unit that is updated in the backward has no gradient from then on until the next one;
+- with compression, a gather has the messages of all ranks beside the full flat until it is waited for, and
+  scratch where the flat is not float32; a reduction to shards has two messages more of staging;
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded;
 - an optimizer that needs whole parameters keeps all of a parameter's state on one rank, which has beside it, while
   the optimizer steps, its own parameters' gradients (stages 2 and 3) and values (3). The rank with most is meant.
@@ -22,11 +24,13 @@ The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
 from memadvisor.cost.owners import Owned, largest_share
+from memadvisor.cost.packing import Packing, packing_of
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.plan import bytes_in
 from memadvisor.schedule import Action, ActionKind, Ranks, Schedule
@@ -87,6 +91,7 @@ class EngineMemory:
         self._full_bytes: dict[str, int] = {}  # the same, as gathers make them
         self._trainable_flat_bytes: dict[str, int] = {}
         self._buffer_bytes: dict[str, int] = {}
+        self._packed: dict[str, Packing] = {}
         for name, stage in self.stages.items():
             states, ranks = self._states(name), self.num_ranks
             casts = precision.of_parameter if stage == 3 else _own_dtype
@@ -95,6 +100,8 @@ class EngineMemory:
             self._full_bytes[name] = flat_bytes(states, ranks, frozen=stage == 3, dtype_of=casts)
             self._trainable_flat_bytes[name] = flat_bytes(states, ranks, frozen=False)
             self._buffer_bytes[name] = flat_bytes(states, ranks, frozen=False, dtype_of=sums)
+            if schedule.compression != UNCOMPRESSED:
+                self._packed[name] = packing_of(states, stage, ranks, schedule)
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
@@ -102,6 +109,7 @@ class EngineMemory:
         self._buffers = _Present(self._gradient_bytes)  # units whose whole gradients are there
         self._shards = _Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
+        self._unpacking = _Present(self._unpacking_bytes)  # units gathered ahead whose messages are there
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
         self._early = schedule.updated_in_backward
         if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
@@ -122,6 +130,7 @@ class EngineMemory:
         held["parameter"] += self.gathered.total_bytes
         held["gradient"] = self._buffers.total_bytes + self._shards.total_bytes
         held["communication"] = 0 if self._scattering is None else self._staging_bytes(self._scattering)
+        held["communication"] += self._unpacking.total_bytes
         for (category, _), size_bytes in self._lent_to_step().items():
             held[category] += size_bytes
         return held
@@ -165,7 +174,19 @@ class EngineMemory:
         return dict(Counter(dict(self._buffers.items())) + Counter(dict(self._shards.items())))
 
     def _staging_bytes(self, name: str) -> int:
-        return self._gradient_bytes(name) // self.num_ranks
+        packed = self._packed.get(name)
+        messages_bytes = 0 if packed is None else packed.reduce_staging_bytes
+        return self._gradient_bytes(name) // self.num_ranks + messages_bytes
+
+    def _unpacking_bytes(self, name: str) -> int:
+        packed = self._packed.get(name)
+        return 0 if packed is None else packed.gather_staging_bytes
+
+    def drop(self, names: Collection[str]) -> None:
+        """What was gathered ahead is not needed."""
+        for name in names:
+            self.gathered.discard(name)
+            self._unpacking.discard(name)
 
     def tensors(self) -> dict[tuple[str, str], int]:
         """What `held` sums up, in pieces: bytes by (what it is, unit). A piece is allocated as one."""
@@ -180,6 +201,7 @@ class EngineMemory:
         pieces |= {("gathered", name): size for name, size in self.gathered.items()}
         pieces |= {("gradient", name): size for name, size in self._gradients().items()}
         pieces |= {(f"owned {what}", name): size for (what, name), size in self._lent_to_step().items()}
+        pieces |= {("messages", name): size for name, size in self._unpacking.items()}
         if self._scattering is not None:
             pieces["staging", self._scattering] = self._staging_bytes(self._scattering)
         return {piece: size for piece, size in pieces.items() if size > 0}
@@ -209,12 +231,17 @@ class EngineMemory:
         """Do an action's change of memory, and say which message it needs."""
         name = action.unit
         if action.kind is ActionKind.GATHER:
+            if not action.overlaps:
+                self._unpacking.discard(name)
             if not self._lacks(name):
                 return None  # it was gathered ahead
             self.stale.discard(name)
-            if self.stages[name] == 3:
-                self.gathered.add(name)
-            return Message(operation="all_gather", size_bytes=self._full_bytes[name], staging={})
+            if self.stages[name] < 3:
+                return Message(operation="all_gather", size_bytes=self._full_bytes[name], staging={})
+            self.gathered.add(name)
+            if action.overlaps:
+                self._unpacking.add(name)
+            return self._gather_message(name, waits=not action.overlaps)
         if action.kind is ActionKind.RELEASE:
             self.gathered.discard(name)
         elif action.kind is ActionKind.REDUCE:
@@ -236,14 +263,29 @@ class EngineMemory:
             return Message(operation="all_reduce", size_bytes=size_bytes, staging={})
         if action.overlaps:
             self._scattering = name
-            return Message(operation="reduce_scatter", size_bytes=size_bytes, staging={})
+            return Message(operation="reduce_scatter", size_bytes=self._reduce_bytes(name), staging={})
         shard_bytes = self._shard_bytes(name)
         older_bytes = shard_bytes * (name in self._shards)
         # The message is simulated before this call returns, so what it holds beside the shard is staging. The sum
         # is cast, if it is, when the buffer has gone: on two ranks and more that takes no more.
         staging = size_bytes + self._staging_bytes(name) + older_bytes - shard_bytes
         self._keep_shard(name)
-        return Message(operation="reduce_scatter", size_bytes=size_bytes, staging={"communication": staging})
+        message_bytes = self._reduce_bytes(name)
+        return Message(
+            operation="reduce_scatter", size_bytes=message_bytes, staging={"communication": staging}
+        )
+
+    def _gather_message(self, name: str, *, waits: bool) -> Message:
+        packed = self._packed.get(name)
+        if packed is None:
+            return Message(operation="all_gather", size_bytes=self._full_bytes[name], staging={})
+        staging = {"communication": packed.largest_gather_staging_bytes} if waits else {}
+        return Message(operation="all_gather", size_bytes=packed.gather_bytes, staging=staging)
+
+    def _reduce_bytes(self, name: str) -> int:
+        """The message of a reduction to shards."""
+        packed = self._packed.get(name)
+        return self._gradient_bytes(name) if packed is None else packed.reduce_bytes
 
     def late_optimizer_share(self) -> float:
         """`optimizer_share` of what the optimizer step itself updates."""

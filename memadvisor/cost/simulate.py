@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Protocol
 
 from memadvisor.cost.activations import Activations, View, added
-from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
@@ -38,11 +38,13 @@ class Moment:
 class Simulation:
     """What a schedule is predicted to give on one rank.
 
-    `exposed_communication_s` is the part of `step_time_s` in which compute waits for collectives.
+    `exposed_communication_s` is the part of `step_time_s` in which compute waits for collectives. `sent_bytes`: what
+    this rank sends in the step, if collectives send as rings do.
     """
 
     step_time_s: float
     exposed_communication_s: float
+    sent_bytes: int
     lanes: Lanes
     moments: tuple[Moment, ...]
 
@@ -58,6 +60,7 @@ class Simulation:
             by_category_bytes={name: size for name, size in peak.by_category_bytes.items() if size},
             exposed_communication_s=self.exposed_communication_s,
             peak_position=peak.position,
+            sent_bytes=self.sent_bytes,
         )
 
 
@@ -120,6 +123,7 @@ class _Player:
         self.lanes = Lanes()
         self.moments: list[Moment] = []
         self.arriving_s: dict[str, float] = {}  # units gathered ahead, and when they will be there
+        self.sent_bytes = 0.0
         self.reductions_s = 0.0  # when the reductions under way will have ended
         self.was_in_backward = False
         self.updates_due: list[str] = []  # units to be updated in the backward, once their reduction is over
@@ -132,6 +136,7 @@ class _Player:
         return Simulation(
             step_time_s=self.lanes.compute_s,
             exposed_communication_s=self.lanes.exposed_s,
+            sent_bytes=round(self.sent_bytes),
             lanes=self.lanes,
             moments=tuple(self.moments),
         )
@@ -224,6 +229,7 @@ class _Player:
             raise AssertionError("several ranks need times of collectives")
         num_ranks = self.schedule.size_of(action.ranks)
         duration_s = self.times.seconds(message.operation, message.size_bytes, num_ranks)
+        self.sent_bytes += ring_bytes(message.operation, message.size_bytes, num_ranks)
         end_s = self.lanes.collective(f"{action.kind} {action.unit}", duration_s)
         if not action.overlaps:
             self.lanes.wait_until(end_s)
@@ -282,8 +288,7 @@ class _Player:
         if self.updates_due:
             self._tell_states()
             self._update_reduced(following, self.activations.start(following, "passing_gradients"))
-        for name in self.arriving_s:
-            self.engine.gathered.discard(name)
+        self.engine.drop(self.arriving_s)
         self.arriving_s.clear()
         self._tell_states()
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from memadvisor.compression import compression_loss_text
 from memadvisor.engines import ddp as ddp_patch
 from memadvisor.engines import norms
 from memadvisor.engines.casts import Casts, check_castable
@@ -32,6 +33,7 @@ from memadvisor.engines.removal import remove_executor
 from memadvisor.engines.service import Service
 from memadvisor.engines.sharded_step import Swap, is_elementwise
 from memadvisor.engines.single_process import SingleProcess
+from memadvisor.engines.transfers import check_compressible
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.whole_step import OwnedSwap, slots_of
 from memadvisor.errors import PlanError
@@ -124,6 +126,8 @@ class Applied:
         self._casts = Casts(self._undo)
         if plan.precision.is_lossy:
             self._note("warning", f"This plan is lossy: {loss_text(plan.precision)}")
+        if plan.compression.is_lossy:
+            self._note("warning", f"This plan is lossy: {compression_loss_text(plan.compression)}")
         if plan.num_ranks > 1:
             ddp_patch.patch(self._wrap, self._undo)
             norms.patch(self.slot_of, self._undo)
@@ -245,6 +249,7 @@ class Applied:
             )
         model, schedule = self._read(unwrap(wrapper))
         check_castable(model.root, schedule.precision)
+        check_compressible(wrapper.process_group, model.root, schedule.compression)
         check_shardable(wrapper.module, max(unit.zero_stage for unit in schedule.units))
         # The same on every rank, and never used twice: keys of the store bear it.
         number = next(_numbers)
@@ -286,11 +291,17 @@ class Applied:
             self._note(
                 "warning", "the plan's precision has no effect: no sharded parameter of the model is float32"
             )
+        if executor.schedule.compression.is_lossy and not of_float32:
+            self._note(
+                "warning",
+                "the plan's compression has no effect: no sharded parameter of the model is float32",
+            )
         if executor.any_order and executor.num_shared_stages == 3:
+            exactly = ", in float32," if executor.schedule.compression.gather_bits else ""
             self._note(
                 "warning",
                 "DDP allows unused parameters (find_unused_parameters or static_graph): ZeRO stage 3 fetches "
-                "parameters rank by rank, which is slow",
+                f"parameters{exactly} rank by rank, which is slow",
             )
 
     # ---- the optimizer step ------------------------------------------------------------------

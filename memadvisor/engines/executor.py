@@ -28,6 +28,7 @@ from memadvisor.engines.reductions import Reductions, accumulated_hook
 from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
 from memadvisor.engines.service import Service
+from memadvisor.engines.transfers import Transfers
 from memadvisor.engines.wire import Wire
 from memadvisor.run.cut import unwrap
 from memadvisor.schedule import ActionKind, Point, Schedule
@@ -64,6 +65,7 @@ class Executor:
             number,
             shard_ranks=schedule.shard_ranks,
         )
+        self.transfers = Transfers(self.wire)
         self.any_order = any_order  # ranks may use different parameters (find_unused_parameters)
         self.collective = False  # whether the pass under way is one that all ranks take together
         self.in_forward = False  # the model's own
@@ -297,7 +299,7 @@ class Executor:
         with torch.no_grad():
             self._make_room(flat, flat.full)
             self.remember("gather", flat)
-            flat.arriving = self.wire.begin_gather(flat.full, flat.own_part(flat.full), flat.unit, flat.index)
+            flat.arriving = self.transfers.begin_gather(flat)
 
     def _make_room(self, flat: Flat, full: torch.Tensor) -> None:
         full.untyped_storage().resize_(flat.padded_numel * full.itemsize)
@@ -316,7 +318,11 @@ class Executor:
                 flat.arriving = None
             else:
                 self._make_room(flat, flat.full)
-                self.fill(flat, flat.full, self.collective if collective is None else collective)
+                if self.collective if collective is None else collective:
+                    self.remember("gather", flat)
+                    self.transfers.gather(flat)
+                else:
+                    self.fill(flat, flat.full, collective=False)
             for slot in flat.slots:
                 show(slot, flat.full)
 
@@ -329,7 +335,7 @@ class Executor:
                 flat.full.untyped_storage().resize_(0)
 
     def fill(self, flat: Flat, full: torch.Tensor, collective: bool) -> None:
-        """Write a flat's parameters, from all ranks, into `full`."""
+        """Write a flat's parameters, from all ranks, into `full`, in every digit that `full` has."""
         if collective:
             self.remember("gather", flat)
             self.wire.gather(full, flat.own_part(full), flat.unit, flat.index)

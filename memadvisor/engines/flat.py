@@ -14,7 +14,7 @@ import torch
 
 from memadvisor.engines.lanes import Chain, Ticket
 from memadvisor.engines.live import LiveModel, LiveUnit, dtype_name
-from memadvisor.plan import Precision
+from memadvisor.engines.quantise import rounded
 from memadvisor.schedule import Schedule
 
 
@@ -69,7 +69,7 @@ class Flat:
 
     dtype: the parameters' own, which shards, optimizer state and what the script reads are in. param_dtype: that
     of `full`, which modules compute with and gathers carry; another one with stage 3 alone. reduce_dtype: that of
-    `grad`; another one with stages 2 and 3 alone.
+    `grad`; another one with stages 2 and 3 alone. gather_bits, reduce_bits: of each element while it travels (transfers.py).
 
     full: all parameters; with stage 3 its storage is resized to nothing between uses. None with stage 0,
     whose parameters stay where the script put them. shard: this rank's slice of `full`, or, with stage
@@ -85,6 +85,8 @@ class Flat:
     dtype: torch.dtype
     param_dtype: torch.dtype
     reduce_dtype: torch.dtype
+    gather_bits: int | None
+    reduce_bits: int | None
     device: torch.device
     trainable: bool
     num_elements: int
@@ -122,6 +124,11 @@ class Flat:
         """Whether modules compute with the parameters in another dtype than they are kept in."""
         return self.param_dtype != self.dtype
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether modules compute with less than the shards hold."""
+        return self.is_cast or self.gather_bits is not None
+
     def new(self, numel: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(numel, dtype=dtype or self.dtype, device=self.device)
 
@@ -142,8 +149,9 @@ class Flat:
         if self.full is None or self.shard is None:
             return
         written = self.own_slice(self.full)
-        if self.is_cast:
-            same = written == self.shard.to(self.param_dtype)
+        if self.is_rounded:
+            seen = self.shard if self.gather_bits is None else rounded(self.shard, self.gather_bits)
+            same = written == seen.to(self.param_dtype)
             written = torch.where(same, self.shard, written.to(self.dtype))
         self.shard.copy_(written)
 
@@ -197,14 +205,14 @@ def build_units(model: LiveModel, schedule: Schedule, rank: int, num_ranks: int)
     units: dict[str, UnitState] = {}
     count = 0
     for live in model.units:
-        flats = flats_of(live, stages[live.name], rank, num_ranks, count, schedule.precision)
+        flats = flats_of(live, stages[live.name], rank, num_ranks, count, schedule)
         count += len(flats)
         units[live.name] = UnitState(live, stages[live.name], flats)
     return units
 
 
 def flats_of(
-    unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index: int, precision: Precision
+    unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index: int, schedule: Schedule
 ) -> list[Flat]:
     """Group a unit's parameters into flats. Frozen ones are sharded in stage 3 alone."""
     groups: dict[tuple[torch.dtype, torch.device, bool], list[tuple[str, torch.nn.Parameter]]] = {}
@@ -212,6 +220,7 @@ def flats_of(
         if parameter.requires_grad or stage == 3:
             key = (parameter.dtype, parameter.device, parameter.requires_grad)
             groups.setdefault(key, []).append((name, parameter))
+    precision, compression = schedule.precision, schedule.compression
     flats: list[Flat] = []
     for (dtype, device, trainable), members in groups.items():
         name = dtype_name(dtype)
@@ -224,6 +233,8 @@ def flats_of(
             dtype=dtype,
             param_dtype=_dtype_of(precision.of_parameter(name) if stage == 3 else name),
             reduce_dtype=_dtype_of(precision.of_reduction(name) if stage >= 2 else name),
+            gather_bits=compression.gather_bits_of(name) if stage == 3 else None,
+            reduce_bits=compression.reduce_bits_of(name) if stage >= 2 else None,
             device=device,
             trainable=trainable,
             num_elements=sum(parameter.numel() for _, parameter in members),

@@ -241,10 +241,10 @@ class Reductions:
     def _scatter(self, flat: Flat, grad: torch.Tensor, action: Action) -> None:
         self._executor.remember("reduce_scatter", flat)
         if action.overlaps:
-            flat.scattering = self._wire.begin_reduce_scatter(grad, flat.unit, flat.index)
+            flat.scattering = self._executor.transfers.begin_reduce_scatter(flat, grad)
             self._backward.scattering.append(flat)
             return
-        own = self._wire.reduce_scatter(grad, flat.unit, flat.index)
+        own = self._executor.transfers.reduce_scatter(flat, grad)
         if self._wire.across is None:
             self._keep_shard(flat, own)
         else:

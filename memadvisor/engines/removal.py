@@ -44,7 +44,7 @@ def _restore_parameters(executor: Executor, flat: Flat) -> None:
     if flat.full is None:
         return
     full = flat.full
-    if flat.is_cast:  # what modules compute with is not all that the shards hold
+    if flat.is_rounded:  # what modules compute with is not all that the shards hold
         executor.fill(flat, full := flat.new(flat.padded_numel), collective=True)
     else:
         executor.gather(flat, collective=True)

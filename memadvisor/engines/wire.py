@@ -140,7 +140,11 @@ class Wire:
         return own
 
     def _stage(self, full: torch.Tensor) -> torch.Tensor:
-        staging = torch.empty_like(full.chunk(self.num_ranks)[self.rank])
+        return self.stage(full.numel() // self.num_ranks, full.dtype, full.device)
+
+    def stage(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A buffer for a transfer, labelled as such."""
+        staging = torch.empty(numel, dtype=dtype, device=device)
         self._staged(staging)
         return staging
 
@@ -232,6 +236,27 @@ class Wire:
             works += self._begin_exchange("all-gather", unit, shard, to, slices[source], source, 2 * number)
         for work in works:
             work.wait()
+
+    # ---- for the work of a lane that packs its messages itself (transfers.py) ---------------
+
+    def exchange_shards(self, full: torch.Tensor, own: torch.Tensor, unit: str, number: int) -> None:
+        """Fill `full` with every rank's part of it."""
+        self._gather(self.way(full), full, own, unit, number)
+
+    def exchange_pieces(
+        self, sent: torch.Tensor, received: torch.Tensor, distance: int, unit: str, number: int
+    ) -> None:
+        """Send to the rank that is `distance` after this one, and receive from the one as far before it."""
+        to, source = self._partners(distance)
+        if self.way(sent) == "pairwise":
+            self._exchange("reduce-scatter", unit, sent, to, received, source, 2 * number + 1)
+            return
+        with self._named("reduce-scatter", unit):
+            # NCCL might do one of them only after the other, and two ranks would wait for each other.
+            out = dist.P2POp(dist.isend, sent, self._global_ranks[to], group=self.group)
+            back = dist.P2POp(dist.irecv, received, self._global_ranks[source], group=self.group)
+            for work in dist.batch_isend_irecv([out, back]):
+                work.wait()
 
     # ---- pieces of any size ------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.analyzers.segments import captured_step, observed_collectives
+from memadvisor.compression import UNCOMPRESSED, Compression, check_compression, compression_loss_text
 from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
 from memadvisor.cost.collectives import CollectiveTimes, times_from_curves, times_from_observations
 from memadvisor.cost.step import CapturedStep
@@ -50,10 +51,12 @@ def advise(
     num_ranks: int | None = None,
     hardware: Hardware | None = None,
     precision: Precision = FULL_PRECISION,
+    compression: Compression = UNCOMPRESSED,
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
-    `num_ranks` defaults to the run's. All plans have the `precision`, which is never chosen: it is lossy. Raises UsageError where the run has no traced step, or where nothing
+    `num_ranks` defaults to the run's. All plans have the `precision`
+    and the `compression`, which are never chosen: they are lossy. Raises UsageError where the run has no traced step, or where nothing
     is known of the collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
@@ -63,10 +66,11 @@ def advise(
         raise UsageError(
             "Another precision needs shards, and one rank has none.", hint="advise for --gpus 2 or more."
         )
+    check_compression(compression, ranks, (3,), "This advice", precision.reduce_dtype)
     plain = captured_step(run, precision=precision)
     times = _collective_times(run, ranks, hardware)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
-    search = Search(run, times, ranks, memory_bytes, settings, precision)
+    search = Search(run, times, ranks, memory_bytes, settings, precision, compression)
     found = _worth_showing([plan for step in _splits(run, plain) for plan in search.plans(step)])
     found.sort(key=order)
     return Advice(
@@ -76,7 +80,12 @@ def advise(
         smallest_budget_bytes=min(search.needs),
         measured_peak_bytes=plain.peak_bytes,
         measured_step_time_s=plain.step_time_s,
-        notes=(*_precision_notes(precision), *_notes(run, ranks, times), *_allocator_notes(plain, settings)),
+        notes=(
+            *_precision_notes(precision),
+            *_compression_notes(compression),
+            *_notes(run, ranks, times),
+            *_allocator_notes(plain, settings),
+        ),
     )
 
 
@@ -174,6 +183,12 @@ def _precision_notes(precision: Precision) -> Iterator[str]:
             f"Recorded activations of the model are taken to be in {precision.param_dtype}; times of compute are those "
             "recorded."
         )
+
+
+def _compression_notes(compression: Compression) -> Iterator[str]:
+    if compression.is_lossy:
+        yield f"Every plan is lossy: {compression_loss_text(compression)}"
+        yield "Making and reading compressed messages takes compute time that is not predicted."
 
 
 def _notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Iterator[str]:

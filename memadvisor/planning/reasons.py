@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memadvisor.compression import compression_text
 from memadvisor.plan import Plan, Prediction, precision_text, stages_text
 from memadvisor.units import format_bytes, format_fraction, format_seconds
 
@@ -22,7 +23,8 @@ def _deed(plan: Plan) -> str:
     if plan.num_ranks > 1:
         sharding = f"ZeRO {stages_text(plan)}" if plan.zero_stage else "no sharding"
         parts.append(
-            f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{precision_text(plan.precision)}{_transfers(plan)}"
+            f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{precision_text(plan.precision)}"
+            f"{compression_text(plan.compression)}{_transfers(plan)}"
         )
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.allocator_replay import replay
@@ -57,11 +58,14 @@ class Search:
         budget_bytes: int,
         settings: AllocatorSettings | None,
         precision: Precision = FULL_PRECISION,
+        compression: Compression = UNCOMPRESSED,
     ) -> None:
         self.times = times
         self.settings = settings
         self.num_ranks = num_ranks
         self.precision = precision
+        self.compression = compression
+        self.least_stage = max(precision.least_stage, compression.least_stage)
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
         self.fingerprint = fingerprint(
@@ -72,7 +76,7 @@ class Search:
         """The best plan of each stage for all units alike; and one of several stages where it is better."""
         found: list[Arrangement] = []
         alike: list[RankedPlan] = []
-        for stage in range(self.precision.least_stage, 4) if self.num_ranks > 1 else (0,):
+        for stage in range(self.least_stage, 4) if self.num_ranks > 1 else (0,):
             kinds = [(True, stage == 1, 0)]  # in stage 1 overlap costs no memory
             if stage >= 2:
                 kinds.append((True, True, 1))
@@ -145,7 +149,7 @@ class Search:
                 known[arrangement] = Outcome(played.step_time_s, played.peak.total_bytes)
             return known[arrangement]
 
-        shardings = [choice for choice in SHARDINGS if choice[0] >= self.precision.least_stage]
+        shardings = [choice for choice in SHARDINGS if choice[0] >= self.least_stage]
         space = replace(space_of(step, shardings), groups=(None, *proper_divisors(self.num_ranks)))
         first = tuple(starts)
         num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
@@ -229,6 +233,7 @@ class Search:
             overlap=arrangement.overlap,
             gather_depth=arrangement.gather_depth,
             precision=self.precision,
+            compression=self.compression,
             shard_ranks=arrangement.shard_ranks,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared, Comparison
+from memadvisor.compression import compression_text
 from memadvisor.plan import Plan, precision_text
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
@@ -145,6 +146,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             basis=f"plan for {plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}, policy {plan.policy}"
             + (f", shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "")
             + precision_text(plan.precision)
+            + compression_text(plan.compression)
             + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
             + (", reductions one unit behind" if plan.overlap else ""),
             num_text=2,

@@ -108,5 +108,24 @@ def test_a_precision_is_asked_for_and_restricts_the_stages(run_path, tmp_path, c
     value = json.loads(capsys.readouterr().out)
     assert {unit["zero_stage"] for plan in value["plans"] for unit in plan["units"]} == {2, 3}
 
+
+def test_compression_is_asked_for_restricts_the_stages_and_sends_less(run_path, capsys):
+    words = ["advise", run_path, "--memory", "3700000", "--json"]
+    assert main(words) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main([*words, "--reduce-bits", "8"]) == 0
+    value = json.loads(capsys.readouterr().out)
+
+    assert {unit["zero_stage"] for plan in value["plans"] for unit in plan["units"]} == {2, 3}
+    sent = {plan["zero_stage"]: plan["predicted_sent_bytes"] for plan in reversed(plain["plans"])}
+    for plan in value["plans"]:
+        assert plan["compression"] == {"gather_bits": None, "reduce_bits": 8}
+        assert plan["predicted_sent_bytes"] < sent[plan["zero_stage"]]
+        assert ", reduces in 8 bits" in plan["why"]
+    assert value["notes"][0].startswith("Every plan is lossy: gradients are rounded to 8 bits")
+    assert {str(plan["compression"]) for plan in plain["plans"]} == {
+        "{'gather_bits': None, 'reduce_bits': None}"
+    }
+
     assert main(["advise", run_path, "--memory", "1GiB", "--gpus", "1", "--reduce-dtype", "bf16"]) == 2
     assert "one rank has none" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memadvisor.compression import Compression
 from memadvisor.engines import executor as executor_module
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.hooks import Hooks
@@ -97,7 +98,11 @@ def draw_case(seed: int) -> Case:
         param_dtype=draw.choice([None, "bfloat16"]) if least == 3 else None,
         reduce_dtype=draw.choice([None, "bfloat16"]) if least >= 2 else None,
     )
-    return replace(case, plan=replace(plan, precision=precision))
+    compression = Compression(
+        gather_bits=draw.choice([None, 8]) if least == 3 else None,
+        reduce_bits=draw.choice([None, 4, 8]) if least >= 2 and precision.reduce_dtype is None else None,
+    )
+    return replace(case, plan=replace(plan, precision=precision, compression=compression))
 
 
 class _Answer:
@@ -144,7 +149,9 @@ class AloneWire(Wire):
 
 def _draw(tensor: torch.Tensor, key: Any, add: bool = False) -> None:
     generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
-    values = torch.rand(tensor.shape, generator=generator) - 0.5
+    values = torch.rand(tensor.shape, generator=generator)
+    # A packed message: bytes that make scales of about one, and any codes.
+    values = values * 63 if tensor.dtype == torch.uint8 else values - 0.5
     tensor.add_(values) if add else tensor.copy_(values)
 
 

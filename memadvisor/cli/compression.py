@@ -1,0 +1,28 @@
+"""The options that ask for smaller messages between ranks, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+
+from memadvisor.compression import Compression
+
+FLAGS = ("gather_bits", "reduce_bits")
+
+
+def add_compression_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gather-bits",
+        type=int,
+        choices=(8,),
+        help="with ZeRO stage 3: bits of an element of the float32 parameters that training passes gather (lossy)",
+    )
+    parser.add_argument(
+        "--reduce-bits",
+        type=int,
+        choices=(4, 8),
+        help="with ZeRO stages 2 and 3: bits of an element of their gradients on the way to their sum (lossy)",
+    )
+
+
+def compression_of(arguments: argparse.Namespace) -> Compression:
+    return Compression(gather_bits=arguments.gather_bits, reduce_bits=arguments.reduce_bits)

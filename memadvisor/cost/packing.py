@@ -1,0 +1,62 @@
+"""What a unit's gathers and reductions to shards send, and what messages of bytes take beside them.
+
+This mirrors memadvisor/engines/transfers.py: parameters that are float32 travel in the bits that a plan's compression
+gives them, each rank's shard as a message of its own; others travel as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memadvisor.compression import packed_bytes, scratch_elements
+from memadvisor.cost.step import UnitStates
+from memadvisor.plan import bytes_in
+from memadvisor.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """What a unit's gathers and reductions to shards send and stage, in all of its flats.
+
+    `gather_bytes`, `reduce_bytes`: of a whole message, of all ranks. Staging is what messages of bytes need beside
+    what the collective needs anyway; flats that are waited for come one after another, so the largest one counts.
+    """
+
+    gather_bytes: int
+    gather_staging_bytes: int
+    largest_gather_staging_bytes: int
+    reduce_bytes: int
+    reduce_staging_bytes: int
+
+
+def packing_of(states: UnitStates, stage: int, num_ranks: int, schedule: Schedule) -> Packing:
+    """Of a unit of this stage, whose shards are of `num_ranks`."""
+    precision, compression = schedule.precision, schedule.compression
+    gathers, staged, reduces, staged_sums = 0, [0], 0, 0
+    for (dtype, trainable), count in states.num_elements.items():
+        shard, item_bytes = -(-count // num_ranks), states.item_bytes[dtype]
+        bits = compression.gather_bits_of(dtype) if stage == 3 else None
+        casts = precision.of_parameter(dtype) if stage == 3 else dtype
+        if bits is None and (trainable or stage == 3):
+            gathers += num_ranks * shard * bytes_in(item_bytes, dtype, casts)
+        elif bits is not None:
+            message_bytes = num_ranks * packed_bytes(shard, bits)
+            gathers += message_bytes
+            # Where the flat is float32, this rank's part of it is scratch enough.
+            staged.append(message_bytes + (4 * scratch_elements(shard) if casts != "float32" else 0))
+        if not trainable:
+            continue
+        bits = compression.reduce_bits_of(dtype) if stage >= 2 else None
+        if bits is None:
+            sums = precision.of_reduction(dtype) if stage >= 2 else dtype
+            reduces += num_ranks * shard * bytes_in(item_bytes, dtype, sums)
+        else:
+            reduces += num_ranks * packed_bytes(shard, bits)
+            staged_sums += 2 * packed_bytes(shard, bits)
+    return Packing(
+        gather_bytes=gathers,
+        gather_staging_bytes=sum(staged),
+        largest_gather_staging_bytes=max(staged),
+        reduce_bytes=reduces,
+        reduce_staging_bytes=staged_sums,
+    )

@@ -1,0 +1,163 @@
+"""Compressed messages: trainings go the way of plain ones, ranks stay alike, and what must stay exact does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from memadvisor.compression import Compression
+from memadvisor.engines.quantise import rounded
+from memadvisor.errors import PlanError
+from memadvisor.plan import Precision
+from tests.engines.ranks import run_ranks
+from tests.engines.test_precision import Renormed, _scaled_training
+from tests.engines.trainings import Training, applied, build, make_optimizer, make_plan
+
+C = Compression
+# Compression, stage, further words of the plan.
+KINDS = {
+    "gathers": (C(gather_bits=8), 3, {}),
+    "gathers ahead, bf16": (C(gather_bits=8), 3, {"precision": Precision(param_dtype="bfloat16")}),
+    "reductions": (C(reduce_bits=8), 2, {}),
+    "reductions behind, both": (C(gather_bits=8, reduce_bits=4), 3, {}),
+}
+# A training whose gradients are many: of final losses, how far a compressed one may be from the plain one's, and
+# of what the plain one has learnt, how much it must have learnt.
+LOSSES, LEARNT = 0.05, 0.9
+
+
+def learn(rank: int, steps: int = 30) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Next words of a fixed rule, on each rank from other beginnings."""
+    training = Training(model=(("dim", 24),))
+    ddp = build(training, rank)
+    optimizer = make_optimizer("adamw", ddp)
+    data = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(steps):
+        words = (torch.randint(0, 13, (16, 1), generator=data) + 5 * torch.arange(7)) % 13
+        for part in words.chunk(2):
+            loss = F.cross_entropy(ddp(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
+            (loss / 2).backward()
+            losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, {name: value.clone() for name, value in ddp.module.state_dict().items()}
+
+
+def learn_in_all_ways(rank: int) -> dict[str, tuple[list[float], dict[str, torch.Tensor]]]:
+    found = {"plain": learn(rank)}
+    for name, (compression, zero, words) in KINDS.items():
+        ahead = "ahead" in name or "behind" in name
+        plan = make_plan(2, zero, overlap=ahead, gather_depth=int(ahead), compression=compression, **words)
+        with applied(plan):
+            found[name] = learn(rank)
+    return found
+
+
+@pytest.mark.timeout(120)
+def test_losses_go_the_plain_way_and_weights_are_alike_on_all_ranks():
+    first, second = run_ranks(learn_in_all_ways, 2)
+    plain = first["plain"][0]
+    assert plain[-1] < 0.5 * plain[0]
+    for name in KINDS:
+        losses, weights = first[name]
+        assert losses != plain, name
+        assert plain[0] - losses[-1] > LEARNT * (plain[0] - plain[-1]), (name, losses[-1], plain[-1])
+        assert max(abs(a - b) for a, b in zip(losses, plain, strict=True)) < LOSSES * plain[0], name
+        assert all(torch.equal(weights[key], second[name][1][key]) for key in weights), name
+
+
+def what_is_rounded(rank: int) -> dict[str, bool]:
+    """What modules see in training is rounded, and nothing else is."""
+    found: dict[str, bool] = {}
+    with applied(make_plan(2, 3, compression=C(gather_bits=8))) as engine:
+        ddp = build(Training(model=(("dim", 24),)), rank)
+        whole = {name: value.clone() for name, value in ddp.state_dict().items()}
+        up = ddp.module.blocks[0].up
+        (executor,) = engine._executors
+        flat = executor.units["blocks.0"].flats[0]
+        slot = next(slot for slot in flat.slots if slot.parameter is up.weight)
+        seen = []
+        up.register_forward_pre_hook(lambda module, _: seen.append(module.weight.detach().clone()))
+        ddp(torch.arange(6)[None]).sum().backward()
+        with torch.no_grad():
+            ddp.module(torch.arange(6)[None])
+        full = flat.new(flat.padded_numel).zero_()
+        for other in flat.slots:
+            other.view(full).copy_(whole[f"module.{other.name}"])
+        expected = torch.cat([rounded(shard, 8) for shard in full.chunk(2)])
+        found["training"] = torch.equal(seen[0], slot.view(expected))
+        found["evaluation"] = torch.equal(seen[1], whole["module.blocks.0.up.weight"])
+        found["state_dict"] = all(torch.equal(whole[key], value) for key, value in ddp.state_dict().items())
+    found["removed"] = all(torch.equal(whole[key], value) for key, value in ddp.state_dict().items())
+    return found
+
+
+def writes_of_modules(rank: int) -> list[float]:
+    """An embedding that changes rows of its own weight in its forward: the others keep every digit."""
+    with applied(make_plan(2, 3, compression=C(gather_bits=8))):
+        torch.manual_seed(0)
+        model = Renormed()
+        before = model.tokens.weight.detach().clone()
+        ddp = DistributedDataParallel(model)
+        ddp(torch.arange(3)[None], mask=torch.ones(8)).sum().backward()
+        after = ddp.module.tokens.weight.detach()
+        return [*after.norm(dim=1)[:3].tolist(), float((after[3:] - before[3:]).abs().max())]
+
+
+def test_shards_stay_exact_and_modules_see_what_was_sent():
+    for found in run_ranks(what_is_rounded, 2):
+        assert all(found.values()), found
+    for *norms, changed in run_ranks(writes_of_modules, 2):
+        assert norms == pytest.approx([1.0] * 3, abs=1e-3) and changed == 0
+
+
+def overflows(rank: int) -> tuple[list[float], list[float]]:
+    with applied(make_plan(2, 2, compression=C(reduce_bits=4))):
+        scales = _scaled_training(rank)[1]
+    return scales, _scaled_training(rank)[1]
+
+
+def test_an_overflow_is_still_one_after_rounding():
+    for found, plain in run_ranks(overflows, 2):
+        assert found == plain and min(found) < 128
+
+
+def told(rank: int) -> list[str]:
+    notes: list[str] = []
+    with applied(
+        make_plan(2, 2, compression=C(reduce_bits=8)),
+        note=lambda level, text: notes.append(f"{level}: {text}"),
+    ):
+        DistributedDataParallel(nn.Linear(3, 3).double())
+    return notes
+
+
+def test_a_lossy_plan_says_so_and_what_has_no_effect_too():
+    for notes in run_ranks(told, 2):
+        assert notes[0].startswith(
+            "warning: This plan is lossy: gradients are rounded to 8 bits before each sum"
+        )
+        assert notes[-1] == (
+            "warning: the plan's compression has no effect: no sharded parameter of the model is float32"
+        )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "zero", "compression", "words"),
+    [
+        (2, 2, C(gather_bits=8), "gather_bits 8 with ZeRO stage 2"),
+        (2, 1, C(reduce_bits=4), "reduce_bits 4 with ZeRO stage 1"),
+        (1, 3, C(reduce_bits=4), "reduce_bits 4 with one rank"),
+        (2, 3, C(gather_bits=4), "gather_bits 4"),
+    ],
+)
+def test_what_cannot_be_compressed_is_refused(ranks, zero, compression, words):
+    with (
+        pytest.raises(PlanError, match=words),
+        applied(make_plan(ranks, zero, compression=compression)),
+    ):
+        pass
