@@ -15,7 +15,8 @@ from memadvisor.capture.steps import StepCycle
 class Updates:
     """Told of every optimizer step. One that steps inside another's (ZeroRedundancyOptimizer's) is a part of it.
 
-    `parameters` gives those of the models that have been seen. `last_end`: when the last update ended that no training step has ended with, None where there is none.
+    `parameters` gives those of the models that have been seen. `last_end`: when the last update ended that no
+    training step has ended with, None where there is none.
     """
 
     def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:

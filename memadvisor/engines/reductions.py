@@ -101,10 +101,8 @@ class Reductions:
         while self._backward.num_reduced < len(self._order):
             self._reduce_next()
         # The script may read p.grad from here on: without the wait it would see its own rank's gradient.
-        for (
-            transfer
-        ) in self._backward.in_flight:  # in their order: of those that fail, the first is the cause
-            transfer.wait()
+        for transfer in self._backward.in_flight:
+            transfer.wait()  # in their order: of those that fail, the first is the cause
         self._backward.in_flight.clear()
         self._end_scattering()
         if self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):

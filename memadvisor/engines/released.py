@@ -1,9 +1,9 @@
 """Parameters whose values are not here: what stage 3 leaves in their place between uses.
 
 A released parameter keeps its identity, name, shape and hooks; its data is one NaN expanded to its shape
-(0 for integers) in the dtype that modules compute with, since autograd must know one dtype of it, and its class is swapped (as torch does with UninitializedParameter) so that whatever
-the script does with its values is done on a full copy. The executor lends that copy, and keeps what is
-written into it.
+(0 for integers) in the dtype that modules compute with, since autograd must know one dtype of it. Its class
+is swapped (as torch does with UninitializedParameter), so that whatever the script does with its values is
+done on a full copy. The executor lends that copy, and keeps what is written into it.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def _restore_optimizers(
     mine = {id(slot) for slot in executor.slots}
     whole: list[tuple[torch.optim.Optimizer, torch.Tensor, Any]] = []
     for optimizer in optimizers:
+        of_rank = owners.get(optimizer)
         for slot in slots_of(optimizer, slot_of):
-            of_rank = owners.get(optimizer)
             if id(slot) not in mine:
                 continue
             state = optimizer.state.get(slot.parameter)

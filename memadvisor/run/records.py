@@ -112,10 +112,11 @@ class Step:
     `recorder_s` is the time that memadvisor's own hooks took inside the step; None where it is not known:
     in a traced step, and up to it on CPU, where the allocator keeps its account and is slower for it. A traced
     step's times never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has
-    one, and no step after it has `allocated_bytes`. Where listening to the modules would cost too much, most steps
-    go without: they have no spans but those of backward and optimizer, and no samples and tokens; an evaluation pass
-    in one of them is not recorded as such, and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only later
-    (capture/steps.py), and the one after it, have no `recorder_s`, and the former no bytes.
+    one, and no step after it has `allocated_bytes`.
+    Where listening to the modules would cost too much, most steps go without: they have no spans but those of
+    backward and optimizer, and no samples and tokens; an evaluation pass in one of them is not recorded as such,
+    and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only
+    later (capture/steps.py), and the one after it, have no `recorder_s`, and the former no bytes.
     """
 
     index: int
