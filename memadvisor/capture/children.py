@@ -27,6 +27,8 @@ from memadvisor.run.store import write_refusal
 if TYPE_CHECKING:
     from memadvisor.capture.recorder import Recorder
 
+    WhenAttached = Callable[[Recorder | None], None]
+
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _TAKE_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _IS_THERE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('memadvisor') is None)"
@@ -143,9 +145,7 @@ class Followed:
         while self._undo:
             self._undo.pop()()
 
-    def follow_spawn(
-        self, options: dict[str, Any], when_attached: Callable[[Recorder], None] | None = None
-    ) -> None:
+    def follow_spawn(self, options: dict[str, Any], when_attached: WhenAttached | None = None) -> None:
         """Once torch is there: ranks of torch.multiprocessing's `spawn`; `options` are their RecorderOptions.
 
         `when_attached`, which can be pickled, is told of each one's recorder.
@@ -228,9 +228,7 @@ class SpawnedRank:
     tracebacks begin there, below any frame of ours.
     """
 
-    def __init__(
-        self, options: dict[str, Any], when_attached: Callable[[Recorder], None] | None = None
-    ) -> None:
+    def __init__(self, options: dict[str, Any], when_attached: WhenAttached | None = None) -> None:
         self._options = options
         self._when_attached = when_attached
         self._original = sys.modules["torch.multiprocessing.spawn"]._wrap

@@ -21,6 +21,7 @@ from memadvisor.run.run import Manifest
 from memadvisor.run.store import discard_empty_run, write_manifest
 
 if TYPE_CHECKING:
+    from memadvisor.capture.children import WhenAttached
     from memadvisor.capture.recorder import Recorder
 
 
@@ -72,17 +73,19 @@ def profile_script(
     memory_limit_bytes: int | None = None,
     max_bytes: int = 10**9,
     continuation: Continuation | None = None,
-    when_attached: Callable[[Recorder], None] | None = None,
+    when_attached: WhenAttached | None = None,
     after: Callable[[bool], None] | None = None,
 ) -> None:
     """Run the script in this process and record it into `directory`.
 
     With a `continuation`, ranks that the script starts by itself are recorded too, and a script that
     executes itself anew goes on being recorded. `when_attached` is told of the recorder as soon as torch is there,
-    also in the ranks that are followed, to which it is pickled; `after` runs once the script has ended, however it
-    did, and is told whether it ended well. What the script raises is raised, with a traceback of its own frames alone.
+    or of None where recording could not start, also in the ranks that are followed, to which it is pickled; `after`
+    runs once the script has ended, however it did, and is told whether it ended well. What the script raises is
+    raised, with a traceback of its own frames alone.
     """
     recorders: list[Recorder] = []
+    has_torch = False
     options = {
         "directory": directory,
         "trace_step": trace_step,
@@ -92,6 +95,8 @@ def profile_script(
     followed = Followed(continuation, partial(_say_before_exec, recorders)) if continuation else None
 
     def attach() -> None:
+        nonlocal has_torch
+        has_torch = True
         _attach(recorders, options, when_attached)
         if followed is not None:
             followed.follow_spawn(options, when_attached)
@@ -111,7 +116,9 @@ def profile_script(
                 followed.stop()
             _finish(recorders, failure)
             if not recorders:
-                if not isinstance(failure, MemadvisorError):  # a refused plan says why itself
+                if not has_torch and not isinstance(
+                    failure, MemadvisorError
+                ):  # a refused plan says why itself
                     _say("no training step was seen: the script never imported torch.")
                 discard_empty_run(directory)
             elif after is not None:
@@ -142,13 +149,11 @@ def _say_before_exec(recorders: Sequence[Recorder], command: Sequence[str], is_i
 
 
 @contextlib.contextmanager
-def record_here(
-    index: int, options: dict[str, Any], when_attached: Callable[[Recorder], None] | None
-) -> Iterator[None]:
+def record_here(index: int, options: dict[str, Any], when_attached: WhenAttached | None) -> Iterator[None]:
     """Record a process that torch.multiprocessing has started, as its `index`-th; `options` of the RecorderOptions.
 
-    `when_attached` is told of its recorder. A forked one inherits its parent's recorder, which gives way. A process that calls no model leaves
-    nothing behind: it is no rank of the training.
+    `when_attached` is told of its recorder, or of None where it has none. A forked one inherits its parent's
+    recorder, which gives way. A process that calls no model leaves nothing behind: it is no rank of the training.
     """
     recorders: list[Recorder] = []
     while _inherited:
@@ -165,10 +170,11 @@ def record_here(
 def _attach(
     recorders: list[Recorder],
     options: dict[str, Any],
-    when_attached: Callable[[Recorder], None] | None,
+    when_attached: WhenAttached | None,
     identity: RankIdentity | None = None,
 ) -> None:
     identity = identity or rank_identity()
+    recorder: Recorder | None = None
     try:
         from memadvisor.capture.recorder import Recorder
         from memadvisor.capture.writer import RecorderOptions
@@ -184,9 +190,9 @@ def _attach(
         )
     except Exception as error:
         _say(f"recording could not start: {type(error).__name__}: {error}")
-        return
-    recorders.append(recorder)
-    _inherited.append(recorder)
+    if recorder is not None:
+        recorders.append(recorder)
+        _inherited.append(recorder)
     if when_attached is not None:
         when_attached(recorder)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memadvisor.capture.session import rank_identity
 from memadvisor.plan import Plan
 from memadvisor.run.launch import launch_id
 from memadvisor.run.store import journals_of
@@ -23,23 +24,27 @@ _in_force: list[Applied] = []
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """Installs the plan as soon as torch is there; ranks that the script spawns get it pickled."""
+    """Installs the plan as soon as torch is there, recorded or not; ranks that the script spawns get it pickled."""
 
     plan: Plan
 
-    def __call__(self, recorder: Recorder) -> None:
+    def __call__(self, recorder: Recorder | None) -> None:
         from memadvisor.engines.apply import install
 
+        rank = rank_identity().rank if recorder is None else recorder.rank
+
         def note(level: str, text: str) -> None:
-            recorder.note(level, text)
-            if recorder.rank == 0:
+            if recorder is not None:
+                recorder.note(level, text)
+            if rank == 0:
                 os.write(2, f"memadvisor: {text}\n".encode(errors="replace"))
 
         while _in_force:  # a forked rank's parent has met no model: what it installed is taken off whole
             _in_force.pop().remove()
-        recorder.on_first_batch = lambda num_samples: _check_batch(self.plan, num_samples, note)
-        applied = install(self.plan, label=recorder.label, note=note)
-        recorder.label_sources.append(applied.labelled_tensors)
+        applied = install(self.plan, label=None if recorder is None else recorder.label, note=note)
+        if recorder is not None:
+            recorder.on_first_batch = lambda num_samples: _check_batch(self.plan, num_samples, note)
+            recorder.label_sources.append(applied.labelled_tensors)
         _in_force.append(applied)
 
 

@@ -7,6 +7,7 @@ out on the live model.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -128,7 +129,8 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
         # A plan that cannot be applied rightly is refused before the first step, in one line of rank 0.
         if rank_identity().rank == 0:
             print(f"memadvisor run: {error.one_line()}", file=sys.stderr)
-        journal_path(directory, rank_identity().rank).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            journal_path(directory, rank_identity().rank).unlink()
         discard_empty_run(directory)
         raise SystemExit(2) from None
     finally:

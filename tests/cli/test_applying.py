@@ -127,6 +127,31 @@ def test_a_plan_that_no_model_followed_is_said_to_be_applied_to_nothing(tmp_path
     assert done.stderr.count("the plan was applied to nothing: no model was trained") == 1
 
 
+CANNOT_BE_RECORDED = """
+import sys
+from pathlib import Path
+from memadvisor.run.store import journal_path
+journal_path(Path(sys.argv[1]), 0).mkdir()
+import torch
+model = torch.nn.Linear(2, 2)
+model(torch.ones(1, 2)).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+print("trained")
+"""
+
+
+def test_where_recording_cannot_start_the_plan_is_in_force_all_the_same(tmp_path):
+    """Seen by its refusal: it is for two ranks, and the script trains on one without DDP."""
+    script = tmp_path / "train.py"
+    script.write_text(CANNOT_BE_RECORDED)
+    done = run(tmp_path, 2, script, tmp_path / "run")
+    first, second = refusals(done)
+
+    assert "recording could not start: FileExistsError" in first
+    assert "for 2 ranks" in second
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("command", "is_launcher"),
     [
