@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from memadvisor.capture.account import Resident
 from memadvisor.capture.allocator import device_block_sizes
 from memadvisor.capture.cpu_account import CpuAccount
+from memadvisor.capture.living import living
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import describe, is_shared, plain_tensors, storage_address
 from memadvisor.run.records import OptimizerState
@@ -66,10 +66,8 @@ def residents(
         for tensor, category, unit in known:
             for plain in plain_tensors(tensor):
                 _take(plain, category, unit, device, found, given, cpu)
-        for item in gc.get_objects():
-            # type() and not isinstance(): a proxy's __class__ may run the script's code.
-            if issubclass(type(item), torch.Tensor):
-                _take(item, "other", "", device, found, given, cpu)
+        for tensor in living(torch.Tensor):
+            _take(tensor, "other", "", device, found, given, cpu)
     return list(found.values())
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
+from memadvisor.capture.living import living
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.run.cut import cut_units, innermost, module_tree, unwrap
 from memadvisor.run.records import Module, Parameter, ShardGroup, Unit
@@ -57,8 +57,7 @@ class Models:
         A model that is compiled together with its caller runs no hook.
         """
         wanted = {id(parameter) for parameter in parameters}
-        # type() and not isinstance(): a proxy's __class__ may run the script's code.
-        modules = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
+        modules = living(torch.nn.Module)
         inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         found = False
         for module in modules:

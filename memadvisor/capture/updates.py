@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable
 
 import torch
 
 from memadvisor.capture.clock import DeviceMark
+from memadvisor.capture.living import living
 from memadvisor.capture.steps import StepCycle
 
 
@@ -76,13 +76,11 @@ class Updates:
 
 
 def existing_optimizers() -> list[torch.optim.Optimizer]:
-    """Those of this process whose steps torch's hooks tell of; looking for them takes some 30 ms.
+    """Those of this process whose steps torch's hooks tell of.
 
     A wrapper around an optimizer (accelerate's) may be one by name, with a step of its own that nobody hears of.
     """
-    # type(), since isinstance() would ask objects for their __class__, and wake lazy ones up.
-    found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
-    return [each for each in found if getattr(type(each).step, "hooked", False)]
+    return [each for each in living(torch.optim.Optimizer) if getattr(type(each).step, "hooked", False)]
 
 
 def _number(optimizer: torch.optim.Optimizer) -> int:

@@ -1,0 +1,35 @@
+"""Who is alive, in a process that holds whatever a script holds."""
+
+from memadvisor.capture.living import living
+
+
+class Base:
+    pass
+
+
+class Child(Base):
+    pass
+
+
+class Unhashable(type):
+    __hash__ = None
+
+
+class Strange(Base, metaclass=Unhashable):
+    pass
+
+
+class Proxy:
+    @property
+    def __class__(self):
+        raise RuntimeError("woken up")
+
+
+def test_instances_of_a_kind_and_its_subclasses_are_found():
+    held = [Base(), Child(), Strange(), {"not": "one"}]
+    assert {id(each) for each in living(Base)} == {id(each) for each in held[:3]}
+
+
+def test_objects_are_not_asked_what_they_are():
+    proxy = Proxy()
+    assert [each for each in living(Proxy) if each is proxy] == [proxy]
