@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memadvisor.compression import compression_loss_text
 from memadvisor.engines import ddp as ddp_patch
-from memadvisor.engines import norms
+from memadvisor.engines import norms, sources
 from memadvisor.engines.casts import Casts, check_castable
 from memadvisor.engines.executor import Executor, Label, Labelled
 from memadvisor.engines.flat import Flat, Slot
@@ -29,7 +29,7 @@ from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardabl
 from memadvisor.engines.optimizer_state import OptimizerStates
 from memadvisor.engines.owners import Owners
 from memadvisor.engines.recompute import Note, Recompute
-from memadvisor.engines.removal import remove_executor
+from memadvisor.engines.removal import let_go_of_orphans, remove_executor
 from memadvisor.engines.service import Service
 from memadvisor.engines.sharded_step import Swap, is_elementwise
 from memadvisor.engines.single_process import SingleProcess
@@ -120,6 +120,7 @@ class Applied:
             self.slot_of, self._executor_of, self._optimizers, self._owners, self.meet
         )
         self._attached = False
+        self._has_wrapped = False
         self._other_model: PlanError | None = None
         self._hooks = Hooks(self, self._undo)
         self._recompute = Recompute(self._hooks, self._note, self._undo)
@@ -132,6 +133,8 @@ class Applied:
             ddp_patch.patch(self._wrap, self._undo)
             norms.patch(self.slot_of, self._undo)
             self._states.patch(self._undo)
+            if 3 in self._stages():
+                sources.patch(self._undo)
             self._patch_goodbye()
 
     # ---- what others ask ---------------------------------------------------------------------
@@ -253,9 +256,8 @@ class Applied:
         check_shardable(wrapper.module, max(unit.zero_stage for unit in schedule.units))
         # The same on every rank, and never used twice: keys of the store bear it.
         number = next(_numbers)
-        for earlier in self._executors:
-            if earlier.is_orphan:
-                earlier.service.let_go()
+        let_go_of_orphans(self._executors, wrapper.process_group, is_first=not self._has_wrapped)
+        self._has_wrapped = True
         executor = Executor(
             model,
             schedule,
@@ -364,6 +366,8 @@ class Applied:
 
         def destroy_process_group(*args: Any, **kwargs: Any) -> None:
             if (args[0] if args else kwargs.get("group")) in (None, dist.group.WORLD):
+                for executor in list(self._executors):
+                    executor.lates.keep()
                 for executor in list(self._executors):
                     executor.service.leave()
             original(*args, **kwargs)

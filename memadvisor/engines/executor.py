@@ -28,6 +28,7 @@ from memadvisor.engines.reductions import Reductions, accumulated_hook
 from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
 from memadvisor.engines.service import Service
+from memadvisor.engines.sources import Lates
 from memadvisor.engines.transfers import Transfers
 from memadvisor.engines.wire import Wire
 from memadvisor.run.cut import unwrap
@@ -84,6 +85,7 @@ class Executor:
             slot.index = index
         self.reductions = Reductions(self)
         self.loans = Loans(self)
+        self.lates = Lates(self)
         self.arrivals = Arrivals(self)
         self._move_parameters()
         # Not sooner: a rank that is ahead may ask for a shard before this one has any.
@@ -371,6 +373,7 @@ class Executor:
         if found[0] != -found[1]:
             raise RuntimeError("the ranks ran different units of the model in this step")
         self.loans.end()
+        self.lates.forget()
         self.in_step = True
 
     def step_ends(self, flats: Iterable[Flat]) -> None:

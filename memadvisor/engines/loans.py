@@ -46,8 +46,12 @@ class Loans:
     def end(self) -> None:
         """Take loans back, with what was written past us (`p.data`); only after a meeting of all ranks."""
         for flat in self._executor.flats:
-            self._keep(flat)
-            flat.loan, flat.is_loan_fixed = None, False
+            self.end_one(flat)
+
+    def end_one(self, flat: Flat) -> None:
+        """Take one loan back, as all ranks do."""
+        self._keep(flat)
+        flat.loan, flat.is_loan_fixed = None, False
 
     def _keep(self, flat: Flat) -> None:
         if flat.loan is not None and flat.shard is not None:
@@ -58,7 +62,7 @@ class Loans:
     def _take_back(self, flats: Iterable[Flat]) -> None:
         """Let go of loans that nobody holds and nobody has written into since they were kept."""
         for flat in flats:
-            if flat.loan is None or flat.shard is None or flat.is_loan_fixed or _is_held(flat.loan):
+            if flat.loan is None or flat.shard is None or flat.is_loan_fixed or is_held(flat.loan):
                 continue
             # The version tells of writes by torch; what a view from numpy wrote shows in the values alone.
             if flat.loan._version == flat.loan_version and _is_same(flat.own_slice(flat.loan), flat.shard):
@@ -77,6 +81,6 @@ def _num_holders(tensor: torch.Tensor) -> int:
 _ALONE = _num_holders(torch.empty(1))
 
 
-def _is_held(loan: torch.Tensor) -> bool:
-    """Whether the script or a graph of autograd has a tensor, a storage or an array of the loan's memory."""
-    return _num_holders(loan) > _ALONE
+def is_held(tensor: torch.Tensor) -> bool:
+    """Whether the script or a graph of autograd has another tensor, a storage or an array of its memory."""
+    return _num_holders(tensor) > _ALONE

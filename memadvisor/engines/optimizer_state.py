@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.owners import Owners
 from memadvisor.engines.sharded_step import FindSlot, parameters_of, pieces_of_loaded, whole_state
+from memadvisor.engines.sources import meet_checkpoints
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.whole_step import own_of_loaded, packed_state, unpacked_state, with_others_states
 
@@ -38,12 +41,16 @@ class OptimizerStates:
     def patch(self, undo: Undo) -> None:
         base = torch.optim.Optimizer
         original_state, original_load = base.state_dict, base.load_state_dict
+        meet = partial(meet_checkpoints, undo)
 
         def state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+            meet()
             return self._whole(optimizer, original_state(optimizer))
 
         def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
             original_load(optimizer, self._own(optimizer, state_dict))
+            for executor in self._executors_of(optimizer):
+                executor.num_writes += 1  # who asks for states from here on waits until they are loaded
 
         undo.replace(base, "state_dict", state_dict)
         undo.replace(base, "load_state_dict", load_state_dict)
@@ -55,17 +62,34 @@ class OptimizerStates:
         for number, parameter in enumerate(parameters_of(optimizer)):
             slot = self._slot_of(parameter)
             if slot is not None and number in result["state"]:
-                fetch = self._executor_of(slot.flat).service.fetch_state
-                result["state"][number] = whole_state(result["state"][number], slot, fetch)
+                result["state"][number] = whole_state(result["state"][number], slot, self._late)
         return result
+
+    def _late(self, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
+        return (
+            self._executor_of(slot.flat).lates.tensor(slot, key, own.dtype) if slot.end > slot.start else own
+        )
 
     def _own(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         if any(self._slot_of(parameter) is not None for parameter in parameters_of(optimizer)):
+            self._keep_replaced(optimizer, state_dict)
             self._meet(optimizer)
         owners = self._owners.get(optimizer)
         if owners is None:
             return pieces_of_loaded(optimizer, state_dict, self._slot_of)
         return own_of_loaded(optimizer, state_dict, self._slot_of, owners)
+
+    def _keep_replaced(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        """What the script has of the state that is about to be replaced is the old one."""
+        loaded = tree_leaves(state_dict["state"])
+        for executor in self._executors_of(optimizer):
+            executor.lates.keep(states_alone=True, but=loaded)
+            executor.meet()  # from here on ranks have new values
+
+    def _executors_of(self, optimizer: torch.optim.Optimizer) -> list[Executor]:
+        flats = (slot.flat for slot in map(self._slot_of, parameters_of(optimizer)) if slot is not None)
+        executors = {id(executor): executor for executor in map(self._executor_of, flats)}
+        return sorted(executors.values(), key=lambda executor: executor.number)  # alike on all ranks
 
     # ---- between ranks -----------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ done on a full copy. The executor lends that copy, and keeps what is written int
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,20 @@ _slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 
 
+_state_dict_depth = 0  # how many calls of a module's state_dict are under way
+
+
+@contextlib.contextmanager
+def making_state_dict() -> Iterator[None]:
+    """What is detached meanwhile stands for values that are brought when they are read (late.py)."""
+    global _state_dict_depth
+    _state_dict_depth += 1
+    try:
+        yield
+    finally:
+        _state_dict_depth -= 1
+
+
 class ReleasedParameter(torch.nn.Parameter):
     """The class that a parameter has while it is released; `isinstance(p, nn.Parameter)` stays true."""
 
@@ -64,18 +79,26 @@ class ReleasedParameter(torch.nn.Parameter):
     ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            tell = _OF_DTYPE.get(_name_of(func))
+            tell = _OF_DTYPE.get(name_of(func))
             if tell is not None and type(args[0]) is ReleasedParameter:
                 return tell(args[0], _seen_dtype(args[0]))
             if needs_no_values(func):
                 return func(*args, **kwargs)
-            writes = _is_writing(func, args)
+            of_late = _state_dict_depth > 0 and name_of(func) == "detach"
+            if of_late and type(args[0]) is ReleasedParameter:
+                slot, executor = _owner(args[0])
+                return executor.lates.tensor(slot, "", slot.flat.dtype)
+            writes = bool(args) and type(args[0]) is ReleasedParameter and is_writing(func)
             if writes:
-                _owner(args[0])[1].meet()  # nobody still reads the old values
+                slot, executor = _owner(args[0])
+                executor.meet()  # nobody still reads the old values
+                if name_of(func) == "copy_" and executor.lates.is_of(args[1], slot):
+                    executor.num_writes += 1
+                    return args[0]  # it is the parameter itself
             if getattr(func, "__name__", "") == "__set__":
                 result = _lent(args[0]).copy_(args[1])  # parameter.data = value
             else:
-                if _name_of(func) in _UNSEEN and type(args[0]) is ReleasedParameter:
+                if name_of(func) in _UNSEEN and type(args[0]) is ReleasedParameter:
                     _owner(args[0])[0].flat.is_loan_fixed = True
                 borrow = partial(_borrow, writes=writes)
                 result = func(*tree_map(borrow, args), **tree_map(borrow, kwargs))
@@ -164,7 +187,7 @@ def _borrow(value: Any, writes: bool = False) -> Any:
     return lent
 
 
-def _name_of(func: Any) -> str:
+def name_of(func: Any) -> str:
     """A method's name, or that of the attribute that is read."""
     name = getattr(func, "__name__", "")
     return getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
@@ -179,9 +202,8 @@ def needs_no_values(func: Any) -> bool:
     return name in _METHODS
 
 
-def _is_writing(func: Any, args: tuple[Any, ...]) -> bool:
-    if not args or type(args[0]) is not ReleasedParameter:
-        return False
+def is_writing(func: Any) -> bool:
+    """Whether a function of tensors changes its first argument."""
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__") and not name.startswith("_")
     return in_place or name in ("__set__", "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")

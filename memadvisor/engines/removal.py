@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,29 @@ def remove_executor(
         for flat in executor.flats:
             _restore_parameters(executor, flat)
             _restore_gradients(executor, flat)
+        executor.lates.replace(partial(_restored, executor))
     executor.detach()
+
+
+def let_go_of_orphans(executors: Iterable[Executor], group: dist.ProcessGroup, *, is_first: bool) -> None:
+    """Other models, which the script has dropped, go when no rank needs anything of them any more.
+
+    is_first: there has been none yet, on any rank.
+    """
+    orphans = [executor for executor in executors if executor.is_orphan]
+    for orphan in orphans:
+        orphan.lates.keep()
+    if not is_first:
+        dist.barrier(group=group)
+    for orphan in orphans:
+        orphan.service.let_go()
+
+
+def _restored(executor: Executor, slot: Slot, key: str) -> torch.Tensor:
+    whole = executor.service.state_of(slot, key) if key else slot.parameter.detach()
+    if whole is None:
+        raise RuntimeError(f"the state {key!r} of {slot.name!r} has been dropped")
+    return whole
 
 
 def _restore_parameters(executor: Executor, flat: Flat) -> None:

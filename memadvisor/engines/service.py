@@ -51,10 +51,11 @@ class Service:
         # Shards are asked for among the ranks that share them.
         self._prefix = f"{self._shared_prefix}/{executor.wire.first_rank}"
         self._wire = executor.wire
-        self._state_of = state_of
+        self.state_of = state_of
         self._owned_state = owned_state
         self._pid = os.getpid()
         self._asks = 0
+        self._lock = threading.Lock()
         self._asked_s = 0.0  # when somebody asked last
         self._kept: Executor | None = None
         self._thread: threading.Thread | None = None
@@ -134,16 +135,21 @@ class Service:
         """Fill `full` with every rank's shard of the mean gradient."""
         self._fetch_shards("gradient", flat, full, flat.grad_shard)
 
+    def fetch(self, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
+        """A parameter, or with `key` a state that the optimizer keeps for it, whole: 1-D in storage order."""
+        result = torch.empty(slot.end - slot.start, dtype=own.dtype, device=own.device)
+        for rank in range(self._wire.num_ranks):
+            low, high = slot.range_on(rank)
+            part = result[low - slot.start : high - slot.start]
+            if rank == self._wire.rank:
+                part.copy_(own.reshape(-1))
+            elif high > low:
+                part.copy_(self._ask(rank, "state" if key else "parameter", slot.flat, slot, key))
+        return result
+
     def fetch_state(self, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
         """One whole tensor of the optimizer's state of a parameter, in the parameter's shape."""
-        pieces = [
-            own if rank == self._wire.rank else self._ask(rank, "state", slot.flat, slot, key)
-            for rank in range(self._wire.num_ranks)
-        ]
-        flattened = torch.cat([piece.to(own.device).reshape(-1) for piece in pieces])
-        result = torch.empty(slot.end - slot.start, dtype=own.dtype, device=own.device)
-        result.copy_(flattened)
-        return result.as_strided(slot.shape, slot.stride)
+        return self.fetch(slot, key, own).as_strided(slot.shape, slot.stride)
 
     def fetch_owned_state(self, slot: Slot, number: int, owner: int) -> torch.Tensor:
         """All that optimizer `number` keeps for a parameter on the rank that owns it whole, as bytes."""
@@ -159,8 +165,9 @@ class Service:
         executor = self._executor()
         if executor is None or self._thread is None:
             raise RuntimeError("the process group has been destroyed: shards of other ranks are out of reach")
-        self._asks += 1
-        answer = f"{self._prefix}/answer/{self._wire.rank}/{self._asks}"
+        with self._lock:  # a script may save from a thread of its own
+            self._asks += 1
+            answer = f"{self._prefix}/answer/{self._wire.rank}/{self._asks}"
         question = {"kind": kind, "flat": flat.index, "slot": slot.index if slot else -1, "key": key}
         question |= {"answer": answer, "progress": _progress(executor)}
         self._send(rank, question)
@@ -174,11 +181,11 @@ class Service:
         header = json.loads(_take(self._client, answer))
         if header is None:
             raise RuntimeError(f"there is no {what} any more")
-        data = b"".join(_take(self._client, f"{answer}/{part}") for part in range(header["parts"]))
+        data = bytearray()
+        for part in range(header["parts"]):
+            data += _take(self._client, f"{answer}/{part}")
         dtype = getattr(torch, header["dtype"])
-        if not data:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(bytearray(data), dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
     # ---- answering ---------------------------------------------------------------------------
 
@@ -207,11 +214,14 @@ class Service:
     def _held(self, executor: Executor, question: dict[str, Any]) -> torch.Tensor | None:
         flat: Flat = executor.flats[question["flat"]]
         if question["kind"] == "state":
-            return self._state_of(executor.slots[question["slot"]], question["key"])
+            return self.state_of(executor.slots[question["slot"]], question["key"])
         if question["kind"] == "owned":
             return self._owned_state(executor.slots[question["slot"]], int(question["key"]))
         if question["kind"] == "gradient":
             return flat.grad_shard
+        if question["slot"] >= 0 and flat.shard is not None:
+            slot: Slot = executor.slots[question["slot"]]
+            return slot.piece(flat.shard)
         return flat.shard
 
 

@@ -17,6 +17,7 @@ from torch import optim
 
 from memadvisor.cost.owners import ELEMENTWISE
 from memadvisor.engines.flat import Slot
+from memadvisor.engines.late import LateTensor
 
 # Each element's update depends on that element alone, so a piece is updated as the whole would be.
 _ELEMENTWISE = tuple(getattr(optim, name) for name in ELEMENTWISE)
@@ -92,13 +93,18 @@ def shard_state(state: Any, slot: Slot) -> Any:
     """An optimizer's state of a parameter with whole tensors cut down to this rank's piece."""
     if not isinstance(state, dict):
         return state
+    return {key: _piece_of(key, value, slot) for key, value in state.items()}
+
+
+def _piece_of(key: str, value: Any, slot: Slot) -> Any:
+    if type(value) is LateTensor:
+        if value.source.is_live(slot, key):
+            return value.source.piece()
+        value = value.source.values()
+    if not _is_whole(key, value, slot):
+        return value
     low, high = slot.range_on(slot.flat.rank)
-    return {
-        key: slot.flattened(value)[low - slot.start : high - slot.start].clone()
-        if _is_whole(key, value, slot)
-        else value
-        for key, value in state.items()
-    }
+    return slot.flattened(value)[low - slot.start : high - slot.start].clone()
 
 
 def _is_whole(key: str, value: Any, slot: Slot) -> bool:

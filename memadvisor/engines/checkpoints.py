@@ -1,0 +1,114 @@
+"""torch.distributed.checkpoint on tensors that lie on several ranks: each rank writes and reads what it holds.
+
+Its planner asks each tensor which rectangular parts of it this rank has (boxes.py). That is the shards' own, where
+all ranks that share them take part in the checkpoint, and hold all of its tensors in shards alike; else each such
+tensor is written as a whole by one of the ranks, and read as a whole by all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._traverse import traverse_state_dict
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from memadvisor.engines.late import LateTensor
+from memadvisor.engines.sources import Source
+from memadvisor.engines.undo import Undo
+
+_taking_part: frozenset[int] = frozenset()  # the ranks of the checkpoint under way
+
+
+def patch(undo: Undo) -> None:
+    """Learn of each checkpoint which ranks take part in it."""
+    for module, name in ((state_dict_saver, "_save_state_dict"), (state_dict_loader, "_load_state_dict")):
+        original = getattr(module, name, None)  # without it every tensor is written whole, which is right too
+        if original is not None and original.__module__ != __name__:
+            undo.replace(module, name, _noting_ranks(original))
+
+
+def _noting_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        global _taking_part
+        given = signature.bind(*args, **kwargs).arguments
+        _taking_part = _ranks_of(given)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _taking_part = frozenset()
+
+    return noting
+
+
+def _ranks_of(given: dict[str, Any]) -> frozenset[int]:
+    """The ranks that take part, where all of them have the same tensors in shards."""
+    if given.get("no_dist") or not given.get("use_collectives", True) or not dist.is_initialized():
+        return frozenset()
+    group = given.get("process_group") or dist.group.WORLD
+    late: list[str] = []
+
+    def visit(path: tuple[Any, ...], value: Any) -> None:
+        if type(value) is LateTensor and value.source.kept is None:
+            late.append(str(path))
+
+    traverse_state_dict(given["state_dict"], visit)
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, late, group=group)
+    if any(names != late for names in found):
+        return frozenset()
+    return frozenset(dist.get_process_group_ranks(group))
+
+
+def write_items(fqn: str, source: Source) -> list[WriteItem]:
+    """What this rank writes of a tensor; of one that is written whole, torch shares out who does."""
+    if _is_shared_out(source):
+        return [_write_item(WriteItemType.SHARD, fqn, source, chunk) for chunk in _own_chunks(source)]
+    return [_write_item(WriteItemType.TENSOR, fqn, source, _whole_chunk(source))]
+
+
+def chunks_to_read(source: Source) -> list[ChunkStorageMetadata]:
+    """What this rank reads of a tensor: its own part, which goes into the model itself, or all."""
+    if not _is_shared_out(source):
+        return [_whole_chunk(source)]
+    if not source.key:
+        source.executor.loans.end_one(source.slot.flat)  # it has the other ranks' old values
+    return _own_chunks(source)
+
+
+def _is_shared_out(source: Source) -> bool:
+    group = source.executor.wire.everyone
+    source.is_shared_out = source.kept is None and _taking_part.issuperset(
+        dist.get_process_group_ranks(group)
+    )
+    return source.is_shared_out
+
+
+def _write_item(kind: WriteItemType, fqn: str, source: Source, chunk: ChunkStorageMetadata) -> WriteItem:
+    properties = TensorProperties(dtype=source.dtype)
+    data = TensorWriteData(chunk=chunk, properties=properties, size=source.slot.shape)
+    return WriteItem(index=MetadataIndex(fqn, chunk.offsets), type=kind, tensor_data=data)
+
+
+def _whole_chunk(source: Source) -> ChunkStorageMetadata:
+    shape = source.slot.shape
+    return ChunkStorageMetadata(offsets=torch.Size([0] * len(shape)), sizes=shape)
+
+
+def _own_chunks(source: Source) -> list[ChunkStorageMetadata]:
+    order, boxes = source.boxes()
+    places = [order.index(dim) for dim in range(len(order))]
+    return [
+        ChunkStorageMetadata(
+            offsets=torch.Size([box.offsets[place] for place in places]),
+            sizes=torch.Size([box.sizes[place] for place in places]),
+        )
+        for box in boxes
+    ]
