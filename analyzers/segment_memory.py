@@ -285,10 +285,15 @@ def _gradient_unit(
     if row.category == "gradient":
         return row.unit if row.unit in parameters else piece.unit
     alike = any(
-        p.requires_grad and p.shape == row.shape and p.dtype == row.dtype
+        p.requires_grad and row.shape in _gradient_shapes(p.shape) and p.dtype == row.dtype
         for p in parameters.get(piece.unit, ())
     )
     return piece.unit if alike and row.category == "temporary" else None
+
+
+def _gradient_shapes(shape: str) -> tuple[str, ...]:
+    """A bias's gradient is a sum that keeps the dimension it sums over, until it is accumulated."""
+    return (shape,) if "," in shape else (shape, f"[1, {shape[1:]}")
 
 
 def _without_saving(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from memadvisor.analyzers.segments import captured_step, cut_step, observed_collectives
 from memadvisor.errors import UsageError
 from memadvisor.plan import Plan
-from memadvisor.run.records import Span
-from tests.make_run import make_run, step
+from memadvisor.run.records import Span, Storage
+from tests.make_run import make_run, step, storage
 
 RUNS = st.builds(
     make_run,
@@ -127,3 +127,39 @@ def test_a_run_without_a_traced_step_and_a_run_with_a_plan_are_refused():
     )
     with pytest.raises(UsageError, match="plan"):
         captured_step(dataclasses.replace(make_run(), plan=plan))
+
+
+def test_a_bias_gradient_that_keeps_the_dimension_it_sums_over_begins_no_buffer_before_its_operator_is_done():
+    """Weight and bias come from one operator, which lets go of what it had saved before either is taken over."""
+    run = make_run(num_ranks=1)
+    rank = run.ranks[0]
+    where = next(s for s in rank.spans if (s.step, s.kind, s.unit) == (3, "unit_backward", "blocks.1"))
+
+    def highest_bytes(bias_shape: str) -> int:
+        def temporary(shape: str, birth: int, death: int, size_bytes: int) -> Storage:
+            times = (where.start_s + 1e-4 * birth, where.start_s + 1e-4 * death)
+            row = {"storage_id": 10**6 + birth, "shape": shape, "size_bytes": size_bytes}
+            return storage(
+                **row,
+                birth_s=times[0],
+                death_s=times[1],
+                category="temporary",
+                unit=where.unit,
+                phase="backward",
+            )
+
+        rows = [
+            temporary("[7]", 1, 4, 10**7),
+            temporary("[64, 8]", 2, 6, 2048),
+            temporary(bias_shape, 3, 7, 256),
+        ]
+        weight = dataclasses.replace(rank.parameters[-1], unit=where.unit, shape="[64, 8]", tied_to="")
+        bias = dataclasses.replace(weight, shape="[64]", size_bytes=256, num_elements=64)
+        changed = dataclasses.replace(
+            rank, storages=(*rank.storages, *rows), parameters=(*rank.parameters, weight, bias)
+        )
+        segments = captured_step(dataclasses.replace(run, ranks=(changed,))).segments
+        backward = next(s for s in segments if (s.phase, s.unit) == ("backward", where.unit))
+        return sum(backward.collected_gradients.peak.values())
+
+    assert highest_bytes("[1, 64]") == highest_bytes("[64]") < highest_bytes("[2, 32]")
