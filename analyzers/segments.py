@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
+from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.owners import is_elementwise
@@ -47,8 +48,8 @@ def captured_step(
 
     With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many:
     storages with a batch dimension shrink, states do not (docs/planning.md). With a precision, the step as the
-    schedules of plans with that precision find it. Raises UsageError when no step was traced, or the run
-    already carries a plan.
+    schedules of plans with that precision find it. Raises UsageError when no step was traced, the run already
+    carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
     if run.plan is not None:
         raise UsageError(
@@ -65,10 +66,17 @@ def captured_step(
     step = rank.traced_step
     if step is None:
         raise AssertionError("a traced rank has a traced step")
+    groups = rank.shard_groups if rank.process.world_size > 1 else ()
+    if groups:
+        check_predictable(rank, step)
+        rank = with_copies_counted(rank, step)
     pieces = cut_step(rank.spans, step)
     durations, step_time_s = _durations(rank, pieces)
     memory = segment_memory(rank, step, pieces, micro_batch_divisor, precision)
-    exposed_s = _take_exposed_tail(rank, pieces, durations)
+    if groups:
+        exposed_s = take_collectives(rank, step, pieces, durations, observed_collectives(run))
+    else:
+        exposed_s = _take_exposed_tail(rank, pieces, durations)
     batch = _micro_batch_size(step)
     return CapturedStep(
         rank=rank.process.rank,
@@ -90,6 +98,7 @@ def captured_step(
         repeats=micro_batch_divisor,
         micro_batch_size=None if batch is None else batch // micro_batch_divisor,
         precision=precision,
+        shard_groups=groups,
     )
 
 

@@ -23,6 +23,7 @@ from train_gpt import GPT
 
 from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.engines.apply import install
+from memadvisor.engines.fsdp2_comm import Gather, Scatter
 from memadvisor.engines.wire import Wire
 from memadvisor.plan import Plan, UnitPlan
 
@@ -138,37 +139,12 @@ class Fsdp2(Training):
             fully_shard(block, reshard_after_forward=reshard)
         fully_shard(model, reshard_after_forward=reshard)
         if "pairwise" in self.mode:
-            gather, reduce_scatter = pairwise_comms(dist.group.WORLD)
-            for module in (*model.blocks, model):
-                module.set_custom_all_gather(gather)
-                module.set_custom_reduce_scatter(reduce_scatter)
+            wire = Wire(dist.group.WORLD, lambda tensor: None)
+            for number, module in enumerate((*model.blocks, model)):
+                module.set_custom_all_gather(Gather(wire, str(number), number, is_ahead=False))
+                module.set_custom_reduce_scatter(Scatter(wire, str(number), number))
         self.model = model
         self.optimizer = self.adamw(model.parameters())
-
-
-def pairwise_comms(group):
-    """FSDP2's public communication interface over our own pairwise collectives."""
-    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-
-    wire = Wire(group, lambda tensor: None)
-
-    class Gather(AllGather):
-        def allocate(self, size, *, dtype, device):
-            return torch.empty(*size, dtype=dtype, device=device)
-
-        def __call__(self, output_tensor, input_tensor, group, async_op=False):
-            wire.gather(output_tensor, input_tensor)
-
-    class Scatter(ReduceScatter):
-        def allocate(self, size, *, dtype, device):
-            return torch.empty(*size, dtype=dtype, device=device)
-
-        def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-            output_tensor.copy_(wire.reduce_scatter(input_tensor))
-            if op == dist.ReduceOp.AVG:
-                output_tensor.div_(wire.num_ranks)
-
-    return Gather(), Scatter()
 
 
 class Fsdp1(Training):

@@ -10,13 +10,14 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.errors import PlanError, UsageError
+from memadvisor.executors import Algorithm, check_executor
 from memadvisor.run.files import write_private_file
 
 FORMAT = 1
@@ -135,6 +136,9 @@ class Plan:
     `shard_ranks`: how many ranks that follow each other share what is sharded; every such group holds all of it,
     and groups add up their gradients (hybrid sharding). None: all ranks are one group.
     `update_in_backward`: units of stages 2 and 3 are updated, and their gradients freed, as soon as those are reduced.
+    `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`
+    and keeps that; units of a group that FSDP2 gathers together are freed after the forward if all of them `reshard`.
+    `algorithms`: how collectives go; empty, as is usual on the backend.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """
@@ -155,6 +159,8 @@ class Plan:
     shard_ranks: int | None = None
     update_in_backward: bool = False
     compression: Compression = UNCOMPRESSED
+    executor: str = "built-in"
+    algorithms: tuple[Algorithm, ...] = ()
 
     @property
     def group_ranks(self) -> int:
@@ -171,35 +177,6 @@ class Plan:
         return tuple(unit.name for unit in self.units if unit.recompute)
 
 
-def stages_text(plan: Plan) -> str:
-    """The stages in words: `2`; `3 for tokens and 4 units blocks.0 to blocks.3, 0 for head`."""
-    if not plan.is_mixed:
-        kept = " (parameters kept until the backward)" if plan.units and plan.units[0].is_kept else ""
-        return f"{plan.units[0].zero_stage if plan.units else plan.zero_stage}{kept}"
-    groups: dict[tuple[int, bool], list[UnitPlan]] = {}
-    for unit in plan.units:
-        groups.setdefault((unit.zero_stage, unit.is_kept), []).append(unit)
-    return ", ".join(
-        f"{stage}{' with parameters kept until the backward' if kept else ''} for {_names_text(units, plan)}"
-        for (stage, kept), units in sorted(groups.items(), reverse=True)
-    )
-
-
-def _names_text(units: Sequence[UnitPlan], plan: Plan) -> str:
-    """Names in order of execution; three and more that follow each other as the first and the last of them."""
-    positions = [plan.units.index(unit) for unit in units]
-    runs: list[list[str]] = []
-    for place, unit in enumerate(units):
-        if place and positions[place] == positions[place - 1] + 1:
-            runs[-1].append(unit.name or "(model)")
-        else:
-            runs.append([unit.name or "(model)"])
-    words = []
-    for run in runs:
-        words += run if len(run) < 3 else [f"{len(run)} units {run[0]} to {run[-1]}"]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
 def fingerprint(parameters: Iterable[tuple[str, str, str]]) -> str:
     """A short hash of a model's (parameter name, full shape, dtype) triples, in any order."""
     lines = sorted("\t".join(triple) for triple in parameters)
@@ -214,6 +191,10 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         del value["update_in_backward"]
     if plan.compression == UNCOMPRESSED:
         del value["compression"]
+    if plan.executor == "built-in":
+        del value["executor"]
+    if not plan.algorithms:
+        del value["algorithms"]
     return value
 
 
@@ -247,6 +228,8 @@ def plan_from_json(value: Any, source: str) -> Plan:
             shard_ranks=_typed(value.get("shard_ranks"), int, optional=True),
             update_in_backward=_typed(value.get("update_in_backward", False), bool),
             compression=_compression_from_json(value.get("compression", {})),
+            executor=_typed(value.get("executor", "built-in"), str),
+            algorithms=tuple(_algorithm_from_json(entry) for entry in value.get("algorithms", [])),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -314,6 +297,14 @@ def _compression_from_json(value: Any) -> Compression:
     )
 
 
+def _algorithm_from_json(value: Any) -> Algorithm:
+    return Algorithm(
+        operation=_typed(value["operation"], str),
+        min_bytes=_typed(value["min_bytes"], int),
+        name=_typed(value["name"], str),
+    )
+
+
 def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{value!r} stands where seconds belong")
@@ -361,6 +352,12 @@ def check_plan(plan: Plan, source: str) -> None:
             raise PlanError(f"{source} has {field} {value}.", hint="it must be 1 or more.")
     _check_precision(plan, stages, source)
     check_compression(plan.compression, plan.num_ranks, stages, source, plan.precision.reduce_dtype)
+    asked = {
+        f"ZeRO stage {min(stages)}": stages != {3},
+        "one rank": plan.num_ranks == 1,
+        **beside_fsdp2(plan),
+    }
+    check_executor(plan.executor, plan.algorithms, asked, source)
     used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
     if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
         where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"
@@ -368,6 +365,16 @@ def check_plan(plan: Plan, source: str) -> None:
             f"{source} updates in the backward with {where}, which keeps whole gradients until the optimizer step.",
             hint="it needs several ranks and stage 2 or 3.",
         )
+
+
+def beside_fsdp2(plan: Plan) -> dict[str, bool]:
+    """What FSDP2 is not told by a plan, in words, and whether this one asks for it."""
+    return {
+        "another precision": plan.precision.is_lossy,
+        "compressed messages": plan.compression.is_lossy,
+        "groups of ranks that share": plan.group_ranks != plan.num_ranks,
+        "updates in the backward": plan.update_in_backward,
+    }
 
 
 def _check_precision(plan: Plan, stages: set[int], source: str) -> None:

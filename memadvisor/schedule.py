@@ -13,12 +13,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from memadvisor.compression import UNCOMPRESSED, Compression
+from memadvisor.executors import Algorithm, all_native
 from memadvisor.plan import FULL_PRECISION, Plan, Precision, UnitPlan
 from memadvisor.run.records import Unit
 
 
 class Point(StrEnum):
-    """Where in a step: around a unit's forward, around its backward, around the optimizer step."""
+    """Where in a step: around a unit's forward, around its backward, around the optimizer step.
+
+    Around the whole model's forward, and all of a backward: where FSDP2 gathers and reduces what no group inside the
+    model has.
+    """
 
     BEFORE_FORWARD = "before_forward"
     AFTER_FORWARD = "after_forward"
@@ -26,6 +31,10 @@ class Point(StrEnum):
     AFTER_BACKWARD = "after_backward"
     BEFORE_OPTIMIZER = "before_optimizer"
     AFTER_OPTIMIZER = "after_optimizer"
+    FORWARD_BEGINS = "forward_begins"
+    FORWARD_ENDS = "forward_ends"
+    BACKWARD_BEGINS = "backward_begins"
+    BACKWARD_ENDS = "backward_ends"
 
 
 class ActionKind(StrEnum):
@@ -67,7 +76,7 @@ class Ranks(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Boundary:
     point: Point
-    unit: str  # "" with BEFORE_OPTIMIZER and AFTER_OPTIMIZER
+    unit: str  # "" with BEFORE_OPTIMIZER and AFTER_OPTIMIZER, and around the whole model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +105,8 @@ class Schedule:
 
     With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
     one without `shard` in those that the script lets DDP synchronise. `precision`: in what dtype gathers make
-    parameters present, and reductions to shards sum. `compression`: what their messages hold.
+    parameters present, and reductions to shards sum. `compression`: what their messages hold. `executor` and
+    `algorithms` are the plan's.
     """
 
     num_ranks: int
@@ -105,6 +115,8 @@ class Schedule:
     actions: dict[Boundary, tuple[Action, ...]]
     precision: Precision = FULL_PRECISION
     compression: Compression = UNCOMPRESSED
+    executor: str = "built-in"
+    algorithms: tuple[Algorithm, ...] = ()
 
     def size_of(self, ranks: Ranks) -> int:
         """How many ranks take part."""
@@ -114,6 +126,11 @@ class Schedule:
             Ranks.ACROSS: self.num_ranks // self.shard_ranks,
         }
         return sizes[ranks]
+
+    @property
+    def is_native(self) -> bool:
+        """Whether all gathers and reductions to shards are left to the backend."""
+        return all_native(self.algorithms)
 
     def at(self, point: Point, unit: str = "") -> tuple[Action, ...]:
         return self.actions.get(Boundary(point, unit), ())
@@ -153,6 +170,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
 
     A unit without trainable parameters has nothing to reduce or update.
     """
+    if plan.executor == "fsdp2":
+        return _schedule_of_groups(plan, units)
     chosen = resolve_units(plan, units)
     trainable = {unit.name for unit in units if unit.trainable_bytes > 0}
     shared = {unit.name for unit in units if unit.is_shared}
@@ -212,6 +231,101 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         actions={boundary: tuple(items) for boundary, items in actions.items()},
         precision=plan.precision,
         compression=plan.compression,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What FSDP2 gathers together, and the first and last unit that run while it is there. `name` is its module's."""
+
+    name: str
+    first: str
+    last: str
+    is_whole: bool
+    reshards: bool
+    is_trainable: bool
+
+
+def _groups(chosen: Sequence[UnitPlan], units: Sequence[Unit]) -> list[_Group]:
+    """In order of their gathers in the forward: a module before what is inside it."""
+    names = [unit.name for unit in units]
+    reshards = {unit.name: unit.reshard for unit in chosen}
+    found = []
+    for name in dict.fromkeys(unit.shard_group for unit in units):
+        if name is None:
+            continue
+        own = [unit for unit in units if unit.shard_group == name]
+        inside = [u.name for u in units if u in own or not name or u.name.startswith(f"{name}.")]
+        is_whole = len(inside) == len(units)
+        found.append(
+            _Group(
+                name=name,
+                first=inside[0],
+                last=inside[-1],
+                is_whole=is_whole,
+                reshards=not is_whole and all(reshards[unit.name] for unit in own),
+                is_trainable=any(unit.trainable_bytes for unit in own),
+            )
+        )
+    return sorted(found, key=lambda group: (not group.is_whole, names.index(group.first), len(group.name)))
+
+
+def _schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
+    """What FSDP2 does of a plan, in a script that has called `fully_shard`; actions name groups by their modules.
+
+    A group is gathered before its module's forward and before its backward, unless it is there, freed after the
+    backward, and with `reshard` after the forward too; what no group inside the model has stays from the model's
+    forward to the end of the backward. Gradients are reduced after the group's backward. A group begins with
+    gathering the next `plan.gather_depth` ones.
+    """
+    chosen = resolve_units(plan, units)
+    groups = _groups(chosen, units)
+    inner = [group for group in groups if not group.is_whole]
+    actions: dict[Boundary, list[Action]] = {}
+
+    def add(point: Point, unit: str, kind: ActionKind, group: str, *, overlaps: bool = False) -> None:
+        is_collective = kind in (ActionKind.GATHER, ActionKind.REDUCE)
+        action = Action(
+            kind=kind,
+            unit=group,
+            lane=Lane.COLLECTIVE if is_collective else Lane.COMPUTE,
+            shard=kind is ActionKind.REDUCE,
+            overlaps=overlaps,
+            ranks=Ranks.INSIDE if is_collective else Ranks.ALL,
+        )
+        actions.setdefault(Boundary(point, unit), []).append(action)
+
+    def gather(point: Point, unit: str, group: _Group | None, ahead: Sequence[_Group]) -> None:
+        if group is not None:
+            add(point, unit, ActionKind.GATHER, group.name)
+        for other in ahead[: plan.gather_depth]:
+            add(point, unit, ActionKind.GATHER, other.name, overlaps=True)
+
+    whole = next((group for group in groups if group.is_whole), None)
+    gather(Point.FORWARD_BEGINS, "", whole, inner)
+    for place, group in enumerate(inner):
+        gather(Point.BEFORE_FORWARD, group.first, group, inner[place + 1 :])
+        if group.reshards:
+            add(Point.AFTER_FORWARD, group.last, ActionKind.RELEASE, group.name)
+    gather(Point.BACKWARD_BEGINS, "", None, inner[::-1])
+    for place, group in reversed(list(enumerate(inner))):
+        gather(Point.BEFORE_BACKWARD, group.last, group, inner[:place][::-1])
+    for group in [*inner[::-1], *([whole] if whole else [])]:
+        at = (Point.BACKWARD_ENDS, "") if group.is_whole else (Point.AFTER_BACKWARD, group.first)
+        add(*at, ActionKind.RELEASE, group.name)
+        if group.is_trainable:
+            add(*at, ActionKind.REDUCE, group.name, overlaps=plan.overlap)
+            add(Point.BEFORE_OPTIMIZER, "", ActionKind.UPDATE, group.name)
+    for unit in chosen:
+        if unit.recompute:
+            add(Point.BEFORE_FORWARD, unit.name, ActionKind.RECOMPUTE, unit.name)
+    return Schedule(
+        num_ranks=plan.num_ranks,
+        shard_ranks=plan.group_ranks,
+        units=chosen,
+        actions={boundary: tuple(items) for boundary, items in actions.items()},
+        executor=plan.executor,
+        algorithms=plan.algorithms,
     )
 
 

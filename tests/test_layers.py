@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 DATA = (
     "memadvisor.units",
     "memadvisor.errors",
+    "memadvisor.executors",
     "memadvisor.compression",
     "memadvisor.run",
     "memadvisor.hardware",

@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 
 from memadvisor.compression import Compression
 from memadvisor.errors import PlanError, UsageError
+from memadvisor.executors import Algorithm, algorithm_for
 from memadvisor.plan import (
     Plan,
     Precision,
     Prediction,
     UnitPlan,
+    check_plan,
     fingerprint,
     load_plan,
     plan_from_json,
     plan_to_json,
     save_plan,
-    stages_text,
 )
+from memadvisor.planning.reasons import stages_text
 
 SIZES = st.integers(0, 2**60)
 SECONDS = st.floats(0, 1e9)
@@ -127,6 +129,27 @@ def test_compression_comes_back_and_is_lossy_where_there_is_any():
     assert plan_from_json(plan_to_json(lossy), "plan") == lossy
     assert lossy.compression.is_lossy and not PLAN.compression.is_lossy
     assert "compression" not in plan_to_json(PLAN)
+
+
+def test_a_plan_for_fsdp2_comes_back_and_another_has_no_word_of_it():
+    units = (UnitPlan(name="blocks.0", zero_stage=3, recompute=True, reshard=False),)
+    native = Algorithm(operation="all_gather", min_bytes=4096, name="native")
+    ours = dataclasses.replace(PLAN, num_ranks=2, zero_stage=3, units=units)
+    plan = dataclasses.replace(ours, executor="fsdp2", algorithms=(native,))
+
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "it") == plan
+    assert not {"executor", "algorithms"} & plan_to_json(ours).keys()
+    assert algorithm_for(plan.algorithms, "all_gather", 4096) == "native"
+    assert algorithm_for(plan.algorithms, "all_gather", 4095) is None
+    for change, words in (
+        ({"zero_stage": 2, "units": ()}, "stage 2"),
+        ({"shard_ranks": 2, "num_ranks": 4}, "groups of ranks"),
+        ({"executor": "deepspeed"}, "'deepspeed'"),
+        ({"executor": "built-in"}, "does not choose"),
+        ({"algorithms": (dataclasses.replace(native, name="tree"),)}, "'tree'"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            check_plan(dataclasses.replace(plan, **change), "it")
 
 
 def test_a_plan_comes_back_from_its_file_which_is_private(tmp_path):

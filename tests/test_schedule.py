@@ -222,3 +222,52 @@ def test_laws_of_every_schedule(planned, num_ranks):
     for boundary, action in actions:
         assert (action.lane is Lane.COLLECTIVE) == (action.kind in (K.GATHER, K.REDUCE))
         assert boundary.unit in (action.unit, "")
+
+
+def grouped(name, group, **options):
+    return dataclasses.replace(unit(name, **options), shard_group=group)
+
+
+def for_fsdp2(kept=(), depth=0, recomputed=()):
+    names = ("tok_emb", "blocks.0", "blocks.1", "norm", "head")
+    units = tuple(
+        UnitPlan(name=name, zero_stage=3, recompute=name in recomputed, reshard=name not in kept)
+        for name in names
+    )
+    plan = dataclasses.replace(by_hand(3, "chosen", units=units, depth=depth), executor="fsdp2")
+    groups = {"tok_emb": "", "norm": "norm", "head": "norm"}
+    return write_schedule(plan, [grouped(name, groups.get(name, name)) for name in names])
+
+
+def deeds(schedule, point, name=""):
+    return [(a.kind, a.unit, a.overlaps) for a in schedule.at(point, name)]
+
+
+def test_fsdp2_gathers_groups_and_what_no_group_has_for_the_whole_pass():
+    schedule = for_fsdp2(kept=("blocks.1",), depth=1, recomputed=("blocks.0",))
+
+    assert deeds(schedule, Point.FORWARD_BEGINS) == [(K.GATHER, "", False), (K.GATHER, "blocks.0", True)]
+    assert deeds(schedule, Point.BEFORE_FORWARD, "tok_emb") == []
+    assert deeds(schedule, Point.BEFORE_FORWARD, "blocks.0") == [
+        (K.GATHER, "blocks.0", False), (K.GATHER, "blocks.1", True), (K.RECOMPUTE, "blocks.0", False)
+    ]  # fmt: skip
+    released = {
+        b.unit for b, actions in schedule.actions.items() for a in actions if b.point is Point.AFTER_FORWARD
+    }
+    assert released == {"blocks.0", "head"}  # norm and head are one group, whose last unit is the head
+    assert deeds(schedule, Point.AFTER_FORWARD, "head") == [(K.RELEASE, "norm", False)]
+    assert deeds(schedule, Point.BEFORE_BACKWARD, "head") == [
+        (K.GATHER, "norm", False), (K.GATHER, "blocks.1", True)
+    ]  # fmt: skip
+    assert deeds(schedule, Point.AFTER_BACKWARD, "norm") == [
+        (K.RELEASE, "norm", False),
+        (K.REDUCE, "norm", False),
+    ]
+    assert deeds(schedule, Point.BACKWARD_ENDS) == [(K.RELEASE, "", False), (K.REDUCE, "", False)]
+
+
+def test_a_group_of_fsdp2_is_freed_only_if_all_its_units_are():
+    schedule = for_fsdp2(kept=("head",))
+
+    assert not schedule.at(Point.AFTER_FORWARD, "head") and schedule.at(Point.AFTER_FORWARD, "blocks.1")
+    assert not any(action.overlaps for actions in schedule.actions.values() for action in actions)

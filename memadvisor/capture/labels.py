@@ -148,7 +148,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.name(tensor, "communication", "")
         if known.is_sharding:
             for tensor, category in named_tensors(known.name, args, kwargs):
-                self.name(tensor, category, place.unit)
+                self.name(tensor, category, "")  # of the unit that it was made for
         inputs: list[int] = []
         self._read(args, inputs, start_ns)
         if kwargs:

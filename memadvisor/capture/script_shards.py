@@ -42,7 +42,9 @@ def shard_groups(roots: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Shar
 def _read(name: str, module: Any) -> ShardGroup | None:
     """None where this FSDP2 is another than those known here, or the module has no parameters of its own to share."""
     try:
-        groups = module._get_fsdp_state()._fsdp_param_groups
+        state = module._get_fsdp_state()
+        # Until torch 2.12 a module has one group at most.
+        groups = getattr(state, "_fsdp_param_groups", None) or [g for g in [state._fsdp_param_group] if g]
         if not groups:
             return None
         group = groups[0]

@@ -19,8 +19,7 @@ from typing import Protocol
 from memadvisor.cost.activations import needed_until
 from memadvisor.cost.allocator_replay import Change
 from memadvisor.cost.collectives import CollectiveTimes
-from memadvisor.cost.engine_memory import EngineMemory
-from memadvisor.cost.simulate import recomputed_units, simulate
+from memadvisor.cost.simulate import memory_of, recomputed_units, simulate
 from memadvisor.cost.step import STATES, CapturedStep, StepStorage
 from memadvisor.schedule import Schedule, updated_at_step
 
@@ -61,7 +60,7 @@ def planned_sequence(step: CapturedStep, schedule: Schedule, times: CollectiveTi
     recomputed = recomputed_units(schedule)
     log = AllocationLog(step.storages, step.segments, recomputed, models_states=models_states)
     if models_states:
-        log.states(EngineMemory(step, schedule).tensors())
+        log.states(memory_of(step, schedule).tensors())
     for number in range(NUM_STEPS):
         # Before it updates in the backward, the engine sees one step through.
         simulate(step, schedule if number else updated_at_step(schedule), times, log)

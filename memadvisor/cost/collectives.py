@@ -171,3 +171,23 @@ def times_from_observations(observations: Sequence[Observation], source: str) ->
     return CollectiveTimes(
         kind="fitted", source=source, curves={}, alpha_s=fitted[0], beta_bytes_per_s=fitted[1]
     )
+
+
+def times_of_sizes(observations: Sequence[Observation], source: str) -> CollectiveTimes | None:
+    """Curves through the typical duration of each size that was observed; None without any.
+
+    For plans whose messages are of the sizes observed: nothing is assumed of how an operation goes.
+    """
+    seen: dict[str, dict[int, list[float]]] = {}
+    for row in observations:
+        seen.setdefault(row.operation, {}).setdefault(row.size_bytes, []).append(row.duration_s)
+    curves = {}
+    for operation, by_size in seen.items():
+        durations_s = [median(by_size[size]) for size in sorted(by_size)]
+        curves[operation] = CollectiveCurve(
+            operation=operation,
+            num_ranks=observations[0].num_ranks,
+            sizes_bytes=tuple(sorted(by_size)),
+            durations_s=tuple(min(durations_s[place:]) for place in range(len(durations_s))),
+        )
+    return CollectiveTimes(kind="fitted", source=source, curves=curves) if curves else None

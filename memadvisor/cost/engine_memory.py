@@ -33,7 +33,7 @@ from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.packing import Packing, packing_of
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.plan import bytes_in
-from memadvisor.schedule import Action, ActionKind, Ranks, Schedule
+from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
 _NO_PARAMETERS = UnitStates(name="", parameters=(), optimizer_bytes=0, optimizer_scalar_bytes=0)
@@ -226,6 +226,9 @@ class EngineMemory:
         """The gradients that came in this segment are held from now on."""
         for name in segment.gradient_units:
             self._buffers.add(name)
+
+    def turn(self, point: Point) -> None:
+        """A boundary is reached, whose actions follow. Only FSDP2 does by itself what no action says."""
 
     def act(self, action: Action) -> Message | None:
         """Do an action's change of memory, and say which message it needs."""

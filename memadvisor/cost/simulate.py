@@ -15,6 +15,7 @@ from typing import Protocol
 from memadvisor.cost.activations import Activations, View, added
 from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.engine_memory import EngineMemory, Message
+from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.plan import Prediction
@@ -102,6 +103,11 @@ def simulate(
     return _Player(step, schedule, times, watcher, activations).play()
 
 
+def memory_of(step: CapturedStep, schedule: Schedule) -> EngineMemory | Fsdp2Memory:
+    """The states of who plays the schedule on the live model."""
+    return Fsdp2Memory(step, schedule) if schedule.executor == "fsdp2" else EngineMemory(step, schedule)
+
+
 class _Player:
     """The state of one simulation: the lanes' clocks, and the moments so far."""
 
@@ -118,21 +124,21 @@ class _Player:
         self.schedule = schedule
         self.times = times
         self.recomputed = activations.recomputed
-        self.engine = EngineMemory(step, schedule)
+        self.engine = memory_of(step, schedule)
         self.activations = activations
         self.lanes = Lanes()
         self.moments: list[Moment] = []
         self.arriving_s: dict[str, float] = {}  # units gathered ahead, and when they will be there
         self.sent_bytes = 0.0
         self.reductions_s = 0.0  # when the reductions under way will have ended
-        self.was_in_backward = False
+        self.passing = ""  # the model's forward, a backward, or neither
         self.updates_due: list[str] = []  # units to be updated in the backward, once their reduction is over
 
     def play(self) -> Simulation:
         self._carry_over()
         for position, is_last in _play_order(self.step):
             self._segment(position, is_last)
-        self._end_backward(len(self.step.segments) - 1)
+        self._end_backward(len(self.step.segments) - 1, True)
         return Simulation(
             step_time_s=self.lanes.compute_s,
             exposed_communication_s=self.lanes.exposed_s,
@@ -153,10 +159,11 @@ class _Player:
     def _segment(self, position: int, is_last: bool) -> None:
         segment, place = self.step.segments[position], place_of(self.step.segments[position])
         enters, leaves = self.step.edges[position]
-        is_in_backward = segment.phase in _IN_BACKWARD
-        if self.was_in_backward and not is_in_backward:
-            self._end_backward(position)
-        self.was_in_backward = is_in_backward
+        passing = _PASSES.get(segment.phase, "")
+        if passing == "backward" and segment.unit is None:
+            passing = self.passing if self.passing == "backward" else ""  # the loss, outside the model
+        if passing != self.passing:
+            self._turn(position, passing, is_last)
         if enters:
             self._actions(_POINTS[segment.phase][0], position, is_last)
         self.engine.enter(segment)
@@ -199,10 +206,28 @@ class _Player:
         """Play what the schedule asks for at one boundary of a segment."""
         segment = self.step.segments[position]
         unit = segment.unit or "" if segment.phase != "optimizer" else ""
+        self._act(
+            point, unit, position, min(position + (point in _AFTER), len(self.step.segments) - 1), is_last
+        )
+
+    def _turn(self, position: int, passing: str, is_last: bool) -> None:
+        """A segment begins with which the model's forward, or a backward, begins or ends."""
+        if self.passing == "backward":
+            self._end_backward(position, is_last)
+        elif self.passing == "forward":
+            self._act(Point.FORWARD_ENDS, "", position, position, is_last)
+        self.passing = passing
+        if passing:
+            point = Point.FORWARD_BEGINS if passing == "forward" else Point.BACKWARD_BEGINS
+            self._act(point, "", position, position, is_last)
+
+    def _act(self, point: Point, unit: str, position: int, following: int, is_last: bool) -> None:
+        """Play the actions of a boundary; `following` is the segment that begins when they are over."""
+        segment = self.step.segments[position]
+        self.engine.turn(point)
         actions = self.schedule.at(point, unit)
         if not actions:
             return
-        following = min(position + (point in _AFTER), len(self.step.segments) - 1)
         view: View = "captured" if self.engine.replays else "passing_gradients"
         base = self.activations.start(following, view)
         for action in actions:
@@ -221,12 +246,15 @@ class _Player:
             self._tell_states()
             if message is None or self.times is None:
                 continue
-            self._moment(f"{action.kind} of {action.unit}", position, added(base, message.staging))
+            name = f"{action.kind} of {action.unit or 'the model itself'}"
+            self._moment(name, position, added(base, message.staging))
             self._queue(action, message)
 
     def _queue(self, action: Action, message: Message) -> None:
         if self.times is None:
             raise AssertionError("several ranks need times of collectives")
+        if not message.size_bytes:
+            return  # what came before is put where it belongs
         num_ranks = self.schedule.size_of(action.ranks)
         duration_s = self.times.seconds(message.operation, message.size_bytes, num_ranks)
         self.sent_bytes += ring_bytes(message.operation, message.size_bytes, num_ranks)
@@ -278,11 +306,12 @@ class _Player:
                 most = max(most, _grown(start, peak, share), key=lambda found: sum(found.values()))
         return most
 
-    def _end_backward(self, following: int) -> None:
+    def _end_backward(self, following: int, is_last: bool) -> None:
         """The end of a backward waits for all reductions, and drops what was gathered and not asked for.
 
         `following`: the segment that comes after it.
         """
+        self._act(Point.BACKWARD_ENDS, "", following, following, is_last)
         self.lanes.wait_until(self.reductions_s)
         self.engine.end_scattering()
         if self.updates_due:
@@ -312,8 +341,8 @@ _POINTS = {
     "optimizer": (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER),
 }
 _AFTER = tuple(after for _, after in _POINTS.values())
-# What a reduction may run under; the end of a backward waits for all of them.
-_IN_BACKWARD = ("backward", "recompute")
+# A reduction may run under the rest of a backward, whose end waits for all of them.
+_PASSES = {"forward": "forward", "backward": "backward", "recompute": "backward"}
 
 
 def _grown(start: Bytes, peak: Bytes, share: float) -> dict[str, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from memadvisor.plan import FULL_PRECISION, Precision
-from memadvisor.run.records import Parameter, Unit
+from memadvisor.run.records import Parameter, ShardGroup, Unit
 
 Bytes = Mapping[str, int]  # by category
 
@@ -167,7 +167,7 @@ class CapturedStep:
     where none was. `peak_bytes` is the allocator's own where it was recorded, else that of the rows. `constant_state_bytes` are
     state bytes that belong to no unit's parameters. `exposed_communication_s` is inside `step_time_s`, and in no
     segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`:
-    that of the schedules that may be played over it.
+    that of the schedules that may be played over it. `shard_groups`: those of a script that shares its model by FSDP2.
     """
 
     rank: int
@@ -189,6 +189,7 @@ class CapturedStep:
     repeats: int
     micro_batch_size: int | None
     precision: Precision = FULL_PRECISION
+    shard_groups: tuple[ShardGroup, ...] = ()
 
     @cached_property
     def forwards(self) -> Mapping[tuple[str | None, int | None], tuple[Segment, ...]]:

@@ -21,8 +21,10 @@ from memadvisor.compression import compression_loss_text
 from memadvisor.engines import ddp as ddp_patch
 from memadvisor.engines import norms, sources
 from memadvisor.engines.casts import Casts, check_castable
+from memadvisor.engines.closures import with_closure_done
 from memadvisor.engines.executor import Executor, Label, Labelled
 from memadvisor.engines.flat import Flat, Slot
+from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.independence import check_independent
 from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, read_model
@@ -86,7 +88,7 @@ def apply(
     try:
         if optimizer is not None:
             applied.meet(optimizer)
-        if plan.num_ranks > 1:
+        if plan.num_ranks > 1 and not uses_fsdp2(model):
             applied.take_over(model)
         else:
             applied.unknown_module(model)
@@ -204,15 +206,23 @@ class Applied:
 
     def unknown_module(self, module: torch.nn.Module) -> None:
         """The outermost call of a module that no executor knows: perhaps a model without DDP."""
-        if self._attached or not torch.is_grad_enabled() or max(self._stages(), default=0) > 0:
+        if self._attached or not torch.is_grad_enabled():
             return
         root = unwrap(module)
+        if self.plan.num_ranks > 1 and is_for_fsdp2(self.plan, root):
+            model, schedule = attach(
+                self.plan, self._read(root)[0], lambda: next(_numbers), self._note, self._undo
+            )
+            self._attach_recompute(model, schedule, is_compiled=root is not module)
+            return
+        if max(self._stages(), default=0) > 0:
+            return
         if not any(parameter.requires_grad for parameter in root.parameters()):
             return
         if self.plan.num_ranks > 1 and _has_ddp(module):
             return
         try:
-            self._attach_recompute(root, is_compiled=root is not module and not _has_ddp(module))
+            self._attach_recompute(*self._read(root), is_compiled=root is not module and not _has_ddp(module))
         except PlanError as error:
             self._other_model = error  # a plan may be for the second model that the script calls
 
@@ -222,8 +232,7 @@ class Applied:
             return {0}
         return {self.plan.zero_stage, *(unit.zero_stage for unit in self.plan.units)}
 
-    def _attach_recompute(self, root: torch.nn.Module, *, is_compiled: bool) -> None:
-        model, schedule = self._read(root)
+    def _attach_recompute(self, model: LiveModel, schedule: Schedule, *, is_compiled: bool) -> None:
         if is_compiled and any(unit.recompute for unit in schedule.units):
             raise PlanError(
                 "Recomputation cannot be applied to a model compiled by torch.compile.",
@@ -245,6 +254,11 @@ class Applied:
 
     def _wrap(self, wrapper: DistributedDataParallel, any_order: bool) -> Executor | None:
         num_ranks = wrapper.process_group.size()
+        if self.plan.executor == "fsdp2":
+            raise PlanError(
+                "The plan is for a script that calls fully_shard, and this one uses DistributedDataParallel.",
+                hint="profile this script and make its plan with `memadvisor advise`.",
+            )
         if num_ranks != self.plan.num_ranks:
             raise PlanError(
                 f"The plan is for {self.plan.num_ranks} ranks, and the script's DDP has {num_ranks}.",
@@ -316,7 +330,7 @@ class Applied:
         self.meet(optimizer)
         self._restore(optimizer)
         owners = self._owners.get(optimizer)
-        args, kwargs = _with_closure_done(optimizer, owners, args, kwargs)
+        args, kwargs = with_closure_done(optimizer, owners, args, kwargs)
         for executor in self._executors_of(flats):
             executor.step_begins()
             executor.optimizers.add(optimizer)
@@ -378,22 +392,3 @@ class Applied:
 
 def _has_ddp(module: torch.nn.Module) -> bool:
     return any(isinstance(inner, DistributedDataParallel) for inner in module.modules())
-
-
-def _with_closure_done(
-    optimizer: torch.optim.Optimizer, owners: Owners | None, args: Any, kwargs: Any
-) -> tuple[Any, Any]:
-    """Run a closure now, while the groups hold the parameters that its backward gives gradients to."""
-    closure: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is None:
-        return args, kwargs
-    if owners is not None and not owners.calls_closure_once:
-        raise PlanError(
-            f"{type(optimizer).__name__} does not call its closure once, before its update, as ZeRO stages 1 to 3 need.",
-            hint="use --zero 0.",
-        )
-    with torch.enable_grad():
-        loss = closure()
-    if len(args) > 1:
-        return (args[0], lambda: loss, *args[2:]), kwargs
-    return args, {**kwargs, "closure": lambda: loss}

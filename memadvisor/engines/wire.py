@@ -127,14 +127,19 @@ class Wire:
         ticket = self.lane(full.device).submit(reduce, reads=(full,), writes=(full, staging))
         return Chain([ticket], staging)
 
-    def reduce_scatter(self, full: torch.Tensor, unit: str = "", number: int = 0) -> torch.Tensor:
-        """This rank's slice of the sum of `full` over the ranks; `full` is used up."""
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", number: int = 0, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """This rank's slice of the sum of `full` over the ranks; `full` is used up. `into`: where it comes to be.
+
+        Staged, it is a slice of `full` in any case.
+        """
         way = self.way(full)
         own: torch.Tensor
         if way == "staged":
             own = self.begin_reduce_scatter(full, unit).wait()
         else:
-            staging = self._stage(full)
+            staging = self._stage(full) if into is None else into
             reduce = partial(self._reduce, way, full, staging, unit, number)
             own = self.lane(full.device).run(reduce, reads=(full,), writes=(full, staging))
         return own

@@ -9,7 +9,13 @@ from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.analyzers.segments import captured_step, observed_collectives
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression, compression_loss_text
 from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
-from memadvisor.cost.collectives import CollectiveTimes, times_from_curves, times_from_observations
+from memadvisor.cost.collectives import (
+    CollectiveTimes,
+    Observation,
+    times_from_curves,
+    times_from_observations,
+    times_of_sizes,
+)
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
@@ -68,7 +74,9 @@ def advise(
         )
     check_compression(compression, ranks, (3,), "This advice", precision.reduce_dtype)
     plain = captured_step(run, precision=precision)
-    times = _collective_times(run, ranks, hardware)
+    if plain.shard_groups:
+        _check_asked(ranks, run.manifest.world_size, precision)
+    times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
     search = Search(run, times, ranks, memory_bytes, settings, precision, compression)
     found = _worth_showing([plan for step in _splits(run, plain) for plan in search.plans(step)])
@@ -157,7 +165,25 @@ def _allocator_notes(step: CapturedStep, settings: AllocatorSettings | None) -> 
         yield "Recorded on a CPU: what operators allocate inside themselves on a GPU may differ."
 
 
-def _collective_times(run: Run, num_ranks: int, hardware: Hardware | None) -> CollectiveTimes | None:
+def _check_asked(num_ranks: int, recorded: int, precision: Precision) -> None:
+    """Raise UsageError for what a script that shards its model by FSDP2 itself cannot be given."""
+    what = (
+        f"--gpus {num_ranks}"
+        if num_ranks != recorded
+        else "another precision"
+        if precision.is_lossy
+        else None
+    )
+    if what is not None:
+        raise UsageError(
+            f"The script shards its model among {recorded} ranks itself, with FSDP2, and {what} is asked for.",
+            hint="advise without it, or change the script and profile it again.",
+        )
+
+
+def _collective_times(
+    run: Run, num_ranks: int, hardware: Hardware | None, step: CapturedStep
+) -> CollectiveTimes | None:
     """Measured curves of `hardware`, else what the run's own collectives tell; None for one rank."""
     if num_ranks == 1:
         return None
@@ -165,7 +191,12 @@ def _collective_times(run: Run, num_ranks: int, hardware: Hardware | None) -> Co
         times = times_from_curves(hardware.collectives, num_ranks, hardware.source)
         if times is not None:
             return times
-    times = times_from_observations(observed_collectives(run), "the traced step's own collectives")
+    if step.shard_groups:
+        times = times_of_sizes(
+            _like_ours(observed_collectives(run), step), "the traced step's own collectives"
+        )
+    else:
+        times = times_from_observations(observed_collectives(run), "the traced step's own collectives")
     if times is not None:
         return times
     raise UsageError(
@@ -173,6 +204,17 @@ def _collective_times(run: Run, num_ranks: int, hardware: Hardware | None) -> Co
         hint=f"measure them with `memadvisor calibrate --ranks {num_ranks} -o hardware.json`, "
         "and pass --hardware hardware.json.",
     )
+
+
+def _like_ours(observations: tuple[Observation, ...], step: CapturedStep) -> tuple[Observation, ...]:
+    """On a CPU ours take the place of the backend's: a reduction to shards sends what a gather sends, and sums it.
+
+    How long ours take is not known from the backend's, which are slower; its gathers stand for both.
+    """
+    if step.device != "cpu":
+        return observations
+    gathers = [row for row in observations if row.operation == "all_gather"]
+    return tuple(replace(row, operation=name) for row in gathers for name in ("all_gather", "reduce_scatter"))
 
 
 def _precision_notes(precision: Precision) -> Iterator[str]:

@@ -56,20 +56,29 @@ Neighbours = Callable[["Space", Arrangement], Iterator[Arrangement]]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What each unit may be, which units are alike, by position, and how many ranks may share what is sharded."""
+    """What each unit may be, which units are alike, by position, and how many ranks may share what is sharded.
+
+    overlaps: whether reductions may run one unit behind, and whether they may not.
+    """
 
     options: tuple[tuple[UnitPlan, ...], ...]
     classes: tuple[tuple[int, ...], ...]
     depths: tuple[int, ...] = tuple(range(MAX_GATHER_DEPTH + 1))
     groups: tuple[int | None, ...] = (None,)
+    overlaps: tuple[bool, ...] = (False, True)
 
     @property
     def size(self) -> int:
-        return 2 * len(self.depths) * len(self.groups) * math.prod(len(options) for options in self.options)
+        return (
+            len(self.overlaps)
+            * len(self.depths)
+            * len(self.groups)
+            * math.prod(len(options) for options in self.options)
+        )
 
     def all(self) -> Iterator[Arrangement]:
         for units, overlap, depth, group in product(
-            product(*self.options), (False, True), self.depths, self.groups
+            product(*self.options), self.overlaps, self.depths, self.groups
         ):
             yield Arrangement(units, overlap, depth, group)
 
@@ -135,7 +144,7 @@ def _grid(space: Space) -> Iterator[Arrangement]:
         for positions, option in zip(space.classes, chosen, strict=True):
             for position in positions:
                 units[position] = _as(option, units[position].name)
-        yield Arrangement(tuple(units), True, depth)
+        yield Arrangement(tuple(units), space.overlaps[-1], depth)
 
 
 def _hurried(
@@ -186,7 +195,7 @@ def _walked(
 
 
 def _neighbours(space: Space, current: Arrangement) -> Iterator[Arrangement]:
-    yield replace(current, overlap=not current.overlap)
+    yield from (replace(current, overlap=o) for o in space.overlaps if o != current.overlap)
     yield from (replace(current, gather_depth=d) for d in space.depths if d != current.gather_depth)
     yield from (replace(current, shard_ranks=group) for group in space.groups if group != current.shard_ranks)
     for positions in space.classes:

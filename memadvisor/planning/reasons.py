@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memadvisor.compression import compression_text
-from memadvisor.plan import Plan, Prediction, precision_text, stages_text
+from memadvisor.plan import Plan, Prediction, UnitPlan, precision_text
 from memadvisor.units import format_bytes, format_fraction, format_seconds
 
 
@@ -22,6 +24,8 @@ def _deed(plan: Plan) -> str:
     parts = []
     if plan.num_ranks > 1:
         sharding = f"ZeRO {stages_text(plan)}" if plan.zero_stage else "no sharding"
+        if plan.executor == "fsdp2":
+            sharding = f"the script's own FSDP2, as {sharding},"
         parts.append(
             f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{precision_text(plan.precision)}"
             f"{compression_text(plan.compression)}{_transfers(plan)}"
@@ -91,3 +95,32 @@ def _short(plan: Plan) -> str:
     if plan.micro_batch_size is not None and plan.grad_accum is not None:
         words.append(f"micro-batch {plan.micro_batch_size} x {plan.grad_accum}")
     return ", ".join(words)
+
+
+def stages_text(plan: Plan) -> str:
+    """The stages in words: `2`; `3 for tokens and 4 units blocks.0 to blocks.3, 0 for head`."""
+    if not plan.is_mixed:
+        kept = " (parameters kept until the backward)" if plan.units and plan.units[0].is_kept else ""
+        return f"{plan.units[0].zero_stage if plan.units else plan.zero_stage}{kept}"
+    groups: dict[tuple[int, bool], list[UnitPlan]] = {}
+    for unit in plan.units:
+        groups.setdefault((unit.zero_stage, unit.is_kept), []).append(unit)
+    return ", ".join(
+        f"{stage}{' with parameters kept until the backward' if kept else ''} for {_names_text(units, plan)}"
+        for (stage, kept), units in sorted(groups.items(), reverse=True)
+    )
+
+
+def _names_text(units: Sequence[UnitPlan], plan: Plan) -> str:
+    """Names in order of execution; three and more that follow each other as the first and the last of them."""
+    positions = [plan.units.index(unit) for unit in units]
+    runs: list[list[str]] = []
+    for place, unit in enumerate(units):
+        if place and positions[place] == positions[place - 1] + 1:
+            runs[-1].append(unit.name or "(model)")
+        else:
+            runs.append([unit.name or "(model)"])
+    words = []
+    for run in runs:
+        words += run if len(run) < 3 else [f"{len(run)} units {run[0]} to {run[-1]}"]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -73,18 +73,26 @@ class Search:
         )
 
     def plans(self, step: CapturedStep) -> Iterator[RankedPlan]:
-        """The best plan of each stage for all units alike; and one of several stages where it is better."""
+        """The best plan of each stage for all units alike; and one of several stages where it is better.
+
+        For a script that shards its model by FSDP2 itself: what that may free after the forward, and gather ahead.
+        """
         found: list[Arrangement] = []
         alike: list[RankedPlan] = []
         for stage in range(self.least_stage, 4) if self.num_ranks > 1 else (0,):
+            if step.shard_groups and stage < 3:
+                continue
             kinds = [(True, stage == 1, 0)]  # in stage 1 overlap costs no memory
-            if stage >= 2:
+            if step.shard_groups:
+                overlap = step.device != "cpu"
+                kinds = [(True, overlap, 0), (True, overlap, 1), (False, overlap, 1)]
+            elif stage >= 2:
                 kinds.append((True, True, 1))
-            if stage == 3:
+            if stage == 3 and not step.shard_groups:
                 kinds.append((False, True, 1))
             best = [self._alike(step, stage, *kind, None, found) for kind in kinds]
             kind = kinds[best.index(min(best, key=order))]
-            hybrids = proper_divisors(self.num_ranks) if stage else ()
+            hybrids = self._groups(step) if stage else ()
             best += [self._alike(step, stage, *kind, shard_ranks, found) for shard_ranks in hybrids]
             alike.append(min(best, key=order))
         yield from alike
@@ -150,7 +158,11 @@ class Search:
             return known[arrangement]
 
         shardings = [choice for choice in SHARDINGS if choice[0] >= self.least_stage]
-        space = replace(space_of(step, shardings), groups=(None, *proper_divisors(self.num_ranks)))
+        if step.shard_groups:
+            shardings = [choice for choice in SHARDINGS if choice[0] == 3]
+        space = replace(space_of(step, shardings), groups=(None, *self._groups(step)))
+        if step.shard_groups:
+            space = replace(space, overlaps=(step.device != "cpu",))
         first = tuple(starts)
         num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
 
@@ -165,6 +177,10 @@ class Search:
             return self._play(step, arrangement).prediction()
 
         return self._best(step, choose, predict, choose(self.budget_bytes), [])
+
+    def _groups(self, step: CapturedStep) -> tuple[int, ...]:
+        """How many ranks may share, beside all of them; FSDP2 has been told by the script."""
+        return () if step.shard_groups else proper_divisors(self.num_ranks)
 
     def _best(
         self,
@@ -235,6 +251,7 @@ class Search:
             precision=self.precision,
             compression=self.compression,
             shard_ranks=arrangement.shard_ranks,
+            executor="fsdp2" if step.shard_groups else "built-in",
         )
 
 

@@ -1,0 +1,237 @@
+"""What torch's FSDP2 holds of parameters and gradients at each moment of a step, of a script that uses it.
+
+From torch/distributed/fsdp/_fully_shard of torch 2.13. A group's parameters are padded, each by itself, to a multiple
+of the ranks in its first dimension.
+
+- A gather allocates its output, and then the parameters beside it, which the output is copied to. Without our
+  collectives the output of a forward's gather stays until the next one has arrived, or the forward is over; with
+  them, and in a backward, it is free as soon as it is copied. One that is gathered ahead has its output alone.
+- Gloo's own gather has a copy of the output, its own reduce-scatter one of its input.
+- Gradients stay as autograd makes them until the group's backward is over. Then the parameters go, the gradients are
+  copied to the reduction's input and freed, and this rank's shards come out. The input stays until the next
+  group's reduction, or the backward's end.
+
+Shards and optimizer state are as captured: no plan changes them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memadvisor.cost.activations import View
+from memadvisor.cost.engine_memory import Message
+from memadvisor.cost.step import CapturedStep, Segment
+from memadvisor.plan import bytes_in
+from memadvisor.run.records import Parameter, ShardGroup
+from memadvisor.schedule import Action, ActionKind, Point, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBytes:
+    """Of one group: its gathered parameters, a reduction's input, and this rank's part of what that gives."""
+
+    full: int
+    reduced: int
+    shard: int
+
+
+class Fsdp2Memory:
+    """The states of one rank while a schedule is played; in the place of EngineMemory."""
+
+    replays = False
+
+    def __init__(self, step: CapturedStep, schedule: Schedule) -> None:
+        self.step = step
+        self.num_ranks = schedule.shard_ranks
+        # Ours are in the place of Gloo's, unless the plan leaves all to it.
+        self.is_pairwise = step.device == "cpu" and not schedule.is_native
+        self.has_copies = step.device == "cpu" and schedule.is_native  # of Gloo's own
+        self.group_of = {unit.name: unit.shard_group for unit in step.units}
+        self.groups = group_bytes(step)
+        self.gathered: set[str] = set()
+        self.stale: set[str] = set()
+        start = step.segments[0].captured.start if step.segments else {}
+        self._resting = Counter({name: start.get(name, 0) for name in ("parameter", "optimizer_state")})
+        self._resting["communication"] = start.get("communication", 0)
+        self._outputs: set[str] = set()  # of gathers that are ahead
+        self._last_output: str | None = None  # of the last gather in a forward
+        self._input: str | None = None  # of the last reduction
+        self._whole: set[str] = set()  # units with gradients as autograd made them
+        self._shards: set[str] = set(self.groups) if start.get("gradient") else set()
+        self._is_forward = False
+
+    # ---- what is held --------------------------------------------------------------------------
+
+    def held(self) -> Counter[str]:
+        held = self._resting.copy()
+        for (what, _), size_bytes in self._pieces().items():
+            held[what] += size_bytes
+        return held
+
+    def tensors(self) -> dict[tuple[str, str], int]:
+        pieces = {(f"constant {name}", ""): size for name, size in self._resting.items()}
+        pieces |= {
+            ("gathered" if what == "parameter" else what, where): size
+            for (what, where), size in self._pieces().items()
+        }
+        return {piece: size for piece, size in pieces.items() if size > 0}
+
+    def _pieces(self) -> dict[tuple[str, str], int]:
+        pieces = {("parameter", name): self.groups[name].full for name in self.gathered}
+        pieces |= {("communication", f"output of {name}"): self.groups[name].full for name in self._outputs}
+        if self._last_output is not None:
+            name = self._last_output
+            pieces["communication", f"last output {name}"] = self.groups[name].full
+        if self._input is not None:
+            pieces["communication", f"input of {self._input}"] = self.groups[self._input].reduced
+        pieces |= {("gradient", name): self._gradient_bytes(name) for name in self._whole}
+        pieces |= {("gradient", f"shards of {name}"): self.groups[name].shard for name in self._shards}
+        return pieces
+
+    def _gradient_bytes(self, unit: str) -> int:
+        return self.step.states[unit].trainable_bytes if unit in self.step.states else 0
+
+    # ---- the step goes on ----------------------------------------------------------------------
+
+    def view(self, segment: Segment) -> View:
+        return "own_gradients"
+
+    def enter(self, segment: Segment) -> None:
+        """Gradients of the step before are gone when the captured ones were."""
+        if not segment.captured.start.get("gradient"):
+            self._shards.clear()
+
+    def leave(self, segment: Segment) -> None:
+        """Gradients that came in this segment stay until their group is reduced."""
+        self._whole.update(unit for unit in segment.gradient_units if self.group_of.get(unit) in self.groups)
+
+    def turn(self, point: Point) -> None:
+        """A boundary is reached, whose actions follow: at the ends of the model's forward and of a backward buffers go."""
+        if point is Point.FORWARD_BEGINS:
+            self._is_forward = True
+        elif point is Point.FORWARD_ENDS:
+            self._is_forward = False
+            self._last_output = None
+
+    def drop(self, names: Iterable[str]) -> None:
+        """What was gathered ahead is not needed."""
+        self._outputs.difference_update(names)
+
+    def act(self, action: Action) -> Message | None:
+        name = action.unit
+        if action.kind is ActionKind.GATHER:
+            return self._gather_ahead(name) if action.overlaps else self._gather(name)
+        if action.kind is ActionKind.RELEASE:
+            self.gathered.discard(name)
+        elif action.kind is ActionKind.REDUCE:
+            return self._reduce(name)
+        return None
+
+    def _gather_ahead(self, name: str) -> Message | None:
+        if name in self.gathered or name in self._outputs:
+            return None
+        full = self.groups[name].full
+        self._outputs.add(name)
+        return Message(
+            operation="all_gather",
+            size_bytes=full,
+            staging={"communication": full if self.has_copies else 0},
+        )
+
+    def _gather(self, name: str) -> Message | None:
+        if name in self.gathered:
+            return None
+        full, was_ahead = self.groups[name].full, name in self._outputs
+        last, self._last_output = self._last_output, None
+        last_bytes = 0 if last is None else self.groups[last].full
+        self._outputs.discard(name)
+        self.gathered.add(name)
+        # The output beside the last one and the backend's copy, and then beside the parameters.
+        arriving = last_bytes + full + (full if self.has_copies and not was_ahead else 0)
+        highest = max(arriving, 2 * full)
+        after = full
+        if self._is_forward and not self.is_pairwise:
+            self._last_output = name
+            after += full
+        return Message(
+            operation="all_gather",
+            size_bytes=0 if was_ahead else full,
+            staging={"communication": max(0, highest - after)},
+        )
+
+    def _reduce(self, name: str) -> Message | None:
+        units = [unit for unit in self._whole if self.group_of.get(unit) == name]
+        gradients = sum(self._gradient_bytes(unit) for unit in units)
+        if not gradients:
+            return None
+        sizes, older = self.groups[name], name in self._shards
+        self._whole.difference_update(units)
+        self._shards.add(name)
+        self._input = name
+        copied = gradients + older * sizes.shard
+        reduced = sizes.shard + older * sizes.shard + self.has_copies * sizes.reduced
+        staging = max(copied, reduced) - sizes.shard
+        category = "gradient" if copied >= reduced else "communication"
+        return Message(
+            operation="reduce_scatter", size_bytes=sizes.reduced, staging={category: max(0, staging)}
+        )
+
+    # ---- reductions and updates, as EngineMemory has them ----------------------------------------
+
+    @property
+    def is_scattering(self) -> bool:
+        return self._input is not None
+
+    def end_scattering(self) -> None:
+        self._input = None
+
+    def is_reducing(self, name: str) -> bool:
+        return False
+
+    def spend(self, name: str) -> None:
+        raise AssertionError("FSDP2 updates in the optimizer step")
+
+    def late_optimizer_share(self) -> float:
+        return 1.0
+
+    def late_update_share(self) -> float:
+        return 1.0
+
+    def optimizer_share(self, names: Iterable[str]) -> float:
+        return 1.0
+
+    def update_share(self, names: Iterable[str]) -> float:
+        return 1.0
+
+
+def group_bytes(step: CapturedStep) -> dict[str, GroupBytes]:
+    """Sizes of each group of the step."""
+    parameters: dict[str, list[Parameter]] = {group.name: [] for group in step.shard_groups}
+    for unit in step.units:
+        if unit.shard_group in parameters and unit.name in step.states:
+            parameters[unit.shard_group].extend(step.states[unit.name].parameters)
+    return {group.name: _sizes(group, parameters[group.name]) for group in step.shard_groups}
+
+
+def _sizes(group: ShardGroup, parameters: Iterable[Parameter]) -> GroupBytes:
+    full = reduced = shard = 0
+    for parameter in parameters:
+        dtype, padded = parameter.dtype, _padded_bytes(parameter, group.num_ranks)
+        computed = group.param_dtype or dtype
+        full += bytes_in(padded, dtype, computed)
+        if parameter.requires_grad:
+            reduced += bytes_in(padded, dtype, group.reduce_dtype or computed)
+            shard += padded // group.num_ranks
+    return GroupBytes(full, reduced, shard)
+
+
+def _padded_bytes(parameter: Parameter, num_ranks: int) -> int:
+    """Bytes with the first dimension rounded up to a multiple of the ranks."""
+    shape: list[int] = json.loads(parameter.shape) or [1]
+    rows = -(-shape[0] // num_ranks) * num_ranks
+    elements = rows * math.prod(shape[1:])
+    return elements * (parameter.size_bytes // max(1, parameter.num_elements))

@@ -1,0 +1,253 @@
+"""FSDP2 as the second executor of a schedule: a script that has called `fully_shard` keeps it, and is told its plan.
+
+What the schedule says of a group is set by FSDPModule's public methods: whether it is freed after the forward, which
+groups it gathers ahead, and, on a CPU, our collectives in the place of the backend's. FSDP2's own state is read, to
+know its groups and to put back what was there, and never written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memadvisor.engines.live import LiveModel
+from memadvisor.engines.recompute import Note
+from memadvisor.engines.undo import Undo
+from memadvisor.engines.wire import Wire
+from memadvisor.errors import PlanError
+from memadvisor.plan import Plan, beside_fsdp2
+from memadvisor.run.cut import innermost
+from memadvisor.schedule import ActionKind, Point, Schedule, write_schedule
+
+
+def uses_fsdp2(model: torch.nn.Module) -> bool:
+    """Whether the script has called `fully_shard` on the model or on modules of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    return kind is not None and any(isinstance(module, kind) for module in model.modules())
+
+
+def is_for_fsdp2(plan: Plan, model: torch.nn.Module) -> bool:
+    """Whether a plan of several ranks means the script's FSDP2: all do, but one made by hand that recomputes alone."""
+    recomputes_alone = not plan.units and plan.zero_stage == 0 and plan.policy != "none"
+    return uses_fsdp2(model) and not recomputes_alone
+
+
+def attach(
+    plan: Plan, model: LiveModel, number: Callable[[], int], note: Note, undo: Undo
+) -> tuple[LiveModel, Schedule]:
+    """Tell the script's FSDP2 what the plan says, until `undo` runs; what the schedule recomputes is left to do.
+
+    `number` numbers wires. Raises PlanError.
+    """
+    if plan.prediction is not None and plan.executor != "fsdp2":
+        note("warning", "the plan's prediction is for the built-in engine, and the script uses FSDP2")
+    groups = read_groups(model.root)
+    check_plan_for(plan, model.root, groups)
+    model = with_groups(model, groups)
+    schedule = write_schedule(replace(plan, executor="fsdp2", overlap=False), model.rows)
+    Fsdp2(groups, schedule, number, undo).report(note)
+    return model, schedule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """The modules that `fully_shard` was called on, by name, and the group that each is gathered in.
+
+    `first` names a group by the first module of those that it was called on at once.
+    """
+
+    modules: dict[str, Any]
+    first: dict[str, str]
+
+    def of_parameter(self, name: str) -> str | None:
+        module = innermost(name, self.modules)
+        return None if module is None else self.first[module]
+
+
+def read_groups(root: torch.nn.Module) -> Groups:
+    """Raises PlanError where the model itself is not sharded, but modules inside it are."""
+    from torch.distributed.fsdp import FSDPModule
+
+    modules = {name: module for name, module in root.named_modules() if isinstance(module, FSDPModule)}
+    if "" not in modules:
+        raise PlanError(
+            f"The script calls fully_shard on modules inside {type(root).__name__}, and not on the model itself.",
+            hint="call fully_shard(model) last, or run without a plan.",
+        )
+    first: dict[int, str] = {}
+    return Groups(modules, {name: first.setdefault(id(_state(m)), name) for name, m in modules.items()})
+
+
+def check_plan_for(plan: Plan, root: torch.nn.Module, groups: Groups) -> None:
+    """Raise PlanError for what FSDP2 does not do, or the script has settled."""
+    stages = {unit.zero_stage for unit in plan.units} or {plan.zero_stage}
+    if stages != {3}:
+        raise PlanError(
+            "The script shards its model by FSDP2, which is ZeRO stage 3, and the plan asks for stage "
+            f"{min(stages)}.",
+            hint="use --zero 3, or make a plan of a profile of this script.",
+        )
+    for what, is_wanted in beside_fsdp2(plan).items():
+        if is_wanted:
+            raise PlanError(
+                f"The script shards its model by FSDP2, and the plan asks for {what}.",
+                hint="tell the script's own fully_shard, or run without a plan.",
+            )
+    for name, module in groups.modules.items():
+        group = _param_group(module)
+        if group is None:
+            continue
+        mesh, after = group.mesh_info, group.post_forward_mesh_info
+        if after not in (None, mesh):
+            raise PlanError(
+                f"fully_shard of {name or type(root).__name__!r} frees parameters to a smaller group of ranks, which a "
+                "plan could not put back.",
+                hint="give it reshard_after_forward=True or False.",
+            )
+        num_ranks = getattr(mesh, "shard_mesh_size", 1) * getattr(mesh, "replicate_mesh_size", 1)
+        if num_ranks != plan.num_ranks:
+            raise PlanError(
+                f"The plan is for {plan.num_ranks} ranks, and the script's FSDP2 has {num_ranks}.",
+                hint=f"start {plan.num_ranks} ranks, or profile this script and advise again.",
+            )
+
+
+def with_groups(model: LiveModel, groups: Groups) -> LiveModel:
+    """The same, whose units know their groups."""
+    units = []
+    for unit in model.units:
+        own = {groups.of_parameter(name) for name, _ in unit.parameters}
+        units.append(replace(unit, row=replace(unit.row, shard_group=own.pop() if len(own) == 1 else None)))
+    return replace(model, units=tuple(units))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a schedule says of one group: whether it is freed after the forward, and whom it gathers ahead."""
+
+    reshards: bool
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+
+
+def settings_of(schedule: Schedule) -> dict[str, Settings]:
+    """By group; "" is the model itself, which begins its forward and the backward."""
+    ahead: dict[tuple[bool, str], list[str]] = {}
+    released = set()
+    order: dict[str, None] = {"": None}
+    for boundary, actions in schedule.actions.items():
+        is_forward = boundary.point in (Point.FORWARD_BEGINS, Point.BEFORE_FORWARD)
+        current = ""
+        for action in actions:
+            if action.kind is ActionKind.RELEASE and boundary.point is Point.AFTER_FORWARD:
+                released.add(action.unit)
+            elif action.kind is ActionKind.GATHER and not action.overlaps:
+                current = action.unit
+                order.setdefault(current)
+            elif action.kind is ActionKind.GATHER:
+                ahead.setdefault((is_forward, current), []).append(action.unit)
+    return {
+        name: Settings(
+            name in released, tuple(ahead.get((True, name), ())), tuple(ahead.get((False, name), ()))
+        )
+        for name in order
+    }
+
+
+class Fsdp2:
+    """FSDP2 of one model under a schedule, until `undo` runs."""
+
+    def __init__(self, groups: Groups, schedule: Schedule, number: Callable[[], int], undo: Undo) -> None:
+        self.groups = groups
+        self.settings = settings_of(schedule)
+        self.schedule = schedule
+        self.is_pairwise = False
+        self._undo = undo
+        self._wires: dict[dist.ProcessGroup, Wire] = {}
+        self._number = number
+        for place, (name, settings) in enumerate(self.settings.items()):
+            module = groups.modules[name]
+            self._tell(module, settings)
+            self._replace_collectives(module, name, place)
+
+    def report(self, note: Note) -> None:
+        kept = sum(not settings.reshards for settings in self.settings.values())
+        depth = max((len(settings.backward) for settings in self.settings.values()), default=0)
+        how = "pairwise collectives through its Comm" if self.is_pairwise else "its own collectives"
+        note(
+            "info",
+            f"FSDP2: {len(self.settings)} groups, of which {kept} keep their parameters until the backward; "
+            f"{depth or 'none'} gathered ahead; {how}",
+        )
+
+    def _tell(self, module: Any, settings: Settings) -> None:
+        state, group = _state(module), _param_group(module)
+        forward = [_module(other) for other in state._states_to_forward_prefetch]
+        backward = [_module(other) for other in state._states_to_backward_prefetch]
+        self._undo.add(lambda: module.set_modules_to_forward_prefetch(forward))
+        self._undo.add(lambda: module.set_modules_to_backward_prefetch(backward))
+        if group is not None:
+            # The model's own group, which FSDP2 itself keeps unless it is told otherwise, at its first forward.
+            is_root = module is self.groups.modules[""]
+            reshards = group.post_forward_mesh_info is not None
+            reshards = reshards and not (is_root and state._auto_reshard_after_forward)
+            self._undo.add(lambda: module.set_reshard_after_forward(reshards, recurse=False))
+            module.set_reshard_after_forward(settings.reshards, recurse=False)
+        named = self.groups.modules
+        module.set_modules_to_forward_prefetch([named[name] for name in settings.forward])
+        # Without any it gathers the next one ahead by itself; one that is there already is not gathered.
+        module.set_modules_to_backward_prefetch([named[name] for name in settings.backward] or [module])
+
+    def _replace_collectives(self, module: Any, name: str, place: int) -> None:
+        group = _param_group(module)
+        if group is None or group.device.type != "cpu" or self.schedule.is_native:
+            return
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
+
+        from memadvisor.engines.fsdp2_comm import Gather, Scatter
+
+        gather, scatter = group._all_gather_comm, group._reduce_scatter_comm
+        if type(gather) is not own.DefaultAllGather or type(scatter) is not own.DefaultReduceScatter:
+            return  # the script's own choice
+        wire = self._wire(group._all_gather_process_group)
+        self._undo.add(lambda: module.set_custom_all_gather(gather))
+        self._undo.add(lambda: module.set_custom_reduce_scatter(scatter))
+        is_ahead = any(name in other.forward + other.backward for other in self.settings.values())
+        algorithms = self.schedule.algorithms
+        module.set_custom_all_gather(Gather(wire, name, place, is_ahead, algorithms))
+        module.set_custom_reduce_scatter(Scatter(wire, name, place, algorithms))
+        self.is_pairwise = True
+
+    def _wire(self, group: dist.ProcessGroup) -> Wire:
+        if group not in self._wires:
+            wire = self._wires[group] = Wire(group, lambda staging: None, self._number())
+            self._undo.add(wire.close)
+        return self._wires[group]
+
+
+def _state(module: Any) -> Any:
+    return module._get_fsdp_state()
+
+
+def _param_group(module: Any) -> Any:
+    """None: all parameters are in groups inside. Raises PlanError for one that has several."""
+    state = _state(module)
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # until torch 2.12 a module has one at most
+        groups = [group for group in [state._fsdp_param_group] if group is not None]
+    if len(groups) > 1:
+        raise PlanError(
+            f"fully_shard of {type(module).__name__} shards its parameters among several meshes.",
+            hint="run without a plan.",
+        )
+    return groups[0] if groups else None
+
+
+def _module(state: Any) -> Any:
+    return state._modules[0]

@@ -1,0 +1,230 @@
+"""A script that uses FSDP2 keeps it: what a plan sets, that nothing is computed otherwise, and what it predicts."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import memadvisor
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.api import Profile
+from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.simulate import simulate
+from memadvisor.engines.apply import apply, install
+from memadvisor.errors import PlanError
+from memadvisor.executors import Algorithm
+from memadvisor.plan import UnitPlan, plan_from_json, plan_to_json
+from memadvisor.schedule import write_schedule
+from tests.engines.ranks import run_ranks
+from tests.engines.trainings import make_plan
+
+BLOCKS, DIM, WORDS = 4, 32, 50
+TIMES = CollectiveTimes(kind="fitted", source="a test", curves={}, alpha_s=1e-4, beta_bytes_per_s=1e9)
+NATIVE = tuple(Algorithm(operation=o, min_bytes=0, name="native") for o in ("all_gather", "reduce_scatter"))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(DIM), nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Rows that two ranks cannot share evenly are padded, and the head's weight is the embedding's."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(WORDS + 1, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm = nn.LayerNorm(DIM)
+
+    def forward(self, words):
+        x = self.tokens(words)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
+class Training:
+    def __init__(self, rank):
+        torch.manual_seed(0)
+        self.model = Model()
+        for block in self.model.blocks:
+            fully_shard(block)
+        fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.data = torch.Generator().manual_seed(rank)
+
+    def losses(self, num_steps):
+        found = []
+        for _ in range(num_steps):
+            for _ in range(2):
+                words = torch.randint(WORDS, (8, 33), generator=self.data)
+                loss = F.cross_entropy(self.model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+                loss.backward()
+                found.append(float(loss.detach()))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return found
+
+    def settings(self):
+        """Of each group, in the words of FSDP2's own state."""
+        found = {}
+        for name in ("", *(f"blocks.{n}" for n in range(BLOCKS))):
+            state = self.model.get_submodule(name)._get_fsdp_state()
+            (group,) = state._fsdp_param_groups
+            found[name] = (
+                group.post_forward_mesh_info is not None,
+                [s._fsdp_param_groups[0]._module_fqn for s in state._states_to_forward_prefetch],
+                [s._fsdp_param_groups[0]._module_fqn for s in state._states_to_backward_prefetch],
+                type(group._all_gather_comm).__name__,
+            )
+        return found
+
+
+def by_units(reshard, recompute=(), **changes):
+    """A plan for FSDP2, whose blocks of these numbers are freed after the forward, or recomputed."""
+    names = ["tokens", *(f"blocks.{number}" for number in range(BLOCKS)), "norm"]
+    units = tuple(
+        UnitPlan(
+            name=name,
+            zero_stage=3,
+            recompute=name in {f"blocks.{n}" for n in recompute},
+            reshard=name in {f"blocks.{n}" for n in reshard},
+        )
+        for name in names
+    )
+    return replace(make_plan(2, 3, executor="fsdp2"), policy="chosen", units=units, **changes)
+
+
+PLANS = {
+    "freed": by_units(range(BLOCKS), gather_depth=1),
+    "some-kept": by_units((0, 3), recompute=(1, 2), gather_depth=2),
+    "native": by_units(range(BLOCKS), algorithms=NATIVE),
+}
+
+
+def profile_in_turn(rank: int, path: Path) -> Profile:
+    """One rank makes the directory, before the other one joins."""
+    if rank:
+        dist.barrier()
+    made = memadvisor.profile(path)
+    if not rank:
+        dist.barrier()
+    return made
+
+
+def loop(rank: int, folder: str) -> dict[str, object]:
+    """Profile, advise, apply, profile again, in one pair of processes."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    plain, planned = Training(rank), Training(rank)
+    expected = plain.losses(5 * (1 + len(PLANS) + 1))
+    found: dict[str, object] = {"before": None}
+    losses, peaks = [], {}
+    with profile_in_turn(rank, Path(folder) / "plain"):
+        losses += planned.losses(5)
+    before = planned.settings()
+    dist.barrier()
+    budget = int(0.97 * captured_step(memadvisor.load(Path(folder) / "plain")).peak_bytes)
+    best = memadvisor.advise(Path(folder) / "plain", memory=budget).best
+    assert best is not None
+    values = [plan_to_json(best)]
+    dist.broadcast_object_list(values)
+    plans = {**PLANS, "advised": plan_from_json(values[0], "the advice")}
+    for name, plan in plans.items():
+        applied = apply(plan, planned.model, planned.optimizer)
+        with profile_in_turn(rank, Path(folder) / name):
+            losses += planned.losses(5)
+        found[name] = planned.settings()
+        applied.remove()
+        assert planned.settings() == before
+        dist.barrier()
+        measured = memadvisor.load(Path(folder) / name).ranks[0].traced_step.peak_allocated_bytes
+        step = captured_step(memadvisor.load(Path(folder) / "plain"))
+        predicted = simulate(step, write_schedule(plan, step.units), TIMES).peak.total_bytes
+        peaks[name] = predicted, measured
+    found.update(before=before, losses=losses == expected, peaks=peaks, budget=budget, best=plans["advised"])
+    return found
+
+
+@pytest.mark.timeout(150)
+def test_the_script_trains_as_before_and_needs_the_memory_that_was_predicted(tmp_path):
+    for found in run_ranks(loop, 2, str(tmp_path)):
+        assert found["losses"]
+        for name, (predicted, measured) in found["peaks"].items():
+            assert predicted == pytest.approx(measured, rel=0.01), name
+        assert found["peaks"]["advised"][1] <= found["budget"]
+        assert found["best"].executor == "fsdp2" and {u.zero_stage for u in found["best"].units} == {3}
+        assert found["before"][""] == (False, [], [], "DefaultAllGather")
+        assert found["freed"]["blocks.1"] == (True, ["blocks.2"], ["blocks.0"], "Gather")
+        assert found["freed"][""] == (False, ["blocks.0"], ["blocks.3"], "Gather")
+        assert found["native"]["blocks.1"] == (True, [], ["blocks.1"], "DefaultAllGather")
+        kept = {name: settings[0] for name, settings in found["some-kept"].items()}
+        assert kept == {"": False, "blocks.0": True, "blocks.1": False, "blocks.2": False, "blocks.3": True}
+
+
+def refusals(rank: int) -> list[str]:
+    training, said = Training(rank), []
+    inner = Model()
+    for block in inner.blocks:
+        fully_shard(block)
+    for plan, model in (
+        (make_plan(2, 2), training.model),
+        (make_plan(2, 0), training.model),
+        (replace(by_units(()), num_ranks=3), training.model),
+        (make_plan(2, 3), inner),
+    ):
+        applied = install(plan)
+        try:
+            model(torch.zeros(1, 4, dtype=torch.int64))
+            said.append("")
+        except PlanError as error:
+            said.append(error.one_line())
+        finally:
+            applied.remove()
+    applied = install(by_units(()))
+    try:
+        DistributedDataParallel(Model())
+    except PlanError as error:
+        said.append(error.one_line())
+    finally:
+        applied.remove()
+    return said
+
+
+@pytest.mark.timeout(100)
+def test_what_fsdp2_does_not_do_is_refused_before_the_first_step():
+    for said in run_ranks(refusals, 2):
+        expected = (
+            "ZeRO stage 3, and the plan asks for stage 2",
+            "asks for stage 0",
+            "FSDP2 has 2",
+            "not on the model",
+        )
+        assert all(words in line for words, line in zip(expected, said[:4], strict=True)), said
+        assert "calls fully_shard" in said[4]
+
+
+def three(rank: int) -> list[float]:
+    plain, planned = Training(rank), Training(rank)
+    expected = plain.losses(4)
+    applied = apply(replace(make_plan(3, 3, gather_depth=1)), planned.model, planned.optimizer)
+    found = planned.losses(4)
+    applied.remove()
+    return [abs(one - other) / other for one, other in zip(found, expected, strict=True)]
+
+
+@pytest.mark.timeout(100)
+def test_three_ranks_sum_in_another_order():
+    for errors in run_ranks(three, 3):
+        assert max(errors) < 1e-6
