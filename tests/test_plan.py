@@ -65,13 +65,14 @@ PLANS = st.builds(
         Precision,
         param_dtype=st.sampled_from([None, "float32"]),
         reduce_dtype=st.sampled_from([None, "float32"]),
+        optimizer_dtype=st.none(),  # else every unit is of stage 3
     ),
 )
 # Older plans are without.
 LATER = (
     *("compression", "gather_bits", "reduce_bits", "sent_bytes"),
     *("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype"),
-    *("shard_ranks", "update_in_backward"),
+    *("shard_ranks", "update_in_backward", "optimizer_dtype"),
 )
 PLAN = Plan(
     fingerprint="0123456789abcdef",
@@ -243,6 +244,8 @@ def test_no_json_value_raises_anything_but_a_plan_error(value):
             "float16 with ZeRO stage 1",
         ),
         ({"precision": {"reduce_dtype": "float16"}, "units": [], "num_ranks": 1}, "float16 with one rank"),
+        ({"precision": {"optimizer_dtype": "float16"}}, "optimizer_dtype 'float16'"),
+        ({"precision": {"optimizer_dtype": "float32"}}, "optimizer_dtype float32 with ZeRO stage 0"),
         ({"compression": {"gather_bits": 8}}, "gather_bits 8 with ZeRO stage 0"),
         ({"compression": {"reduce_bits": 3}}, "reduce_bits 3"),
         (

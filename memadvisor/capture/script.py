@@ -148,6 +148,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--policy",
         "--param-dtype",
         "--reduce-dtype",
+        "--optimizer-dtype",
         "--gather-bits",
         "--reduce-bits",
     }

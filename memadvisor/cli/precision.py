@@ -21,8 +21,17 @@ def add_precision_options(parser: argparse.ArgumentParser) -> None:
         help="with ZeRO stages 2 and 3: what their gradients are summed in over the ranks (lossy)",
     )
 
+    parser.add_argument(
+        "--optimizer-dtype",
+        choices=("fp32",),
+        help="with ZeRO stage 3: update bf16 and fp16 parameters in float32, kept beside them in the shards; "
+        "losses differ",
+    )
+
 
 def precision_of(arguments: argparse.Namespace) -> Precision:
     return Precision(
-        param_dtype=_DTYPES.get(arguments.param_dtype), reduce_dtype=_DTYPES.get(arguments.reduce_dtype)
+        param_dtype=_DTYPES.get(arguments.param_dtype),
+        reduce_dtype=_DTYPES.get(arguments.reduce_dtype),
+        optimizer_dtype=_DTYPES.get(arguments.optimizer_dtype),
     )

@@ -27,7 +27,7 @@ TAKES_SCRIPT = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--gather-bits 8] [--reduce-bits 4|8]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
+    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--optimizer-dtype fp32] [--gather-bits 8] [--reduce-bits 4|8]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
     parser.add_argument("--plan", metavar="FILE", help="a plan that `memadvisor advise -o` wrote")
     parser.add_argument(
         "--zero", type=int, choices=range(4), metavar="0-3", help="ZeRO stage of a plan made by hand"
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    flags = ("zero", "policy", "param_dtype", "reduce_dtype", *FLAGS)
+    flags = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", *FLAGS)
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:

@@ -7,6 +7,7 @@ one flat, padded to a multiple of the ranks. With more than one rank,
   3 keeps a shard of its own and has the full flat beside it between gather and release;
 - gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it, 2 and 3 until the
   reduction, which leaves a shard; what the script has dropped is free from the next forward on;
+- with an optimizer dtype, shards of narrow parameters and of their gradients, and their state, are in it;
 - with a precision, gathered flats are in its parameter dtype, and buffers of gradients and their staging in its
   reduction dtype; shards of parameters and gradients are in the parameters' own;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
@@ -23,9 +24,11 @@ The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
@@ -86,7 +89,7 @@ class EngineMemory:
         self.replays = self.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
         if schedule.precision != step.precision:
             raise AssertionError("a step is played in the precision that it was cut for")
-        precision = schedule.precision
+        self._precision = precision = schedule.precision
         self._flat_bytes: dict[str, int] = {}
         self._full_bytes: dict[str, int] = {}  # the same, as gathers make them
         self._trainable_flat_bytes: dict[str, int] = {}
@@ -96,9 +99,12 @@ class EngineMemory:
             states, ranks = self._states(name), self.num_ranks
             casts = precision.of_parameter if stage == 3 else _own_dtype
             sums = precision.of_reduction if stage >= 2 else _own_dtype
-            self._flat_bytes[name] = flat_bytes(states, ranks, frozen=stage == 3)
             self._full_bytes[name] = flat_bytes(states, ranks, frozen=stage == 3, dtype_of=casts)
-            self._trainable_flat_bytes[name] = flat_bytes(states, ranks, frozen=False)
+            masters = precision.of_optimizer if stage == 3 else _own_dtype
+            own_bytes = flat_bytes(states, ranks, frozen=False)
+            self._trainable_flat_bytes[name] = flat_bytes(states, ranks, frozen=False, dtype_of=masters)
+            frozen_bytes = flat_bytes(states, ranks, frozen=stage == 3) - own_bytes
+            self._flat_bytes[name] = self._trainable_flat_bytes[name] + frozen_bytes
             self._buffer_bytes[name] = flat_bytes(states, ranks, frozen=False, dtype_of=sums)
             if schedule.compression != UNCOMPRESSED:
                 self._packed[name] = packing_of(states, stage, ranks, schedule)
@@ -306,7 +312,7 @@ class EngineMemory:
         if not any(self.stages.values()):
             return 1.0
         chosen = frozenset(names)
-        whole = piece = 1
+        whole, piece = 1, Fraction(1)
         for name, stage in self.stages.items():
             states = self._states(name)
             shard = -(-sum(p.num_elements for p in states.parameters if p.requires_grad) // self.num_ranks)
@@ -317,8 +323,9 @@ class EngineMemory:
                     whole = max(whole, count)
                     in_pieces = stage and parameter.name not in wholes
                     if name in chosen:
-                        piece = max(piece, min(count, shard) if in_pieces else count)
-        return piece / whole
+                        widened = (min(count, shard) if in_pieces else count) * self._widening(name)
+                        piece = max(piece, widened)
+        return float(piece / whole)
 
     def update_share(self, names: Iterable[str]) -> float:
         """Elements of these units that this rank updates, as a fraction of those of all units."""
@@ -359,8 +366,16 @@ class EngineMemory:
         if not self.stages[name]:
             wholes = sum(update.state_bytes for update in states.whole_updates)
             return states.optimizer_bytes + states.optimizer_scalar_bytes + wholes
-        pieces = -(-states.optimizer_bytes // self.num_ranks) + states.optimizer_scalar_bytes
+        optimizer_bytes = math.ceil(states.optimizer_bytes * self._widening(name))
+        pieces = -(-optimizer_bytes // self.num_ranks) + states.optimizer_scalar_bytes
         return pieces + self._owned.get(name, Owned()).state_bytes
+
+    def _widening(self, name: str) -> Fraction:
+        """Bytes that the optimizer keeps for what it updates of a unit, as a multiple of those of the plain run."""
+        wider = self._precision.of_optimizer if self.stages[name] == 3 else _own_dtype
+        trainable = [p for p in self._states(name).parameters if p.requires_grad]
+        wide_bytes = sum(bytes_in(p.size_bytes, p.dtype, wider(p.dtype)) for p in trainable)
+        return Fraction(wide_bytes, sum(p.size_bytes for p in trainable) or 1)
 
     def _states(self, name: str) -> UnitStates:
         return self.step.states.get(name) or _NO_PARAMETERS

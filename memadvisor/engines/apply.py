@@ -28,6 +28,7 @@ from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.independence import check_independent
 from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, read_model
+from memadvisor.engines.notes import notes_on
 from memadvisor.engines.optimizer_state import OptimizerStates
 from memadvisor.engines.owners import Owners
 from memadvisor.engines.recompute import Note, Recompute
@@ -39,10 +40,9 @@ from memadvisor.engines.transfers import check_compressible
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.whole_step import OwnedSwap, slots_of
 from memadvisor.errors import PlanError
-from memadvisor.plan import Plan, check_plan, loss_text
+from memadvisor.plan import Plan, check_plan, loss_text, masters_text
 from memadvisor.run.cut import unwrap
 from memadvisor.schedule import Schedule, write_schedule
-from memadvisor.units import format_bytes
 
 _numbers = itertools.count()
 
@@ -127,6 +127,8 @@ class Applied:
         self._hooks = Hooks(self, self._undo)
         self._recompute = Recompute(self._hooks, self._note, self._undo)
         self._casts = Casts(self._undo)
+        if plan.precision.has_masters:
+            self._note("warning", f"This plan changes the updates: {masters_text(plan.precision)}")
         if plan.precision.is_lossy:
             self._note("warning", f"This plan is lossy: {loss_text(plan.precision)}")
         if plan.compression.is_lossy:
@@ -172,6 +174,11 @@ class Applied:
         """An optimizer is named, or seen for the first time. Raises PlanError for a wrong one."""
         is_new = optimizer not in self._optimizers
         if is_new and max(self._stages(), default=0) >= 1 and not is_elementwise(optimizer):
+            if self.plan.precision.has_masters:
+                raise PlanError(
+                    f"{type(optimizer).__name__} needs whole parameters, whose masters are in pieces.",
+                    hint="leave out the plan's optimizer_dtype (--optimizer-dtype).",
+                )
             calls_once = check_independent(optimizer)
             self._owners[optimizer] = Owners(optimizer, next(self._optimizer_numbers), calls_once)
         self._optimizers.add(optimizer)
@@ -291,34 +298,9 @@ class Applied:
         self._casts.attach(model.root, executor.units.values())
         self._recompute.attach(model, schedule)
         self._attached = True
-        self._report(executor)
+        for level, text in notes_on(executor):
+            self._note(level, text)
         return executor
-
-    def _report(self, executor: Executor) -> None:
-        sharded = [flat for flat in executor.flats if flat.stage >= 1]
-        padding_bytes = sum(flat.padding_bytes for flat in sharded)
-        self._note(
-            "info",
-            f"{type(executor.model.root).__name__}: {len(executor.units)} units, {len(sharded)} sharded flats, "
-            f"padding {format_bytes(padding_bytes)} of parameters in all",
-        )
-        of_float32 = any(flat.dtype == torch.float32 for flat in sharded)
-        if executor.schedule.precision.is_lossy and not of_float32:
-            self._note(
-                "warning", "the plan's precision has no effect: no sharded parameter of the model is float32"
-            )
-        if executor.schedule.compression.is_lossy and not of_float32:
-            self._note(
-                "warning",
-                "the plan's compression has no effect: no sharded parameter of the model is float32",
-            )
-        if executor.any_order and executor.num_shared_stages == 3:
-            exactly = ", in float32," if executor.schedule.compression.gather_bits else ""
-            self._note(
-                "warning",
-                "DDP allows unused parameters (find_unused_parameters or static_graph): ZeRO stage 3 fetches "
-                f"parameters{exactly} rank by rank, which is slow",
-            )
 
     # ---- the optimizer step ------------------------------------------------------------------
 

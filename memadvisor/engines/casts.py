@@ -44,7 +44,7 @@ class Casts:
         """Cast for the units whose parameters are computed with in another dtype."""
         for unit in units:
             for flat in unit.flats:
-                if flat.is_cast:
+                if flat.param_dtype != flat.script_dtype:
                     self._inputs[unit.live.module] = self._roots[root] = flat.param_dtype
                     self._wrap(type(unit.live.module))
                     self._wrap(type(root))

@@ -76,7 +76,8 @@ def write_items(fqn: str, source: Source) -> list[WriteItem]:
 
 def chunks_to_read(source: Source) -> list[ChunkStorageMetadata]:
     """What this rank reads of a tensor: its own part, which goes into the model itself, or all."""
-    if not _is_shared_out(source):
+    if not _is_shared_out(source) or (source.slot.flat.has_masters and not source.key):
+        source.is_shared_out = False  # shards hold more digits, which the optimizer's state brings
         return [_whole_chunk(source)]
     if not source.key:
         source.executor.loans.end_one(source.slot.flat)  # it has the other ranks' old values

@@ -67,8 +67,8 @@ class Slot:
 class Flat:
     """Storage of one unit, dtype and trainability.
 
-    dtype: the parameters' own, which shards, optimizer state and what the script reads are in. param_dtype: that
-    of `full`, which modules compute with and gathers carry; another one with stage 3 alone. reduce_dtype: that of
+    dtype: the one that shards and optimizer state are in. script_dtype: the parameters' own, which the script reads;
+    another one where shards are masters (a precision's optimizer_dtype), with stage 3 alone. param_dtype: that of `full`, which modules compute with and gathers carry; another one with stage 3 alone. reduce_dtype: that of
     `grad`; another one with stages 2 and 3 alone. gather_bits, reduce_bits: of each element while it travels (transfers.py).
 
     full: all parameters; with stage 3 its storage is resized to nothing between uses. None with stage 0,
@@ -83,6 +83,7 @@ class Flat:
     rank: int
     num_ranks: int
     dtype: torch.dtype
+    script_dtype: torch.dtype
     param_dtype: torch.dtype
     reduce_dtype: torch.dtype
     gather_bits: int | None
@@ -141,6 +142,11 @@ class Flat:
             raise AssertionError("a flat without a shard has nothing to gather")
         return self.shard if full.dtype == self.shard.dtype else self.own_slice(full).copy_(self.shard)
 
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimizer updates the parameters in another dtype than the script has them in."""
+        return self.dtype != self.script_dtype
+
     def keep_written(self) -> None:
         """Take over what a module has written into `full`.
 
@@ -148,10 +154,19 @@ class Flat:
         """
         if self.full is None or self.shard is None:
             return
-        written = self.own_slice(self.full)
-        if self.is_rounded:
-            seen = self.shard if self.gather_bits is None else rounded(self.shard, self.gather_bits)
-            same = written == seen.to(self.param_dtype)
+        seen = self.shard if self.gather_bits is None else rounded(self.shard, self.gather_bits)
+        self._take_over(self.own_slice(self.full), seen)
+
+    def keep_loan(self) -> None:
+        """Take over what the script has written into `loan`, likewise."""
+        if self.loan is not None and self.shard is not None:
+            self._take_over(self.own_slice(self.loan), self.shard)
+
+    def _take_over(self, written: torch.Tensor, seen: torch.Tensor) -> None:
+        if self.shard is None:
+            raise AssertionError("a flat without a shard keeps nothing")
+        if written.dtype != self.dtype or seen is not self.shard:
+            same = written == seen.to(written.dtype)
             written = torch.where(same, self.shard, written.to(self.dtype))
         self.shard.copy_(written)
 
@@ -230,7 +245,8 @@ def flats_of(
             stage=stage,
             rank=rank,
             num_ranks=num_ranks,
-            dtype=dtype,
+            dtype=_dtype_of(precision.of_optimizer(name)) if stage == 3 and trainable else dtype,
+            script_dtype=dtype,
             param_dtype=_dtype_of(precision.of_parameter(name) if stage == 3 else name),
             reduce_dtype=_dtype_of(precision.of_reduction(name) if stage >= 2 else name),
             gather_bits=compression.gather_bits_of(name) if stage == 3 else None,

@@ -31,7 +31,7 @@ class Loans:
         self._take_back(other for other in self._executor.flats if other is not flat)
         if flat.loan is None:
             with torch.no_grad():
-                loan = flat.new(flat.padded_numel)
+                loan = flat.new(flat.padded_numel, flat.script_dtype)
                 self._executor.label(loan, "parameter", flat.unit)
                 self._executor.fill(flat, loan, self._executor.collective)
                 flat.loan = loan
@@ -54,9 +54,9 @@ class Loans:
         flat.loan, flat.is_loan_fixed = None, False
 
     def _keep(self, flat: Flat) -> None:
-        if flat.loan is not None and flat.shard is not None:
+        if flat.loan is not None:
             with torch.no_grad():
-                flat.shard.copy_(flat.own_slice(flat.loan))
+                flat.keep_loan()
             flat.loan_version = flat.loan._version
 
     def _take_back(self, flats: Iterable[Flat]) -> None:
@@ -65,7 +65,9 @@ class Loans:
             if flat.loan is None or flat.shard is None or flat.is_loan_fixed or is_held(flat.loan):
                 continue
             # The version tells of writes by torch; what a view from numpy wrote shows in the values alone.
-            if flat.loan._version == flat.loan_version and _is_same(flat.own_slice(flat.loan), flat.shard):
+            if flat.loan._version == flat.loan_version and _is_same(
+                flat.own_slice(flat.loan), flat.shard.to(flat.loan.dtype)
+            ):
                 flat.loan = None
 
 

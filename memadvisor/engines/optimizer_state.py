@@ -15,7 +15,15 @@ from torch.utils._pytree import tree_leaves
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.owners import Owners
-from memadvisor.engines.sharded_step import FindSlot, parameters_of, pieces_of_loaded, whole_state
+from memadvisor.engines.sharded_step import (
+    MASTER,
+    SCALARS,
+    FindSlot,
+    parameters_of,
+    pieces_of_loaded,
+    slots_of_saved,
+    whole_state,
+)
 from memadvisor.engines.sources import meet_checkpoints
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.whole_step import own_of_loaded, packed_state, unpacked_state, with_others_states
@@ -48,7 +56,10 @@ class OptimizerStates:
             return self._whole(optimizer, original_state(optimizer))
 
         def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-            original_load(optimizer, self._own(optimizer, state_dict))
+            own, wide = self._without_masters(optimizer, self._own(optimizer, state_dict))
+            original_load(optimizer, own)
+            for parameter, state in wide:
+                optimizer.state[parameter] = {**optimizer.state[parameter], **state}
             for executor in self._executors_of(optimizer):
                 executor.num_writes += 1  # who asks for states from here on waits until they are loaded
 
@@ -62,7 +73,10 @@ class OptimizerStates:
         for number, parameter in enumerate(parameters_of(optimizer)):
             slot = self._slot_of(parameter)
             if slot is not None and number in result["state"]:
-                result["state"][number] = whole_state(result["state"][number], slot, self._late)
+                state = result["state"][number]
+                if slot.flat.has_masters and slot.flat.shard is not None and isinstance(state, dict):
+                    state = {**state, MASTER: slot.piece(slot.flat.shard)}
+                result["state"][number] = whole_state(state, slot, self._late)
         return result
 
     def _late(self, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
@@ -78,6 +92,35 @@ class OptimizerStates:
         if owners is None:
             return pieces_of_loaded(optimizer, state_dict, self._slot_of)
         return own_of_loaded(optimizer, state_dict, self._slot_of, owners)
+
+    def _without_masters(
+        self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[tuple[torch.nn.Parameter, dict[str, Any]]]]:
+        """This rank's pieces without masters, which go into the shards; and those that torch would round."""
+        slots = slots_of_saved(optimizer, state_dict, self._slot_of) or {}
+        states = dict(state_dict["state"])
+        wide: list[tuple[torch.nn.Parameter, dict[str, Any]]] = []
+        for number, slot in slots.items():
+            state = states.get(number)
+            if (
+                slot is None
+                or not slot.flat.has_masters
+                or slot.flat.shard is None
+                or not isinstance(state, dict)
+            ):
+                continue
+            state = dict(state)
+            master = state.pop(MASTER, None)
+            if master is not None:
+                slot.piece(slot.flat.shard).copy_(master)
+            states[number] = state
+            pieces = {
+                key: value.to(slot.flat.dtype)
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor) and key not in SCALARS
+            }
+            wide.append((slot.parameter, pieces))
+        return {**state_dict, "state": states}, wide
 
     def _keep_replaced(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """What the script has of the state that is about to be replaced is the old one."""
@@ -95,6 +138,8 @@ class OptimizerStates:
 
     def state_of(self, slot: Slot, key: str) -> torch.Tensor | None:
         """This rank's piece of a state."""
+        if key == MASTER:
+            return None if slot.flat.shard is None else slot.piece(slot.flat.shard)
         for optimizer in list(self._optimizers):
             value = optimizer.state.get(slot.parameter, {}).get(key)
             if isinstance(value, torch.Tensor):

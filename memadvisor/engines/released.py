@@ -87,7 +87,7 @@ class ReleasedParameter(torch.nn.Parameter):
             of_late = _state_dict_depth > 0 and name_of(func) == "detach"
             if of_late and type(args[0]) is ReleasedParameter:
                 slot, executor = _owner(args[0])
-                return executor.lates.tensor(slot, "", slot.flat.dtype)
+                return executor.lates.tensor(slot, "", slot.flat.script_dtype)
             writes = bool(args) and type(args[0]) is ReleasedParameter and is_writing(func)
             if writes:
                 slot, executor = _owner(args[0])
@@ -173,7 +173,7 @@ def _seen_dtype(parameter: torch.Tensor) -> torch.dtype:
     slot, executor = _slots.get(id(parameter)), _executors.get(id(parameter))
     if slot is None or executor is None or executor.computes:
         return parameter.dtype
-    return slot.flat.dtype
+    return slot.flat.script_dtype
 
 
 def _borrow(value: Any, writes: bool = False) -> Any:

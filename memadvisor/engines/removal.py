@@ -34,6 +34,7 @@ def remove_executor(
         if executor.num_shared_stages:
             executor.meet()
         executor.loans.end()
+        executor.lates.keep_masters()
         _restore_optimizers(executor, optimizers, slot_of, owners, ask)
         for flat in executor.flats:
             _restore_parameters(executor, flat)
@@ -56,6 +57,11 @@ def let_go_of_orphans(executors: Iterable[Executor], group: dist.ProcessGroup, *
         orphan.service.let_go()
 
 
+def _as_without_us(executor: Executor, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
+    whole = executor.service.fetch_state(slot, key, own)
+    return whole.to(slot.flat.script_dtype) if slot.flat.has_masters else whole
+
+
 def _restored(executor: Executor, slot: Slot, key: str) -> torch.Tensor:
     whole = executor.service.state_of(slot, key) if key else slot.parameter.detach()
     if whole is None:
@@ -68,15 +74,15 @@ def _restore_parameters(executor: Executor, flat: Flat) -> None:
         return
     full = flat.full
     if flat.is_rounded:  # what modules compute with is not all that the shards hold
-        executor.fill(flat, full := flat.new(flat.padded_numel), collective=True)
+        executor.fill(flat, full := flat.new(flat.padded_numel, flat.script_dtype), collective=True)
     else:
         executor.gather(flat, collective=True)
     for slot in flat.slots:
         show(slot, full)
-        own = torch.empty_strided(slot.shape, slot.stride, dtype=flat.dtype, device=flat.device)
+        own = torch.empty_strided(slot.shape, slot.stride, dtype=flat.script_dtype, device=flat.device)
         slot.parameter.data = own.copy_(slot.view(full))
         if flat.is_cast and flat.trainable:
-            slot.parameter.grad_dtype = flat.dtype
+            slot.parameter.grad_dtype = flat.script_dtype
     flat.full = flat.shard = None
 
 
@@ -87,7 +93,7 @@ def _restore_gradients(executor: Executor, flat: Flat) -> None:
         executor.wire.gather(source, flat.grad_shard, flat.unit, flat.index)
     for slot in flat.slots:
         if source is not None and slot.parameter.grad is not None:
-            slot.parameter.grad = slot.view(source).clone()
+            slot.parameter.grad = slot.view(source).to(flat.script_dtype, copy=True)
     flat.grad = flat.grad_shard = None
 
 
@@ -111,7 +117,7 @@ def _restore_optimizers(
             if of_rank is not None:
                 state = ask(slot, of_rank) if of_rank.is_elsewhere(slot) else state
             elif state is not None:
-                state = whole_state(state, slot, executor.service.fetch_state)
+                state = whole_state(state, slot, partial(_as_without_us, executor))
             if state is not None:
                 whole.append((optimizer, slot.parameter, state))
     # Nobody may replace a piece before everybody has read it.

@@ -24,6 +24,9 @@ _ELEMENTWISE = tuple(getattr(optim, name) for name in ELEMENTWISE)
 # State with one number for a whole parameter; everything else has the parameter's shape.
 SCALARS = ("step", "eta", "mu", "mu_product")
 
+# What a state dict calls the shards' own values, where they hold more digits than the parameters.
+MASTER = "master"
+
 FindSlot = Callable[[torch.Tensor], Slot | None]
 
 

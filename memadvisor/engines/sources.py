@@ -15,6 +15,7 @@ from memadvisor.engines.flat import Slot
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.loans import is_held
 from memadvisor.engines.released import making_state_dict
+from memadvisor.engines.sharded_step import MASTER
 from memadvisor.engines.undo import Undo
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Source:
             return slot.flattened(self.kept)
         if not self.key and slot.flat.loan is not None:
             return slot.flattened(slot.view(slot.flat.loan))
-        whole = self.executor.service.fetch(slot, self.key, self.piece())
+        whole = self.executor.service.fetch(slot, self.key, self.piece().to(self.dtype))
         self.executor.lates.announce(whole, self)
         return whole
 
@@ -105,7 +106,7 @@ class Source:
         order, boxes = self.boxes()
         start = tuple(offset[dim] for dim in order)
         box = next(box for box in boxes if box.offsets == start)
-        own = self.piece()[box.first : box.first + box.num_elements].view(box.sizes)
+        own = self.piece()[box.first : box.first + box.num_elements].to(self.dtype).view(box.sizes)
         return own.permute([order.index(dim) for dim in range(len(order))])
 
 
@@ -151,6 +152,12 @@ class Lates:
         if threading.get_ident() == self._thread:
             category = "optimizer_state" if source.key else "parameter"
             self._executor.label(whole, category, source.slot.flat.unit)
+
+    def keep_masters(self) -> None:
+        """The shards go, and what of them no parameter holds with them."""
+        for source in list(self._sources.values()):
+            if source.key == MASTER:
+                source.keep()
 
     def forget(self) -> None:
         """Let go of the state that was read last, unless the script has a view of it."""

@@ -20,7 +20,7 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
-from memadvisor.plan import FULL_PRECISION, Plan, Precision, loss_text
+from memadvisor.plan import FULL_PRECISION, Plan, Precision, loss_text, masters_text
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import RankedPlan, Search, order
 from memadvisor.run.run import Run
@@ -68,7 +68,7 @@ def advise(
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
     if ranks < 1:
         raise UsageError(f"--gpus {ranks} is no number of ranks.", hint="give 1 or more.")
-    if ranks == 1 and precision.is_lossy:
+    if ranks == 1 and precision != FULL_PRECISION:
         raise UsageError(
             "Another precision needs shards, and one rank has none.", hint="advise for --gpus 2 or more."
         )
@@ -218,9 +218,11 @@ def _like_ours(observations: tuple[Observation, ...], step: CapturedStep) -> tup
 
 
 def _precision_notes(precision: Precision) -> Iterator[str]:
+    if precision.has_masters:
+        yield f"Every plan changes the updates: {masters_text(precision)}"
     if precision.is_lossy:
         yield f"Every plan is lossy: {loss_text(precision)}"
-    if precision.least_stage == 3:
+    if precision.param_dtype not in (None, "float32"):
         yield (
             f"Recorded activations of the model are taken to be in {precision.param_dtype}; times of compute are those "
             "recorded."

@@ -1,5 +1,6 @@
 """Laws of the simulator: an unchanged replay is the measurement, and what sharding and recomputing must do."""
 
+import dataclasses
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -375,6 +376,44 @@ def test_a_gathered_unit_and_what_the_model_makes_are_half_and_masters_are_whole
 
     assert wide["parameter"] - narrow["parameter"] == 2 * block_bytes // 2
     assert narrow["activation"] == wide["activation"] // 2
+
+
+def in_bfloat16(run):
+    """The same training of a model whose parameters, gradients and states are bfloat16."""
+    rank = run.ranks[0]
+    parameters = tuple(
+        dataclasses.replace(row, dtype="bfloat16", size_bytes=row.size_bytes // 2) for row in rank.parameters
+    )
+    storages = tuple(
+        dataclasses.replace(row, dtype="bfloat16", size_bytes=row.size_bytes // 2)
+        if row.category in ("parameter", "gradient", "optimizer_state") and row.size_bytes > 4
+        else row
+        for row in rank.storages
+    )
+    return dataclasses.replace(
+        run, ranks=(dataclasses.replace(rank, parameters=parameters, storages=storages),)
+    )
+
+
+def test_masters_are_twice_as_wide_in_shards_and_states_and_nowhere_else():
+    """Stage 3 of a model in bfloat16, by hand: float32 shards of values, gradients and moments, narrow gathers."""
+    run = in_bfloat16(make_run(num_ranks=1))
+    levels = []
+    for precision in (FULL_PRECISION, Precision(optimizer_dtype="float32")):
+        step = captured_step(run, precision=precision)
+        result = play(step, ranks=2, stage=3, precision=precision)
+        for place in ("optimizer step", "backward of blocks.2"):
+            levels.append(next(m for m in result.moments if m.position == place).by_category_bytes)
+    (resting, running), (wide_resting, wide_running) = levels[:2], levels[2:]
+    shard_bytes = sum(states.parameter_bytes for states in step.states.values()) // 2
+    scalar_bytes = sum(states.optimizer_scalar_bytes for states in step.states.values())
+
+    assert resting["parameter"] == resting["gradient"] == shard_bytes
+    assert wide_resting["parameter"] == wide_resting["gradient"] == 2 * shard_bytes
+    assert (
+        wide_resting["optimizer_state"] - scalar_bytes == 2 * (resting["optimizer_state"] - scalar_bytes) > 0
+    )
+    assert wide_running["parameter"] - running["parameter"] == shard_bytes
 
 
 def test_messages_are_as_large_as_their_dtypes_say():
