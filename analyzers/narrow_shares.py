@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from memadvisor.analyzers.batch_sizes import is_weight_cast
-from memadvisor.plan import ITEM_BYTES, Precision
+from memadvisor.precision import ITEM_BYTES, Precision
 from memadvisor.run.records import Storage
 from memadvisor.run.run import RankRun
 

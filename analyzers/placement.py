@@ -11,7 +11,7 @@ from typing import Protocol
 from memadvisor.analyzers.batch_sizes import shrink_batch
 from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.cost.step import STATES
-from memadvisor.plan import FULL_PRECISION, Precision
+from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Saved, Step, Storage
 from memadvisor.run.run import RankRun
 

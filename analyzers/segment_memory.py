@@ -16,7 +16,7 @@ from memadvisor.analyzers.movable import boundary_tensors, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
 from memadvisor.analyzers.step_storages import step_storages
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level, StepStorage
-from memadvisor.plan import Precision, bytes_in
+from memadvisor.precision import Precision, bytes_in
 from memadvisor.run.records import UNEXPLAINED, Parameter, Step
 from memadvisor.run.run import RankRun
 

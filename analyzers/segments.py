@@ -17,7 +17,7 @@ from memadvisor.cost.collectives import Observation
 from memadvisor.cost.owners import is_elementwise
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates, WholeUpdate
 from memadvisor.errors import UsageError
-from memadvisor.plan import FULL_PRECISION, Precision
+from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Collective, Parameter, Span, Step
 from memadvisor.run.run import RankRun, Run
 

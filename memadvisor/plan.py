@@ -18,92 +18,10 @@ from typing import Any
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.executors import Algorithm, check_executor
+from memadvisor.precision import FULL_PRECISION, Precision, check_precision
 from memadvisor.run.files import write_private_file
 
 FORMAT = 1
-
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of the dtypes that a precision may name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """What parameters that are float32 in the script are computed with, and their gradients summed in.
-
-    `param_dtype`: what modules see in a forward, and what gathers carry. `reduce_dtype`: what the gradients
-    of the ranks are added up in, and what reductions carry. None: float32, as without a plan. What the
-    optimizer keeps and updates of them is float32 in any case. Parameters of other dtypes keep theirs.
-
-    `optimizer_dtype` float32 is for trainable parameters that are bfloat16 or float16 in the script: shards of them
-    are float32 masters, which the optimizer keeps its state for and updates; modules see them rounded.
-    """
-
-    param_dtype: str | None = None
-    reduce_dtype: str | None = None
-    optimizer_dtype: str | None = None
-
-    @property
-    def is_lossy(self) -> bool:
-        """Whether anything is rounded that float32 would keep."""
-        return {self.param_dtype, self.reduce_dtype} - {None, "float32"} != set()
-
-    @property
-    def has_masters(self) -> bool:
-        """Whether anything is kept that the script would round."""
-        return self.optimizer_dtype is not None
-
-    def of_parameter(self, dtype: str) -> str:
-        """The dtype of gathered copies of a parameter that is `dtype` in the script."""
-        return self.param_dtype or dtype if dtype == "float32" else dtype
-
-    def of_reduction(self, dtype: str) -> str:
-        """The dtype in which the gradient of such a parameter is summed, where it becomes shards."""
-        return self.reduce_dtype or dtype if dtype == "float32" else dtype
-
-    def of_optimizer(self, dtype: str) -> str:
-        """The dtype in which the optimizer updates such a parameter, if it is trainable."""
-        return self.optimizer_dtype or dtype if dtype in ("bfloat16", "float16") else dtype
-
-    @property
-    def least_stage(self) -> int:
-        """The lowest ZeRO stage that every unit must have."""
-        if self.param_dtype not in (None, "float32") or self.has_masters:
-            return 3
-        return 2 if self.reduce_dtype not in (None, "float32") else 0
-
-
-def precision_text(precision: Precision) -> str:
-    """Another precision in a few words that follow others, after a comma: `, computes in bfloat16`; else nothing."""
-    rounded = "".join(
-        f", {what} in {dtype}"
-        for what, dtype in (("computes", precision.param_dtype), ("sums", precision.reduce_dtype))
-        if dtype is not None and precision.is_lossy
-    )
-    return rounded + (f", updates in {precision.optimizer_dtype}" if precision.has_masters else "")
-
-
-def loss_text(precision: Precision) -> str:
-    """What a lossy precision rounds, in words."""
-    return (
-        f"modules compute in {precision.param_dtype or 'float32'}, gradients are summed over the ranks in "
-        f"{precision.reduce_dtype or 'float32'}; what the optimizer keeps stays float32. Losses will differ "
-        "from those without it."
-    )
-
-
-def masters_text(precision: Precision) -> str:
-    """What an optimizer dtype changes, in words."""
-    return (
-        f"parameters that are bfloat16 or float16 are updated in {precision.optimizer_dtype}, which is kept beside "
-        "them in the shards. Losses will differ from those without it."
-    )
-
-
-def bytes_in(size_bytes: int, dtype: str, other: str) -> int:
-    """Bytes of what takes `size_bytes` in one dtype, in another that a precision makes of it."""
-    return size_bytes if dtype == other else size_bytes // ITEM_BYTES[dtype] * ITEM_BYTES[other]
-
-
-FULL_PRECISION = Precision()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +291,7 @@ def check_plan(plan: Plan, source: str) -> None:
         value = getattr(plan, field)
         if value is not None and value < 1:
             raise PlanError(f"{source} has {field} {value}.", hint="it must be 1 or more.")
-    _check_precision(plan, stages, source)
+    check_precision(plan.precision, plan.num_ranks, stages, source)
     check_compression(plan.compression, plan.num_ranks, stages, source, plan.precision.reduce_dtype)
     asked = {
         f"ZeRO stage {min(stages)}": stages != {3},
@@ -398,23 +316,3 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,
         "updates in the backward": plan.update_in_backward,
     }
-
-
-def _check_precision(plan: Plan, stages: set[int], source: str) -> None:
-    """A parameter dtype needs shards to keep float32 in, a reduction dtype gradients that become shards."""
-    least = {"param_dtype": 3, "reduce_dtype": 2, "optimizer_dtype": 3}
-    for field, stage in least.items():
-        dtype = getattr(plan.precision, field)
-        if dtype is None:
-            continue
-        if dtype not in ITEM_BYTES:
-            raise PlanError(f"{source} has {field} {dtype!r}.", hint=f"use {', '.join(ITEM_BYTES)}.")
-        if field == "optimizer_dtype" and dtype != "float32":
-            raise PlanError(f"{source} has {field} {dtype!r}.", hint="use float32, or leave it out.")
-        found = 0 if plan.num_ranks == 1 else min(stages)
-        if (dtype != "float32" or field == "optimizer_dtype") and found < stage:
-            where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {found}"
-            raise PlanError(
-                f"{source} has {field} {dtype} with {where}.",
-                hint=f"it needs several ranks and stage {'3' if stage == 3 else '2 or 3'} for every unit.",
-            )

@@ -14,7 +14,8 @@ from enum import StrEnum
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.executors import Algorithm, all_native
-from memadvisor.plan import FULL_PRECISION, Plan, Precision, UnitPlan
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Unit
 
 

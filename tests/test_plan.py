@@ -14,7 +14,6 @@ from memadvisor.errors import PlanError, UsageError
 from memadvisor.executors import Algorithm, algorithm_for
 from memadvisor.plan import (
     Plan,
-    Precision,
     Prediction,
     UnitPlan,
     check_plan,
@@ -25,6 +24,7 @@ from memadvisor.plan import (
     save_plan,
 )
 from memadvisor.planning.reasons import stages_text
+from memadvisor.precision import Precision
 
 SIZES = st.integers(0, 2**60)
 SECONDS = st.floats(0, 1e9)

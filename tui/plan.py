@@ -8,8 +8,9 @@ from textual.widgets import DataTable, Static
 
 from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.compression import compression_text
-from memadvisor.plan import Plan, precision_text
+from memadvisor.plan import Plan
 from memadvisor.planning.reasons import stages_text
+from memadvisor.precision import precision_text
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Row, refill, row_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from memadvisor.plan import Precision
+from memadvisor.precision import Precision
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

@@ -35,7 +35,7 @@ from memadvisor.cost.activations import View
 from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.packing import Packing, packing_of
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
-from memadvisor.plan import bytes_in
+from memadvisor.precision import bytes_in
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.

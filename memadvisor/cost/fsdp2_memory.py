@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from memadvisor.cost.activations import View
 from memadvisor.cost.engine_memory import Message
 from memadvisor.cost.step import CapturedStep, Segment
-from memadvisor.plan import bytes_in
+from memadvisor.precision import bytes_in
 from memadvisor.run.records import Parameter, ShardGroup
 from memadvisor.schedule import Action, ActionKind, Point, Schedule
 

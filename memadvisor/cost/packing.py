@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from memadvisor.compression import packed_bytes, scratch_elements
 from memadvisor.cost.step import UnitStates
-from memadvisor.plan import bytes_in
+from memadvisor.precision import bytes_in
 from memadvisor.schedule import Schedule
 
 

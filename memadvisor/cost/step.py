@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from memadvisor.plan import FULL_PRECISION, Precision
+from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Parameter, ShardGroup, Unit
 
 Bytes = Mapping[str, int]  # by category

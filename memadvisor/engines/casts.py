@@ -25,7 +25,7 @@ from memadvisor.engines.flat import UnitState
 from memadvisor.engines.live import dtype_name
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
-from memadvisor.plan import Precision
+from memadvisor.precision import Precision
 
 
 class Casts:

@@ -20,9 +20,10 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
-from memadvisor.plan import FULL_PRECISION, Plan, Precision, loss_text, masters_text
+from memadvisor.plan import Plan
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import RankedPlan, Search, order
+from memadvisor.precision import FULL_PRECISION, Precision, loss_text, masters_text
 from memadvisor.run.run import Run
 
 MAX_MICRO_BATCH_DIVISOR = 8

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memadvisor.compression import compression_text
-from memadvisor.plan import Plan, Prediction, UnitPlan, precision_text
+from memadvisor.plan import Plan, Prediction, UnitPlan
+from memadvisor.precision import precision_text
 from memadvisor.units import format_bytes, format_fraction, format_seconds
 
 

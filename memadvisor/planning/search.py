@@ -13,9 +13,10 @@ from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
-from memadvisor.plan import FULL_PRECISION, Plan, Precision, Prediction, UnitPlan, fingerprint
+from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.planning.arrangement import SHARDINGS, Arrangement, Outcome, choose_arrangement, space_of
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
+from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
 from memadvisor.schedule import write_schedule
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.compression import compression_text
-from memadvisor.plan import Plan, precision_text
+from memadvisor.plan import Plan
+from memadvisor.precision import precision_text
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
 from memadvisor.schedule import resolve_units

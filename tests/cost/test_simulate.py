@@ -14,7 +14,8 @@ from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.engine_memory import flat_bytes
 from memadvisor.cost.owners import Cost, share_out
 from memadvisor.cost.simulate import simulate
-from memadvisor.plan import FULL_PRECISION, Plan, Precision, UnitPlan
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.schedule import Lane, write_schedule
 from tests.make_run import make_run
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from memadvisor.compression import Compression
 from memadvisor.engines.quantise import rounded
 from memadvisor.errors import PlanError
-from memadvisor.plan import Precision
+from memadvisor.precision import Precision
 from tests.engines.ranks import run_ranks
 from tests.engines.test_precision import Renormed, _scaled_training
 from tests.engines.trainings import Training, applied, build, make_optimizer, make_plan

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.errors import PlanError
-from memadvisor.plan import Precision as P
 from memadvisor.plan import UnitPlan
+from memadvisor.precision import Precision as P
 from tests.engines.ranks import run_ranks
 from tests.engines.test_executor import TRAININGS, _scaled_training, several_forwards_of, units_of
 from tests.engines.trainings import (

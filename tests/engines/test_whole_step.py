@@ -18,7 +18,8 @@ from memadvisor.engines.apply import apply
 from memadvisor.engines.live import read_model
 from memadvisor.engines.whole_step import packed_state, unpacked_state
 from memadvisor.errors import PlanError
-from memadvisor.plan import Precision, UnitPlan
+from memadvisor.plan import UnitPlan
+from memadvisor.precision import Precision
 from memadvisor.run.records import Parameter
 from tests.engines import optimizers
 from tests.engines.ranks import run_ranks

@@ -23,7 +23,8 @@ from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import read_model
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.wire import Wire
-from memadvisor.plan import Plan, Precision, UnitPlan
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.precision import Precision
 from memadvisor.schedule import write_schedule
 from tests.engines.trainings import make_plan
 
