@@ -17,6 +17,12 @@ from tests.engines.virtual_ranks import AloneWire, Case, draw_case, train_alone
 NUM_PLANS, NUM_ORDERS = 200, 5
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_compiled(monkeypatch):
+    """By a test before, in this process: no gather would be late then."""
+    monkeypatch.setattr(arrivals, "has_compiled", lambda: False)
+
+
 class AtOnce:
     """A lane without any freedom: work is done where it is submitted."""
 
