@@ -268,7 +268,9 @@ def parse_args():
     parser.add_argument("--seconds", type=float, default=600, help="start no round after this time")
     parser.add_argument("--fused", action="store_true", help="AdamW(fused=True) everywhere")
     parser.add_argument(
-        "--kept", type=int, help="blocks that ours-3-keep keeps until their backward (default: all)"
+        "--kept",
+        type=int,
+        help="blocks that ours-3-keep and ours-3-inback keep until their backward (default: all)",
     )
     parser.add_argument(
         "--link", metavar="RATE", help="2 ranks in network namespaces, joined at RATE (1gbit)"

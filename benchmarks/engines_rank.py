@@ -92,12 +92,12 @@ class Local(Training):
 
 class Ours(Training):
     """The same script under a plan; `ours-3-overlap` is stage 3 with overlap, `ours-3-keep` has the first `--kept`
-    blocks stay from their forward to their backward too."""
+    blocks stay from their forward to their backward too, and `ours-3-inback` updates units in the backward too."""
 
     def prepare(self):
         stage, _, how = self.mode.removeprefix("ours-").partition("-")
         num_blocks = MODELS[self.args.model][0]
-        num_kept = min(num_blocks, self.args.kept or num_blocks) if how == "keep" else 0
+        num_kept = min(num_blocks, self.args.kept or num_blocks) if how in ("keep", "inback") else 0
         plan = Plan(
             fingerprint=None,
             num_ranks=self.num_ranks,
@@ -114,6 +114,7 @@ class Ours(Training):
             why="benchmark",
             overlap=how != "",
             gather_depth=int(how != ""),
+            update_in_backward=how == "inback",
         )
         self.applied = install(plan)
 
@@ -214,6 +215,7 @@ TRAININGS = {
     "ours-2-overlap": Ours,
     "ours-3-overlap": Ours,
     "ours-3-keep": Ours,
+    "ours-3-inback": Ours,
 }
 
 

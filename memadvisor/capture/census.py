@@ -9,9 +9,9 @@ import torch
 from memadvisor.capture.account import Resident
 from memadvisor.capture.allocator import device_block_sizes
 from memadvisor.capture.cpu_account import CpuAccount
-from memadvisor.capture.living import living
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import describe, is_shared, plain_tensors, storage_address
+from memadvisor.run.living import living
 from memadvisor.run.records import OptimizerState
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit

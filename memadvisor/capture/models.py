@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from memadvisor.capture.living import living
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.run.cut import cut_units, innermost, module_tree, unwrap
+from memadvisor.run.living import living
 from memadvisor.run.records import Module, Parameter, ShardGroup, Unit
 
 

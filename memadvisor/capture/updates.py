@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from memadvisor.capture.clock import DeviceMark
-from memadvisor.capture.living import living
 from memadvisor.capture.steps import StepCycle
+from memadvisor.run.living import living
 
 
 class Updates:

@@ -289,6 +289,7 @@ class Applied:
             any_order,
             lambda made: Service(made, number, self._states.state_of, self._states.owned_state),
             number,
+            self._note,
         )
         for slot in executor.slots:
             if slot.flat.stage >= 1 and slot.flat.trainable:
@@ -315,6 +316,7 @@ class Applied:
         owners = self._owners.get(optimizer)
         args, kwargs = with_closure_done(optimizer, owners, args, kwargs)
         for executor in self._executors_of(flats):
+            executor.early.step_begins(optimizer, slots_of(optimizer, self.slot_of))
             executor.step_begins()
             executor.optimizers.add(optimizer)
         if owners is None:

@@ -10,6 +10,7 @@ wait, so scripted modules and models that torch.compile has seen are not left be
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,7 +63,7 @@ class Arrivals:
             for flat in unit.trainable if unit is not None else ():
                 if flat.index not in stepped or flat.full is None or flat.shard is None:
                     continue
-                if action.overlaps and self._can_wait(flat):
+                if action.overlaps and self.can_wait(flat):
                     _leave_behind(
                         flat, executor.wire.begin_gather(flat.full, flat.shard, flat.unit, flat.index)
                     )
@@ -72,10 +73,11 @@ class Arrivals:
     def settle(self) -> None:
         """Wait for all that is on its way."""
         for flat in self._executor.flats:
-            if flat.stage < 3:
+            if flat.stage < 3 and not isinstance(flat.arriving, Guard):
                 settle(flat)
 
-    def _can_wait(self, flat: Flat) -> bool:
+    def can_wait(self, flat: Flat) -> bool:
+        """Whether whoever reads the flat's parameters would come by here."""
         if has_compiled():
             return False
         if self._may_be_late is None:
@@ -93,12 +95,46 @@ def _leave_behind(flat: Flat, ticket: Any) -> None:
         slot.parameter.__class__ = ArrivingParameter
 
 
+def drop(flat: Flat) -> None:
+    """Let go of a flat of stage 3 that was gathered ahead and has not been asked for."""
+    if flat.stage == 3 and flat.arriving is not None and flat.full is not None:
+        flat.arriving.wait()  # else the memory would be written to after it has been given away
+        flat.arriving = None
+        flat.full.untyped_storage().resize_(0)
+
+
+class Guard:
+    """In place of a transfer: nothing comes, but whoever reads the parameters is reported."""
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
+
+    def wait(self) -> None:
+        self._report()
+
+
+def put_guard(flat: Flat, report: Callable[[], None]) -> None:
+    """Have whoever reads a flat's parameters reported, once."""
+    _leave_behind(flat, Guard(report))
+
+
+def take_guard(flat: Flat) -> None:
+    """The parameters may be read again."""
+    if isinstance(flat.arriving, Guard):
+        flat.arriving = None
+        _show_class(flat)
+
+
 def settle(flat: Flat) -> None:
     """Wait until a flat of stage 1 or 2 has its new values."""
     if flat.arriving is None:
         return
     flat.arriving.wait()
     flat.arriving = None
+    _show_class(flat)
+
+
+def _show_class(flat: Flat) -> None:
     for slot in flat.slots:
         if type(slot.parameter) is ArrivingParameter:
             slot.parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]  # its own class

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from memadvisor.engines.arrivals import Arrivals, settle
+from memadvisor.engines.arrivals import Arrivals, drop, settle
+from memadvisor.engines.early_updates import EarlyUpdates, Note
 from memadvisor.engines.flat import Flat, UnitState, build_units
 from memadvisor.engines.gradients import ShardedGradient
 from memadvisor.engines.hooks import Hooks
@@ -51,6 +52,7 @@ class Executor:
         any_order: bool,
         service: Callable[[Executor], Service],
         number: int = 0,
+        note: Note = lambda level, text: None,
     ) -> None:
         self.model = model
         # The model, and what torch.compile has made of it inside DDP: a pass begins and ends with one of them.
@@ -87,6 +89,7 @@ class Executor:
         self.loans = Loans(self)
         self.lates = Lates(self)
         self.arrivals = Arrivals(self)
+        self.early = EarlyUpdates(self, note)
         self._move_parameters()
         # Not sooner: a rank that is ahead may ask for a shard before this one has any.
         self.service = service(self)
@@ -193,6 +196,7 @@ class Executor:
         return self.in_forward or self.hooks.in_backward
 
     def _pass_begins(self) -> None:
+        self.early.pass_begins()
         self._drop_arriving()  # of a pass that an exception ended
         self.reductions.sweep()
         ddp = self._ddp()
@@ -262,6 +266,7 @@ class Executor:
 
     def reduce_unit(self, unit: UnitState) -> None:
         self._play(Point.AFTER_BACKWARD, unit, ActionKind.REDUCE)
+        self._play(Point.AFTER_BACKWARD, unit, ActionKind.UPDATE)
 
     def backward_ends(self, failed: bool) -> None:
         is_ours = self.reductions.end(failed)
@@ -285,6 +290,8 @@ class Executor:
                 self._release_unit(unit)
             elif action.kind is ActionKind.REDUCE:
                 self.reductions.reduce(unit, action)
+            elif action.kind is ActionKind.UPDATE:
+                self.early.update(unit)
             # RECOMPUTE is played by recompute.py, which wraps the unit's own forward.
 
     def _gather_unit(self, unit: UnitState, *, ahead: bool) -> None:
@@ -314,6 +321,7 @@ class Executor:
         if flat.stage < 3:
             settle(flat)
             return
+        self.early.read(flat)
         with torch.no_grad():
             if flat.arriving is not None:
                 flat.arriving.wait()
@@ -331,10 +339,7 @@ class Executor:
     def _drop_arriving(self) -> None:
         """Let go of what was gathered ahead and never asked for, as when the model takes another way."""
         for flat in self.flats:
-            if flat.stage == 3 and flat.arriving is not None and flat.full is not None:
-                flat.arriving.wait()  # else the memory would be written to after it has been given away
-                flat.arriving = None
-                flat.full.untyped_storage().resize_(0)
+            drop(flat)
 
     def fill(self, flat: Flat, full: torch.Tensor, collective: bool) -> None:
         """Write a flat's parameters, from all ranks, into `full`, in every digit that `full` has."""
@@ -388,8 +393,6 @@ class Executor:
     def meet(self) -> None:
         """Wait for all ranks: whatever they read before this point of the program, they have read."""
         self.wire.largest([0], self.flats[0].device)
-
-    # ---- what is alive -----------------------------------------------------------------------
 
     def labelled_tensors(self) -> Iterator[Labelled]:
         for flat in self.flats:

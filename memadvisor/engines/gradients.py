@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memadvisor.engines.flat import Slot
 
 _aten = torch.ops.aten
+_ZEROING = {_aten.zero_, _aten._foreach_zero_}
 # Elementwise, in place, with numbers that are the same on every rank: right on every shard by itself.
 _ELEMENTWISE = {
     *(_aten.zero_, _aten.mul_, _aten.div_, _aten.clamp_, _aten.clamp_min_, _aten.clamp_max_, _aten.fill_),
@@ -50,12 +51,27 @@ class ShardedGradient(torch.Tensor):
     def piece(self) -> torch.Tensor:
         """This rank's elements, 1-D."""
         slot = self._slot()
+        self._tell_of_look()
         if slot is None or slot.flat.grad_shard is None:
             raise RuntimeError("this gradient has been dropped")
         return slot.piece(slot.flat.grad_shard)
 
+    def _tell_of_look(self) -> None:
+        slot, executor = self._slot(), self._executor()
+        if slot is not None and executor is not None:
+            executor.early.look_at_gradient(slot)
+
+    def zero(self) -> None:
+        """Zero this rank's elements; what an update in the backward has used up has none."""
+        slot, executor = self._slot(), self._executor()
+        if slot is not None and executor is not None:
+            executor.early.zero_gradient(slot)
+            if slot.flat.grad_shard is not None:
+                slot.piece(slot.flat.grad_shard).zero_()
+
     def full(self) -> torch.Tensor:
         """The whole mean gradient, in the parameter's shape; the other ranks need not take part."""
+        self._tell_of_look()
         slot, executor = self._slot(), self._executor()
         if slot is None or executor is None:
             raise RuntimeError("this gradient has been dropped")
@@ -77,7 +93,10 @@ class ShardedGradient(torch.Tensor):
             executors = _executors(args)
             for executor in executors:
                 executor.reductions.meet_before_writes()
-            func(*tree_map_only(ShardedGradient, ShardedGradient.piece, args), **kwargs)
+            if func.overloadpacket in _ZEROING:
+                tree_map_only(ShardedGradient, ShardedGradient.zero, args)
+            else:
+                func(*tree_map_only(ShardedGradient, ShardedGradient.piece, args), **kwargs)
             for executor in executors:
                 executor.num_writes += 1  # who asks for gradients from here on waits for this write
             return args[0]

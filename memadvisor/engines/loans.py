@@ -28,6 +28,7 @@ class Loans:
     def lend(self, slot: Slot) -> torch.Tensor:
         """Full values of a released parameter, in memory of their own."""
         flat = slot.flat
+        self._executor.early.read(flat)
         self._take_back(other for other in self._executor.flats if other is not flat)
         if flat.loan is None:
             with torch.no_grad():

@@ -106,6 +106,7 @@ def _unscale(
             for parameter in group["params"]
             if (slot := sharded_slot(parameter)) is not None
             and (executor := slot.token._executor()) is not None
+            and executor.early.look_at_gradient(slot) is None
         }
         if not executors:
             return original(scaler, optimizer, *args)

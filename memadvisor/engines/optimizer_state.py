@@ -72,7 +72,10 @@ class OptimizerStates:
             return with_others_states(result, optimizer, self._slot_of, owners, self.from_owner)
         for number, parameter in enumerate(parameters_of(optimizer)):
             slot = self._slot_of(parameter)
-            if slot is not None and number in result["state"]:
+            if slot is None:
+                continue
+            self._executor_of(slot.flat).early.read(slot.flat)
+            if number in result["state"]:
                 state = result["state"][number]
                 if slot.flat.has_masters and slot.flat.shard is not None and isinstance(state, dict):
                     state = {**state, MASTER: slot.piece(slot.flat.shard)}

@@ -88,6 +88,9 @@ class Reductions:
         """Whether this backward was one of this model's."""
         if self._backward.touched and not failed:
             self._finish()
+            self._executor.early.update_reduced()
+        elif failed:
+            self._executor.early.backward_fails()
         for slot in self._slots:
             if slot.token is not None and slot.had_gradient and slot.parameter.grad is None:
                 slot.parameter.grad = slot.token
@@ -141,7 +144,11 @@ class Reductions:
     def accumulated(self, unit: UnitState, slot: Slot) -> None:
         """Autograd has added to a parameter's gradient: move it into the unit's flat buffer."""
         flat, parameter = slot.flat, slot.parameter
-        self._backward.touched = True
+        if not self._backward.touched:
+            self._backward.touched = True
+            self._executor.early.backward_begins(self._sync)
+        if self.has_come(unit):
+            self._executor.early.late_gradient(unit)
         if flat.stage >= 2 and not self._through_ddp:
             raise PlanError(
                 "The script runs a backward through the model inside DistributedDataParallel, past DDP itself.",
@@ -197,6 +204,10 @@ class Reductions:
             flat.grad[flat.num_elements :].zero_()
             self._executor.label(flat.grad, "gradient", flat.unit)
         return slot.view(flat.grad)
+
+    def has_come(self, unit: UnitState) -> bool:
+        """Whether all gradients of a unit have come in this backward."""
+        return unit.name in self._backward.done
 
     def _unit_backward_ends(self, unit: UnitState) -> None:
         if unit.name in self._backward.done:

@@ -30,6 +30,7 @@ def remove_executor(
 
     owners: of the optimizers that step on whole parameters; `ask` gets another rank's state of one.
     """
+    executor.early.end()
     with torch.no_grad():
         if executor.num_shared_stages:
             executor.meet()
@@ -94,6 +95,8 @@ def _restore_gradients(executor: Executor, flat: Flat) -> None:
     for slot in flat.slots:
         if source is not None and slot.parameter.grad is not None:
             slot.parameter.grad = slot.view(source).to(flat.script_dtype, copy=True)
+        elif slot.token is not None:
+            slot.parameter.grad = None  # used up by an update in the backward
     flat.grad = flat.grad_shard = None
 
 

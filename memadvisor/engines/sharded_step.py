@@ -9,7 +9,7 @@ whole tensors, put together from all ranks' pieces, and `load_state_dict` takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -43,17 +43,31 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
 class Swap:
     """An optimizer whose groups hold pieces; `undo` gives it its parameters back.
 
-    with_state: its state too; without it whoever looks at gradients alone may swap any optimizer.
+    with_state: its state too; without it whoever looks at gradients alone may swap any optimizer. only: ids of the
+    parameters that the groups have meanwhile; None for all. gradient_of: this rank's piece of a gradient.
     """
 
-    def __init__(self, optimizer: optim.Optimizer, slot_of: FindSlot, *, with_state: bool = True) -> None:
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        slot_of: FindSlot,
+        *,
+        with_state: bool = True,
+        only: Container[int] | None = None,
+        gradient_of: Callable[[Slot], torch.Tensor | None] | None = None,
+    ) -> None:
         self._optimizer = optimizer
         self._with_state = with_state
+        self._gradient_of = gradient_of or gradient_piece
         self._groups: list[list[torch.Tensor]] = []
         self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         for group in optimizer.param_groups:
             self._groups.append(group["params"])
-            group["params"] = [self._replacement(parameter, slot_of) for parameter in group["params"]]
+            group["params"] = [
+                self._replacement(parameter, slot_of)
+                for parameter in group["params"]
+                if only is None or id(parameter) in only
+            ]
 
     def finish(self) -> None:
         self.undo()
@@ -70,7 +84,7 @@ class Swap:
         if slot is None or slot.flat.shard is None:
             return parameter
         piece = slot.piece(slot.flat.shard).detach()
-        piece.grad = gradient_piece(slot)
+        piece.grad = self._gradient_of(slot)
         state = self._optimizer.state
         if self._with_state and parameter in state:
             state[piece] = shard_state(state.pop(parameter), slot)

@@ -76,6 +76,7 @@ class Source:
         slot = self.slot
         if self.kept is not None:
             return slot.flattened(self.kept)
+        self.executor.early.read(slot.flat)
         if not self.key and slot.flat.loan is not None:
             return slot.flattened(slot.view(slot.flat.loan))
         whole = self.executor.service.fetch(slot, self.key, self.piece().to(self.dtype))
@@ -103,6 +104,7 @@ class Source:
         """What a checkpoint writes, or reads into: the box at `offset`, or all."""
         if not self.is_shared_out or offset is None:
             return self.copy().as_strided(self.slot.shape, self.slot.stride)
+        self.executor.early.read(self.slot.flat)
         order, boxes = self.boxes()
         start = tuple(offset[dim] for dim in order)
         box = next(box for box in boxes if box.offsets == start)

@@ -48,6 +48,7 @@ class Configuration:
     reshard: bool = True
     shard_ranks: int | None = None
     removed_at: int | None = None
+    update_in_backward: bool = False
 
     def is_exact(self, num_ranks: int) -> bool:
         """Whether no sum is reordered: two numbers are added up in whatever order, and nothing else is."""
@@ -87,7 +88,8 @@ def trained(rank: int, configuration: Configuration, plan: Any) -> Trained:
     def each_step(ddp, optimizer, step):
         if step == 0:
             seen.extend((ddp, optimizer))
-            result.first = _gradients(ddp) if rank == 0 else {}
+            # Whoever reads gradients has units updated in the optimizer step from then on.
+            result.first = _gradients(ddp) if rank == 0 and not configuration.update_in_backward else {}
         if applied is not None and step == configuration.removed_at:
             applied.remove()
             result.leftovers = _leftovers(ddp, optimizer)
@@ -186,6 +188,7 @@ def _plan(configuration: Configuration):
         overlap=configuration.overlap,
         gather_depth=configuration.gather_depth,
         shard_ranks=configuration.shard_ranks,
+        update_in_backward=configuration.update_in_backward,
     )
 
 
@@ -209,14 +212,19 @@ def configurations(draw: st.DrawFn, num_ranks: int) -> Configuration:
         dtype=draw(st.sampled_from(["float32", "float64"])),
         steps=NUM_STEPS,
     )
+    stages = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=5)))
+    early = max(stages) >= 2 and draw(st.booleans())
     configuration = Configuration(
         training=training,
-        stages=tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=5))),
+        stages=stages,
         overlap=draw(st.booleans()),
         gather_depth=draw(st.integers(0, 2)),
         reshard=draw(st.booleans()),
         shard_ranks=draw(st.sampled_from([None, 2])) if num_ranks == 4 else None,
-        removed_at=draw(st.sampled_from([None, None, 7])),
+        removed_at=None
+        if early
+        else draw(st.sampled_from([None, None, 7])),  # between a backward and its step
+        update_in_backward=early,
     )
     if training.dtype == "float32" and not configuration.is_exact(num_ranks):
         gentle = training.optimizer.replace("sgd", "slow sgd")

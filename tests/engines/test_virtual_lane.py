@@ -9,6 +9,7 @@ import torch
 
 from memadvisor.engines import arrivals
 from memadvisor.engines import executor as executor_module
+from memadvisor.engines.early_updates import EarlyUpdates
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.reductions import Reductions
 from tests.engines.virtual_lane import OrderError, World
@@ -62,6 +63,7 @@ def play(case: Case, seed: int, eagerness: float) -> World:
 def test_a_thousand_random_schedules_are_free_of_races():
     """Random stages for each unit, ranks, micro-batches and evaluations; work as late as may be, or at random."""
     num_early = num_late = 0
+    assert sum(draw_case(number).plan.update_in_backward for number in range(NUM_PLANS)) > 50
     for number in range(NUM_PLANS):
         case = draw_case(number)
         for order in range(NUM_ORDERS):
@@ -92,6 +94,15 @@ LATE = next(
     case
     for case in map(draw_case, range(1000))
     if case.plan.overlap and {unit.zero_stage for unit in case.plan.units} == {1, 2}
+)
+
+
+EARLY = next(
+    case
+    for case in map(draw_case, range(1000))
+    if case.plan.overlap
+    and case.plan.update_in_backward
+    and {unit.zero_stage for unit in case.plan.units} == {3}
 )
 
 
@@ -141,6 +152,17 @@ def _keep_a_sum_that_is_not_over(monkeypatch):
     monkeypatch.setattr(Reductions, "_end_scattering", end)
 
 
+def _update_by_a_sum_that_is_not_over(monkeypatch):
+    def update_reduced(self):
+        for unit in self._due:
+            for flat in unit.trainable:
+                flat.grad_shard = flat.own_slice(flat.grad) if flat.grad is not None else flat.grad_shard
+            self._update(unit)
+        self._due.clear()
+
+    monkeypatch.setattr(EarlyUpdates, "update_reduced", update_reduced)
+
+
 def _leave_all_reduces_unwaited(monkeypatch):
     original = AloneWire.begin_mean
 
@@ -179,6 +201,7 @@ BUGS = {
     _release_what_is_arriving: (OVERLAPPED, "written while it is written.*resize_"),
     _use_what_is_arriving: (LATE, "read while it is written"),
     _keep_a_sum_that_is_not_over: (OVERLAPPED, "read while it is written"),
+    _update_by_a_sum_that_is_not_over: (EARLY, "read while it is written"),
     _leave_all_reduces_unwaited: (MIXED, "read while it is written"),
     _reuse_staging_before_the_wait: (OVERLAPPED, "written while it is written"),
     _forget_to_declare: (OVERLAPPED, "did not declare"),

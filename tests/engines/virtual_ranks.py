@@ -94,6 +94,9 @@ def draw_case(seed: int) -> Case:
     )
     synced = (*(draw.random() < 0.5 for _ in range(draw.randint(0, 1))), True)
     case = Case(plan, draw.randrange(num_ranks), synced, draw.random() < 0.2, draw.random() < 0.3)
+    early = not case.evaluates and draw.random() < 0.5
+    plan = replace(plan, update_in_backward=early and max(unit.zero_stage for unit in units) >= 2)
+    case = replace(case, plan=plan)
     least = min(unit.zero_stage for unit in units)
     precision = Precision(
         param_dtype=draw.choice([None, "bfloat16"]) if least == 3 else None,
@@ -215,6 +218,9 @@ def train_alone(case: Case, lane: Any) -> list[torch.Tensor]:
     with executing(case, lane) as (ddp, executor):
         words = torch.arange(4)
         losses = []
+        optimizer = torch.optim.SGD(ddp.module.parameters(), lr=0.1)
+        if case.plan.update_in_backward:
+            _as_after_a_step(executor, optimizer, len(case.synced))
         for synced in case.synced:
             ddp.require_backward_grad_sync = synced
             loss = ddp(words).square().mean()
@@ -223,6 +229,7 @@ def train_alone(case: Case, lane: Any) -> list[torch.Tensor]:
         if case.evaluates:
             with torch.no_grad():
                 losses.append(ddp.module(words).sum())
+        executor.early.step_begins(optimizer, executor.slots)
         _step(executor)
         if case.looks:
             losses.append(ddp.module.blocks[2].linear.weight.detach().sum())
@@ -233,7 +240,16 @@ def train_alone(case: Case, lane: Any) -> list[torch.Tensor]:
         return losses + held
 
 
+def _as_after_a_step(executor: Executor, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
+    """All ranks have watched one, and update in the backward from here on."""
+    early = executor.early
+    early._rhythm, early._is_agreed = (num_backwards, True), True
+    for slot in executor.slots:
+        early._optimizers[slot.name] = optimizer
+
+
 def _step(executor: Executor) -> None:
+    """Of what has gradients left, as SGD does it."""
     executor.step_begins()
     with torch.no_grad():
         for flat in executor.flats:

@@ -1,6 +1,6 @@
 """Who is alive, in a process that holds whatever a script holds."""
 
-from memadvisor.capture.living import living
+from memadvisor.run.living import living
 
 
 class Base:
