@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
+from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.cost.collectives import Observation
@@ -98,6 +99,7 @@ def captured_step(
         repeats=micro_batch_divisor,
         micro_batch_size=None if batch is None else batch // micro_batch_divisor,
         precision=precision,
+        leaves_gradients_alone=all(map(leaves_gradients_alone, traced)),
         shard_groups=groups,
     )
 

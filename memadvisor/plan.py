@@ -299,6 +299,11 @@ def check_plan(plan: Plan, source: str) -> None:
         **beside_fsdp2(plan),
     }
     check_executor(plan.executor, plan.algorithms, asked, source)
+    if plan.update_in_backward and plan.executor != "built-in":
+        raise PlanError(
+            f"{source} updates in the backward by {plan.executor}.",
+            hint="the built-in engine alone does that.",
+        )
     used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
     if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
         where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"

@@ -87,6 +87,7 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "grad_accum": plan.grad_accum,
         "overlap": plan.overlap,
         "gather_depth": plan.gather_depth,
+        "update_in_backward": plan.update_in_backward,
         "executor": plan.executor,
         "units": [dataclasses.asdict(unit) for unit in plan.units],
         "precision": dataclasses.asdict(plan.precision),

@@ -1,6 +1,6 @@
 """`memadvisor run --plan plan.json [--nproc N] SCRIPT [ARGS...]`: apply a plan, profile, compare.
 
-Without --plan, `--zero`, `--policy` and the options of precision.py and compression.py make a plan by hand, worked
+Without --plan, `--zero`, `--policy`, `--update-in-backward` and the options of precision.py and compression.py make a plan by hand, worked
 out on the live model.
 """
 
@@ -27,7 +27,7 @@ TAKES_SCRIPT = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--optimizer-dtype fp32] [--gather-bits 8] [--reduce-bits 4|8]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
+    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--optimizer-dtype fp32] [--gather-bits 8] [--reduce-bits 4|8] [--update-in-backward]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
     parser.add_argument("--plan", metavar="FILE", help="a plan that `memadvisor advise -o` wrote")
     parser.add_argument(
         "--zero", type=int, choices=range(4), metavar="0-3", help="ZeRO stage of a plan made by hand"
@@ -39,6 +39,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_precision_options(parser)
     add_compression_options(parser)
+    parser.add_argument(
+        "--update-in-backward",
+        action="store_true",
+        default=None,
+        help="with ZeRO stages 2 and 3: update each unit, and free its gradients, as soon as they are reduced",
+    )
     add_recording_options(parser)
 
 
@@ -57,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    flags = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", *FLAGS)
+    flags = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward", *FLAGS)
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:
@@ -80,6 +86,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         gather_depth=1,
         precision=precision_of(arguments),
         compression=compression_of(arguments),
+        update_in_backward=bool(arguments.update_in_backward),
     )
     check_plan(plan, "This run")
     return plan

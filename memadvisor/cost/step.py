@@ -189,6 +189,9 @@ class CapturedStep:
     repeats: int
     micro_batch_size: int | None
     precision: Precision = FULL_PRECISION
+    leaves_gradients_alone: bool = (
+        False  # between the last backward and the optimizer step, as far as is known
+    )
     shard_groups: tuple[ShardGroup, ...] = ()
 
     @cached_property

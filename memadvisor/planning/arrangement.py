@@ -29,13 +29,14 @@ SHARDINGS = ((0, True), (1, True), (2, True), (3, False), (3, True))
 class Arrangement:
     """Everything that the search may choose: units in order of execution, and what runs ahead or behind.
 
-    shard_ranks: how many ranks share what is sharded; None is all of them.
+    shard_ranks: how many ranks share what is sharded; None is all of them. early: units are updated in the backward.
     """
 
     units: tuple[UnitPlan, ...]
     overlap: bool
     gather_depth: int
     shard_ranks: int | None = None
+    early: bool = False
 
     @property
     def recomputed(self) -> frozenset[str]:

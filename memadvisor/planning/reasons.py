@@ -53,6 +53,10 @@ def _transfers(plan: Plan) -> str:
         words.append("reductions one unit behind")
     if plan.overlap and any(unit.zero_stage in (1, 2) for unit in plan.units):
         words.append("updated parameters gathered under the next forward")
+    if plan.update_in_backward:
+        words.append(
+            "units updated in the backward, since the recorded step left gradients alone until its update"
+        )
     return f" with {' and '.join(words)}" if words else ""
 
 

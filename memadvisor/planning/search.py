@@ -22,6 +22,9 @@ from memadvisor.schedule import write_schedule
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
 _SEGMENTS_PLAYED = 15_000  # what one walk of the local search may simulate, in segments
+# What updating in the backward must save of the step's time where a plan without it fits: a script may do in a later
+# step what the traced one did not, and is stopped then.
+_WORTH_IT = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,10 @@ class Search:
             hybrids = self._groups(step) if stage else ()
             best += [self._alike(step, stage, *kind, shard_ranks, found) for shard_ranks in hybrids]
             alike.append(min(best, key=order))
+            if stage >= 2 and step.leaves_gradients_alone and not step.shard_groups:
+                early = [self._alike(step, stage, *each, None, [], early=True) for each in kinds[1:]]
+                early += [self._alike(step, stage, *kind, ranks, [], early=True) for ranks in hybrids]
+                alike[-1] = _worthier(alike[-1], min(early, key=order))
         yield from alike
         if self.num_ranks > 1 and step.repeats == 1:
             mixed = self._mixed(step, found)
@@ -117,6 +124,8 @@ class Search:
         depth: int,
         shard_ranks: int | None,
         found: list[Arrangement],
+        *,
+        early: bool = False,
     ) -> RankedPlan:
         """All units of one stage, with the best choice of units to recompute; what was met joins `found`."""
 
@@ -125,7 +134,7 @@ class Search:
                 UnitPlan(name=u.name, zero_stage=stage, recompute=u.name in recomputed, reshard=reshard)
                 for u in step.units
             )
-            return Arrangement(units, overlap, depth, shard_ranks)
+            return Arrangement(units, overlap, depth, shard_ranks, early)
 
         known: dict[frozenset[str], Simulation] = {}
 
@@ -253,7 +262,16 @@ class Search:
             compression=self.compression,
             shard_ranks=arrangement.shard_ranks,
             executor="fsdp2" if step.shard_groups else "built-in",
+            update_in_backward=arrangement.early,
         )
+
+
+def _worthier(late: RankedPlan, early: RankedPlan) -> RankedPlan:
+    """A plan that updates in the backward where it is needed to fit, or clearly faster; else the other one."""
+    if late.fits and early.fits:
+        limit_s = late.prediction.step_time_s * (1 - _WORTH_IT)
+        return early if early.prediction.step_time_s < limit_s else late
+    return min(late, early, key=order)
 
 
 def proper_divisors(num_ranks: int) -> tuple[int, ...]:

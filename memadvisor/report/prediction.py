@@ -149,7 +149,8 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             + precision_text(plan.precision)
             + compression_text(plan.compression)
             + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
-            + (", reductions one unit behind" if plan.overlap else ""),
+            + (", reductions one unit behind" if plan.overlap else "")
+            + (", units updated in the backward" if plan.update_in_backward else ""),
             num_text=2,
             note=f"Micro-batch {batch}, accumulation {accumulation}."
             + (f" {more} further units are left out." if more > 0 else ""),
