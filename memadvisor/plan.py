@@ -20,6 +20,7 @@ from memadvisor.errors import PlanError, UsageError
 from memadvisor.executors import Algorithm, check_executor
 from memadvisor.precision import FULL_PRECISION, Precision, check_precision
 from memadvisor.run.files import write_private_file
+from memadvisor.stretches import check_stretches, units_of_stretches
 
 FORMAT = 1
 
@@ -79,6 +80,8 @@ class Plan:
     `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`
     and keeps that; units of a group that FSDP2 gathers together are freed after the forward if all of them `reshard`.
     `algorithms`: how collectives go; empty, as is usual on the backend.
+    `stretches`: first and last names of runs of units of which only the first one's input is kept, and whose forwards
+    run again, as one, before the last one's backward; they nest, and a unit's own `recompute` is the innermost.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """
@@ -101,6 +104,7 @@ class Plan:
     compression: Compression = UNCOMPRESSED
     executor: str = "built-in"
     algorithms: tuple[Algorithm, ...] = ()
+    stretches: tuple[tuple[str, str], ...] = ()
 
     @property
     def group_ranks(self) -> int:
@@ -114,7 +118,14 @@ class Plan:
 
     @property
     def recomputed_units(self) -> tuple[str, ...]:
-        return tuple(unit.name for unit in self.units if unit.recompute)
+        """Units whose forward runs again, alone or in a stretch, in order of execution."""
+        again = {name for stretch in self.unit_stretches for name in stretch}
+        return tuple(unit.name for unit in self.units if unit.recompute or unit.name in again)
+
+    @property
+    def unit_stretches(self) -> tuple[tuple[str, ...], ...]:
+        """The names of all units of each stretch of two and more, outer ones first."""
+        return units_of_stretches(self.stretches, [unit.name for unit in self.units])
 
 
 def fingerprint(parameters: Iterable[tuple[str, str, str]]) -> str:
@@ -125,16 +136,17 @@ def fingerprint(parameters: Iterable[tuple[str, str, str]]) -> str:
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     value = {"format": FORMAT, **dataclasses.asdict(plan)}
-    if plan.precision == FULL_PRECISION:
-        del value["precision"]  # as in files that older versions read
-    if not plan.update_in_backward:
-        del value["update_in_backward"]
-    if plan.compression == UNCOMPRESSED:
-        del value["compression"]
-    if plan.executor == "built-in":
-        del value["executor"]
-    if not plan.algorithms:
-        del value["algorithms"]
+    newer = {
+        "precision": FULL_PRECISION,
+        "update_in_backward": False,
+        "compression": UNCOMPRESSED,
+        "executor": "built-in",
+        "algorithms": (),
+        "stretches": (),
+    }
+    for field, default in newer.items():
+        if getattr(plan, field) == default:
+            del value[field]  # as in files that older versions read
     return value
 
 
@@ -170,6 +182,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             compression=_compression_from_json(value.get("compression", {})),
             executor=_typed(value.get("executor", "built-in"), str),
             algorithms=tuple(_algorithm_from_json(entry) for entry in value.get("algorithms", [])),
+            stretches=tuple((_typed(a, str), _typed(b, str)) for a, b in value.get("stretches", ())),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -304,6 +317,8 @@ def check_plan(plan: Plan, source: str) -> None:
             f"{source} updates in the backward by {plan.executor}.",
             hint="the built-in engine alone does that.",
         )
+    gathered = {unit.name: unit.zero_stage == 3 and plan.num_ranks > 1 for unit in plan.units}
+    check_stretches(plan.stretches, gathered, source)
     used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
     if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
         where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"

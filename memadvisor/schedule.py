@@ -43,7 +43,8 @@ class ActionKind(StrEnum):
 
     gather: make its full parameters present. release: free them, keep the shard. reduce: sum its
     gradients over the ranks, leaving all of them (all_reduce) or this rank's shard (reduce_scatter) as
-    `shard` says. recompute: run the forward without saving, and again in the backward. update: step
+    `shard` says. recompute: run the forward without saving, and again in the backward (of several units,
+    before the backward of the last one). update: step
     the optimizer on what this rank holds; after a backward that is the last one of a step, and frees the
     gradient shard.
     """
@@ -90,6 +91,8 @@ class Action:
     it compute waits where the action stands. An update never runs beside compute: one that overlaps follows a
     reduce that does, and is put off until that is over: behind the next reduce, which then runs under it, or at
     the backward's end.
+    units: of a recompute, all units that run without saving, and again as one, in order of execution; the boundary is
+    the first one's. Of two at one boundary the first holds the second, and what is held runs again by itself.
     """
 
     kind: ActionKind
@@ -98,6 +101,7 @@ class Action:
     shard: bool = False
     overlaps: bool = False
     ranks: Ranks = Ranks.ALL
+    units: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +139,16 @@ class Schedule:
 
     def at(self, point: Point, unit: str = "") -> tuple[Action, ...]:
         return self.actions.get(Boundary(point, unit), ())
+
+    @property
+    def stretches(self) -> tuple[tuple[str, ...], ...]:
+        """Units that are run again, as one, for each recompute."""
+        return tuple(
+            action.units
+            for actions in self.actions.values()
+            for action in actions
+            if action.kind is ActionKind.RECOMPUTE
+        )
 
     @property
     def updated_in_backward(self) -> frozenset[str]:
@@ -187,11 +201,14 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         shard: bool = False,
         overlaps: bool = False,
         ranks: Ranks = Ranks.ALL,
+        units: tuple[str, ...] = (),
     ) -> None:
         lane = Lane.COLLECTIVE if kind in (ActionKind.GATHER, ActionKind.REDUCE) else Lane.COMPUTE
         if kind is ActionKind.GATHER or shard:
             ranks = Ranks.INSIDE
-        action = Action(kind=kind, unit=unit, lane=lane, shard=shard, overlaps=overlaps, ranks=ranks)
+        action = Action(
+            kind=kind, unit=unit, lane=lane, shard=shard, overlaps=overlaps, ranks=ranks, units=units
+        )
         actions.setdefault(Boundary(point, boundary_unit), []).append(action)
 
     following, preceding = _neighbours(plan, chosen)
@@ -208,8 +225,11 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
                     add(before, name, ActionKind.GATHER, other, overlaps=True)
                 if after is Point.AFTER_BACKWARD or (unit.reshard and name not in shared):
                     add(after, name, ActionKind.RELEASE, name)
+        for stretch in plan.unit_stretches:
+            if stretch[0] == name:
+                add(Point.BEFORE_FORWARD, name, ActionKind.RECOMPUTE, name, units=stretch)
         if unit.recompute:
-            add(Point.BEFORE_FORWARD, name, ActionKind.RECOMPUTE, name)
+            add(Point.BEFORE_FORWARD, name, ActionKind.RECOMPUTE, name, units=(name,))
         if name in trainable:
             if plan.num_ranks > 1:
                 overlaps = stage < 2 or plan.overlap

@@ -16,6 +16,7 @@ DATA = (
     "memadvisor.hardware",
     "memadvisor.plan",
     "memadvisor.schedule",
+    "memadvisor.stretches",
 )
 COST = "memadvisor.cost"
 ANALYZERS = "memadvisor.analyzers"

@@ -327,3 +327,41 @@ def test_a_mixture_is_said_by_stage_with_runs_of_units_as_their_ends():
     )
     assert stages_text(dataclasses.replace(PLAN, units=(tokens, head))) == "2"
     assert stages_text(dataclasses.replace(PLAN, units=())) == "3"
+
+
+def chain_plan(*stretches, zero_stage=0, num_ranks=1):
+    units = tuple(UnitPlan(name=name, zero_stage=zero_stage, recompute=name == "c") for name in "abcde")
+    return dataclasses.replace(
+        PLAN, units=units, stretches=stretches, zero_stage=zero_stage, num_ranks=num_ranks, overlap=False
+    )
+
+
+def test_stretches_survive_the_file_and_name_all_that_is_run_again_outer_ones_first():
+    plan = chain_plan(("b", "d"), ("a", "d"))
+
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "it") == plan
+    assert plan.unit_stretches == (("a", "b", "c", "d"), ("b", "c", "d"))
+    assert plan.recomputed_units == tuple("abcd")
+    assert "stretches" not in plan_to_json(chain_plan())
+
+
+@pytest.mark.parametrize(
+    ("stretches", "said"),
+    [
+        ([("d", "b")], "a stretch from 'd' to 'b'"),
+        ([("b", "b")], "a stretch from 'b' to 'b'"),
+        ([("b", "z")], "a stretch from 'b' to 'z'"),
+        ([("a", "c"), ("b", "d")], "overlap at 'b'"),
+        ([("a", "c"), ("c", "d")], "overlap at 'c'"),
+        ([("a", "c"), ("a", "c")], "overlap at 'a'"),
+    ],
+)
+def test_stretches_that_neither_nest_nor_keep_apart_are_refused(stretches, said):
+    with pytest.raises(PlanError, match=said):
+        check_plan(chain_plan(*stretches), "It")
+
+
+def test_stretches_of_units_that_are_gathered_one_by_one_are_refused():
+    with pytest.raises(PlanError, match="units of ZeRO stage 3"):
+        check_plan(chain_plan(("a", "b"), zero_stage=3, num_ranks=2), "It")
+    check_plan(chain_plan(("a", "b"), zero_stage=2, num_ranks=2), "It")

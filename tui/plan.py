@@ -115,11 +115,12 @@ def _compared_row(name: str, figure: Compared, *, in_seconds: bool) -> Row:
 
 def _unit_row(position: int, plan: Plan) -> Row:
     unit = plan.units[position]
+    is_again = unit.name in plan.recomputed_units
     return Row(
         key=str(position),
         cells=(
             words(unit.name or "(model)"),
             number(f"{unit.zero_stage}{' kept' if unit.is_kept else ''}"),
-            words("recomputed" if unit.recompute else "kept", "#f2c14e" if unit.recompute else ""),
+            words("recomputed" if is_again else "kept", "#f2c14e" if is_again else ""),
         ),
     )

@@ -82,6 +82,7 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "p_oom": None,
         "zero_stage": plan.zero_stage,
         "recompute": list(plan.recomputed_units),
+        "stretches": [list(stretch) for stretch in plan.stretches],
         "offload": {},
         "micro_batch_size": plan.micro_batch_size,
         "grad_accum": plan.grad_accum,

@@ -1,18 +1,22 @@
 """What is alive in each segment of a step when chosen units recompute their forward in the backward.
 
-A recomputed unit's own saved tensors (`Inner`) die in its forward and come back before its backward. A
-tensor between units (`BoundaryTensor`) lives until its last use in the forward, the release by every unit
-that still saves it, and the end of every recomputed unit that takes it as input.
+A recomputed unit's own saved tensors (`Inner`) die in its forward and come back when the stretch that it keeps
+them for is run again: before its own backward, or that of the stretch's last unit. A tensor between units
+(`BoundaryTensor`) lives until its last use in the forward, the release by every unit that still saves it, and
+the end of every recomputed unit that takes it as input from outside of its stretches. What a stretch makes again
+of it lives from there on until the last release by a unit that saves it or takes it into an inner stretch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from memadvisor.cost.step import BoundaryTensor, Bytes, CapturedStep, Level, Segment
+from memadvisor.cost.step import STATES, BoundaryTensor, Bytes, CapturedStep, Level, Segment
+from memadvisor.cost.stretches import Stretches
+from memadvisor.stretches import Stretch
 
 View = Literal["captured", "own_gradients", "passing_gradients", "collected_gradients"]
 
@@ -22,17 +26,18 @@ RNG_STATE_BYTES = 5056
 
 
 class Activations:
-    """Levels of a step under a choice of recomputed units; `view` names one of cost/step.py's."""
+    """Levels of a step under a choice of stretches; `view` names one of cost/step.py's."""
 
-    def __init__(self, step: CapturedStep, recomputed: Collection[str]) -> None:
+    def __init__(self, step: CapturedStep, stretches: Stretches) -> None:
         self.step = step
-        self.recomputed = frozenset(recomputed)
+        self.stretches = stretches
         num_segments = len(step.segments)
         during = _Changes(num_segments)
         at_start = _Changes(num_segments)
-        for change in _changes(step, self.recomputed):
+        for change in _changes(step, stretches):
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
-            at_start.add(change.category, change.first, change.last, change.delta_bytes)
+            first = change.first + change.begins_inside
+            at_start.add(change.category, first, change.last, change.delta_bytes)
         self._during = during.sums()
         self._at_start = at_start.sums()
 
@@ -44,14 +49,54 @@ class Activations:
         """Alive at the segment's highest instant."""
         segment = self.step.segments[position]
         level = _level(segment, view)
-        forgets = segment.phase == "forward" and segment.unit in self.recomputed
+        forgets = segment.phase == "forward" and segment.unit in self.stretches
         return _sum(level.peak_unsaved if forgets else level.peak, self._during, position)
 
-    def recomputation(self, position: int, view: View) -> dict[str, int]:
-        """Alive at the highest instant of the forward that is run again before this backward."""
+    def recomputations(self, position: int, view: View) -> list[tuple[Stretch, dict[str, int]]]:
+        """Stretches that are run again before this backward, and what is alive at the highest instant of each."""
         backward = self.step.segments[position]
-        growth = self.step.forwards[backward.unit, backward.micro_batch][0].growth
-        return added(self.start(position, view), growth)
+        level = self.start(position, view)
+        found = []
+        for stretch in self.stretches.ending(backward.unit or ""):
+            highest: Bytes = {}
+            kept: dict[str, int] = {}
+            for item in self.stretches.runs(stretch):
+                passing: Bytes = {}  # what the unit before has made, where nobody keeps it
+                for unit in item:
+                    growth = self._growth(unit, stretch, item, backward.micro_batch)
+                    reached = added(added(kept, passing), growth)
+                    highest = max(highest, reached, key=lambda sizes: sum(sizes.values()))
+                    passing = self._made(unit, stretch, backward.micro_batch)
+                kept = added(kept, self._kept(item, stretch, backward.micro_batch))
+            found.append((stretch, added(level, highest)))
+            level = added(level, kept)
+        return found
+
+    def _growth(self, unit: str, stretch: Stretch, item: Stretch, micro_batch: int | None) -> Bytes:
+        """What a forward in a run of a stretch reaches: torch's checkpointing, and ours, end with the last tensor saved."""
+        segment = self.step.forwards[unit, micro_batch][0]
+        if item == self.stretches.body(stretch)[-1]:
+            return segment.growth
+        keeps_all = self.stretches.keeps_all(item, stretch)
+        level = segment.captured
+        peak, start = level.peak if keeps_all else level.peak_unsaved, level.start
+        return {c: peak.get(c, 0) - start.get(c, 0) for c in {**peak, **start} if c not in STATES}
+
+    def _kept(self, item: Stretch, stretch: Stretch, micro_batch: int | None) -> Bytes:
+        """What an item of a run leaves: all that its unit saves, or the input of an inner stretch, and its output."""
+        sizes: dict[str, int] = {}
+        keeps_all = self.stretches.keeps_all(item, stretch)
+        for inner in self.step.inner_of.get((item[0], micro_batch), ()) if keeps_all else ():
+            sizes[inner.category] = sizes.get(inner.category, 0) + inner.size_bytes
+        return added(sizes, self._made(item[-1], stretch, micro_batch))
+
+    def _made(self, unit: str, stretch: Stretch, micro_batch: int | None) -> Bytes:
+        """What a unit makes for others of a stretch, and for itself."""
+        sizes: dict[str, int] = {}
+        for tensor in self.step.made_by.get((unit, micro_batch), ()):
+            if any(user in stretch for user in (*tensor.input_of, *tensor.saved_until)):
+                sizes[tensor.category] = sizes.get(tensor.category, 0) + tensor.size_bytes
+        return sizes
 
 
 def _level(segment: Segment, view: View) -> Level:
@@ -81,48 +126,93 @@ class _Changes:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Signed bytes from the start of one segment on; `ends_inside` the last, whose peak does not have them."""
+    """Signed bytes in a range of segments.
+
+    `begins_inside` the first, whose start does not have them; `ends_inside` the last, whose peak does not.
+    """
 
     category: str
     first: int
     last: int
     delta_bytes: int
     ends_inside: bool = False
+    begins_inside: bool = False
 
 
-def _changes(step: CapturedStep, recomputed: frozenset[str]) -> Iterable[_Change]:
+def _changes(step: CapturedStep, stretches: Stretches) -> Iterable[_Change]:
     remembered: set[tuple[str, int]] = set()
     for item in step.inner:
-        if item.unit not in recomputed:
+        if item.unit not in stretches:
             continue
         own, size_bytes = item.category, item.size_bytes
         first, last = item.birth_segment + 1, item.freed_after_segment
+        back = min(item.death_segment, _run_again_at(step, stretches, item.unit, item.birth_segment))
         yield _Change(own, first, last, -size_bytes)
         yield _Change("temporary", first, last, size_bytes)
-        yield _Change(own, last + 1, item.death_segment, -size_bytes, ends_inside=True)
+        yield _Change(own, last + 1, back, -size_bytes, ends_inside=True)
         if step.device == "cpu" and (item.unit, item.death_segment) not in remembered:
             remembered.add((item.unit, item.death_segment))
             yield _Change("temporary", item.birth_segment, item.death_segment, RNG_STATE_BYTES)
     for tensor in step.boundaries:
-        needed = needed_until(tensor, recomputed)
+        maker = step.maker_of(tensor)
+        needed = needed_until(tensor, stretches, maker)
         death, size_bytes = tensor.death_segment, tensor.size_bytes
         if needed < death:
-            yield _Change(tensor.category, needed + 1, death, -size_bytes, ends_inside=True)
+            yield _Change(tensor.category, needed + 1, death, -size_bytes)
         elif needed > death:
             yield _Change(tensor.category, death + 1, needed, size_bytes)
+        for first, last in _made_again(step, tensor, stretches, maker, needed):
+            yield _Change(tensor.category, first, last, size_bytes, begins_inside=True)
 
 
-def needed_until(tensor: BoundaryTensor, recomputed: frozenset[str]) -> int:
-    """The last segment that a tensor between units is alive in, when these units are recomputed."""
-    if recomputed.isdisjoint(tensor.saved_until) and recomputed.isdisjoint(tensor.input_of):
+def _run_again_at(step: CapturedStep, stretches: Stretches, unit: str, forward: int) -> int:
+    """The backward segment before which the innermost stretch of a unit is run again."""
+    last = stretches.around(unit)[-1][-1]
+    micro_batch = step.segments[forward].micro_batch
+    return step.backwards.get((last, micro_batch), len(step.segments))
+
+
+def needed_until(tensor: BoundaryTensor, stretches: Stretches, maker: str | None) -> int:
+    """The last segment that a tensor between units, made by one of them, is alive in as the first forward made it."""
+    users = {*tensor.saved_until, *tensor.input_of}
+    if not any(unit in stretches for unit in users):
         return tensor.death_segment
     needs = [tensor.last_use_segment]
-    needs += [until for unit, until in tensor.saved_until.items() if unit not in recomputed]
-    needs += [until for unit, until in tensor.input_of.items() if unit in recomputed]
+    needs += [until for unit, until in tensor.saved_until.items() if unit not in stretches]
+    needs += [
+        until
+        for unit, until in tensor.input_of.items()
+        if unit in stretches and maker not in stretches.around(unit)[0]
+    ]
     kept_by_autograd = max([tensor.last_use_segment, *tensor.saved_until.values()])
     if tensor.death_segment > kept_by_autograd:  # the script holds it
         needs.append(tensor.death_segment)
     return max(needs)
+
+
+def _made_again(
+    step: CapturedStep, tensor: BoundaryTensor, stretches: Stretches, maker: str | None, needed: int
+) -> list[tuple[int, int]]:
+    """From where to where copies of a tensor live that runs of stretches make, beyond the first one's end."""
+    lives = []
+    for unit, until in tensor.saved_until.items():
+        if unit in stretches:
+            lives.append((min(until, _run_again_at(step, stretches, unit, tensor.birth_segment)), until))
+    for unit, until in tensor.input_of.items():
+        holding = [s for s in stretches.around(unit) if maker in s]
+        if holding and holding[-1] != stretches.around(unit)[-1]:
+            micro_batch = step.segments[tensor.birth_segment].micro_batch
+            lives.append((step.backwards.get((holding[-1][-1], micro_batch), until), until))
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(lives):
+        first = max(first, needed + 1)
+        if first > last:
+            continue
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
 
 
 def _sum(level: Bytes, changes: dict[str, list[int]], position: int) -> dict[str, int]:

@@ -19,8 +19,9 @@ from typing import Protocol
 from memadvisor.cost.activations import needed_until
 from memadvisor.cost.allocator_replay import Change
 from memadvisor.cost.collectives import CollectiveTimes
-from memadvisor.cost.simulate import memory_of, recomputed_units, simulate
+from memadvisor.cost.simulate import memory_of, simulate
 from memadvisor.cost.step import STATES, CapturedStep, StepStorage
+from memadvisor.cost.stretches import Stretches
 from memadvisor.schedule import Schedule, updated_at_step
 
 NUM_STEPS = 3
@@ -57,7 +58,10 @@ def planned_sequence(step: CapturedStep, schedule: Schedule, times: CollectiveTi
     """The training under a schedule: recomputed units allocate twice, and engines hold what they hold."""
     # One process alone keeps its states as captured; else they are the engine's.
     models_states = schedule.num_ranks > 1 or step.world_size > 1
-    recomputed = recomputed_units(schedule)
+    stretches = Stretches(schedule.stretches)
+    if not stretches.are_alone:
+        raise AssertionError("what stretches of several units reserve is not known")
+    recomputed = frozenset(stretches.units)
     log = AllocationLog(step.storages, step.segments, recomputed, models_states=models_states)
     if models_states:
         log.states(memory_of(step, schedule).tensors())
@@ -199,6 +203,7 @@ class AllocationLog:
     def _place(self, recomputed: frozenset[str]) -> None:
         """Put births and deaths on the segments, as they are when these units are recomputed."""
         num_segments = len(self._segments)
+        alone = Stretches.alone(recomputed)
         for number, item in enumerate(self._storages):
             if item.birth_segment >= 0:
                 self._events[item.birth_segment].append((item.birth_s, _BIRTH, number, False))
@@ -208,7 +213,7 @@ class AllocationLog:
                     self._events[item.death_segment].append((item.death_s, _DEATH, number, True))
                 death = item.unsaved_death
             elif item.boundary is not None:
-                needed = needed_until(item.boundary, recomputed)
+                needed = needed_until(item.boundary, alone, maker=None)  # none makes its own input
                 death = death if needed == item.death_segment else (needed, math.inf)
             if death[0] < num_segments:
                 kind = _DEATH_AT_BIRTH if death == (item.birth_segment, item.birth_s) else _DEATH

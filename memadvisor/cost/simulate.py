@@ -18,6 +18,7 @@ from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
+from memadvisor.cost.stretches import Stretches
 from memadvisor.plan import Prediction
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
@@ -65,16 +66,6 @@ class Simulation:
         )
 
 
-def recomputed_units(schedule: Schedule) -> frozenset[str]:
-    """Units whose forward the schedule runs again in the backward."""
-    return frozenset(
-        action.unit
-        for actions in schedule.actions.values()
-        for action in actions
-        if action.kind is ActionKind.RECOMPUTE
-    )
-
-
 class Watcher(Protocol):
     """Told, in order, what a simulation does to memory; `tensors` are EngineMemory's after it."""
 
@@ -93,13 +84,13 @@ def simulate(
 ) -> Simulation:
     """Play `schedule` over `step`. `times` may be None where one rank needs no collective.
 
-    `activations`: those of the same step and recomputed units, where they are at hand.
+    `activations`: those of the same step and stretches, where they are at hand.
     """
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
-    recomputed = recomputed_units(schedule)
-    if activations is None or activations.recomputed != recomputed:
-        activations = Activations(step, recomputed)
+    stretches = Stretches(schedule.stretches)
+    if activations is None or activations.stretches != stretches:
+        activations = Activations(step, stretches)
     return _Player(step, schedule, times, watcher, activations).play()
 
 
@@ -123,7 +114,7 @@ class _Player:
         self.watcher = watcher
         self.schedule = schedule
         self.times = times
-        self.recomputed = activations.recomputed
+        self.stretches = activations.stretches
         self.engine = memory_of(step, schedule)
         self.activations = activations
         self.lanes = Lanes()
@@ -169,12 +160,8 @@ class _Player:
         self.engine.enter(segment)
         self._tell_states()
         view = self.engine.view(segment)
-        if enters and segment.phase == "backward" and segment.unit in self.recomputed:
-            name = f"recomputation of {segment.unit}"
-            self._moment(name, position, self.activations.recomputation(position, view))
-            self.lanes.compute(name, self._forward_s(segment))
-            if self.watcher is not None:
-                self.watcher.recomputation(position)
+        if enters and segment.phase == "backward" and segment.unit in self.stretches:
+            self._run_again(position, view)
         self._moment(place, position, self._peak(position, view))
         share = self.engine.late_update_share() if segment.phase == "optimizer" else 1.0
         self.lanes.compute(place, segment.duration_s * share)
@@ -183,6 +170,18 @@ class _Player:
             self.watcher.segment(position, self.engine.tensors(), self._temporaries_share(segment))
         if leaves:
             self._actions(_POINTS[segment.phase][1], position, is_last)
+
+    def _run_again(self, position: int, view: View) -> None:
+        """The stretches that are run again before this backward."""
+        micro_batch = self.step.segments[position].micro_batch
+        for stretch, level in self.activations.recomputations(position, view):
+            name = f"recomputation of {stretch[0]}"
+            name += f" to {stretch[-1]}" if len(stretch) > 1 else ""
+            self._moment(name, position, level)
+            units = [unit for item in self.stretches.runs(stretch) for unit in item]
+            self.lanes.compute(name, sum(self._forward_s(unit, micro_batch) for unit in units))
+            if self.watcher is not None:
+                self.watcher.recomputation(position)
 
     def _peak(self, position: int, view: View) -> Bytes:
         """The segment's own highest instant; an optimizer's temporaries shrink with what it updates."""
@@ -330,9 +329,8 @@ class _Player:
         total = added(activations, self.engine.held())
         self.moments.append(Moment(position=place, segment=segment, by_category_bytes=total))
 
-    def _forward_s(self, backward: Segment) -> float:
-        again = self.step.forwards.get((backward.unit, backward.micro_batch), ())
-        return sum(segment.duration_s for segment in again)
+    def _forward_s(self, unit: str, micro_batch: int | None) -> float:
+        return sum(segment.duration_s for segment in self.step.forwards.get((unit, micro_batch), ()))
 
 
 _POINTS = {

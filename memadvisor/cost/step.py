@@ -204,6 +204,39 @@ class CapturedStep:
         return {key: tuple(segments) for key, segments in found.items()}
 
     @cached_property
+    def backwards(self) -> Mapping[tuple[str | None, int | None], int]:
+        """The first backward segment by unit and micro-batch."""
+        found: dict[tuple[str | None, int | None], int] = {}
+        for position, segment in enumerate(self.segments):
+            if segment.phase == "backward":
+                found.setdefault((segment.unit, segment.micro_batch), position)
+        return found
+
+    @cached_property
+    def inner_of(self) -> Mapping[tuple[str | None, int | None], tuple[Inner, ...]]:
+        """What a unit alone keeps, by unit and micro-batch."""
+        found: dict[tuple[str | None, int | None], list[Inner]] = {}
+        for item in self.inner:
+            found.setdefault((item.unit, self.segments[item.birth_segment].micro_batch), []).append(item)
+        return {key: tuple(items) for key, items in found.items()}
+
+    @cached_property
+    def made_by(self) -> Mapping[tuple[str | None, int | None], tuple[BoundaryTensor, ...]]:
+        """Tensors between units that a unit's forward makes, by unit and micro-batch."""
+        found: dict[tuple[str | None, int | None], list[BoundaryTensor]] = {}
+        for tensor in self.boundaries:
+            if (maker := self.maker_of(tensor)) is not None:
+                micro_batch = self.segments[tensor.birth_segment].micro_batch
+                found.setdefault((maker, micro_batch), []).append(tensor)
+        return {key: tuple(tensors) for key, tensors in found.items()}
+
+    def maker_of(self, tensor: BoundaryTensor) -> str | None:
+        """The unit in whose forward a tensor between units is made; None for none."""
+        if tensor.birth_segment < 0 or self.segments[tensor.birth_segment].phase != "forward":
+            return None
+        return self.segments[tensor.birth_segment].unit
+
+    @cached_property
     def edges(self) -> tuple[tuple[bool, bool], ...]:
         """For each segment, whether its boundary is crossed before it, and after it.
 

@@ -241,7 +241,7 @@ class Applied:
         return {self.plan.zero_stage, *(unit.zero_stage for unit in self.plan.units)}
 
     def _attach_recompute(self, model: LiveModel, schedule: Schedule, *, is_compiled: bool) -> None:
-        if is_compiled and any(unit.recompute for unit in schedule.units):
+        if is_compiled and schedule.stretches:
             raise PlanError(
                 "Recomputation cannot be applied to a model compiled by torch.compile.",
                 hint="run without torch.compile.",

@@ -4,7 +4,8 @@ The forward of a unit's class is wrapped, not the module: nothing of ours is cop
 model, and the script's hooks on the unit itself fire once, around the checkpoint. torch's own
 non-reentrant checkpoint does the work, with the random state and autocast of the first run; buffers that
 a forward changes (running statistics) are put back to their first-run values for the second run, so that
-they are updated once.
+they are updated once. Stretches of several units are stretches.py's; one whose units the script does not call one
+after the other, each with what the one before it returned, is left to its units, each by itself.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
+from memadvisor.engines.stretches import Pass
 from memadvisor.engines.undo import Undo
-from memadvisor.schedule import ActionKind, Point, Schedule
+from memadvisor.schedule import Schedule
+from memadvisor.stretches import Stretch
 
 Note = Callable[[str, str], None]
 Buffers = list[tuple[dict[str, Any], str, torch.Tensor]]  # a module's buffers, name, value before the forward
@@ -40,14 +44,20 @@ class Recompute:
         self._noted: set[tuple[str, str]] = set()
         self._wrapped: set[type] = set()
         self._running: set[int] = set()  # a class may call the forward of its base class
+        self._stretch_of: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Stretches, Stretch]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._broken: set[Stretch] = set()
+        self._passes: dict[Stretch, Pass] = {}  # those that are under way
         undo.add(self._units.clear)
+        undo.add(self._passes.clear)
 
     def attach(self, model: LiveModel, schedule: Schedule) -> None:
         """Play the RECOMPUTE actions of a schedule on a model."""
         unit_modules = {id(unit.module) for unit in model.units}
+        stretches = Stretches(schedule.stretches)
         for unit in model.units:
-            actions = schedule.at(Point.BEFORE_FORWARD, unit.name)
-            if not any(action.kind is ActionKind.RECOMPUTE for action in actions):
+            if unit.name not in stretches:
                 continue
             inside = [module for module in unit.module.modules() if module is not unit.module]
             if any(id(module) in unit_modules for module in inside):
@@ -56,6 +66,7 @@ class Recompute:
                 self._leave_alone(unit.name, "the script has replaced its forward")
             else:
                 self._units[unit.module] = unit.name
+                self._stretch_of[unit.module] = (stretches, stretches.around(unit.name)[0])
                 self._wrap(type(unit.module))
 
     def _leave_alone(self, unit: str, reason: str) -> None:
@@ -98,15 +109,20 @@ class Recompute:
         kwargs: dict[str, Any],
     ) -> Any:
         before = self._buffers(module)
+        forward = functools.partial(original, module)
+        current = self._pass_with(module)
         self._running.add(id(module))
         try:
-            output = checkpoint(
-                functools.partial(original, module),
-                *args,
-                use_reentrant=False,
-                context_fn=lambda: (contextlib.nullcontext(), _WithBuffers(before)),
-                **kwargs,
-            )
+            if current is not None:
+                output = self._call_in(current, forward, args, kwargs, before)
+            else:
+                output = checkpoint(
+                    forward,
+                    *args,
+                    use_reentrant=False,
+                    context_fn=lambda: (contextlib.nullcontext(), _WithBuffers(before)),
+                    **kwargs,
+                )
         finally:
             self._running.discard(id(module))
         self._learn_changing(module, before)
@@ -114,6 +130,48 @@ class Recompute:
             self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
             del self._units[module]
         return output
+
+    def _pass_with(self, module: torch.nn.Module) -> Pass | None:
+        """The pass through a stretch of several units in which this one comes next; None where it runs alone."""
+        unit = self._units[module]
+        stretches, stretch = self._stretch_of[module]
+        if len(stretch) == 1 or stretch in self._broken:
+            return None
+        if unit == stretch[0]:
+            hooks = self._hooks
+            self._close(stretch)  # one that an exception has cut short
+            self._passes[stretch] = Pass(stretches, stretch, lambda: hooks.in_backward)
+        current = self._passes.get(stretch)
+        if current is None or current.expected != unit:
+            self._break(stretch, f"the script does not call {unit!r} in its turn")
+            return None
+        return current
+
+    def _call_in(
+        self, current: Pass, forward: Callable[..., Any], args: Any, kwargs: Any, before: Buffers
+    ) -> Any:
+        unit, stretch = current.expected, current.stretch
+        output, is_linked = current.call(forward, args, kwargs, lambda: _WithBuffers(before))
+        if not is_linked and unit != stretch[0]:
+            self._break(stretch, f"{unit!r} does not take what the unit before it returns")
+        elif current.expected is None:
+            self._close(stretch)
+        return output
+
+    def _close(self, stretch: Stretch) -> None:
+        current = self._passes.pop(stretch, None)
+        if current is not None:
+            current.close()
+
+    def _break(self, stretch: Stretch, reason: str) -> None:
+        """From now on each unit of the stretch is recomputed by itself."""
+        self._close(stretch)
+        if stretch not in self._broken:
+            self._broken.add(stretch)
+            self._note(
+                "warning",
+                f"units {stretch[0]!r} to {stretch[-1]!r} are recomputed one by one, not as one stretch: {reason}",
+            )
 
     def _buffers(self, module: torch.nn.Module) -> Buffers:
         """Copies of the buffers that the forward is about to change; all of them the first time."""

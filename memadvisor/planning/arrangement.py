@@ -30,6 +30,8 @@ class Arrangement:
     """Everything that the search may choose: units in order of execution, and what runs ahead or behind.
 
     shard_ranks: how many ranks share what is sharded; None is all of them. early: units are updated in the backward.
+    shard_ranks: how many ranks share what is sharded; None is all of them. stretches: see Plan; the local search
+    here leaves them as they are, so it starts from none.
     """
 
     units: tuple[UnitPlan, ...]
@@ -37,6 +39,7 @@ class Arrangement:
     gather_depth: int
     shard_ranks: int | None = None
     early: bool = False
+    stretches: tuple[tuple[str, str], ...] = ()
 
     @property
     def recomputed(self) -> frozenset[str]:

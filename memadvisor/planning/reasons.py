@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from memadvisor.compression import compression_text
 from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.precision import precision_text
+from memadvisor.stretches import stretches_text
 from memadvisor.units import format_bytes, format_fraction, format_seconds
 
 
@@ -33,6 +34,7 @@ def _deed(plan: Plan) -> str:
         )
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
+        + (f" ({stretches_text(plan.unit_stretches)})" if plan.stretches else "")
         if num_recomputed
         else "recomputes nothing"
     )

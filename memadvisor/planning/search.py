@@ -13,9 +13,11 @@ from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.stretches import Stretches
 from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.planning.arrangement import SHARDINGS, Arrangement, Outcome, choose_arrangement, space_of
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
+from memadvisor.planning.stretches import Nested, NestedSearch
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
 from memadvisor.schedule import write_schedule
@@ -129,29 +131,51 @@ class Search:
     ) -> RankedPlan:
         """All units of one stage, with the best choice of units to recompute; what was met joins `found`."""
 
-        def arranged(recomputed: frozenset[str]) -> Arrangement:
+        def arranged(nested: Nested) -> Arrangement:
             units = tuple(
-                UnitPlan(name=u.name, zero_stage=stage, recompute=u.name in recomputed, reshard=reshard)
+                UnitPlan(name=u.name, zero_stage=stage, recompute=u.name in nested.alone, reshard=reshard)
                 for u in step.units
             )
-            return Arrangement(units, overlap, depth, shard_ranks, early)
+            return Arrangement(units, overlap, depth, shard_ranks, early, nested.stretches)
 
-        known: dict[frozenset[str], Simulation] = {}
+        known: dict[Nested, Simulation] = {}
+
+        def play(nested: Nested) -> Simulation:
+            if nested not in known:
+                known[nested] = self._play(step, arranged(nested))
+            return known[nested]
 
         def evaluate(recomputed: frozenset[str]) -> Simulation:
-            if recomputed not in known:
-                known[recomputed] = self._play(step, arranged(recomputed))
-            return known[recomputed]
+            return play(Nested(recomputed, ()))
 
         def predict(arrangement: Arrangement) -> Prediction:
-            return evaluate(arrangement.recomputed).prediction()
+            return play(Nested(arrangement.recomputed, arrangement.stretches)).prediction()
+
+        search = NestedSearch(step, play)
+        may_nest = not early and self._may_nest(step, stage, shard_ranks)
 
         def choose(target_bytes: int) -> Arrangement | None:
             choice = choose_recomputed(step, evaluate, target_bytes)
-            return None if choice is None else arranged(choice.recomputed)
+            alone = None if choice is None else Nested(choice.recomputed, ())
+            # Where few units are recomputed, keeping one input for several brings next to nothing.
+            is_tight = alone is None or 2 * len(alone.alone & set(search.chain)) > len(search.chain)
+            nested = search.fastest(target_bytes) if may_nest and is_tight else None
+            found = [one for one in (alone, nested) if one is not None]
+            return arranged(min(found, key=lambda one: play(one).step_time_s)) if found else None
 
-        smallest = arranged(smallest_peak(step, evaluate).recomputed)
-        return self._best(step, choose, predict, smallest, found)
+        smallest = Nested(smallest_peak(step, evaluate).recomputed, ())
+        found.append(arranged(smallest))
+        least = (
+            search.smallest() if may_nest and play(smallest).peak.total_bytes > self.budget_bytes else None
+        )
+        if least is not None:
+            smallest = min(smallest, least, key=lambda one: play(one).peak.total_bytes)
+        return self._best(step, choose, predict, arranged(smallest), found)
+
+    def _may_nest(self, step: CapturedStep, stage: int, shard_ranks: int | None) -> bool:
+        """Stretches of units whose parameters are gathered one by one are not played, nor what they reserve predicted."""
+        is_first = shard_ranks is None and step.repeats == 1
+        return is_first and (stage < 3 or self.num_ranks == 1) and self.settings is None
 
     def _mixed(self, step: CapturedStep, starts: Iterable[Arrangement]) -> RankedPlan:
         """A stage for each unit, from the arrangements that were best for all alike."""
@@ -162,7 +186,7 @@ class Search:
             if arrangement not in known:
                 recomputed = arrangement.recomputed
                 if recomputed not in activations:
-                    activations[recomputed] = Activations(step, recomputed)
+                    activations[recomputed] = Activations(step, Stretches.alone(recomputed))
                 played = self._play(step, arrangement, activations[recomputed])
                 known[arrangement] = Outcome(played.step_time_s, played.peak.total_bytes)
             return known[arrangement]
@@ -205,13 +229,13 @@ class Search:
         A choice may reserve more than it allocates; then the next one aims lower by what that is over the budget.
         """
         tried = [self._ranked(step, smallest, predict(smallest))]
-        found.append(smallest)
+        found += [smallest] if not smallest.stretches else []  # stretches are not mixed with other stages
         target_bytes = self.budget_bytes
         for _ in range(_MAX_RESERVATIONS):
             choice = choose(target_bytes)
             if choice is None:
                 break
-            found.append(choice)
+            found += [choice] if not choice.stretches else []
             tried.append(self._ranked(step, choice, predict(choice)))
             prediction = tried[-1].prediction
             if tried[-1].fits or prediction.peak_bytes > target_bytes:
@@ -263,6 +287,7 @@ class Search:
             shard_ranks=arrangement.shard_ranks,
             executor="fsdp2" if step.shard_groups else "built-in",
             update_in_backward=arrangement.early,
+            stretches=arrangement.stretches,
         )
 
 

@@ -13,6 +13,7 @@ from memadvisor.precision import precision_text
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
 from memadvisor.schedule import resolve_units
+from memadvisor.stretches import stretches_text
 from memadvisor.units import format_bytes, format_seconds
 
 MAX_UNITS = 200
@@ -129,6 +130,7 @@ def _cells(pair: Compared, *, in_bytes: bool) -> tuple[str, str, str]:
 def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
     chosen = resolve_units(plan, analysis.run.ranks[0].units)
     more = len(chosen) - MAX_UNITS
+    again = {name for stretch in plan.unit_stretches for name in stretch}
     batch = "as the script has it" if plan.micro_batch_size is None else str(plan.micro_batch_size)
     accumulation = "as the script has it" if plan.grad_accum is None else str(plan.grad_accum)
     return [
@@ -138,7 +140,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             (
                 (
                     unit_name(unit.name),
-                    "recomputed" if unit.recompute else "kept",
+                    "recomputed" if unit.recompute or unit.name in again else "kept",
                     f"{unit.zero_stage}{', parameters kept until the backward' if unit.is_kept else ''}",
                 )
                 for unit in chosen[:MAX_UNITS]
@@ -148,6 +150,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             + (f", shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "")
             + precision_text(plan.precision)
             + compression_text(plan.compression)
+            + (f", {stretches_text(plan.unit_stretches)}" if plan.stretches else "")
             + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
             + (", reductions one unit behind" if plan.overlap else "")
             + (", units updated in the backward" if plan.update_in_backward else ""),

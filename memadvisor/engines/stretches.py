@@ -1,0 +1,309 @@
+"""Several units in a row that keep the first one's input alone, and run again before the last one's backward.
+
+The script calls its units one by one, with code of its own between them, so nothing is called ahead of it: each
+unit runs when it is called, and what autograd saves for it is packed as a place. The first place that is asked for in
+the backward has the innermost stretch around its unit run again, which fills the places of the units that this stretch
+keeps all for, and gives inner stretches their inputs. A place lets go of its value when autograd lets go of the
+place. What a unit is called with is kept, but for what a unit before it in the stretch has returned, the very
+tensor, unchanged: that is made again. So whatever the script does between two units, results are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from memadvisor.cost.stretches import Stretches
+from memadvisor.stretches import Stretch
+
+Around = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+class _Place:
+    """Stands for a saved tensor inside autograd; `value` is there from a second run on."""
+
+    __slots__ = ("__weakref__", "call", "kind", "value")
+
+    def __init__(self, call: _Call, tensor: torch.Tensor) -> None:
+        self.call = call
+        self.kind = (tensor.shape, tensor.dtype)
+        self.value: torch.Tensor | None = None
+        call.num_waiting += 1
+
+    def __del__(self) -> None:
+        self.call.num_waiting -= 1
+        if self.call.num_waiting == 0:
+            self.call.ends()
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An argument that an earlier call of the stretch returns, as its leaf of this number."""
+
+    call: _Call
+    number: int
+
+
+class _Returned:
+    """A tensor that a call has returned, as long as the script has it."""
+
+    __slots__ = ("number", "reference", "requires_grad", "version")
+
+    def __init__(self, number: int, tensor: torch.Tensor) -> None:
+        self.number = number
+        self.reference = weakref.ref(tensor)
+        self.version = tensor._version
+        self.requires_grad = tensor.requires_grad
+
+    def is_unchanged(self, tensor: torch.Tensor) -> bool:
+        return self.reference() is tensor and tensor._version == self.version
+
+
+class _Enough(Exception):
+    """All that a second run is for has been saved."""
+
+
+class _Call:
+    """A unit's call in a pass: what it takes to run it again, and the places of what autograd has saved for it."""
+
+    def __init__(self, run: Pass, unit: str, forward: Callable[..., Any], around: Around) -> None:
+        self.run = run
+        self.unit = unit
+        self.forward: Callable[..., Any] | None = forward
+        self.random_state: torch.Tensor | None = None
+        self.around = around
+        self.places: list[weakref.ref[_Place]] = []
+        self.num_waiting = 0
+        self.returned: list[_Returned] = []
+        self.given: dict[_Made, Any] = {}  # by a second run of a stretch around this one's
+        self.running: tuple[Any, Any] | None = None  # the arguments, while the first run is under way
+        self.walks_own_graph = False
+
+    def begins(self, args: Any, kwargs: Any) -> bool:
+        """Note what the call is made with; returns whether an earlier call of the pass has made any of it."""
+        leaves, self.spec = tree_flatten((args, kwargs))
+        self.leaves = [self.run.origin_of(leaf) for leaf in leaves]
+        self.versions = [leaf._version if _is_tensor(leaf) else 0 for leaf in self.leaves]
+        self.autocast = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in {"cpu", *(leaf.device.type for leaf in leaves if _is_tensor(leaf))}
+        ]
+        self.caches_casts = torch.is_autocast_cache_enabled()
+        self.random_state = torch.get_rng_state()
+        self.devices, self.device_states = get_device_states(*leaves)
+        return any(isinstance(leaf, _Made) for leaf in self.leaves)
+
+    def pack(self, tensor: torch.Tensor) -> _Place:
+        place = _Place(self, tensor)
+        self.places.append(weakref.ref(place))
+        return place
+
+    def unpack(self, place: _Place) -> torch.Tensor:
+        if place.value is None and self.running is not None:
+            self.walks_own_graph = True  # the unit's forward asks for gradients of its own
+            with torch.random.fork_rng(self.devices), torch.enable_grad():
+                args, kwargs = tree_map(_without_graph, self.running)
+                self._play(args, kwargs, (self._filling(True), _as_packed))
+        elif place.value is None:
+            self.run.again(self.run.stretches.around(self.unit)[-1])
+        if place.value is None:
+            raise RuntimeError(
+                f"the forward of {self.unit!r} saved other tensors when it was run again; "
+                "it cannot be recomputed (memadvisor run --policy none)"
+            )
+        return place.value
+
+    def ends(self) -> None:
+        """Nothing that was saved for it is kept any more: what it was called with goes with its own backward."""
+        if self.run.is_in_backward():
+            self.forget()
+        self.run.ends_if_unused()
+
+    def forget(self) -> None:
+        self.leaves, self.versions, self.given, self.returned = [], [], {}, []
+        self.forward = self.random_state = None
+        self.device_states = []
+        self.around = contextlib.nullcontext
+
+    def again(self, made: dict[_Call, list[Any]], *, keeps_all: bool, is_last: bool) -> list[Any]:
+        """Run it a second time; returns the leaves of what it returns."""
+        args, kwargs = tree_unflatten([self._leaf(leaf, made) for leaf in self.leaves], self.spec)
+        if keeps_all:
+            output = self._play(args, kwargs, (self._filling(is_last), _as_packed))
+        else:
+            output = self._play(args, kwargs, None if self.walks_own_graph else (_forgotten, _never))
+        required = {returned.number: returned.requires_grad for returned in self.returned}
+        return [
+            leaf.detach().requires_grad_(required.get(number, False)) if _is_tensor(leaf) else leaf
+            for number, leaf in enumerate(tree_leaves(output))
+        ]
+
+    def _play(self, args: Any, kwargs: Any, hooks: tuple[Any, Any] | None) -> Any:
+        """The forward with the random numbers, casts and buffers of the first time; None where it is cut short."""
+        if self.forward is None or self.random_state is None:
+            raise RuntimeError("Trying to backward through the graph a second time")
+        torch.set_rng_state(self.random_state)
+        set_device_states(self.devices, self.device_states)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(_Enough))
+            for kind, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled, self.caches_casts))
+            stack.enter_context(self.around())
+            if hooks is not None:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
+            return self.forward(*args, **kwargs)
+
+    def _leaf(self, leaf: Any, made: dict[_Call, list[Any]]) -> Any:
+        if not isinstance(leaf, _Made):
+            return leaf
+        return made[leaf.call][leaf.number] if leaf.call in made else self.given[leaf]
+
+    def check_versions(self) -> None:
+        for leaf, version in zip(self.leaves, self.versions, strict=True):
+            if _is_tensor(leaf) and leaf._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace "
+                    f"operation: an input of {self.unit!r}, which is run again."
+                )
+
+    def _filling(self, is_last: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A hook that puts what is saved, in order, into the places that are still waited for."""
+        number = 0
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal number
+            value = tensor.detach()
+            place = self.places[number]() if number < len(self.places) else None
+            if place is not None and place.kind == (tensor.shape, tensor.dtype):
+                place.value = value
+            number += 1
+            if is_last and number == len(self.places):
+                raise _Enough
+            return value
+
+        return pack
+
+
+class Pass:
+    """One pass through the units of an outermost stretch, from first to last."""
+
+    def __init__(self, stretches: Stretches, stretch: Stretch, is_in_backward: Callable[[], bool]) -> None:
+        self.stretches = stretches
+        self.stretch = stretch
+        self.is_in_backward = is_in_backward
+        self._calls: dict[str, _Call] = {}
+        self._is_open = True
+
+    @property
+    def expected(self) -> str | None:
+        """The unit that comes next; None when all have been called."""
+        return self.stretch[len(self._calls)] if len(self._calls) < len(self.stretch) else None
+
+    def close(self) -> None:
+        """No more calls belong to it."""
+        self._is_open = False
+        self.ends_if_unused()
+
+    def ends_if_unused(self) -> None:
+        """Where all graphs are gone, walked or not. Calls and pass hold each other, so nothing else would end them."""
+        if not self._is_open and not any(call.num_waiting for call in self._calls.values()):
+            for call in self._calls.values():
+                call.forget()
+            self._calls.clear()
+
+    def call(self, forward: Callable[..., Any], args: Any, kwargs: Any, around: Around) -> tuple[Any, bool]:
+        """Call the unit that is expected; returns what it returns, and whether it takes what an earlier one made."""
+        unit = self.expected
+        if unit is None:
+            raise AssertionError("all units of the stretch have been called")
+        call = _Call(self, unit, forward, around)
+        is_linked = call.begins(args, kwargs)
+        call.running = (args, kwargs)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
+                output = forward(*args, **kwargs)
+        finally:
+            call.running = None
+        self._calls[unit] = call
+        call.returned = [
+            _Returned(number, leaf) for number, leaf in enumerate(tree_leaves(output)) if _is_tensor(leaf)
+        ]
+        return output, is_linked
+
+    def origin_of(self, leaf: Any) -> Any:
+        """Who has made an argument; else what is kept of it: without the graph that has made it."""
+        if not _is_tensor(leaf):
+            return leaf
+        for call in self._calls.values():
+            for returned in call.returned:
+                if returned.is_unchanged(leaf):
+                    return _Made(call, returned.number)
+        return _without_graph(leaf)
+
+    def again(self, stretch: Stretch) -> None:
+        """Run a stretch again; the one around it before that, where that has to make its input."""
+        around = [other for other in self.stretches.around(stretch[0]) if len(other) > len(stretch)]
+        if around and not self._has_inputs(stretch):
+            self.again(around[-1])
+        made: dict[_Call, list[Any]] = {}
+        items = self._items(stretch)
+        devices = {device for call in self._calls.values() for device in call.devices}
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            for item in items:
+                keeps_all = self.stretches.keeps_all(item, stretch)
+                if item is items[-1] and not keeps_all:
+                    break  # it runs by itself, at once
+                for call in self._of(item):
+                    is_last = item is items[-1]
+                    call.check_versions()
+                    made[call] = call.again(made, keeps_all=keeps_all, is_last=is_last)
+        for item in items:
+            if not self.stretches.keeps_all(item, stretch):
+                for call in self._of(item):
+                    call.given |= {
+                        leaf: made[leaf.call][leaf.number]
+                        for leaf in call.leaves
+                        if isinstance(leaf, _Made) and leaf.call in made and leaf.call.unit not in item
+                    }
+
+    def _items(self, stretch: Stretch) -> list[Stretch]:
+        return [item for item in self.stretches.body(stretch) if self._of(item)]
+
+    def _of(self, item: Stretch) -> list[_Call]:
+        return [self._calls[unit] for unit in item if unit in self._calls]
+
+    def _has_inputs(self, stretch: Stretch) -> bool:
+        """Whether what the stretch takes from units outside of it is there."""
+        return all(
+            leaf in call.given
+            for call in self._of(stretch)
+            for leaf in call.leaves
+            if isinstance(leaf, _Made) and leaf.call.unit not in stretch
+        )
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _without_graph(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_() if _is_tensor(leaf) and not leaf.is_leaf else leaf
+
+
+def _as_packed(packed: torch.Tensor) -> torch.Tensor:
+    return packed
+
+
+def _forgotten(tensor: torch.Tensor) -> None:
+    return None
+
+
+def _never(packed: Any) -> torch.Tensor:
+    raise AssertionError("the graph of a second run is never walked")

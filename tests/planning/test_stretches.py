@@ -1,0 +1,84 @@
+"""Nested recomputation of a recorded model: predicted from the plain run, applied, and measured to the byte."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+import memadvisor
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.engines.apply import apply
+from memadvisor.planning.advise import advise
+from memadvisor.planning.stretches import chain_of
+from tests.engines.test_stretches import Mixed, Model
+from tests.engines.trainings import Block
+
+NUM_BLOCKS = 12
+
+
+def train(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    torch.manual_seed(3)
+    losses = []
+    for _ in range(4):
+        loss = model(torch.randn(64, 16, 5)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def make_model():
+    torch.manual_seed(1)
+    return Model([lambda: Mixed(Block(9, 0.1))] * NUM_BLOCKS)
+
+
+def recorded(directory, plan=None):
+    model = make_model()
+    found = None if plan is None else apply(plan, model)
+    try:
+        with memadvisor.profile(directory, trace_step=1):
+            losses = train(model)
+    finally:
+        if found is not None:
+            found.remove()
+    return memadvisor.load(directory), losses
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("plain") / "run")
+
+
+def best(run, budget):
+    return next(ranked for ranked in advise(run, memory_bytes=budget).plans if not ranked.changes_script)
+
+
+def test_blocks_that_take_what_the_one_before_returns_are_a_chain(plain):
+    run, _ = plain
+    assert chain_of(captured_step(run)) == tuple(f"blocks.{number}" for number in range(NUM_BLOCKS))
+
+
+def test_the_smallest_budget_takes_nested_stretches_and_its_peak_is_measured_to_the_byte(plain, tmp_path):
+    run, losses = plain
+    peak_bytes = captured_step(run).peak_bytes
+    ranked = best(run, peak_bytes // 100)  # nothing fits that
+    again, measured_losses = recorded(tmp_path / "run", ranked.plan)
+
+    assert ranked.plan.stretches
+    assert measured_losses == losses
+    assert again.ranks[0].traced_step.peak_allocated_bytes == ranked.prediction.peak_bytes
+
+
+def test_a_plan_that_needs_less_than_every_unit_by_itself_is_found_and_more_memory_is_never_slower(plain):
+    run, _ = plain
+    smallest = best(run, 1).prediction.peak_bytes
+    plain_bytes = captured_step(run).peak_bytes
+    budgets = [smallest + (plain_bytes - smallest) * tenth // 10 for tenth in range(11)]
+    ranked = [best(run, budget) for budget in budgets]
+
+    assert all(found.fits for found in ranked)
+    assert ranked[0].plan.stretches and not ranked[-1].plan.recomputed_units
+    times = [found.prediction.step_time_s for found in ranked]
+    assert all(late <= early * (1 + 1e-9) for early, late in pairwise(times))
