@@ -148,7 +148,10 @@ class _Chain:
         self.seconds = step.recomputable
         first: dict[str, int] = {}
         for item in step.inner:
-            first.setdefault(item.unit, item.freed_after_segment)
+            if (
+                item.unit in step.recomputable
+            ):  # one that owns no parameters, as a tied head, is not the plan's
+                first.setdefault(item.unit, item.freed_after_segment)
         self.order = sorted(first, key=lambda unit: first[unit])
         self.sizes = dict.fromkeys(self.order, 0)
         freed = [0] * (len(step.segments) + 1)

@@ -1,5 +1,6 @@
 """The choice of recomputed units, against trying every subset."""
 
+import dataclasses
 from itertools import combinations
 
 import pytest
@@ -87,3 +88,13 @@ def test_sixty_blocks_are_solved_within_a_few_hundred_simulations():
 
     assert choice is not None and choice.peak_bytes <= budget
     assert count < 400
+
+
+def test_what_belongs_to_no_unit_of_the_plan_is_left_alone():
+    """A tied head owns no parameters, so that it is no unit, though it keeps tensors of its own."""
+    step = captured_step(make_run())
+    known = {unit: seconds for unit, seconds in step.recomputable.items() if unit != "head"}
+    assert len(known) < len(step.recomputable)
+    step = dataclasses.replace(step, recomputable=known)
+
+    assert "head" not in smallest_peak(step, evaluator(step)).recomputed
