@@ -64,6 +64,16 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "smallest_budget_bytes": advice.smallest_budget_bytes,
         "measured": {"peak_bytes": advice.measured_peak_bytes, "step_time_s": advice.measured_step_time_s},
         "notes": list(advice.notes),
+        "front": [
+            {
+                "predicted_peak_bytes": point.peak_bytes,
+                "predicted_step_time_s": point.step_time_s,
+                "zero_stage": point.zero_stage,
+                "num_recomputed": point.num_recomputed,
+            }
+            for point in advice.front
+        ],
+        "next_gib_s": advice.next_gib_s,
     }
 
 
@@ -128,6 +138,8 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
                     f"gradient accumulation {ranked.plan.grad_accum}"
                 )
             )
+    if len(advice.front) > 1:
+        console.print(_front(advice))
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
     _print_ending(advice, console, output)
@@ -170,6 +182,36 @@ def _table(advice: Advice) -> Table:
             f"{batch} x {plan.grad_accum}",
         )
     return table
+
+
+def _front(advice: Advice) -> Table:
+    """Predicted peak against predicted step time, with the run as it was measured between them."""
+    table = Table(title=_price(advice), title_justify="left", title_style="")
+    for heading in ("peak", "step time", "recomputed", ""):
+        table.add_column(heading, justify="left" if not heading else "right")
+    rows = [
+        (
+            point.peak_bytes,
+            point.step_time_s,
+            str(point.num_recomputed),
+            "within the budget" if point.peak_bytes <= advice.budget_bytes else "",
+        )
+        for point in advice.front
+    ]
+    rows.append((advice.measured_peak_bytes, advice.measured_step_time_s, "-", "your run as it is, measured"))
+    for size_bytes, seconds, recomputed, mark in sorted(rows):
+        table.add_row(format_bytes(size_bytes), format_seconds(seconds), recomputed, mark)
+    return table
+
+
+def _price(advice: Advice) -> str:
+    """What the table shows, and what a GiB more would be worth."""
+    ranks = f", ZeRO {advice.front[0].zero_stage}" if advice.num_ranks > 1 else ""
+    text = f"What memory buys{ranks}, predicted"
+    if advice.next_gib_s is None:
+        return f"{text}."
+    worth = format_seconds(advice.next_gib_s) if advice.next_gib_s > 0 else "nothing"
+    return f"{text}. A GiB beyond the budget saves {worth} a step."
 
 
 def _stages(plan: Plan) -> str:

@@ -22,9 +22,10 @@ from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import Plan
 from memadvisor.planning.reasons import explain
-from memadvisor.planning.search import RankedPlan, Search, order
+from memadvisor.planning.search import FrontPoint, RankedPlan, Search, order
 from memadvisor.precision import FULL_PRECISION, Precision, loss_text, masters_text
 from memadvisor.run.run import Run
+from memadvisor.units import GIB
 
 MAX_MICRO_BATCH_DIVISOR = 8
 
@@ -34,7 +35,9 @@ class Advice:
     """Plans from best to worst, those that fit first.
 
     `measured_peak_bytes` and `measured_step_time_s` are the plain run's own. `smallest_budget_bytes` is the lowest
-    predicted peak over all plans searched. `notes` are assumptions that the reader should know.
+    predicted peak over all plans searched. `front`: what less and more memory would give, with the best plan's way of
+    sharding and the script left alone. `next_gib_s`: how much faster a step gets with a GiB beyond the budget; None
+    where no plan that leaves the script alone fits. `notes` are assumptions that the reader should know.
     """
 
     budget_bytes: int
@@ -44,6 +47,8 @@ class Advice:
     measured_peak_bytes: int
     measured_step_time_s: float
     notes: tuple[str, ...]
+    front: tuple[FrontPoint, ...]
+    next_gib_s: float | None
 
     @property
     def best(self) -> Plan | None:
@@ -89,6 +94,8 @@ def advise(
         smallest_budget_bytes=min(search.needs),
         measured_peak_bytes=plain.peak_bytes,
         measured_step_time_s=plain.step_time_s,
+        front=search.front(),
+        next_gib_s=search.seconds_for(GIB),
         notes=(
             *_precision_notes(precision),
             *_compression_notes(compression),

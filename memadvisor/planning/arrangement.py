@@ -15,6 +15,7 @@ from itertools import combinations, islice, product
 
 from memadvisor.cost.step import CapturedStep
 from memadvisor.plan import UnitPlan
+from memadvisor.stretches import units_of_stretches
 
 MAX_GATHER_DEPTH = 2
 MAX_UNITS_IN_PAIRS = 8  # units up to which two are changed at once
@@ -42,7 +43,14 @@ class Arrangement:
     stretches: tuple[tuple[str, str], ...] = ()
 
     @property
+    def recomputed_units(self) -> frozenset[str]:
+        """Those in stretches too."""
+        names = [unit.name for unit in self.units]
+        return self.recomputed.union(*units_of_stretches(self.stretches, names))
+
+    @property
     def recomputed(self) -> frozenset[str]:
+        """Units that are recomputed by themselves."""
         return frozenset(unit.name for unit in self.units if unit.recompute)
 
 

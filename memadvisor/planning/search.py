@@ -22,6 +22,7 @@ from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
 from memadvisor.schedule import write_schedule
 
+_RUNGS = 8  # budgets between the smallest peak and that without recomputation
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
 _SEGMENTS_PLAYED = 15_000  # what one walk of the local search may simulate, in segments
 # What updating in the backward must save of the step's time where a plan without it fits: a script may do in a later
@@ -50,6 +51,27 @@ def order(ranked: RankedPlan) -> tuple[bool, bool, float, int]:
     return False, ranked.changes_script, prediction.step_time_s, prediction.needed_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """A plan of the front: none known takes both less memory and less time. Both predicted."""
+
+    peak_bytes: int
+    step_time_s: float
+    zero_stage: int
+    num_recomputed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One way of sharding with its best plan, and what else it gives: at most so many bytes, or None."""
+
+    ranked: RankedPlan
+    choose: Callable[[int], Arrangement | None]
+    predict: Callable[[Arrangement], Prediction]
+    smallest: Arrangement
+    largest: Arrangement
+
+
 class Search:
     """Plans for one step, and what the ones met on the way need.
 
@@ -74,6 +96,7 @@ class Search:
         self.least_stage = max(precision.least_stage, compression.least_stage)
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
+        self._kinds: list[_Kind] = []  # of what leaves the script alone
         self.fingerprint = fingerprint(
             (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
         )
@@ -170,7 +193,42 @@ class Search:
         )
         if least is not None:
             smallest = min(smallest, least, key=lambda one: play(one).peak.total_bytes)
-        return self._best(step, choose, predict, arranged(smallest), found)
+        best = self._best(step, choose, predict, arranged(smallest), found)
+        if step.repeats == 1 and not early:
+            largest = arranged(Nested(frozenset(), ()))
+            self._kinds.append(_Kind(best, choose, predict, arranged(smallest), largest))
+        return best
+
+    def front(self) -> tuple[FrontPoint, ...]:
+        """Peak against step time with the best plan's way of sharding, from least memory to most."""
+        kind = min(self._kinds, key=lambda kind: order(kind.ranked))
+        low, high = (kind.predict(end).peak_bytes for end in (kind.smallest, kind.largest))
+        targets = [low + (high - low) * rung // _RUNGS for rung in range(1, _RUNGS)] + [self.budget_bytes]
+        found = [kind.choose(target) for target in targets]
+        tried = [kind.smallest, kind.largest, *(one for one in found if one is not None)]
+        front: list[FrontPoint] = []
+        predicted = [(kind.predict(arrangement), arrangement) for arrangement in tried]
+        for prediction, arrangement in sorted(
+            predicted, key=lambda pair: (pair[0].peak_bytes, pair[0].step_time_s)
+        ):
+            if not front or prediction.step_time_s < front[-1].step_time_s * (1 - 1e-9):
+                front.append(
+                    FrontPoint(
+                        peak_bytes=prediction.peak_bytes,
+                        step_time_s=prediction.step_time_s,
+                        zero_stage=kind.ranked.plan.zero_stage,
+                        num_recomputed=len(arrangement.recomputed_units),
+                    )
+                )
+        return tuple(front)
+
+    def seconds_for(self, more_bytes: int) -> float | None:
+        """How much faster a step gets with so many bytes beyond the budget; None where nothing fits the budget."""
+        kind = min(self._kinds, key=lambda kind: order(kind.ranked))
+        with_more = kind.choose(self.budget_bytes + more_bytes)
+        if not kind.ranked.fits or with_more is None:
+            return None
+        return max(0.0, kind.ranked.prediction.step_time_s - kind.predict(with_more).step_time_s)
 
     def _may_nest(self, step: CapturedStep, stage: int, shard_ranks: int | None) -> bool:
         """Stretches of units whose parameters are gathered one by one are not played, nor what they reserve predicted."""

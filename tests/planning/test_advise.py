@@ -216,3 +216,24 @@ def test_updates_in_the_backward_are_offered_where_they_are_needed_and_the_scrip
         if ranked.plan.update_in_backward:
             limit_s = 0.99 * late[ranked.plan.zero_stage].prediction.step_time_s
             assert ranked.prediction.step_time_s < limit_s
+
+
+@pytest.mark.parametrize(("num_ranks", "share"), [(1, 0.75), (1, 0.9), (2, 0.7)])
+def test_along_the_front_more_memory_always_takes_less_time(num_ranks, share):
+    run = make_run(num_ranks=num_ranks, num_blocks=6, sequence=128)
+    budget = int(share * run.ranks[0].traced_step.peak_allocated_bytes)
+    advice = advise(run, memory_bytes=budget)
+    peaks = [point.peak_bytes for point in advice.front]
+    times = [point.step_time_s for point in advice.front]
+
+    assert peaks == sorted(set(peaks)) and times == sorted(set(times), reverse=True)
+    assert advice.front[-1].num_recomputed == 0 < advice.front[0].num_recomputed
+    best = advice.best.prediction
+    if advice.best.is_mixed:
+        return
+    assert (best.peak_bytes, best.step_time_s) in zip(peaks, times, strict=True)
+    assert advice.next_gib_s == pytest.approx(best.step_time_s - times[-1])
+
+
+def test_where_nothing_fits_a_gib_more_has_no_price():
+    assert advise(RUN, memory_bytes=1).next_gib_s is None
