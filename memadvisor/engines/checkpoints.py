@@ -69,6 +69,7 @@ def _ranks_of(given: dict[str, Any]) -> frozenset[int]:
 
 def write_items(fqn: str, source: Source) -> list[WriteItem]:
     """What this rank writes of a tensor; of one that is written whole, torch shares out who does."""
+    source.is_written = True
     if _is_shared_out(source):
         return [_write_item(WriteItemType.SHARD, fqn, source, chunk) for chunk in _own_chunks(source)]
     return [_write_item(WriteItemType.TENSOR, fqn, source, _whole_chunk(source))]
@@ -76,6 +77,7 @@ def write_items(fqn: str, source: Source) -> list[WriteItem]:
 
 def chunks_to_read(source: Source) -> list[ChunkStorageMetadata]:
     """What this rank reads of a tensor: its own part, which goes into the model itself, or all."""
+    source.is_written = False
     if not _is_shared_out(source) or (source.slot.flat.has_masters and not source.key):
         source.is_shared_out = False  # shards hold more digits, which the optimizer's state brings
         return [_whole_chunk(source)]

@@ -9,6 +9,7 @@ plain one there and then: from that moment it is the copy that the script would 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from memadvisor.engines.released import is_writing, name_of, needs_no_values
 
 if TYPE_CHECKING:
-    from memadvisor.engines.sources import Source
+    from memadvisor.engines.sources import Part, Source
 
 _aten = torch.ops.aten
 # What tells where the values are, or makes a parameter of the tensor: from here on they have to stay.
@@ -32,18 +33,17 @@ _REVEALS = {
 class LateTensor(torch.Tensor):
     """See the top of this file."""
 
-    source: Source
+    source: Any  # a Source, or a Part of one
 
     @staticmethod
-    def __new__(cls, source: Source) -> LateTensor:
-        slot = source.slot
+    def __new__(cls, source: Source | Part) -> LateTensor:
         late = torch.Tensor._make_wrapper_subclass(
-            cls, slot.shape, strides=slot.stride, dtype=source.dtype, device=slot.flat.device
+            cls, source.shape, strides=source.stride, dtype=source.dtype, device=source.device
         )
         late.source = source
         return late
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source | Part) -> None:
         super().__init__()
 
     @classmethod
@@ -57,6 +57,8 @@ class LateTensor(torch.Tensor):
                 name = name_of(func)
                 if _changes_nothing(name, first, args[1:], kwargs):
                     return first
+                if name == "untyped_storage" and first.source.is_part:
+                    return _LateBytes(first.source)
                 if name in _REVEALS or is_writing(func):
                     first._become_plain()
                 elif needs_no_values(func):
@@ -83,18 +85,17 @@ class LateTensor(torch.Tensor):
         torch.utils.swap_tensors(self, plain.view_as(plain))  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        source, slot = self.source, self.source.slot
+        source = self.source
         if id(source) not in memo:  # tied tensors have one source, and their copies share too
             memo[id(source)] = source, source.copy()
-        copied: torch.Tensor = memo[id(source)][1].as_strided(slot.shape, slot.stride)
+        copied: torch.Tensor = memo[id(source)][1].as_strided(source.shape, source.stride)
         return copied
 
     # ---- torch.save and pickle ---------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         storage = _LateStorage(self.source)
-        slot = self.source.slot
-        parts: Any = (storage, 0, tuple(slot.shape), slot.stride, False, OrderedDict())
+        parts: Any = (storage, 0, tuple(self.source.shape), self.source.stride, False, OrderedDict())
         return torch._utils._rebuild_tensor_v2, parts
 
     # ---- torch.distributed.checkpoint --------------------------------------------------------
@@ -114,7 +115,8 @@ class LateTensor(torch.Tensor):
         return chunks
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
-        return self.source.part(index.offset)
+        part: torch.Tensor = self.source.part(index.offset)
+        return part
 
 
 def _plain(value: Any) -> Any:
@@ -150,7 +152,7 @@ class _LateBytes:
 
     device = SimpleNamespace(type="memadvisor", index=None)
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source | Part) -> None:
         self.source = source
         self._cdata = id(source)  # torch tells storages apart by it
 
@@ -158,7 +160,9 @@ class _LateBytes:
         return 0  # for "none"
 
     def nbytes(self) -> int:
-        return (self.source.slot.end - self.source.slot.start) * self.source.dtype.itemsize
+        return math.prod(self.source.shape) * self.source.dtype.itemsize
+
+    size = nbytes
 
     def cpu(self) -> torch.UntypedStorage:
         return self.source.copy().cpu().untyped_storage()
@@ -172,10 +176,10 @@ class _LateBytes:
 class _LateStorage(torch.storage.TypedStorage):
     """A storage that torch.save recognises; any other pickler is given the bytes."""
 
-    def __new__(cls, source: Source) -> _LateStorage:
+    def __new__(cls, source: Source | Part) -> _LateStorage:
         return object.__new__(cls)
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source | Part) -> None:
         self._untyped_storage: Any = _LateBytes(source)
         self.dtype = source.dtype
 
@@ -188,7 +192,9 @@ def _tag(storage: Any) -> str | None:
     """Where a tensor is loaded to: the device that it would have been saved from."""
     if not isinstance(storage, _LateBytes):
         return None
-    there: str = torch.serialization.location_tag(storage.source.piece().untyped_storage())
+    there: str = torch.serialization.location_tag(
+        torch.empty(0, device=storage.source.device).untyped_storage()
+    )
     return there
 
 

@@ -6,7 +6,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -55,8 +57,23 @@ class Source:
         self.key = key
         self.dtype = dtype
         self.kept: torch.Tensor | None = None
+        self.is_written = False  # by the checkpoint under way, and not read
         self.is_shared_out = False  # by the checkpoint under way: each rank writes or reads its own part
         self.read: tuple[int, torch.Tensor] | None = None  # a state that was read last, and after which step
+
+    is_part = False
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.slot.shape
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        return self.slot.stride
+
+    @property
+    def device(self) -> torch.device:
+        return self.slot.flat.device
 
     def is_live(self, slot: Slot, key: str) -> bool:
         """Whether this is what a parameter has now, or its optimizer keeps for it now."""
@@ -101,15 +118,54 @@ class Source:
         return order, boxes_of_run(low - slot.start, high - slot.start, [slot.shape[dim] for dim in order])
 
     def part(self, offset: Sequence[int] | None) -> torch.Tensor:
-        """What a checkpoint writes, or reads into: the box at `offset`, or all."""
+        """What a checkpoint writes, or reads into: the box at `offset`, or all.
+
+        torch keeps what it writes until the whole file is written; on a host it is therefore late once more.
+        """
+        if self.is_written and self.device.type == "cpu":
+            shape = self.shape if not self.is_shared_out or offset is None else self._box(offset).shape
+            return LateTensor(Part(shape, self.dtype, self.device, partial(self._part, offset)))
+        return self._part(offset)
+
+    def _part(self, offset: Sequence[int] | None) -> torch.Tensor:
         if not self.is_shared_out or offset is None:
             return self.copy().as_strided(self.slot.shape, self.slot.stride)
+        return self._box(offset)
+
+    def _box(self, offset: Sequence[int]) -> torch.Tensor:
         self.executor.early.read(self.slot.flat)
         order, boxes = self.boxes()
         start = tuple(offset[dim] for dim in order)
         box = next(box for box in boxes if box.offsets == start)
         own = self.piece()[box.first : box.first + box.num_elements].to(self.dtype).view(box.sizes)
         return own.permute([order.index(dim) for dim in range(len(order))])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a checkpoint writes of a source, made when it is written."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    values: Callable[[], torch.Tensor]
+    is_part: ClassVar[bool] = True
+    kept: ClassVar[None] = None
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        return torch.empty(self.shape, device="meta").stride()
+
+    def keep(self) -> torch.Tensor:
+        return self.values().contiguous()
+
+    def copy(self) -> torch.Tensor:
+        """1-D, in memory of its own and no more."""
+        values = self.values().contiguous().reshape(-1)
+        return values if values.untyped_storage().nbytes() == values.nbytes else values.clone()
+
+    def is_live(self, slot: Slot, key: str) -> bool:
+        return False
 
 
 class Lates:
