@@ -42,7 +42,8 @@ from engines_rank import MODELS, TRAININGS
 RANK_SCRIPT = Path(__file__).resolve().parent / "engines_rank.py"
 WARM_STEPS = 3
 PEAK_STEPS = 3
-DEFAULT_MODES = [mode for mode in TRAININGS if mode not in ("ddp", "local", "fsdp2-keep-pairwise")]
+_ON_REQUEST = ("ddp", "local", "fsdp2-keep-pairwise", "ours-3-8bit", "ours-3-4bit")
+DEFAULT_MODES = [mode for mode in TRAININGS if mode not in _ON_REQUEST]
 
 
 class EngineError(Exception):
@@ -192,6 +193,9 @@ def print_table(modes, rounds, peaks, losses, args):
         if mode not in losses:
             continue
         print(f"{mode:20}{time_cells(mode, rounds)}{peak_cell(peaks.get(mode))}  {loss_cell(mode, losses)}")
+    if args.link:
+        for mode, sent in sent_mib(rounds).items():
+            print(f"{mode} sends {sent:.1f} MiB a step and rank")
     for mode in modes if rounds else ():
         overlapped = f"{mode}-overlap"
         if mode in losses and overlapped in losses:
@@ -200,6 +204,14 @@ def print_table(modes, rounds, peaks, losses, args):
                 print(f"{overlapped} saves more than compute could cover: {mode} does not keep the link full")
             else:
                 print(f"{overlapped} covers {share:.0%} of the communication that compute could cover")
+
+
+def sent_mib(rounds):
+    """{mode: what the network interface of a rank sends in a step, headers included}."""
+    return {
+        mode: statistics.median(slowest(taken[mode], "sent_bytes") for taken in rounds) / 2**20
+        for mode in (rounds[0] if rounds else ())
+    }
 
 
 def covered_share(plain, overlapped):

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
 from train_gpt import GPT
 
 from memadvisor.capture.cpu_account import open_cpu_account
+from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.engines.apply import install
 from memadvisor.engines.fsdp2_comm import Gather, Scatter
 from memadvisor.engines.wire import Wire
@@ -32,6 +33,10 @@ MODELS = {"A": (8, 512, 8, 50304, 128), "B": (16, 512, 8, 2048, 128), "tiny": (4
 MICRO_BATCH = 2
 BUCKET_ELEMENTS = 5_000_000  # DeepSpeed's own default of 5e8 holds the whole model several times
 SAMPLE_S = 20e-6
+COMPRESSIONS = {
+    "8bit": Compression(gather_bits=8, reduce_bits=8),
+    "4bit": Compression(gather_bits=8, reduce_bits=4),
+}
 
 
 def build_model(name):
@@ -92,7 +97,8 @@ class Local(Training):
 
 class Ours(Training):
     """The same script under a plan; `ours-3-overlap` is stage 3 with overlap, `ours-3-keep` has the first `--kept`
-    blocks stay from their forward to their backward too, and `ours-3-inback` updates units in the backward too."""
+    blocks stay from their forward to their backward too, `ours-3-inback` updates units in the backward too,
+    `ours-3-8bit` has its messages quantised to 8 bits, and `ours-3-4bit` those of gradients to 4."""
 
     def prepare(self):
         stage, _, how = self.mode.removeprefix("ours-").partition("-")
@@ -115,6 +121,7 @@ class Ours(Training):
             overlap=how != "",
             gather_depth=int(how != ""),
             update_in_backward=how == "inback",
+            compression=COMPRESSIONS.get(how, UNCOMPRESSED),
         )
         self.applied = install(plan)
 
@@ -216,6 +223,8 @@ TRAININGS = {
     "ours-3-overlap": Ours,
     "ours-3-keep": Ours,
     "ours-3-inback": Ours,
+    "ours-3-8bit": Ours,
+    "ours-3-4bit": Ours,
 }
 
 
@@ -242,12 +251,21 @@ def queued_s():
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
+def sent_bytes():
+    """Of this rank's network interface, headers included; of loopback they are those of all ranks."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == os.environ.get("GLOO_SOCKET_IFNAME"):
+            return int(counts.split()[8])
+    return 0
+
+
 def measured(training, num_steps, meter):
     """Wall seconds, seconds in which the thread that computes waited (neither ran nor was ready to), losses."""
     dist.barrier()
     if meter is not None:
         meter.peak_bytes = 0
-    training.optimizer_s = 0.0
+    training.optimizer_s, sent = 0.0, sent_bytes()
     wall_s, cpu_s, ready_s = time.perf_counter(), time.thread_time(), queued_s()
     losses = [training.step() for _ in range(num_steps)]
     wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
@@ -257,6 +275,7 @@ def measured(training, num_steps, meter):
         "compute_s": cpu_s / num_steps,
         "optimizer_s": training.optimizer_s / num_steps,
         "waiting_s": max(0.0, wall_s - cpu_s - ready_s) / num_steps,
+        "sent_bytes": (sent_bytes() - sent) / num_steps,
         "peak_bytes": meter.peak_bytes if meter is not None else None,
         "losses": losses,
     }
