@@ -7,7 +7,7 @@ gathers of parameters qwZ, and quantised reductions of gradients qgZ.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from memadvisor.errors import PlanError
@@ -24,10 +24,15 @@ class Compression:
     `gather_bits`: 8; of each element of the parameters that stage 3 gathers in training passes. `reduce_bits`: 8 or
     4; of each element of the gradients that stages 2 and 3 reduce to shards; they are added up in float32. Both are of parameters that
     are float32 in the script; others travel as they are. What the optimizer keeps and updates is never rounded.
+
+    `all_reduce_bits`, `all_reduce_top`: of the gradients that stages 0 and 1 sum whole, 1, 4 or 8 bits of each element,
+    or so many elements of each block, exactly; what is not sent is added to the next step's (error feedback).
     """
 
     gather_bits: int | None = None
     reduce_bits: int | None = None
+    all_reduce_bits: int | None = None
+    all_reduce_top: int | None = None
 
     @property
     def is_lossy(self) -> bool:
@@ -35,11 +40,18 @@ class Compression:
         return self != UNCOMPRESSED
 
     @property
-    def least_stage(self) -> int:
-        """The lowest ZeRO stage that every unit must have."""
+    def stages(self) -> range:
+        """The ZeRO stages that every unit must have one of."""
+        if self.has_feedback:
+            return range(2)
         if self.gather_bits is not None:
-            return 3
-        return 2 if self.reduce_bits is not None else 0
+            return range(3, 4)
+        return range(2, 4) if self.reduce_bits is not None else range(4)
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether gradients that stay whole are compressed, and each rank keeps what it has not sent."""
+        return self.all_reduce_bits is not None or self.all_reduce_top is not None
 
     def gather_bits_of(self, dtype: str) -> int | None:
         """Of gathered copies of a parameter that is `dtype` in the script; None where it travels as it is."""
@@ -49,6 +61,12 @@ class Compression:
         """Of the gradient of such a parameter, where it becomes shards."""
         return self.reduce_bits if dtype == "float32" else None
 
+    def all_reduce_message_bytes(self, num_elements: int) -> int:
+        """Of one rank's part of a gradient that stays whole."""
+        if self.all_reduce_bits is not None:
+            return packed_bytes(num_elements, self.all_reduce_bits)
+        return sparse_bytes(num_elements, self.all_reduce_top or 0)
+
 
 UNCOMPRESSED = Compression()
 
@@ -57,6 +75,13 @@ def packed_bytes(num_elements: int, bits: int) -> int:
     """A quantised message: the scales of its blocks, the numbers, and padding to a whole scale."""
     num_blocks = -(-num_elements // BLOCK_ELEMENTS)
     size_bytes = num_blocks * _SCALE_BYTES + -(-num_elements * bits // 8)
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def sparse_bytes(num_elements: int, top: int) -> int:
+    """A message of the `top` largest elements of each block: a float32 each, and its place in the block in a byte."""
+    whole, rest = divmod(num_elements, BLOCK_ELEMENTS)
+    size_bytes = (whole * top + min(rest, top)) * (_SCALE_BYTES + 1)
     return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
@@ -74,8 +99,16 @@ def compression_text(compression: Compression) -> str:
     """In a few words that follow others, after a comma: `, gathers in 8 bits`; nothing without compression."""
     return "".join(
         f", {what} in {bits} bits"
-        for what, bits in (("gathers", compression.gather_bits), ("reduces", compression.reduce_bits))
+        for what, bits in (
+            ("gathers", compression.gather_bits),
+            ("reduces", compression.reduce_bits),
+            ("all-reduces", compression.all_reduce_bits),
+        )
         if bits is not None
+    ) + (
+        f", all-reduces {compression.all_reduce_top} of {BLOCK_ELEMENTS} elements"
+        if compression.all_reduce_top is not None
+        else ""
     )
 
 
@@ -88,6 +121,13 @@ def compression_loss_text(compression: Compression) -> str:
         rounded.append(
             f"gradients are rounded to {compression.reduce_bits} bits before each sum over the ranks"
         )
+    feedback = "what is not sent is added to the next step's. Losses will differ from those without it."
+    if compression.all_reduce_bits is not None:
+        bits = f"{compression.all_reduce_bits} bit{'s' * (compression.all_reduce_bits > 1)}"
+        return f"gradients are sent in {bits} an element, with a scale for each {BLOCK_ELEMENTS}; {feedback}"
+    if compression.all_reduce_top is not None:
+        top = compression.all_reduce_top
+        return f"of each {BLOCK_ELEMENTS} elements of a gradient the {top} largest are sent; {feedback}"
     return (
         f"{' and '.join(rounded)}, with a scale for each {BLOCK_ELEMENTS} elements; what the optimizer keeps stays as it is. "
         "Losses will differ from those without it."
@@ -110,17 +150,30 @@ def check_compression(
             f"{source} has both reduce_bits and reduce_dtype {reduce_dtype}.",
             hint="quantised gradients are summed in float32: leave one of them out.",
         )
-    kinds = {"gather_bits": ((8,), 3, "stage 3"), "reduce_bits": ((4, 8), 2, "stage 2 or 3")}
-    found = 0 if num_ranks == 1 else min(stages)
-    for field, (allowed, stage, needed) in kinds.items():
-        bits = getattr(compression, field)
-        if bits is None:
-            continue
-        if bits not in allowed:
-            raise PlanError(f"{source} has {field} {bits}.", hint=f"use {' or '.join(map(str, allowed))}.")
-        if found < stage:
+    allowed = {
+        "gather_bits": (8,),
+        "reduce_bits": (4, 8),
+        "all_reduce_bits": (1, 4, 8),
+        "all_reduce_top": range(1, 65),
+    }
+    needed = {"gather_bits": "stage 3", "reduce_bits": "stage 2 or 3"}
+    given = {field: value for field in allowed if (value := getattr(compression, field)) is not None}
+    if compression.has_feedback and len(given) > 1:
+        raise PlanError(f"{source} has both {' and '.join(given)}.", hint="leave one of them out.")
+    for field, value in given.items():
+        if value not in allowed[field]:
+            raise PlanError(f"{source} has {field} {value}.", hint=f"use {_words(allowed[field])}.")
+        own = Compression(**{field: value}).stages
+        found = min(stages) if min(stages) not in own else max(stages)
+        if num_ranks == 1 or found not in own:
             where = "one rank" if num_ranks == 1 else f"ZeRO stage {found}"
             raise PlanError(
-                f"{source} has {field} {bits} with {where}.",
-                hint=f"it needs several ranks and {needed} for every unit.",
+                f"{source} has {field} {value} with {where}.",
+                hint=f"it needs several ranks and {needed.get(field, 'stage 0 or 1')} for every unit.",
             )
+
+
+def _words(allowed: Sequence[int]) -> str:
+    if isinstance(allowed, range):
+        return f"{allowed[0]} to {allowed[-1]}"
+    return " or ".join(map(str, allowed))

@@ -245,10 +245,8 @@ def _precision_from_json(value: Any) -> Precision:
 
 
 def _compression_from_json(value: Any) -> Compression:
-    return Compression(
-        gather_bits=_typed(value.get("gather_bits"), int, optional=True),
-        reduce_bits=_typed(value.get("reduce_bits"), int, optional=True),
-    )
+    fields = (field.name for field in dataclasses.fields(Compression))
+    return Compression(**{name: _typed(value.get(name), int, optional=True) for name in fields})
 
 
 def _algorithm_from_json(value: Any) -> Algorithm:
@@ -305,6 +303,11 @@ def check_plan(plan: Plan, source: str) -> None:
         if value is not None and value < 1:
             raise PlanError(f"{source} has {field} {value}.", hint="it must be 1 or more.")
     check_precision(plan.precision, plan.num_ranks, stages, source)
+    if plan.compression.has_feedback and plan.group_ranks < plan.num_ranks:
+        raise PlanError(
+            f"{source} compresses gradients that stay whole, and has shard_ranks {plan.shard_ranks}.",
+            hint="leave one of them out.",
+        )
     check_compression(plan.compression, plan.num_ranks, stages, source, plan.precision.reduce_dtype)
     asked = {
         f"ZeRO stage {min(stages)}": stages != {3},

@@ -70,7 +70,7 @@ PLANS = st.builds(
 )
 # Older plans are without.
 LATER = (
-    *("compression", "gather_bits", "reduce_bits", "sent_bytes"),
+    *("compression", "gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top", "sent_bytes"),
     *("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype"),
     *("shard_ranks", "update_in_backward", "optimizer_dtype"),
 )
@@ -248,6 +248,16 @@ def test_no_json_value_raises_anything_but_a_plan_error(value):
         ({"precision": {"optimizer_dtype": "float32"}}, "optimizer_dtype float32 with ZeRO stage 0"),
         ({"compression": {"gather_bits": 8}}, "gather_bits 8 with ZeRO stage 0"),
         ({"compression": {"reduce_bits": 3}}, "reduce_bits 3"),
+        (
+            {
+                "compression": {"all_reduce_top": 4},
+                "units": [],
+                "num_ranks": 4,
+                "zero_stage": 1,
+                "shard_ranks": 2,
+            },
+            "stay whole, and has shard_ranks 2",
+        ),
         (
             {"compression": {"reduce_bits": 8}, "precision": {"reduce_dtype": "bfloat16"}, "units": []},
             "both reduce_bits and reduce_dtype bfloat16",

@@ -151,6 +151,8 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--optimizer-dtype",
         "--gather-bits",
         "--reduce-bits",
+        "--all-reduce-bits",
+        "--all-reduce-top",
     }
     position = 1
     while position < len(words):

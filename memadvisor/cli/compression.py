@@ -6,7 +6,7 @@ import argparse
 
 from memadvisor.compression import Compression
 
-FLAGS = ("gather_bits", "reduce_bits")
+FLAGS = ("gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top")
 
 
 def add_compression_options(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,20 @@ def add_compression_options(parser: argparse.ArgumentParser) -> None:
         choices=(4, 8),
         help="with ZeRO stages 2 and 3: bits of an element of their gradients on the way to their sum (lossy)",
     )
+    parser.add_argument(
+        "--all-reduce-bits",
+        type=int,
+        choices=(1, 4, 8),
+        help="with ZeRO stages 0 and 1: bits of an element of a gradient that is sent, with error feedback (lossy)",
+    )
+    parser.add_argument(
+        "--all-reduce-top",
+        type=int,
+        metavar="K",
+        help="with ZeRO stages 0 and 1: send the K largest of each 256 elements of a gradient, with error feedback "
+        "(lossy)",
+    )
 
 
 def compression_of(arguments: argparse.Namespace) -> Compression:
-    return Compression(gather_bits=arguments.gather_bits, reduce_bits=arguments.reduce_bits)
+    return Compression(**{flag: getattr(arguments, flag) for flag in FLAGS})

@@ -34,6 +34,7 @@ from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
 from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.packing import Packing, packing_of
+from memadvisor.cost.present import Present
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.precision import bytes_in
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
@@ -49,33 +50,6 @@ class Message:
     operation: str
     size_bytes: int
     staging: Mapping[str, int]
-
-
-class _Present:
-    """Units of which something is there, and the bytes of all of it."""
-
-    def __init__(self, size_of: Callable[[str], int]) -> None:
-        self._size_of = size_of
-        self._sizes: dict[str, int] = {}
-        self.total_bytes = 0
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._sizes
-
-    def items(self) -> Iterable[tuple[str, int]]:
-        return self._sizes.items()
-
-    def add(self, name: str) -> None:
-        if name not in self._sizes:
-            self._sizes[name] = self._size_of(name)
-            self.total_bytes += self._sizes[name]
-
-    def discard(self, name: str) -> None:
-        self.total_bytes -= self._sizes.pop(name, 0)
-
-    def clear(self) -> None:
-        self._sizes.clear()
-        self.total_bytes = 0
 
 
 class EngineMemory:
@@ -111,11 +85,12 @@ class EngineMemory:
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
-        self.gathered = _Present(self._full_bytes.__getitem__)
-        self._buffers = _Present(self._gradient_bytes)  # units whose whole gradients are there
-        self._shards = _Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
+        self.gathered = Present(self._full_bytes.__getitem__)
+        self._buffers = Present(self._gradient_bytes)  # units whose whole gradients are there
+        self._shards = Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
-        self._unpacking = _Present(self._unpacking_bytes)  # units gathered ahead whose messages are there
+        self._unpacking = Present(self._unpacking_bytes)  # units gathered ahead whose messages are there
+        self._meaning = Present(self._meaning_bytes)  # units whose compressed all-reduce is under way
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
         self._early = schedule.updated_in_backward
         if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
@@ -125,6 +100,7 @@ class EngineMemory:
                 (self._shards if stage >= 2 else self._buffers).add(name)
         resting = Counter(step.constant_state_bytes)
         resting["parameter"] += sum(self._resting_parameter_bytes(name) for name in self.stages)
+        resting["communication"] += sum(packed.residual_bytes for packed in self._packed.values())
         resting["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
         self._resting = resting
 
@@ -135,8 +111,8 @@ class EngineMemory:
         held = dict(self._resting)
         held["parameter"] += self.gathered.total_bytes
         held["gradient"] = self._buffers.total_bytes + self._shards.total_bytes
-        held["communication"] = 0 if self._scattering is None else self._staging_bytes(self._scattering)
-        held["communication"] += self._unpacking.total_bytes
+        held["communication"] += 0 if self._scattering is None else self._staging_bytes(self._scattering)
+        held["communication"] += self._unpacking.total_bytes + self._meaning.total_bytes
         for (category, _), size_bytes in self._lent_to_step().items():
             held[category] += size_bytes
         return held
@@ -184,12 +160,16 @@ class EngineMemory:
         messages_bytes = 0 if packed is None else packed.reduce_staging_bytes
         return self._gradient_bytes(name) // self.num_ranks + messages_bytes
 
+    def _meaning_bytes(self, name: str) -> int:
+        return self._packed[name].all_reduce_staging_bytes
+
     def _unpacking_bytes(self, name: str) -> int:
         packed = self._packed.get(name)
         return 0 if packed is None else packed.gather_staging_bytes
 
     def drop(self, names: Collection[str]) -> None:
-        """What was gathered ahead is not needed."""
+        """A backward has ended: these were gathered ahead and are not needed, and whole gradients are reduced."""
+        self._meaning.clear()
         for name in names:
             self.gathered.discard(name)
             self._unpacking.discard(name)
@@ -208,6 +188,8 @@ class EngineMemory:
         pieces |= {("gradient", name): size for name, size in self._gradients().items()}
         pieces |= {(f"owned {what}", name): size for (what, name), size in self._lent_to_step().items()}
         pieces |= {("messages", name): size for name, size in self._unpacking.items()}
+        pieces |= {("all-reduced", name): size for name, size in self._meaning.items()}
+        pieces |= {("residual", name): packed.residual_bytes for name, packed in self._packed.items()}
         if self._scattering is not None:
             pieces["staging", self._scattering] = self._staging_bytes(self._scattering)
         return {piece: size for piece, size in pieces.items() if size > 0}
@@ -269,6 +251,9 @@ class EngineMemory:
             # Of what the reduction inside has just left; its buffers are counted there, and are no fewer.
             return Message(operation="all_reduce", size_bytes=size_bytes // self.num_ranks, staging={})
         if not action.shard:
+            if name in self._packed:
+                self._meaning.add(name)
+                size_bytes = self._packed[name].all_reduce_bytes
             return Message(operation="all_reduce", size_bytes=size_bytes, staging={})
         if action.overlaps:
             self._scattering = name

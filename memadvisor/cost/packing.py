@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memadvisor.compression import packed_bytes, scratch_elements
+from memadvisor.compression import Compression, packed_bytes, scratch_elements
 from memadvisor.cost.step import UnitStates
 from memadvisor.precision import bytes_in
 from memadvisor.schedule import Schedule
@@ -20,6 +20,8 @@ class Packing:
 
     `gather_bytes`, `reduce_bytes`: of a whole message, of all ranks. Staging is what messages of bytes need beside
     what the collective needs anyway; flats that are waited for come one after another, so the largest one counts.
+    `all_reduce_bytes`: of gradients that stay whole, with error feedback (engines/feedback.py), whose staging is there
+    until the end of the backward, and whose residuals always are.
     """
 
     gather_bytes: int
@@ -27,11 +29,40 @@ class Packing:
     largest_gather_staging_bytes: int
     reduce_bytes: int
     reduce_staging_bytes: int
+    all_reduce_bytes: int = 0
+    all_reduce_staging_bytes: int = 0
+    residual_bytes: int = 0
+
+
+def _feedback_of(states: UnitStates, num_ranks: int, compression: Compression) -> Packing:
+    """Of a unit whose gradients stay whole, on `num_ranks`."""
+    sent = staged = residuals = 0
+    for (dtype, trainable), count in states.num_elements.items():
+        part = -(-count // num_ranks)
+        if trainable and dtype == "float32":
+            messages_bytes = num_ranks * compression.all_reduce_message_bytes(part)
+            sent += messages_bytes
+            staged += messages_bytes + 4 * scratch_elements(part)
+            residuals += 4 * (count + part)
+        elif trainable:
+            sent += count * states.item_bytes[dtype]
+    return Packing(
+        gather_bytes=0,
+        gather_staging_bytes=0,
+        largest_gather_staging_bytes=0,
+        reduce_bytes=0,
+        reduce_staging_bytes=0,
+        all_reduce_bytes=sent,
+        all_reduce_staging_bytes=staged,
+        residual_bytes=residuals,
+    )
 
 
 def packing_of(states: UnitStates, stage: int, num_ranks: int, schedule: Schedule) -> Packing:
     """Of a unit of this stage, whose shards are of `num_ranks`."""
     precision, compression = schedule.precision, schedule.compression
+    if compression.has_feedback:
+        return _feedback_of(states, num_ranks, compression)
     gathers, staged, reduces, staged_sums = 0, [0], 0, 0
     for (dtype, trainable), count in states.num_elements.items():
         shard, item_bytes = -(-count // num_ranks), states.item_bytes[dtype]

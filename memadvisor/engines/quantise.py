@@ -9,8 +9,11 @@ whole number nearest to element / scale, ties to even. So
 - a block with an infinity or a NaN comes back as NaNs, so an overflow is still an overflow;
 - a block whose scale would be no normal float32 (magnitudes below 1.5e-36) comes back as zeros.
 
-A packed message is float32 scales, then codes: int8, or two of 4 bits in a byte, the earlier element in its lower
-half, each with 8 added. The same input makes the same bytes, and the same bytes make the same numbers.
+Of 1 bit, the scale is the mean magnitude of the block, and each element becomes plus or minus it (0 plus it, but
+for a block of zeros): far off, and meant for those who add what is missing to what they send next.
+
+A packed message is float32 scales, then codes: int8; or two of 4 bits in a byte, the earlier element in its lower
+half, each with 8 added; or eight of 1 bit, 1 for plus, the earliest element lowest. The same input makes the same bytes, and the same bytes make the same numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import torch
 
 from memadvisor.compression import BLOCK_ELEMENTS, packed_bytes, scratch_elements
 
-_LARGEST_CODE = {8: 127, 4: 7}
+_LARGEST_CODE = {8: 127, 4: 7, 1: 1}
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
@@ -46,9 +49,15 @@ def quantise(values: torch.Tensor, packed: torch.Tensor, bits: int, scratch: tor
     for stretch in _stretches(values, packed, bits, scratch):
         room, scales = stretch.room, stretch.scales
         blocks = _blocks(stretch.elements)
-        torch.maximum(blocks.amax(1).float(), blocks.amin(1).neg_().float(), out=scales)
+        if bits == 1:
+            torch.linalg.vector_norm(blocks, 1, dim=1, out=scales).div_(blocks.shape[1])
+        else:
+            torch.maximum(blocks.amax(1).float(), blocks.amin(1).neg_().float(), out=scales)
         scales.masked_fill_(~scales.isfinite(), torch.nan).div_(_LARGEST_CODE[bits])
         scales.masked_fill_(scales < _SMALLEST_SCALE, 0)
+        if bits == 1:
+            _pack_signs(stretch.elements, stretch.codes)
+            continue
         inverse = scales.reciprocal().masked_fill_(scales == 0, 0)
         if room.data_ptr() != stretch.elements.data_ptr():
             room.copy_(stretch.elements)
@@ -62,21 +71,46 @@ def quantise(values: torch.Tensor, packed: torch.Tensor, bits: int, scratch: tor
 
 
 def dequantise(
-    packed: torch.Tensor, values: torch.Tensor, bits: int, scratch: torch.Tensor | None = None
+    packed: torch.Tensor,
+    values: torch.Tensor,
+    bits: int,
+    scratch: torch.Tensor | None = None,
+    *,
+    add: bool = False,
 ) -> None:
-    """Write what `packed` stands for into 1-D `values`; where they are not float32, with `scratch` as above."""
+    """Write what `packed` stands for into 1-D `values`, or `add` it to them.
+
+    Where they are not float32, or are added to, with `scratch` of `scratch_elements`.
+    """
     for stretch in _stretches(values, packed, bits, values if scratch is None else scratch):
         room, codes = stretch.room, stretch.codes
         if bits == 8:
             room.copy_(codes)
+        elif bits == 1:
+            _unpack_signs(codes, room)
         else:
             low, high = room[0::2], room[1::2]
             high.copy_(codes[: len(high)]).div_(16).floor_()
             low.copy_(codes)[: len(high)].sub_(high, alpha=16)
             room.sub_(8)
         _blocks(room).mul_(stretch.scales[:, None])
-        if room.data_ptr() != stretch.elements.data_ptr():
+        if add:
+            stretch.elements.add_(room)
+        elif room.data_ptr() != stretch.elements.data_ptr():
             stretch.elements.copy_(room)
+
+
+def _pack_signs(elements: torch.Tensor, codes: torch.Tensor) -> None:
+    codes.zero_()
+    for place in range(8):
+        signs = elements[place::8] >= 0
+        codes[: len(signs)].add_(signs, alpha=2**place)
+
+
+def _unpack_signs(codes: torch.Tensor, room: torch.Tensor) -> None:
+    for place in range(8):
+        part = room[place::8]
+        part.copy_(codes[: len(part)].bitwise_and(2**place)).div_(2 ** (place - 1)).sub_(1)
 
 
 def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from memadvisor.engines.feedback import Feedback
 from memadvisor.engines.flat import Flat, Slot, UnitState
 from memadvisor.engines.lanes import Chain, Ticket
 from memadvisor.errors import PlanError
@@ -41,6 +42,7 @@ class Reductions:
         self._units = executor.units
         self._slots = executor.slots
         self._wire = executor.wire
+        self.feedback = Feedback(executor.wire, executor.schedule.compression)
         self._order = [unit.name for unit in reversed(self._units.values()) if unit.trainable]
         self._order_known = False
         self._sync = True  # whether the backward to come ends in a reduction (no_sync)
@@ -241,7 +243,7 @@ class Reductions:
                     self._scatter(flat, flat.grad, action)
                 elif self._sync:
                     self._executor.remember("all_reduce", flat)
-                    transfer = self._wire.begin_mean(flat.grad, flat.unit)
+                    transfer = self.feedback.begin_mean(flat, flat.grad)
                     if action.overlaps:
                         self._backward.in_flight.append(transfer)
                     else:

@@ -78,13 +78,17 @@ def advise(
         raise UsageError(
             "Another precision needs shards, and one rank has none.", hint="advise for --gpus 2 or more."
         )
-    check_compression(compression, ranks, (3,), "This advice", precision.reduce_dtype)
+    check_compression(compression, ranks, compression.stages, "This advice", precision.reduce_dtype)
     plain = captured_step(run, precision=precision)
     if plain.shard_groups:
-        _check_asked(ranks, run.manifest.world_size, precision)
+        _check_asked(ranks, run.manifest.world_size, precision, compression)
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
     search = Search(run, times, ranks, memory_bytes, settings, precision, compression)
+    if not search.stages:
+        raise UsageError(
+            "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
+        )
     found = _worth_showing([plan for step in _splits(run, plain) for plan in search.plans(step)])
     found.sort(key=order)
     return Advice(
@@ -173,13 +177,15 @@ def _allocator_notes(step: CapturedStep, settings: AllocatorSettings | None) -> 
         yield "Recorded on a CPU: what operators allocate inside themselves on a GPU may differ."
 
 
-def _check_asked(num_ranks: int, recorded: int, precision: Precision) -> None:
+def _check_asked(num_ranks: int, recorded: int, precision: Precision, compression: Compression) -> None:
     """Raise UsageError for what a script that shards its model by FSDP2 itself cannot be given."""
     what = (
         f"--gpus {num_ranks}"
         if num_ranks != recorded
         else "another precision"
         if precision.is_lossy
+        else "compression"
+        if compression.is_lossy
         else None
     )
     if what is not None:

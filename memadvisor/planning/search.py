@@ -93,7 +93,7 @@ class Search:
         self.num_ranks = num_ranks
         self.precision = precision
         self.compression = compression
-        self.least_stage = max(precision.least_stage, compression.least_stage)
+        self.stages = range(max(precision.least_stage, compression.stages[0]), compression.stages[-1] + 1)
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
         self._kinds: list[_Kind] = []  # of what leaves the script alone
@@ -108,7 +108,7 @@ class Search:
         """
         found: list[Arrangement] = []
         alike: list[RankedPlan] = []
-        for stage in range(self.least_stage, 4) if self.num_ranks > 1 else (0,):
+        for stage in self.stages if self.num_ranks > 1 else (0,):
             if step.shard_groups and stage < 3:
                 continue
             kinds = [(True, stage == 1, 0)]  # in stage 1 overlap costs no memory
@@ -249,7 +249,7 @@ class Search:
                 known[arrangement] = Outcome(played.step_time_s, played.peak.total_bytes)
             return known[arrangement]
 
-        shardings = [choice for choice in SHARDINGS if choice[0] >= self.least_stage]
+        shardings = [choice for choice in SHARDINGS if choice[0] in self.stages]
         if step.shard_groups:
             shardings = [choice for choice in SHARDINGS if choice[0] == 3]
         space = replace(space_of(step, shardings), groups=(None, *self._groups(step)))
@@ -271,8 +271,11 @@ class Search:
         return self._best(step, choose, predict, choose(self.budget_bytes), [])
 
     def _groups(self, step: CapturedStep) -> tuple[int, ...]:
-        """How many ranks may share, beside all of them; FSDP2 has been told by the script."""
-        return () if step.shard_groups else proper_divisors(self.num_ranks)
+        """How many ranks may share, beside all of them.
+
+        FSDP2 has been told by the script; gradients that stay whole are compressed among all ranks alone.
+        """
+        return () if step.shard_groups or self.compression.has_feedback else proper_divisors(self.num_ranks)
 
     def _best(
         self,

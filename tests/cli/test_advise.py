@@ -117,15 +117,20 @@ def test_compression_is_asked_for_restricts_the_stages_and_sends_less(run_path, 
     value = json.loads(capsys.readouterr().out)
 
     assert {unit["zero_stage"] for plan in value["plans"] for unit in plan["units"]} == {2, 3}
+    uncompressed = dict.fromkeys(("gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top"))
     sent = {plan["zero_stage"]: plan["predicted_sent_bytes"] for plan in reversed(plain["plans"])}
     for plan in value["plans"]:
-        assert plan["compression"] == {"gather_bits": None, "reduce_bits": 8}
+        assert plan["compression"] == {**uncompressed, "reduce_bits": 8}
         assert plan["predicted_sent_bytes"] < sent[plan["zero_stage"]]
         assert ", reduces in 8 bits" in plan["why"]
     assert value["notes"][0].startswith("Every plan is lossy: gradients are rounded to 8 bits")
-    assert {str(plan["compression"]) for plan in plain["plans"]} == {
-        "{'gather_bits': None, 'reduce_bits': None}"
-    }
+    assert all(plan["compression"] == uncompressed for plan in plain["plans"])
+    assert main([*words, "--all-reduce-bits", "1"]) in (0, 1)
+    value = json.loads(capsys.readouterr().out)
+    assert {unit["zero_stage"] for plan in value["plans"] for unit in plan["units"]} == {0, 1}
+    assert all(plan["predicted_sent_bytes"] < sent[plan["zero_stage"]] for plan in value["plans"])
+    assert main([*words, "--all-reduce-bits", "1", "--param-dtype", "bf16"]) == 2
+    assert "both this precision and this compression" in capsys.readouterr().err
 
     assert main(["advise", run_path, "--memory", "1GiB", "--gpus", "1", "--reduce-dtype", "bf16"]) == 2
     assert "one rank has none" in capsys.readouterr().err

@@ -72,7 +72,7 @@ def mixture(plain):
 @pytest.mark.parametrize(
     "options",
     [
-        ("--zero", "0"),
+        ("--zero", "1", "--all-reduce-bits", "1"),
         ("--plan", "mixture.json"),
         ("--zero", "3", "--policy", "every-layer", "--gather-bits", "8", "--reduce-bits", "4"),
     ],
