@@ -43,7 +43,7 @@ class ModelStates:
     num_params: int  # tied ones once, frozen ones too
     num_trainable: int
     num_ranks: int  # that share what is sharded
-    zero_stages: tuple[int, ...]  # in use, ascending; (0,) without a plan
+    zero_stages: tuple[int, ...]  # in use, ascending; without a plan (3,) for a script's own FSDP2, else (0,)
     parameter_bytes: int
     gradient_bytes: int
     optimizer_state_bytes: int
@@ -80,9 +80,7 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
     for storage in alive_storages(rank, begins_s):
         if storage.category in measured:
             measured[storage.category] += storage.size_bytes
-    num_ranks = rank.process.world_size
-    if plan is not None and num_ranks == plan.num_ranks:
-        num_ranks = plan.group_ranks
+    num_ranks = _num_sharing(rank, plan)
     stages = _zero_stages(rank, plan)
     components = (
         *_parameters(rank, stages, num_ranks),
@@ -120,10 +118,22 @@ def _own_parameters(rank: RankRun) -> list[Parameter]:
     return [parameter for parameter in rank.parameters if not parameter.tied_to]
 
 
+def _num_sharing(rank: RankRun, plan: Plan | None) -> int:
+    """How many ranks share what is sharded: in the script's own FSDP2, or as the plan has it."""
+    of_script = {group.num_ranks for group in rank.shard_groups}
+    if len(of_script) == 1:
+        return of_script.pop()
+    if plan is not None and rank.process.world_size == plan.num_ranks:
+        return plan.group_ranks
+    return rank.process.world_size
+
+
 def _zero_stages(rank: RankRun, plan: Plan | None) -> dict[str, int]:
-    """ZeRO stage by unit; 0 without a plan, and on a single rank."""
-    if plan is None or rank.process.world_size == 1:
+    """ZeRO stage by unit; without a plan 3 for what the script itself shards by FSDP2, and 0 for the rest."""
+    if rank.process.world_size == 1:
         return {unit.name: 0 for unit in rank.units}
+    if plan is None:
+        return {unit.name: 0 if unit.shard_group is None else 3 for unit in rank.units}
     return {unit.name: unit.zero_stage for unit in resolve_units(plan, rank.units)}
 
 

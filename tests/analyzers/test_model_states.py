@@ -4,7 +4,7 @@ import pytest
 
 from memadvisor.analyzers.model_states import model_states
 from memadvisor.plan import Plan, UnitPlan
-from memadvisor.run.records import OptimizerState, Parameter
+from memadvisor.run.records import OptimizerState, Parameter, ShardGroup
 from tests.make_run import make_run
 
 P = 212_992  # parameters of the synthetic GPT: 2 x 512 x 64, and 3 blocks of 12 x 64 x 64
@@ -58,6 +58,18 @@ def test_stages_may_differ_by_unit():
 
 def test_a_plan_shards_nothing_on_a_single_rank():
     assert model_states(make_run(num_ranks=1).ranks[0], plan(3)).expected_bytes == 16 * P
+
+
+@pytest.mark.parametrize(("num_ranks", "share"), [(4, 4), (4, 2)])
+def test_what_the_script_itself_shards_is_expected_in_shards(num_ranks, share):
+    """FSDP2, among all ranks, and among the ranks of a group: 16P/n without any plan."""
+    rank = make_run(num_ranks=num_ranks).ranks[0]
+    group = ShardGroup("", share, num_ranks // share, True, None, None, False, True)
+    units = tuple(dataclasses.replace(unit, shard_group="") for unit in rank.units)
+    states = model_states(dataclasses.replace(rank, units=units, shard_groups=(group,)), None)
+
+    assert states.expected_bytes == 16 * P // share
+    assert (states.zero_stages, states.num_ranks) == ((3,), share)
 
 
 def test_an_odd_share_is_rounded_up_once():

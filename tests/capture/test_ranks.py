@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memadvisor.analyzers.model_states import model_states
 from memadvisor.analyzers.peak import peak_breakdown
 from memadvisor.analyzers.timeline import memory_timeline
 from memadvisor.run.store import load_run
@@ -100,6 +101,8 @@ def test_fsdp2_keeps_a_half_of_each_state_on_each_of_two_ranks(tmp_path):
         assert alive_bytes(rank, "gradient") == pytest.approx(BYTES * num_params / 2, rel=0.01)
         assert alive_bytes(rank, "optimizer_state") == pytest.approx(2 * BYTES * num_params / 2, rel=0.01)
         assert {"all_gather", "reduce_scatter"} <= {c.operation for c in rank.collectives}
+        states = model_states(rank, None)
+        assert states.measured_bytes == pytest.approx(states.expected_bytes, rel=0.01)
         # What it gathers and gives back is parameters and gradients, whoever keeps or makes it.
         groups = {unit.name: unit.shard_group for unit in rank.units}
         assert groups["blocks.0"] == "blocks.0" and {*groups.values()} == {g.name for g in rank.shard_groups}
