@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from memadvisor.analyzers.peak import alive_storages
 from memadvisor.plan import Plan
+from memadvisor.policies import resolve_units
 from memadvisor.run.records import OptimizerState, Parameter
 from memadvisor.run.run import RankRun
-from memadvisor.schedule import resolve_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

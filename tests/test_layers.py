@@ -15,7 +15,10 @@ DATA = (
     "memadvisor.run",
     "memadvisor.hardware",
     "memadvisor.plan",
+    "memadvisor.policies",
     "memadvisor.schedule",
+    "memadvisor.write_schedule",
+    "memadvisor.write_fsdp2",
     "memadvisor.stretches",
 )
 COST = "memadvisor.cost"

@@ -7,16 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memadvisor.plan import Plan, UnitPlan
+from memadvisor.policies import blocks_of, resolve_units
 from memadvisor.run.records import Unit
-from memadvisor.schedule import (
-    ActionKind,
-    Lane,
-    Point,
-    blocks_of,
-    resolve_units,
-    updated_at_step,
-    write_schedule,
-)
+from memadvisor.schedule import ActionKind, Lane, Point, updated_at_step
+from memadvisor.write_schedule import write_schedule
 
 K = ActionKind
 
@@ -264,6 +258,7 @@ def test_fsdp2_gathers_groups_and_what_no_group_has_for_the_whole_pass():
         (K.REDUCE, "norm", False),
     ]
     assert deeds(schedule, Point.BACKWARD_ENDS) == [(K.RELEASE, "", False), (K.REDUCE, "", False)]
+    assert schedule.stretches == (("blocks.0",),)  # what is recomputed is what is run again
 
 
 def test_a_group_of_fsdp2_is_freed_only_if_all_its_units_are():

@@ -43,7 +43,8 @@ from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, check_plan
 from memadvisor.precision import loss_text, masters_text
 from memadvisor.run.cut import unwrap
-from memadvisor.schedule import Schedule, write_schedule
+from memadvisor.schedule import Schedule
+from memadvisor.write_schedule import write_schedule
 
 _numbers = itertools.count()
 

@@ -22,7 +22,8 @@ from memadvisor.engines.wire import Wire
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, beside_fsdp2
 from memadvisor.run.cut import innermost
-from memadvisor.schedule import ActionKind, Point, Schedule, write_schedule
+from memadvisor.schedule import ActionKind, Point, Schedule
+from memadvisor.write_schedule import write_schedule
 
 
 def uses_fsdp2(model: torch.nn.Module) -> bool:

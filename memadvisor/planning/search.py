@@ -20,7 +20,7 @@ from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.stretches import Nested, NestedSearch
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
-from memadvisor.schedule import write_schedule
+from memadvisor.write_schedule import write_schedule
 
 _RUNGS = 8  # budgets between the smallest peak and that without recomputation
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated

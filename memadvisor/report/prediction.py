@@ -9,10 +9,10 @@ from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.compression import compression_text
 from memadvisor.plan import Plan
+from memadvisor.policies import resolve_units
 from memadvisor.precision import precision_text
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
-from memadvisor.schedule import resolve_units
 from memadvisor.stretches import stretches_text
 from memadvisor.units import format_bytes, format_seconds
 

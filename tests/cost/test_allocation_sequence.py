@@ -9,7 +9,7 @@ from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import StepStorage
 from memadvisor.precision import Precision
-from memadvisor.schedule import write_schedule
+from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES, plan
 from tests.make_run import make_run
 

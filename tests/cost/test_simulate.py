@@ -16,7 +16,8 @@ from memadvisor.cost.owners import Cost, share_out
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.precision import FULL_PRECISION, Precision
-from memadvisor.schedule import Lane, write_schedule
+from memadvisor.schedule import Lane
+from memadvisor.write_schedule import write_schedule
 from tests.make_run import make_run
 
 TIMES = CollectiveTimes(kind="fitted", source="a test", curves={}, alpha_s=1e-4, beta_bytes_per_s=1e9)

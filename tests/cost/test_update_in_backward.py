@@ -10,7 +10,7 @@ from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import simulate
-from memadvisor.schedule import write_schedule
+from memadvisor.write_schedule import write_schedule
 from tests.cost.test_allocation_sequence import exact_peak
 from tests.cost.test_simulate import TIMES
 from tests.engines.trainings import make_plan

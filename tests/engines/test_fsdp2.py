@@ -21,7 +21,7 @@ from memadvisor.engines.apply import apply, install
 from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
 from memadvisor.plan import UnitPlan, plan_from_json, plan_to_json
-from memadvisor.schedule import write_schedule
+from memadvisor.write_schedule import write_schedule
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import make_plan
 

@@ -25,7 +25,7 @@ from memadvisor.engines.undo import Undo
 from memadvisor.engines.wire import Wire
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.precision import Precision
-from memadvisor.schedule import write_schedule
+from memadvisor.write_schedule import write_schedule
 from tests.engines.trainings import make_plan
 
 

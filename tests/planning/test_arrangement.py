@@ -18,7 +18,7 @@ from memadvisor.planning.arrangement import (
     choose_arrangement,
     space_of,
 )
-from memadvisor.schedule import write_schedule
+from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import plan
 from tests.make_run import make_run
 

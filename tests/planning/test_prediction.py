@@ -16,7 +16,7 @@ from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import UnitPlan, save_plan
 from memadvisor.run.store import load_run
-from memadvisor.schedule import write_schedule
+from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES
 from tests.engines.trainings import make_plan
 from tests.torch_exit import completed

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.simulate import simulate
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
-from memadvisor.schedule import write_schedule
+from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES, plan
 from tests.make_run import make_run
 

@@ -1,0 +1,44 @@
+"""What a plan says of each unit of a model: by name, or by a policy that is worked out on the model's blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.run.records import Unit
+
+
+def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
+    """The plan's word on each of `units`: its own entry, else its `zero_stage` and `policy`.
+
+    `every-layer` recomputes every block; `sqrt` leaves every round(sqrt(n))-th of n blocks as it is, so that
+    about sqrt(n) stretches are recomputed (arXiv:1604.06174). A block is one of several units of one class
+    that stand side by side in the model.
+    """
+    given = {unit.name: unit for unit in plan.units}
+    recomputed = _recomputed_by_policy(plan.policy, blocks_of(units))
+    return tuple(
+        given.get(
+            unit.name,
+            UnitPlan(name=unit.name, zero_stage=plan.zero_stage, recompute=unit.name in recomputed),
+        )
+        for unit in units
+    )
+
+
+def blocks_of(units: Sequence[Unit]) -> tuple[str, ...]:
+    """Names of the units that are blocks: two or more of one class under one parent, holding modules."""
+    kinds = [(unit.name.rpartition(".")[0], unit.type_name) for unit in units]
+    return tuple(
+        unit.name for unit, kind in zip(units, kinds, strict=True) if unit.is_block and kinds.count(kind) > 1
+    )
+
+
+def _recomputed_by_policy(policy: str, blocks: Sequence[str]) -> frozenset[str]:
+    if policy == "every-layer":
+        return frozenset(blocks)
+    if policy == "sqrt" and blocks:
+        stride = max(2, round(math.sqrt(len(blocks))))
+        return frozenset(name for position, name in enumerate(blocks, start=1) if position % stride)
+    return frozenset()

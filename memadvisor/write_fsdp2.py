@@ -1,0 +1,94 @@
+"""From a plan to its schedule for a script that uses FSDP2: what happens to its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.policies import resolve_units
+from memadvisor.run.records import Unit
+from memadvisor.schedule import Point, Ranks, Schedule, ScheduleBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What FSDP2 gathers together, and the first and last unit that run while it is there. `name` is its module's."""
+
+    name: str
+    first: str
+    last: str
+    is_whole: bool
+    reshards: bool
+    is_trainable: bool
+
+
+def _groups(chosen: Sequence[UnitPlan], units: Sequence[Unit]) -> list[_Group]:
+    """In order of their gathers in the forward: a module before what is inside it."""
+    names = [unit.name for unit in units]
+    reshards = {unit.name: unit.reshard for unit in chosen}
+    found = []
+    for name in dict.fromkeys(unit.shard_group for unit in units):
+        if name is None:
+            continue
+        own = [unit for unit in units if unit.shard_group == name]
+        inside = [u.name for u in units if u in own or not name or u.name.startswith(f"{name}.")]
+        is_whole = len(inside) == len(units)
+        found.append(
+            _Group(
+                name=name,
+                first=inside[0],
+                last=inside[-1],
+                is_whole=is_whole,
+                reshards=not is_whole and all(reshards[unit.name] for unit in own),
+                is_trainable=any(unit.trainable_bytes for unit in own),
+            )
+        )
+    return sorted(found, key=lambda group: (not group.is_whole, names.index(group.first), len(group.name)))
+
+
+def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
+    """What FSDP2 does of a plan, in a script that has called `fully_shard`; actions name groups by their modules.
+
+    A group is gathered before its module's forward and before its backward, unless it is there, freed after the
+    backward, and with `reshard` after the forward too; what no group inside the model has stays from the model's
+    forward to the end of the backward. Gradients are reduced after the group's backward. A group begins with
+    gathering the next `plan.gather_depth` ones.
+    """
+    chosen = resolve_units(plan, units)
+    groups = _groups(chosen, units)
+    inner = [group for group in groups if not group.is_whole]
+    builder = ScheduleBuilder()
+
+    def gather(point: Point, unit: str, group: _Group | None, ahead: Sequence[_Group]) -> None:
+        if group is not None:
+            builder.gather(point, unit, group.name)
+        for other in ahead[: plan.gather_depth]:
+            builder.gather(point, unit, other.name, overlaps=True)
+
+    whole = next((group for group in groups if group.is_whole), None)
+    gather(Point.FORWARD_BEGINS, "", whole, inner)
+    for place, group in enumerate(inner):
+        gather(Point.BEFORE_FORWARD, group.first, group, inner[place + 1 :])
+        if group.reshards:
+            builder.release(Point.AFTER_FORWARD, group.last, group.name)
+    gather(Point.BACKWARD_BEGINS, "", None, inner[::-1])
+    for place, group in reversed(list(enumerate(inner))):
+        gather(Point.BEFORE_BACKWARD, group.last, group, inner[:place][::-1])
+    for group in [*inner[::-1], *([whole] if whole else [])]:
+        at = (Point.BACKWARD_ENDS, "") if group.is_whole else (Point.AFTER_BACKWARD, group.first)
+        builder.release(*at, group.name)
+        if group.is_trainable:
+            builder.reduce(*at, group.name, ranks=Ranks.INSIDE, overlaps=plan.overlap)
+            builder.update(group.name)
+    for unit in chosen:
+        if unit.recompute:
+            builder.recompute((unit.name,))
+    return Schedule(
+        num_ranks=plan.num_ranks,
+        shard_ranks=plan.group_ranks,
+        units=chosen,
+        actions=builder.actions(),
+        executor=plan.executor,
+        algorithms=plan.algorithms,
+    )

@@ -1,0 +1,126 @@
+"""From a plan to its schedule: what ZeRO stages, groups of ranks, overlap and recomputation mean as actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.policies import resolve_units
+from memadvisor.run.records import Unit
+from memadvisor.schedule import Point, Ranks, Schedule, ScheduleBuilder
+from memadvisor.write_fsdp2 import schedule_of_groups
+
+
+def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
+    """The schedule that a plan asks of a model with these units, in order of execution.
+
+    - Stage 0: all_reduce the unit's gradient after its backward, under the backward of the units that follow:
+      the buffer is there anyway, so this costs no memory.
+    - Stage 1: the same (every rank keeps the whole summed gradient, so a script may still read it), but each
+      rank updates its shard alone, and the updated parameters are gathered after the optimizer step.
+    - Stage 2: reduce_scatter after the backward, then free the rest of the gradient.
+    - Stage 3: as 2; parameters are gathered before each forward and each backward, unless they are there, and
+      released after the backward, and with `reshard` after the forward too. Those that modules of other units
+      use as well (tied weights) are never released in between: the last use is where memory is highest as a
+      rule, so letting go of them gains nothing and takes two more gathers.
+    - With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs, and what stages 1 and 2 have
+      updated is gathered under what follows the optimizer step, each unit waited for where its forward begins.
+    - With `plan.shard_ranks` shards are of, and gathers and reductions to shards among, the ranks of a group; what
+      a group has reduced is then summed across the groups, and stages 0 and 1 sum over all ranks at once.
+    - A unit of stage 3 begins with gathering the next `plan.gather_depth` ones of stage 3, in order of
+      execution, that are not there yet.
+    - With `plan.update_in_backward` units of stage 2 and 3 are updated after their reduction, the others where they
+      are without it. So is a unit whose parameters modules of other units use: what runs later in the backward may
+      need their values. Stages 0 and 1 keep whole gradients because a script may read them.
+
+    A unit without trainable parameters has nothing to reduce or update.
+    """
+    if plan.executor == "fsdp2":
+        return schedule_of_groups(plan, units)
+    chosen = resolve_units(plan, units)
+    trainable = {unit.name for unit in units if unit.trainable_bytes > 0}
+    shared = {unit.name for unit in units if unit.is_shared}
+    following, preceding = _neighbours(plan, chosen)
+    builder = ScheduleBuilder()
+    for unit in chosen:
+        name, stage = unit.name, unit.zero_stage if plan.num_ranks > 1 else 0
+        if stage == 3:
+            _gathers(builder, unit, following[name], preceding[name], is_shared=name in shared)
+        _recomputations(builder, plan, unit)
+        if name in trainable:
+            if plan.num_ranks > 1:
+                _reductions(builder, plan, name, stage)
+            _updates(builder, plan, name, stage, is_shared=name in shared)
+    return Schedule(
+        num_ranks=plan.num_ranks,
+        shard_ranks=plan.group_ranks,
+        units=chosen,
+        actions=builder.actions(),
+        precision=plan.precision,
+        compression=plan.compression,
+    )
+
+
+def _gathers(
+    builder: ScheduleBuilder,
+    unit: UnitPlan,
+    following: Sequence[str],
+    preceding: Sequence[str],
+    *,
+    is_shared: bool,
+) -> None:
+    name = unit.name
+    for before, after, ahead in (
+        (Point.BEFORE_FORWARD, Point.AFTER_FORWARD, following),
+        (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD, preceding),
+    ):
+        builder.gather(before, name, name)
+        for other in ahead:
+            builder.gather(before, name, other, overlaps=True)
+        if after is Point.AFTER_BACKWARD or (unit.reshard and not is_shared):
+            builder.release(after, name, name)
+
+
+def _recomputations(builder: ScheduleBuilder, plan: Plan, unit: UnitPlan) -> None:
+    for stretch in plan.unit_stretches:
+        if stretch[0] == unit.name:
+            builder.recompute(stretch)
+    if unit.recompute:
+        builder.recompute((unit.name,))
+
+
+def _reductions(builder: ScheduleBuilder, plan: Plan, name: str, stage: int) -> None:
+    at = (Point.AFTER_BACKWARD, name)
+    if stage < 2:
+        builder.reduce(*at, name, ranks=Ranks.ALL, overlaps=True)
+        return
+    builder.reduce(*at, name, ranks=Ranks.INSIDE, overlaps=plan.overlap)
+    if plan.group_ranks < plan.num_ranks:
+        builder.reduce(*at, name, ranks=Ranks.ACROSS, overlaps=plan.overlap)
+
+
+def _updates(builder: ScheduleBuilder, plan: Plan, name: str, stage: int, *, is_shared: bool) -> None:
+    if plan.update_in_backward and stage >= 2 and not is_shared:
+        builder.update_early(name, overlaps=plan.overlap)
+    else:
+        builder.update(name)
+    if stage in (1, 2):
+        builder.gather(Point.AFTER_OPTIMIZER, "", name, overlaps=plan.overlap)
+        if plan.overlap:
+            builder.gather(Point.BEFORE_FORWARD, name, name)
+
+
+def _neighbours(plan: Plan, chosen: Sequence[UnitPlan]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """For each unit of stage 3 those to gather ahead in the forward, and in the backward, nearest first.
+
+    The order is the plan's, which is that of execution, where it names all of them.
+    """
+    order = {unit.name: position for position, unit in enumerate(plan.units)}
+    sharded = [unit.name for unit in chosen if unit.zero_stage == 3 and plan.num_ranks > 1]
+    if all(name in order for name in sharded):
+        sharded.sort(key=lambda name: order[name])
+    depth, backwards = plan.gather_depth, sharded[::-1]
+    return (
+        {name: sharded[place + 1 : place + 1 + depth] for place, name in enumerate(sharded)},
+        {name: backwards[place + 1 : place + 1 + depth] for place, name in enumerate(backwards)},
+    )
