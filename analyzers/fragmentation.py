@@ -19,7 +19,8 @@ from memadvisor.cost.allocation_sequence import captured_sequence
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings, parse_allocator_settings
 from memadvisor.errors import UsageError
-from memadvisor.run.records import AllocatorState, DeviceSegment, Step, Storage
+from memadvisor.run.allocator_records import AllocatorState, DeviceSegment
+from memadvisor.run.records import Step, Storage
 from memadvisor.run.run import RankRun
 
 _MAX_SEGMENTS = 50

@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from memadvisor.analyzers.peak import ModuleBytes, position_in_words
-from memadvisor.run.records import CATEGORIES, LiveStorage, OutOfMemory
+from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
+from memadvisor.run.records import CATEGORIES
 from memadvisor.run.run import RankRun
 
 NUM_LARGEST = 20

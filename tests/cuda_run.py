@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from memadvisor.cost.allocator_settings import MIB
-from memadvisor.run.records import AllocatorState, DeviceSegment, Storage
+from memadvisor.run.allocator_records import AllocatorState, DeviceSegment
+from memadvisor.run.records import Storage
 from memadvisor.run.run import RankRun, Run
 from tests.make_run import make_run
 

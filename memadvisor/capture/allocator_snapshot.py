@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memadvisor.capture.allocator import device_used_bytes
-from memadvisor.run.records import AllocatorState, DeviceSegment
+from memadvisor.run.allocator_records import AllocatorState, DeviceSegment
 
 _MIB = 2**20
 _UNLIMITED_BYTES = 2**62  # max_split_size is the largest 64-bit number where it is not set

@@ -11,7 +11,8 @@ from memadvisor.capture.census import Labelled, state_tensors
 from memadvisor.capture.memory_watch import LiveBlock, MemoryWatch
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import describe, plain_tensors, storage_address
-from memadvisor.run.records import LiveStorage, Storage
+from memadvisor.run.allocator_records import LiveStorage
+from memadvisor.run.records import Storage
 
 NUM_LARGEST = 200  # storages of an event that have a row of their own
 

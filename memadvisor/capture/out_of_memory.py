@@ -26,7 +26,8 @@ from memadvisor.capture.memory_watch import REFUSED, MemoryWatch, Refusal
 from memadvisor.capture.models import Models
 from memadvisor.capture.position import Position
 from memadvisor.errors import UsageError
-from memadvisor.run.records import LiveStorage, OutOfMemory, Storage
+from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
+from memadvisor.run.records import Storage
 from memadvisor.units import parse_bytes
 
 MOST_EVENTS = 50  # a script that searches for its batch size may run out of memory all day

@@ -27,8 +27,8 @@ from memadvisor.capture.tracing import Tracing
 from memadvisor.capture.unstepped import UNCALLED, BackwardSteps, what_was_seen
 from memadvisor.capture.updates import Updates
 from memadvisor.capture.writer import RankWriter, RecorderOptions
+from memadvisor.run.allocator_records import LiveStorage
 from memadvisor.run.compiled import has_compiled
-from memadvisor.run.records import LiveStorage
 
 
 class Recorder:
@@ -213,11 +213,9 @@ class Recorder:
             return
         assert error is not None
         try:
-            storages = None
-            if self._tracing.tracer is not None:
-                storages = self._tracing.cut()
-                if self._spans is not None:
-                    self._spans.step.traced = False
+            was_tracing, storages = self.is_tracing, self._tracing.cut()
+            if was_tracing and self._spans is not None:
+                self._spans.step.traced = False
             self._memory.see(error, place_of_failure(error, self._models), storages)
         except Exception as failure:
             self.fail(failure)
@@ -299,7 +297,7 @@ class Recorder:
         self._writer.write_process(self._gauges.device)
         if self._tracing.first_step == 0:
             self._start_trace()
-            self._spans.step.traced = self._tracing.tracer is not None
+            self._spans.step.traced = self.is_tracing
         return self._spans
 
     def _end_step_late(self, end: float | DeviceMark) -> None:
@@ -307,7 +305,7 @@ class Recorder:
         if self._spans is None:
             return
         self._updates.last_end = None
-        if self._tracing.tracer is not None:
+        if self.is_tracing:
             self._tracing.postpone()
         step = self._spans.end_with_update(end)
         step.traced = self._spans.step.traced = False
@@ -334,11 +332,9 @@ class Recorder:
         counter = self._gauges.read(now_s)
         allocated_bytes, peaks = self._gauges.allocated_bytes, self._gauges.peaks
         was_traced = step.traced
-        if self._tracing.tracer is not None:
-            optimizers = self._updates.living()
-            traced = self._tracing.end(
-                step.index, self._gauges.device, self._gauges.nvml, self._models, optimizers
-            )
+        if self.is_tracing:
+            gauges, optimizers = self._gauges, self._updates.living()
+            traced = self._tracing.end(step.index, gauges.device, gauges.nvml, self._models, optimizers)
             peaks = traced or peaks
             step.traced = self._tracing.has_trace
             self._close_cpu_account()
@@ -352,8 +348,8 @@ class Recorder:
         if self._tracing.may_start(step.index + 1):
             self._start_trace()
         # Starting and writing a trace is no part of the next step.
-        resume = self._spans.mark() if was_traced or self._tracing.tracer is not None else end
-        self._spans.begin(step.index + 1, resume, traced=self._tracing.tracer is not None)
+        resume = self._spans.mark() if was_traced or self.is_tracing else end
+        self._spans.begin(step.index + 1, resume, traced=self.is_tracing)
         if not self._spans.has_unit_spans and self._position.may_be_unseen and not has_compiled():
             self._spans.be_thin()
         self._hooks.listen_to_modules(not self._spans.step.is_thin)
@@ -367,9 +363,8 @@ class Recorder:
             self._end_step(spans.mark())
 
     def _start_trace(self) -> None:
-        if not self._tracing.start(
-            self._gauges.device, self._gauges.cpu, self._spans.mark if self._spans else None
-        ):
+        mark = self._spans.mark if self._spans else None
+        if not self._tracing.start(self._gauges.device, self._gauges.cpu, mark):
             self._close_cpu_account()
 
     def _close_cpu_account(self) -> None:
@@ -378,9 +373,8 @@ class Recorder:
         self._gauges.close_cpu_account()
 
     def _known_storages(self, event: int) -> dict[int, LiveStorage]:
-        return rows_of_known(
-            event, self._models, self._updates.living(), self.label_sources, self._gauges.device
-        )
+        optimizers, device = self._updates.living(), self._gauges.device
+        return rows_of_known(event, self._models, optimizers, self.label_sources, device)
 
     def _known_tensors(self) -> Iterable[Labelled]:
         return known_tensors(self._models, self._updates.living(), self.label_sources)

@@ -21,10 +21,11 @@ from memadvisor.capture.models import Models
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
 from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
+from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.process import own_mark
-from memadvisor.run.records import Counter, Ending, LiveStorage, Note, OutOfMemory, ProcessInfo, Span, Step
+from memadvisor.run.records import Counter, Ending, Note, ProcessInfo, Span, Step
 from memadvisor.run.store import journal_path
 from memadvisor.units import format_bytes
 

@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memadvisor.plan import Plan
+from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
 from memadvisor.run.records import (
-    AllocatorState,
     CallTensor,
     Collective,
     Counter,
-    DeviceSegment,
     Ending,
-    LiveStorage,
     Module,
     ModuleCall,
     Note,
     Operator,
     OptimizerState,
-    OutOfMemory,
     Parameter,
     ProcessInfo,
     Residual,
