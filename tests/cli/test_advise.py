@@ -99,7 +99,11 @@ def test_a_precision_is_asked_for_and_restricts_the_stages(run_path, tmp_path, c
     value = json.loads(capsys.readouterr().out)
 
     assert {unit["zero_stage"] for plan in value["plans"] for unit in plan["units"]} == {3}
-    assert value["plans"][0]["precision"] == {"param_dtype": "bfloat16", "reduce_dtype": None}
+    assert value["plans"][0]["precision"] == {
+        "param_dtype": "bfloat16",
+        "reduce_dtype": None,
+        "optimizer_dtype": None,
+    }
     assert " on 2 ranks, computes in bfloat16" in value["plans"][0]["why"]
     assert value["notes"][0].startswith("Every plan is lossy: modules compute in bfloat16")
     assert load_plan(output).precision.param_dtype == "bfloat16"

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -71,17 +70,6 @@ def test_model_states_are_those_of_zeros_definition(tmp_path, stage, num_ranks, 
         theory = bytes_per_parameter * states["num_params"]
         padding_and_steps_bytes = 16 * 64 + 4 * 100
         assert theory <= measured <= theory + padding_and_steps_bytes, rank["rank"]
-
-
-@pytest.mark.timeout(200)
-def test_the_same_works_under_torchrun(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "memadvisor", "profile", "--out", str(tmp_path / "run"), str(GPT), *SMALL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=False)
-
-    assert done.returncode == 0, done.stderr
-    assert [rank["rank"] for rank in shown(tmp_path / "run")["ranks"]] == [0, 1]
 
 
 @pytest.mark.timeout(100)

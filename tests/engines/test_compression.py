@@ -20,7 +20,6 @@ from tests.engines.trainings import Training, applied, build, make_optimizer, ma
 C = Compression
 # Compression, stage, further words of the plan.
 KINDS = {
-    "gathers": (C(gather_bits=8), 3, {}),
     "gathers ahead, bf16": (C(gather_bits=8), 3, {"precision": Precision(param_dtype="bfloat16")}),
     "reductions": (C(reduce_bits=8), 2, {}),
     "1 bit": (C(all_reduce_bits=1), 0, {}),

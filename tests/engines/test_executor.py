@@ -50,7 +50,7 @@ TRAININGS = {
 
 
 # Stage, kind of units, gather depth (and overlap of reductions, where it is not 0).
-KINDS = [(0, "", 0), (1, "", 0), (2, "", 1), (3, "", 0), (3, "", 1), (3, "mixture", 1), (3, "kept", 2)]
+KINDS = [(0, "", 0), (1, "", 0), (2, "", 1), (3, "", 1), (3, "mixture", 1), (3, "kept", 2)]
 
 
 def stages_follow_ddp(

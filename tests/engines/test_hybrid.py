@@ -66,7 +66,9 @@ def held(rank: int) -> dict[str, object]:
             "elements": sum(flat.padded_numel for flat in executor.flats),
         }
         # A group of the script's own ends, and ours goes on.
-        dist.destroy_process_group(dist.new_group([0, 1, 2, 3]))
+        own = dist.new_group([0, 1, 2, 3])
+        dist.barrier(group=own)  # else it might end on one rank while another is still connecting
+        dist.destroy_process_group(own)
         # By itself, while the others go on to the end of the plan.
         if rank == 3:
             found["weights"] = {name: p.clone() for name, p in ddp.module.state_dict().items()}

@@ -23,6 +23,8 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.3)  # so that every step is flushed
+    dist.barrier()  # nothing of the last step is under way any more
+    time.sleep(0.3)
     (done / str(rank)).touch()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
