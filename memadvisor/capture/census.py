@@ -107,13 +107,14 @@ def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimi
         for parameter, state in optimizer.state.items():
             for key, value in state.items() if isinstance(state, dict) else ():
                 for tensor in state_tensors(value):
+                    local = list(plain_tensors(tensor))  # of a DTensor this rank's part alone
                     rows.append(
                         OptimizerState(
                             parameter=names.get(id(parameter), ""),
                             component=str(key),
                             dtype=describe(tensor)[0],
-                            num_elements=tensor.numel(),
-                            size_bytes=tensor.numel() * tensor.element_size(),
+                            num_elements=sum(part.numel() for part in local),
+                            size_bytes=sum(part.numel() * part.element_size() for part in local),
                             optimizer=kind,
                         )
                     )

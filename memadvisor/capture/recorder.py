@@ -26,7 +26,7 @@ from memadvisor.capture.spans import ClosedStep, SpanLog
 from memadvisor.capture.tracing import Tracing
 from memadvisor.capture.unstepped import UNCALLED, BackwardSteps, what_was_seen
 from memadvisor.capture.updates import Updates
-from memadvisor.capture.writer import RankWriter, RecorderOptions
+from memadvisor.capture.writer import RankWriter, RecorderOptions, say_stopped
 from memadvisor.run.allocator_records import LiveStorage
 from memadvisor.run.compiled import has_compiled
 
@@ -225,8 +225,7 @@ class Recorder:
         if self._is_over:
             return
         self._is_over = True
-        text = " ".join(f"memadvisor stopped recording: {type(error).__name__}: {error}".split())[:300]
-        os.write(2, f"{text}\n".encode(errors="replace"))
+        text = say_stopped(error)
         self._shut_down(lambda: self._writer.write_note("error", text))
 
     # ---- what others may say --------------------------------------------------------------------
@@ -250,6 +249,8 @@ class Recorder:
             return
         self._is_over = True
         self._shut_down(lambda: self._write_end(exit_code, exception))
+        if self._writer.failure is not None:  # what was not yet written could not be
+            say_stopped(self._writer.failure)
 
     @property
     def has_seen_a_model(self) -> bool:

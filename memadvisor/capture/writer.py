@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -226,3 +227,13 @@ def _host_memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def say_stopped(error: BaseException) -> str:
+    """Tell the user, in one line, that recording has ended before the script; the line."""
+    text = " ".join(f"memadvisor stopped recording: {type(error).__name__}: {error}".split())[:300]
+    with contextlib.suppress(
+        OSError
+    ):  # not print(), which the script may have replaced; it may have closed stderr too
+        os.write(2, f"{text}\n".encode(errors="replace"))
+    return text

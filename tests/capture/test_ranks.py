@@ -103,6 +103,8 @@ def test_fsdp2_keeps_a_half_of_each_state_on_each_of_two_ranks(tmp_path):
         assert {"all_gather", "reduce_scatter"} <= {c.operation for c in rank.collectives}
         states = model_states(rank, None)
         assert states.measured_bytes == pytest.approx(states.expected_bytes, rel=0.01)
+        moments = [row for row in states.components if row.component == "exp_avg"]
+        assert [row.recorded_bytes for row in moments] == pytest.approx([BYTES * num_params / 2], rel=0.01)
         # What it gathers and gives back is parameters and gradients, whoever keeps or makes it.
         groups = {unit.name: unit.shard_group for unit in rank.units}
         assert groups["blocks.0"] == "blocks.0" and {*groups.values()} == {g.name for g in rank.shard_groups}

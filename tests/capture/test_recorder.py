@@ -178,6 +178,15 @@ def test_a_failure_of_ours_is_one_line_and_the_training_goes_on(tmp_path, monkey
     assert not torch_module._has_any_global_hook()
 
 
+def test_what_could_not_be_written_at_the_end_is_said_too(tmp_path, capfd):
+    with memadvisor.profile(tmp_path / "run") as prof:
+        train(make_model())
+        os.close(prof._recorder._writer._journal._fd)
+
+    assert capfd.readouterr().err.count("memadvisor stopped recording: OSError") == 1
+    assert not torch_module._has_any_global_hook()
+
+
 def test_the_scripts_own_profiler_takes_precedence(tmp_path):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
