@@ -108,7 +108,7 @@ def main():
         command("profile", "--nproc", args.nproc, "--out", plain, *script)
         run = memadvisor.load(plain)
         step = captured_step(run)
-        loaded = load_hardware(hardware)
+        loaded = load_hardware(str(hardware))
         times = times_from_curves(loaded.collectives, args.nproc, loaded.source)
         plans = {name: plan_of(run, step, times, WAYS[name]) for name in args.ways}
         for name, plan in plans.items():
