@@ -105,18 +105,12 @@ class Ours(Training):
         num_blocks = MODELS[self.args.model][0]
         num_kept = min(num_blocks, self.args.kept or num_blocks) if how in ("keep", "inback") else 0
         plan = Plan(
-            fingerprint=None,
             num_ranks=self.num_ranks,
             zero_stage=int(stage),
-            policy="none",
             units=tuple(
                 UnitPlan(name=f"blocks.{number}", zero_stage=3, recompute=False, reshard=False)
                 for number in range(num_kept)
             ),
-            micro_batch_size=None,
-            grad_accum=None,
-            prediction=None,
-            budget_bytes=None,
             why="benchmark",
             overlap=how != "",
             gather_depth=int(how != ""),

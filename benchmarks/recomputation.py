@@ -29,18 +29,7 @@ STEPS = 4
 
 
 def hand_made(policy):
-    return Plan(
-        fingerprint=None,
-        num_ranks=1,
-        zero_stage=0,
-        policy=policy,
-        units=(),
-        micro_batch_size=None,
-        grad_accum=None,
-        prediction=None,
-        budget_bytes=None,
-        why="",
-    )
+    return Plan(num_ranks=1, zero_stage=0, policy=policy)
 
 
 def trained(make, plan, steps):

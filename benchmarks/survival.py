@@ -49,10 +49,7 @@ def record_runs(directory):
         path = directory / f"run-{ranks}"
         command = profiled(path, "6", "0", ranks=ranks if ranks > 1 else None)
         subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=300)
-        plan = Plan(
-            fingerprint=None, num_ranks=ranks, zero_stage=0, policy="none", units=(), micro_batch_size=None,
-            grad_accum=None, prediction=None, budget_bytes=None, why="made by hand",
-        )  # fmt: skip
+        plan = Plan(num_ranks=ranks, zero_stage=0, why="made by hand")
         save_plan(plan, path / "plan.json")
         paths.append(path)
     return paths

@@ -86,16 +86,16 @@ class Plan:
     leaves them as they are.
     """
 
-    fingerprint: str | None
+    fingerprint: str | None = None
     num_ranks: int
     zero_stage: int
-    policy: str  # "chosen" (see units), "none", "every-layer" or "sqrt"
-    units: tuple[UnitPlan, ...]
-    micro_batch_size: int | None
-    grad_accum: int | None
-    prediction: Prediction | None
-    budget_bytes: int | None
-    why: str
+    policy: str = "none"  # "chosen" (see units), "none", "every-layer" or "sqrt"
+    units: tuple[UnitPlan, ...] = ()
+    micro_batch_size: int | None = None
+    grad_accum: int | None = None
+    prediction: Prediction | None = None
+    budget_bytes: int | None = None
+    why: str = ""
     overlap: bool = False
     gather_depth: int = 0
     precision: Precision = FULL_PRECISION

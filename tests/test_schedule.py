@@ -30,10 +30,14 @@ def gpt_units(num_blocks=4):
 
 def by_hand(stage=0, policy="none", num_ranks=2, units=(), overlap=False, depth=0, early=False):
     return Plan(
-        fingerprint=None, num_ranks=num_ranks, zero_stage=stage, policy=policy, units=units,
-        micro_batch_size=None, grad_accum=None, prediction=None, budget_bytes=None, why="",
-        overlap=overlap, gather_depth=depth, update_in_backward=early,
-    )  # fmt: skip
+        num_ranks=num_ranks,
+        zero_stage=stage,
+        policy=policy,
+        units=units,
+        overlap=overlap,
+        gather_depth=depth,
+        update_in_backward=early,
+    )
 
 
 def kinds(schedule, point, name=""):

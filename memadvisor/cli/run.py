@@ -72,15 +72,9 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if not given:
         raise UsageError("There is no plan to apply.", hint="give --plan FILE, or --zero and --policy.")
     plan = Plan(
-        fingerprint=None,
         num_ranks=arguments.nproc or rank_identity().world_size,
         zero_stage=arguments.zero or 0,
         policy=arguments.policy or "none",
-        units=(),
-        micro_batch_size=None,
-        grad_accum=None,
-        prediction=None,
-        budget_bytes=None,
         why="made by hand",
         overlap=True,
         gather_depth=1,

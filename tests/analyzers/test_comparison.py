@@ -13,18 +13,7 @@ PREDICTION = Prediction(
     exposed_communication_s=0.0,
     peak_position="backward of head",
 )
-PLAN = Plan(
-    fingerprint=None,
-    num_ranks=2,
-    zero_stage=0,
-    policy="none",
-    units=(),
-    micro_batch_size=None,
-    grad_accum=None,
-    prediction=PREDICTION,
-    budget_bytes=4_500_000,
-    why="a test",
-)
+PLAN = Plan(num_ranks=2, zero_stage=0, prediction=PREDICTION, budget_bytes=4_500_000, why="a test")
 
 
 def test_errors_are_relative_to_what_was_measured():

@@ -11,18 +11,7 @@ P = 212_992  # parameters of the synthetic GPT: 2 x 512 x 64, and 3 blocks of 12
 
 
 def plan(stage, units=(), num_ranks=2):
-    return Plan(
-        fingerprint=None,
-        num_ranks=num_ranks,
-        zero_stage=stage,
-        policy="none",
-        units=units,
-        micro_batch_size=None,
-        grad_accum=None,
-        prediction=None,
-        budget_bytes=None,
-        why="",
-    )
+    return Plan(num_ranks=num_ranks, zero_stage=stage, units=units)
 
 
 def test_adam_in_float32_takes_sixteen_bytes_a_parameter():

@@ -18,10 +18,7 @@ SPAWNS = SCRIPTS / "kinds" / "spawns_ranks.py"
 
 def run(directory, num_ranks, *words, zero_stage=3):
     """`memadvisor run` with a plan for so many ranks, and without a launcher."""
-    plan = Plan(
-        fingerprint=None, num_ranks=num_ranks, zero_stage=zero_stage, policy="none", units=(), micro_batch_size=None,
-        grad_accum=None, prediction=None, budget_bytes=None, why="by hand",
-    )  # fmt: skip
+    plan = Plan(num_ranks=num_ranks, zero_stage=zero_stage, why="by hand")
     save_plan(plan, directory / "plan.json")
     command = [
         "-m",

@@ -327,9 +327,12 @@ def test_bad_input_is_one_line_and_nothing_is_begun(tmp_path, words, wanted):
 
 def test_a_plan_for_another_model_is_one_line_before_the_first_step(tmp_path, out):
     plan = Plan(
-        fingerprint="0" * 16, num_ranks=1, zero_stage=0, policy="chosen", micro_batch_size=None, grad_accum=None,
-        units=(UnitPlan(name="blocks.0", zero_stage=0, recompute=True),), prediction=None, budget_bytes=None, why="",
-    )  # fmt: skip
+        fingerprint="0" * 16,
+        num_ranks=1,
+        zero_stage=0,
+        policy="chosen",
+        units=(UnitPlan(name="blocks.0", zero_stage=0, recompute=True),),
+    )
     save_plan(plan, tmp_path / "plan.json")
     words = ["run", "--plan", tmp_path / "plan.json", "--out", out, SCRIPTS / "tiny.py", "none"]
 

@@ -28,16 +28,9 @@ def plan(
     *, ranks=1, stage=0, recompute=(), overlap=False, depth=0, units=(), precision=FULL_PRECISION, shard=None
 ):
     return Plan(
-        fingerprint=None,
         num_ranks=ranks,
         zero_stage=stage,
-        policy="none",
         units=units or tuple(UnitPlan(name=name, zero_stage=stage, recompute=True) for name in recompute),
-        micro_batch_size=None,
-        grad_accum=None,
-        prediction=None,
-        budget_bytes=None,
-        why="",
         overlap=overlap,
         gather_depth=depth,
         precision=precision,

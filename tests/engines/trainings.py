@@ -172,19 +172,7 @@ def _micro_batch(training: Training, ddp: nn.Module, data: torch.Generator, use_
 def make_plan(
     num_ranks: int, zero: int = 0, policy: str = "none", units: tuple[UnitPlan, ...] = (), **changes
 ) -> Plan:
-    values = {
-        "fingerprint": None,
-        "num_ranks": num_ranks,
-        "zero_stage": zero,
-        "policy": policy,
-        "units": units,
-        "micro_batch_size": None,
-        "grad_accum": None,
-        "prediction": None,
-        "budget_bytes": None,
-        "why": "",
-    }
-    return Plan(**{**values, **changes})
+    return Plan(num_ranks=num_ranks, zero_stage=zero, policy=policy, units=units, **changes)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ HOSTILE_NAMES = (
     "$\\alpha$ `code` var(--activation)",
 )
 PLAN = Plan(
-    fingerprint=None,
     num_ranks=2,
     zero_stage=2,
     policy="chosen",

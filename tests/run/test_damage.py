@@ -10,10 +10,7 @@ from memadvisor.plan import Plan
 from tests.make_run import make_run, write_run
 
 NUM_CASES = 300
-PLAN = Plan(
-    fingerprint=None, num_ranks=2, zero_stage=0, policy="none", units=(), micro_batch_size=None,
-    grad_accum=None, prediction=None, budget_bytes=None, why="made by hand",
-)  # fmt: skip
+PLAN = Plan(num_ranks=2, zero_stage=0, why="made by hand")
 
 
 @pytest.fixture(scope="module")

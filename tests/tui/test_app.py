@@ -25,13 +25,10 @@ from tests.make_run import make_run, write_run
 TABS = ("overview", "memory", "modules", "activations", "steps", "communication", "plan", "notes")
 HOSTILE = ("layers[/0]", "[red]x", "\x1b[31mred", "[/]", "<script>", "\u202eevil", "a\nb")
 PLAN = Plan(
-    fingerprint=None,
     num_ranks=2,
     zero_stage=2,
     policy="chosen",
     units=(UnitPlan(name="blocks.0", zero_stage=2, recompute=True),),
-    micro_batch_size=None,
-    grad_accum=None,
     prediction=Prediction(
         peak_bytes=4_000_000,
         step_time_s=0.1,
