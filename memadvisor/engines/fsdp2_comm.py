@@ -56,8 +56,7 @@ class Gather(_Allocating, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        size_bytes = output_tensor.numel() * output_tensor.element_size()
-        if algorithm_for(self.algorithms, "all_gather", size_bytes) == "native":
+        if algorithm_for(self.algorithms, "all_gather", output_tensor.nbytes) == "native":
             dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
             return _Arriving(None)
         if not self.is_ahead:
@@ -83,9 +82,8 @@ class Scatter(_Allocating, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        size_bytes = input_tensor.numel() * input_tensor.element_size()
         is_known = op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
-        if not is_known or algorithm_for(self.algorithms, "reduce_scatter", size_bytes) == "native":
+        if not is_known or algorithm_for(self.algorithms, "reduce_scatter", input_tensor.nbytes) == "native":
             dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group)
             return None
         self.wire.reduce_scatter(input_tensor, self.name, self.number, into=output_tensor)

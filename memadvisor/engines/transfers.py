@@ -11,6 +11,7 @@ rounded once, however many ranks there are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -22,6 +23,9 @@ from memadvisor.engines.lanes import Chain, Ticket
 from memadvisor.engines.quantise import dequantise, quantise
 from memadvisor.engines.wire import Wire
 from memadvisor.errors import PlanError
+
+Work = Callable[[], None]  # of a lane
+Writes = tuple[torch.Tensor, ...]
 
 
 class Transfers:
@@ -37,9 +41,8 @@ class Transfers:
         full, shard = _tensors(flat)
         if flat.gather_bits is None:
             return self._wire.begin_gather(full, flat.own_part(full), flat.unit, flat.index)
-        packed, scratch = self._gather_room(flat, full)
-        work = partial(self._gather, flat.unit, flat.index, flat.gather_bits, full, shard, packed, scratch)
-        return self._wire.lane(full.device).submit(work, reads=(shard,), writes=(full, packed, scratch))
+        work, writes = self._gather_work(flat, full, shard, flat.gather_bits)
+        return self._wire.lane(full.device).submit(work, reads=(shard,), writes=writes)
 
     def gather(self, flat: Flat) -> None:
         """The same, and wait for it."""
@@ -47,17 +50,22 @@ class Transfers:
         if flat.gather_bits is None:
             self._wire.gather(full, flat.own_part(full), flat.unit, flat.index)
             return
-        packed, scratch = self._gather_room(flat, full)
-        work = partial(self._gather, flat.unit, flat.index, flat.gather_bits, full, shard, packed, scratch)
-        self._wire.lane(full.device).run(work, reads=(shard,), writes=(full, packed, scratch))
+        work, writes = self._gather_work(flat, full, shard, flat.gather_bits)
+        self._wire.lane(full.device).run(work, reads=(shard,), writes=writes)
 
-    def _gather_room(self, flat: Flat, full: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The messages of all ranks; and scratch, for which this rank's own part of `full` serves if it can."""
-        message_bytes = packed_bytes(flat.shard_numel, flat.gather_bits or 0)
-        packed = self._wire.stage(self._wire.num_ranks * message_bytes, torch.uint8, full.device)
+    def _gather_work(
+        self, flat: Flat, full: torch.Tensor, shard: torch.Tensor, bits: int
+    ) -> tuple[Work, Writes]:
+        """With room for the messages of all ranks; and scratch, for which this rank's own part of `full` serves if
+        it can."""
+        n, device = self._wire.num_ranks, full.device
+        packed = self._wire.stage(n * packed_bytes(flat.shard_numel, bits), torch.uint8, device)
         if full.dtype == torch.float32:
-            return packed, flat.own_slice(full)
-        return packed, self._wire.stage(scratch_elements(flat.shard_numel), torch.float32, full.device)
+            scratch = flat.own_slice(full)
+        else:
+            scratch = self._wire.stage(scratch_elements(flat.shard_numel), torch.float32, device)
+        work = partial(self._gather, flat.unit, flat.index, bits, full, shard, packed, scratch)
+        return work, (full, packed, scratch)
 
     def _gather(
         self,
@@ -83,25 +91,22 @@ class Transfers:
         """Begin to sum a flat's gradients, which are used up; the ticket gives this rank's shard of the sum."""
         if flat.reduce_bits is None:
             return self._wire.begin_reduce_scatter(grad, flat.unit, flat.index)
-        own, packed = self._reduce_room(flat)
-        work = partial(self._reduce, flat.unit, flat.index, flat.reduce_bits, grad, own, packed)
-        ticket = self._wire.lane(grad.device).submit(work, reads=(grad,), writes=(grad, own, packed))
-        return Chain([ticket], own)
+        own, work, writes = self._reduce_work(flat, grad, flat.reduce_bits)
+        return Chain([self._wire.lane(grad.device).submit(work, reads=(grad,), writes=writes)], own)
 
     def reduce_scatter(self, flat: Flat, grad: torch.Tensor) -> torch.Tensor:
         """The same, and wait for it."""
         if flat.reduce_bits is None:
             return self._wire.reduce_scatter(grad, flat.unit, flat.index)
-        own, packed = self._reduce_room(flat)
-        work = partial(self._reduce, flat.unit, flat.index, flat.reduce_bits, grad, own, packed)
-        self._wire.lane(grad.device).run(work, reads=(grad,), writes=(grad, own, packed))
+        own, work, writes = self._reduce_work(flat, grad, flat.reduce_bits)
+        self._wire.lane(grad.device).run(work, reads=(grad,), writes=writes)
         return own
 
-    def _reduce_room(self, flat: Flat) -> tuple[torch.Tensor, torch.Tensor]:
-        """What becomes the sum; and two messages, one to send and one to receive."""
-        message_bytes = packed_bytes(flat.shard_numel, flat.reduce_bits or 0)
+    def _reduce_work(self, flat: Flat, grad: torch.Tensor, bits: int) -> tuple[torch.Tensor, Work, Writes]:
+        """With what becomes the sum; and room for two messages, one to send and one to receive."""
         own = self._wire.stage(flat.shard_numel, flat.reduce_dtype, flat.device)
-        return own, self._wire.stage(2 * message_bytes, torch.uint8, flat.device)
+        packed = self._wire.stage(2 * packed_bytes(flat.shard_numel, bits), torch.uint8, flat.device)
+        return own, partial(self._reduce, flat.unit, flat.index, bits, grad, own, packed), (grad, own, packed)
 
     def _reduce(
         self,
