@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.executors import Algorithm, all_native
-from memadvisor.plan import UnitPlan
+from memadvisor.plan import Plan, UnitPlan
 from memadvisor.precision import FULL_PRECISION, Precision
 
 
@@ -199,8 +199,18 @@ class ScheduleBuilder:
     def _add(self, point: Point, unit: str, action: Action) -> None:
         self._actions.setdefault(Boundary(point, unit), []).append(action)
 
-    def actions(self) -> dict[Boundary, tuple[Action, ...]]:
-        return {boundary: tuple(items) for boundary, items in self._actions.items()}
+    def schedule(self, plan: Plan, units: tuple[UnitPlan, ...]) -> Schedule:
+        """What has been added, for a plan whose word on each unit is `units`."""
+        return Schedule(
+            num_ranks=plan.num_ranks,
+            shard_ranks=plan.group_ranks,
+            units=units,
+            actions={boundary: tuple(items) for boundary, items in self._actions.items()},
+            precision=plan.precision,
+            compression=plan.compression,
+            executor=plan.executor,
+            algorithms=plan.algorithms,
+        )
 
 
 def updated_at_step(schedule: Schedule) -> Schedule:

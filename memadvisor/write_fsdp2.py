@@ -84,11 +84,4 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
     for unit in chosen:
         if unit.recompute:
             builder.recompute((unit.name,))
-    return Schedule(
-        num_ranks=plan.num_ranks,
-        shard_ranks=plan.group_ranks,
-        units=chosen,
-        actions=builder.actions(),
-        executor=plan.executor,
-        algorithms=plan.algorithms,
-    )
+    return builder.schedule(plan, chosen)

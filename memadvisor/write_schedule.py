@@ -51,14 +51,7 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
             if plan.num_ranks > 1:
                 _reductions(builder, plan, name, stage)
             _updates(builder, plan, name, stage, is_shared=name in shared)
-    return Schedule(
-        num_ranks=plan.num_ranks,
-        shard_ranks=plan.group_ranks,
-        units=chosen,
-        actions=builder.actions(),
-        precision=plan.precision,
-        compression=plan.compression,
-    )
+    return builder.schedule(plan, chosen)
 
 
 def _gathers(
