@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from memadvisor.run.torch_names import dtype_name
+
 # Matrix sides to try; the best rate counts, since a peak is what the machine can reach.
 _SIDES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 _BUDGET_S = 2.0  # for one dtype, or for the bandwidth
@@ -19,9 +21,10 @@ def measure_flops(device: torch.device) -> dict[str, float]:
     """Best dense matmul FLOP/s by dtype name: 2 m n k for each product of m x k and k x n."""
     rates: dict[str, float] = {}
     for dtype in _DTYPES[device.type]:
-        name = str(dtype).removeprefix("torch.")
         share_s = _BUDGET_S / len(_SIDES[device.type])
-        rates[name] = max(_matmul_flops(side, dtype, device, share_s) for side in _SIDES[device.type])
+        rates[dtype_name(dtype)] = max(
+            _matmul_flops(side, dtype, device, share_s) for side in _SIDES[device.type]
+        )
     return rates
 
 

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from memadvisor.capture.clock import DeviceMark, seconds_of
+from memadvisor.run.torch_names import dtype_name
 
 # Operator of c10d -> the operation's name, and which argument is the full message.
 _OPERATIONS: dict[str, tuple[str, int | None]] = {
@@ -236,7 +237,7 @@ class CollectiveLog:
             group_size=size,
             sequence=self._sequences[key],
             size_bytes=sum(t.numel() * t.element_size() for t in tensors),
-            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+            dtype=dtype_name(tensors[0].dtype) if tensors else "",
             phase=place.phase,
             module=place.module,
             unit=place.unit,

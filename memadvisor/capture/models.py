@@ -12,6 +12,7 @@ from memadvisor.capture.script_shards import shard_groups
 from memadvisor.run.cut import cut_units, innermost, module_tree, unwrap
 from memadvisor.run.living import living
 from memadvisor.run.records import Module, Parameter, ShardGroup, Unit
+from memadvisor.run.torch_names import dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class Models:
                         name=name,
                         unit=self._unit_of(name, root, prefix),
                         shape=str(list(parameter.shape)),
-                        dtype=str(parameter.dtype).removeprefix("torch."),
+                        dtype=dtype_name(parameter.dtype),
                         num_elements=parameter.numel(),
                         size_bytes=parameter.numel() * parameter.element_size(),
                         requires_grad=parameter.requires_grad,

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from memadvisor.run.fully_sharded import param_groups
 from memadvisor.run.records import ShardGroup
+from memadvisor.run.torch_names import dtype_name
 
 # Operators of FSDP2, and which argument of theirs holds what. Gathered parameters are its own storages beneath the
 # script's; gradients of them are gone before any optimizer sees them.
@@ -42,9 +44,7 @@ def shard_groups(roots: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Shar
 def _read(name: str, module: Any) -> ShardGroup | None:
     """None where this FSDP2 is another than those known here, or the module has no parameters of its own to share."""
     try:
-        state = module._get_fsdp_state()
-        # Until torch 2.12 a module has one group at most.
-        groups = getattr(state, "_fsdp_param_groups", None) or [g for g in [state._fsdp_param_group] if g]
+        groups = param_groups(module)
         if not groups:
             return None
         group = groups[0]
@@ -67,4 +67,4 @@ def _read(name: str, module: Any) -> ShardGroup | None:
 
 
 def _name_of(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else str(dtype).removeprefix("torch.")
+    return None if dtype is None else dtype_name(dtype)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from memadvisor.run.torch_names import dtype_name
+
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 # Exact types of arguments that hold no tensor.
 NO_TENSORS = frozenset(
@@ -51,7 +53,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 def describe(tensor: torch.Tensor) -> tuple[str, str]:
     """(dtype, shape) as the run records them."""
-    return str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape))
+    return dtype_name(tensor.dtype), str(list(tensor.shape))
 
 
 def tensors_in(values: Any) -> Iterable[torch.Tensor]:

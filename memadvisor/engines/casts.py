@@ -22,10 +22,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 
 from memadvisor.engines.flat import UnitState
-from memadvisor.engines.live import dtype_name
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
 from memadvisor.precision import Precision
+from memadvisor.run.torch_names import dtype_name
 
 
 class Casts:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from memadvisor.engines.lanes import Chain, Ticket
-from memadvisor.engines.live import LiveModel, LiveUnit, dtype_name
+from memadvisor.engines.live import LiveModel, LiveUnit
 from memadvisor.engines.quantise import rounded
+from memadvisor.run.torch_names import dtype_name
 from memadvisor.schedule import Schedule
 
 

@@ -22,6 +22,7 @@ from memadvisor.engines.wire import Wire
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, beside_fsdp2
 from memadvisor.run.cut import innermost
+from memadvisor.run.fully_sharded import param_groups
 from memadvisor.schedule import ActionKind, Point, Schedule
 from memadvisor.write_schedule import write_schedule
 
@@ -238,10 +239,7 @@ def _state(module: Any) -> Any:
 
 def _param_group(module: Any) -> Any:
     """None: all parameters are in groups inside. Raises PlanError for one that has several."""
-    state = _state(module)
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:  # until torch 2.12 a module has one at most
-        groups = [group for group in [state._fsdp_param_group] if group is not None]
+    groups = param_groups(module)
     if len(groups) > 1:
         raise PlanError(
             f"fully_shard of {type(module).__name__} shards its parameters among several meshes.",

@@ -11,6 +11,7 @@ from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, fingerprint
 from memadvisor.run.cut import cut_units, module_tree, unwrap
 from memadvisor.run.records import Unit
+from memadvisor.run.torch_names import dtype_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,11 +89,6 @@ def _live_unit(
         is_shared=is_shared,
     )
     return LiveUnit(row=row, module=module, parameters=tuple(parameters))
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`float32`: as plans and runs write it."""
-    return str(dtype).removeprefix("torch.")
 
 
 def model_fingerprint(model: torch.nn.Module) -> str:

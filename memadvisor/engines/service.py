@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from memadvisor.engines.live import dtype_name
+from memadvisor.run.torch_names import dtype_name
 
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
