@@ -77,10 +77,13 @@ class ThreadTicket:
 
 
 class ThreadLane:
-    """Its thread starts with the first work, ends with `close`, with the lane itself, or with the process."""
+    """Its thread starts with the first work, ends with `close`, with the lane itself, or with the process.
 
-    def __init__(self) -> None:
-        self._broken: list[BaseException] = []
+    survives: what follows work that failed is done all the same, which is wrong of collectives.
+    """
+
+    def __init__(self, *, survives: bool = False) -> None:
+        self._broken: list[BaseException] | None = None if survives else []
         self._start()
 
     def _start(self) -> None:
@@ -105,7 +108,7 @@ class ThreadLane:
             )
             thread.start()
             self._end = weakref.finalize(self, _stop, self._queue, thread, self._pid)
-        ticket = ThreadTicket(work, after, (*reads, *writes), self._broken)
+        ticket = ThreadTicket(work, after, (*reads, *writes), self._failures())
         self._last = weakref.ref(ticket)
         self._queue.put(ticket)
         return ticket
@@ -120,10 +123,13 @@ class ThreadLane:
         last = self._last() if self._last is not None and self._pid == os.getpid() else None
         if last is not None and not last.is_over:
             return self.submit(work, reads=reads, writes=writes).wait()
-        ticket = ThreadTicket(work, (), (), self._broken)
+        ticket = ThreadTicket(work, (), (), self._failures())
         with torch.no_grad():
             ticket.do()
         return ticket.wait()
+
+    def _failures(self) -> list[BaseException]:
+        return [] if self._broken is None else self._broken
 
     def adopt(
         self,
