@@ -29,7 +29,7 @@ from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.cost.allocator_replay import Change, replay
 from memadvisor.hardware.load import named_hardware
-from memadvisor.plan import save_plan
+from memadvisor.plan_file import save_plan
 from memadvisor.units import format_bytes, format_fraction, format_seconds
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -28,7 +28,8 @@ from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import times_from_curves
 from memadvisor.cost.simulate import simulate
 from memadvisor.hardware.load import load_hardware
-from memadvisor.plan import Plan, UnitPlan, fingerprint, save_plan
+from memadvisor.plan import Plan, UnitPlan, fingerprint
+from memadvisor.plan_file import save_plan
 from memadvisor.write_schedule import write_schedule
 
 SCRIPT = Path(__file__).resolve().parents[1] / "samples" / "train_gpt.py"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from memadvisor import __version__
 from memadvisor.compression import UNCOMPRESSED, Compression
-from memadvisor.plan import Plan, load_plan
+from memadvisor.plan import Plan
+from memadvisor.plan_file import load_plan
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.launch import take_run_directory
 from memadvisor.run.run import Run

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from memadvisor.plan import plan_to_json
+from memadvisor.plan_file import plan_to_json
 from memadvisor.run.files import write_private_file
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.records import (

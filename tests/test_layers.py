@@ -15,6 +15,8 @@ DATA = (
     "memadvisor.run",
     "memadvisor.hardware",
     "memadvisor.plan",
+    "memadvisor.plan_checks",
+    "memadvisor.plan_file",
     "memadvisor.policies",
     "memadvisor.schedule",
     "memadvisor.write_schedule",

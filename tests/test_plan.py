@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 from memadvisor.compression import Compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.executors import Algorithm, algorithm_for
-from memadvisor.plan import (
-    Plan,
-    Prediction,
-    UnitPlan,
-    check_plan,
-    fingerprint,
-    load_plan,
-    plan_from_json,
-    plan_to_json,
-    save_plan,
-)
+from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
+from memadvisor.plan_checks import check_plan
+from memadvisor.plan_file import load_plan, plan_from_json, plan_to_json, save_plan
 from memadvisor.planning.reasons import stages_text
 from memadvisor.precision import Precision
 

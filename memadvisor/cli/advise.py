@@ -16,7 +16,8 @@ from memadvisor.cli.compression import add_compression_options, compression_of
 from memadvisor.cli.precision import add_precision_options, precision_of
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
-from memadvisor.plan import Plan, plan_to_json
+from memadvisor.plan import Plan
+from memadvisor.plan_file import plan_to_json
 from memadvisor.planning.advise import Advice, advise
 from memadvisor.planning.search import RankedPlan
 from memadvisor.run.files import write_private_file

@@ -19,7 +19,9 @@ from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.precision import add_precision_options, precision_of
 from memadvisor.cli.profile import add_recording_options, close, continuation_of, launch, start, target_of
 from memadvisor.errors import MemadvisorError, PlanError, UsageError
-from memadvisor.plan import Plan, check_plan, load_plan, save_plan
+from memadvisor.plan import Plan
+from memadvisor.plan_checks import check_plan
+from memadvisor.plan_file import load_plan, save_plan
 from memadvisor.run.launch import launch_id
 from memadvisor.run.store import discard_empty_run, discard_run, journal_path, read_refusal
 

@@ -40,7 +40,8 @@ from memadvisor.engines.transfers import check_compressible
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.whole_step import OwnedSwap, slots_of
 from memadvisor.errors import PlanError
-from memadvisor.plan import Plan, check_plan
+from memadvisor.plan import Plan
+from memadvisor.plan_checks import check_plan
 from memadvisor.precision import loss_text, masters_text
 from memadvisor.run.cut import unwrap
 from memadvisor.schedule import Schedule

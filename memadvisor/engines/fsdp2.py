@@ -20,7 +20,8 @@ from memadvisor.engines.recompute import Note
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.wire import Wire
 from memadvisor.errors import PlanError
-from memadvisor.plan import Plan, beside_fsdp2
+from memadvisor.plan import Plan
+from memadvisor.plan_checks import beside_fsdp2
 from memadvisor.run.cut import innermost
 from memadvisor.run.fully_sharded import param_groups
 from memadvisor.schedule import ActionKind, Point, Schedule

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memadvisor.errors import MemadvisorError, PlanError, RunFormatError, UsageError
-from memadvisor.plan import Plan, load_plan
+from memadvisor.plan import Plan
+from memadvisor.plan_file import load_plan
 from memadvisor.run.files import write_private_file
 from memadvisor.run.frames import LARGEST_FRACTION, LARGEST_WHOLE, MAJOR, MINOR
 from memadvisor.run.journal import JournalContents, read_journal

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from memadvisor.cli.main import main
-from memadvisor.plan import load_plan
+from memadvisor.plan_file import load_plan
 from tests.make_run import make_run, write_run
 
 

@@ -9,7 +9,8 @@ import torch
 from memadvisor.capture.children import Continuation
 from memadvisor.capture.script import Target
 from memadvisor.errors import PlanError
-from memadvisor.plan import Plan, save_plan
+from memadvisor.plan import Plan
+from memadvisor.plan_file import save_plan
 from memadvisor.run.store import load_run
 from tests.cli.test_wrapping import ENVIRONMENT, SCRIPTS
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from memadvisor.plan import Plan, UnitPlan, save_plan
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.plan_file import save_plan
 from memadvisor.run.store import load_run
 from tests.torch_exit import completed
 

@@ -20,7 +20,8 @@ from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply, install
 from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
-from memadvisor.plan import UnitPlan, plan_from_json, plan_to_json
+from memadvisor.plan import UnitPlan
+from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.write_schedule import write_schedule
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import make_plan

@@ -12,7 +12,8 @@ from memadvisor.cost.collectives import times_from_curves
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import CollectiveCurve, Hardware
 from memadvisor.hardware.load import named_hardware
-from memadvisor.plan import fingerprint, plan_from_json, plan_to_json
+from memadvisor.plan import fingerprint
+from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.planning.advise import advise
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search

@@ -14,7 +14,8 @@ from memadvisor.cost.allocation_sequence import captured_sequence, planned_seque
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.simulate import simulate
-from memadvisor.plan import UnitPlan, save_plan
+from memadvisor.plan import UnitPlan
+from memadvisor.plan_file import save_plan
 from memadvisor.run.store import load_run
 from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES

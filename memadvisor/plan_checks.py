@@ -1,0 +1,76 @@
+"""What no plan may ask for."""
+
+from __future__ import annotations
+
+from memadvisor.compression import check_compression
+from memadvisor.errors import PlanError
+from memadvisor.executors import check_executor
+from memadvisor.plan import Plan
+from memadvisor.precision import check_precision
+from memadvisor.stretches import check_stretches
+
+
+def check_plan(plan: Plan, source: str) -> None:
+    """Raise PlanError, naming `source`, for a plan that nothing could be done with."""
+    stages = {plan.zero_stage, *(unit.zero_stage for unit in plan.units)}
+    if not stages <= {0, 1, 2, 3}:
+        raise PlanError(f"{source} asks for ZeRO stage {max(stages)}.", hint="stages are 0 to 3.")
+    if plan.num_ranks < 1:
+        raise PlanError(f"{source} is for {plan.num_ranks} ranks.", hint="a plan is for 1 rank or more.")
+    if plan.policy not in ("chosen", "none", "every-layer", "sqrt"):
+        raise PlanError(
+            f"{source} names the policy {plan.policy!r}.", hint="use chosen, none, every-layer or sqrt."
+        )
+    if plan.gather_depth < 0:
+        raise PlanError(f"{source} has gather_depth {plan.gather_depth}.", hint="it must be 0 or more.")
+    if plan.shard_ranks is not None and not (
+        2 <= plan.shard_ranks <= plan.num_ranks and plan.num_ranks % plan.shard_ranks == 0
+    ):
+        raise PlanError(
+            f"{source} has shard_ranks {plan.shard_ranks} for {plan.num_ranks} ranks.",
+            hint="it must be 2 or more, and divide the number of ranks.",
+        )
+    names = [unit.name for unit in plan.units]
+    if len(set(names)) < len(names):
+        raise PlanError(f"{source} names a unit twice.", hint="name each unit once.")
+    for field in ("micro_batch_size", "grad_accum", "budget_bytes"):
+        value = getattr(plan, field)
+        if value is not None and value < 1:
+            raise PlanError(f"{source} has {field} {value}.", hint="it must be 1 or more.")
+    check_precision(plan.precision, plan.num_ranks, stages, source)
+    if plan.compression.has_feedback and plan.group_ranks < plan.num_ranks:
+        raise PlanError(
+            f"{source} compresses gradients that stay whole, and has shard_ranks {plan.shard_ranks}.",
+            hint="leave one of them out.",
+        )
+    check_compression(plan.compression, plan.num_ranks, stages, source, plan.precision.reduce_dtype)
+    asked = {
+        f"ZeRO stage {min(stages)}": stages != {3},
+        "one rank": plan.num_ranks == 1,
+        **beside_fsdp2(plan),
+    }
+    check_executor(plan.executor, plan.algorithms, asked, source)
+    if plan.update_in_backward and plan.executor != "built-in":
+        raise PlanError(
+            f"{source} updates in the backward by {plan.executor}.",
+            hint="the built-in engine alone does that.",
+        )
+    gathered = {unit.name: unit.zero_stage == 3 and plan.num_ranks > 1 for unit in plan.units}
+    check_stretches(plan.stretches, gathered, source)
+    used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
+    if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
+        where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"
+        raise PlanError(
+            f"{source} updates in the backward with {where}, which keeps whole gradients until the optimizer step.",
+            hint="it needs several ranks and stage 2 or 3.",
+        )
+
+
+def beside_fsdp2(plan: Plan) -> dict[str, bool]:
+    """What FSDP2 is not told by a plan, in words, and whether this one asks for it."""
+    return {
+        "another precision": plan.precision.is_lossy,
+        "compressed messages": plan.compression.is_lossy,
+        "groups of ranks that share": plan.group_ranks != plan.num_ranks,
+        "updates in the backward": plan.update_in_backward,
+    }

@@ -1,0 +1,166 @@
+"""Plans as JSON, and as files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from memadvisor.compression import Compression
+from memadvisor.errors import PlanError, UsageError
+from memadvisor.executors import Algorithm
+from memadvisor.plan import Plan, Prediction, UnitPlan
+from memadvisor.plan_checks import check_plan
+from memadvisor.precision import Precision
+from memadvisor.run.files import write_private_file
+
+FORMAT = 1
+
+_OLDEST_OF_UNIT = ("name", "zero_stage", "recompute", "reshard")
+_NEWER = ("precision", "update_in_backward", "compression", "executor", "algorithms", "stretches")
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """What older versions do not know is left out where it is as they take it to be."""
+    value = {"format": FORMAT, **dataclasses.asdict(plan)}
+    value["units"] = [_unit_to_json(unit) for unit in plan.units]
+    for field in dataclasses.fields(plan):
+        if field.name in _NEWER and getattr(plan, field.name) == field.default:
+            del value[field.name]
+    return value
+
+
+def _unit_to_json(unit: UnitPlan) -> dict[str, Any]:
+    return {
+        field.name: getattr(unit, field.name)
+        for field in dataclasses.fields(unit)
+        if field.name in _OLDEST_OF_UNIT or getattr(unit, field.name) != field.default
+    }
+
+
+def plan_from_json(value: Any, source: str) -> Plan:
+    """The inverse of `plan_to_json`. Raises PlanError, naming `source`, for anything that is no plan."""
+    try:
+        if value["format"] != FORMAT:
+            raise PlanError(
+                f"{source} has plan format {value['format']!r}, and this version reads {FORMAT}.",
+                hint="make the plan again with `memadvisor advise`.",
+            )
+        prediction = value["prediction"]
+        plan = Plan(
+            fingerprint=_typed(value["fingerprint"], str, optional=True),
+            num_ranks=_typed(value["num_ranks"], int),
+            zero_stage=_typed(value["zero_stage"], int),
+            policy=_typed(value["policy"], str),
+            units=tuple(_unit_from_json(unit) for unit in value["units"]),
+            overlap=(overlap := _typed(value.get("overlap", False), bool)),
+            # Older plans have neither, or `overlap` alone, which then spoke for both.
+            gather_depth=_typed(value.get("gather_depth", int(overlap)), int),
+            precision=_precision_from_json(value.get("precision", {})),
+            shard_ranks=_typed(value.get("shard_ranks"), int, optional=True),
+            update_in_backward=_typed(value.get("update_in_backward", False), bool),
+            compression=_compression_from_json(value.get("compression", {})),
+            executor=_typed(value.get("executor", "built-in"), str),
+            algorithms=tuple(_algorithm_from_json(entry) for entry in value.get("algorithms", [])),
+            stretches=tuple((_typed(a, str), _typed(b, str)) for a, b in value.get("stretches", ())),
+            micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
+            grad_accum=_typed(value["grad_accum"], int, optional=True),
+            prediction=None if prediction is None else _prediction_from_json(prediction),
+            budget_bytes=_typed(value["budget_bytes"], int, optional=True),
+            why=_typed(value["why"], str),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PlanError(
+            f"{source} is not a plan: {_what(error)}.",
+            hint="make one with `memadvisor advise RUN -o plan.json`.",
+        ) from error
+    check_plan(plan, source)
+    return plan
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan file. Raises PlanError when it is missing or no plan."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(
+            f"{str(path)!r} cannot be read: {error.strerror}.",
+            hint="make a plan with `memadvisor advise RUN -o plan.json`.",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(
+            f"{str(path)!r} is not JSON.", hint="make a plan with `memadvisor advise RUN -o plan.json`."
+        ) from error
+    return plan_from_json(value, repr(str(path)))
+
+
+def save_plan(plan: Plan, path: Path, *, replace: bool = True) -> None:
+    """Write a plan whole or not at all, readable by its owner alone. Raises UsageError."""
+    try:
+        write_private_file(path, json.dumps(plan_to_json(plan), indent=1) + "\n", replace=replace)
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)!r} cannot be written: {error.strerror}.", hint="name a writable file."
+        ) from error
+
+
+def _unit_from_json(value: Any) -> UnitPlan:
+    return UnitPlan(
+        name=_typed(value["name"], str),
+        zero_stage=_typed(value["zero_stage"], int),
+        recompute=_typed(value["recompute"], bool),
+        reshard=_typed(value.get("reshard", True), bool),
+    )
+
+
+def _prediction_from_json(value: Any) -> Prediction:
+    return Prediction(
+        peak_bytes=_typed(value["peak_bytes"], int),
+        step_time_s=_seconds(value["step_time_s"]),
+        by_category_bytes={str(name): _typed(size, int) for name, size in value["by_category_bytes"].items()},
+        exposed_communication_s=_seconds(value["exposed_communication_s"]),
+        peak_position=_typed(value["peak_position"], str),
+        reserved_bytes=_typed(value.get("reserved_bytes"), int, optional=True),
+        sent_bytes=_typed(value.get("sent_bytes"), int, optional=True),
+    )
+
+
+def _precision_from_json(value: Any) -> Precision:
+    return Precision(
+        param_dtype=_typed(value.get("param_dtype"), str, optional=True),
+        reduce_dtype=_typed(value.get("reduce_dtype"), str, optional=True),
+        optimizer_dtype=_typed(value.get("optimizer_dtype"), str, optional=True),
+    )
+
+
+def _compression_from_json(value: Any) -> Compression:
+    fields = (field.name for field in dataclasses.fields(Compression))
+    return Compression(**{name: _typed(value.get(name), int, optional=True) for name in fields})
+
+
+def _algorithm_from_json(value: Any) -> Algorithm:
+    return Algorithm(
+        operation=_typed(value["operation"], str),
+        min_bytes=_typed(value["min_bytes"], int),
+        name=_typed(value["name"], str),
+    )
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= float(value) < math.inf:
+        raise ValueError(f"{value!r} stands where seconds belong")
+    return float(value)
+
+
+def _typed(value: Any, kind: type, *, optional: bool = False) -> Any:
+    if value is None and optional:
+        return None
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{value!r} stands where {kind.__name__} belongs")
+    return value
+
+
+def _what(error: Exception) -> str:
+    return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
