@@ -42,7 +42,7 @@ def profiled(out, *words, ranks=None):
 
 def record_runs(directory):
     """One run of one rank and one of two, of real trainings, each with a plan beside it."""
-        from memadvisor.plan import Plan
+    from memadvisor.plan import Plan
     from memadvisor.plan_file import save_plan
 
     paths = []
