@@ -57,7 +57,8 @@ class Pane(Vertical):
         """Give the keys to the first widget that takes them."""
         first = next((w for w in self.query(Widget) if w.focusable and w.is_on_screen), None)
         if first is not None:
-            first.focus()
+            # It is in sight; tables that are still being laid out would have the tab scrolled away from its top.
+            first.focus(scroll_visible=False)
 
 
 def why_untraced(view: View) -> str | None:

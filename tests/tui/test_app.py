@@ -193,7 +193,9 @@ def test_the_ranks_below_the_tables_are_reached_by_tab_on_a_small_screen(run_dir
     async def scenario(app, pilot):
         await pilot.press("6")
         # Tables are laid out after the tab is there, and until then what follows them stands higher.
-        await until(pilot, lambda: "made wait" not in screen_text(app) and "algorithm" in screen_text(app))
+        await until(
+            pilot, lambda: "made wait" not in screen_text(app) and "collectives of" in screen_text(app)
+        )
         await pilot.press("tab", "tab")
         await until(pilot, lambda: "made wait" in screen_text(app))
 
