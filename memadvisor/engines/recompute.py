@@ -1,16 +1,14 @@
 """Units whose forward keeps nothing but its inputs, and runs again in the backward.
 
 The forward of a unit's class is wrapped, not the module: nothing of ours is copied or pickled with the
-model, and the script's hooks on the unit itself fire once, around the checkpoint. torch's own
-non-reentrant checkpoint does the work, with the random state and autocast of the first run; buffers that
-a forward changes (running statistics) are put back to their first-run values for the second run, so that
-they are updated once. Stretches of several units are stretches.py's; one whose units the script does not call one
+model, and the script's hooks on the unit itself fire once, around the first run. second_run.py does the
+work, with the random state and autocast of the first run; buffers that a forward changes (running
+statistics) are put back to their first-run values for the second run, so that they are updated once. Stretches of several units are stretches.py's; one whose units the script does not call one
 after the other, each with what the one before it returned, is left to its units, each by itself.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,11 +16,11 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
+from memadvisor.engines.second_run import run_keeping_arguments
 from memadvisor.engines.stretches import Pass
 from memadvisor.engines.undo import Undo
 from memadvisor.schedule import Schedule
@@ -40,7 +38,9 @@ class Recompute:
         self._note = note
         self._undo = undo
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self._changing: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
+        self._changing: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, str]]] = (
+            weakref.WeakKeyDictionary()  # layers inside, and which of their buffers a forward changes
+        )
         self._noted: set[tuple[str, str]] = set()
         self._wrapped: set[type] = set()
         self._running: set[int] = set()  # a class may call the forward of its base class
@@ -116,13 +116,8 @@ class Recompute:
             if current is not None:
                 output = self._call_in(current, forward, args, kwargs, before)
             else:
-                output = checkpoint(
-                    forward,
-                    *args,
-                    use_reentrant=False,
-                    context_fn=lambda: (contextlib.nullcontext(), _WithBuffers(before)),
-                    **kwargs,
-                )
+                unit = self._units[module]
+                output = run_keeping_arguments(unit, forward, args, kwargs, lambda: _WithBuffers(before))
         finally:
             self._running.discard(id(module))
         self._learn_changing(module, before)
@@ -176,24 +171,24 @@ class Recompute:
     def _buffers(self, module: torch.nn.Module) -> Buffers:
         """Copies of the buffers that the forward is about to change; all of them the first time."""
         known = self._changing.get(module)
-        return [
-            (owner, name, value.clone())
-            for path, (owner, name, value) in _named_buffers(module)
-            if known is None or path in known
-        ]
+        if known is None:
+            return [(owner, name, value.clone()) for _, owner, name, value in _named_buffers(module)]
+        owners = [(module.get_submodule(path)._buffers, name) for path, name in known]
+        return [(owner, name, value.clone()) for owner, name in owners if (value := owner[name]) is not None]
 
     def _learn_changing(self, module: torch.nn.Module, before: Buffers) -> None:
         """After the first forward: which buffers it changed. Normalisation changes its own without telling."""
         if module in self._changing:
             return
-        changed = {
-            path
-            for (path, (_, _, now)), (_, _, old) in zip(_named_buffers(module), before, strict=True)
-            if path.rpartition(".")[0] in _norms(module) or not torch.equal(now, old)
-        }
+        norms = _norms(module)
+        changed = [
+            (path, name)
+            for (path, _, name, now), (_, _, old) in zip(_named_buffers(module), before, strict=True)
+            if path in norms or not torch.equal(now, old)
+        ]
         # In place: the recomputation holds this very list.
-        paths = [path for path, _ in _named_buffers(module)]
-        before[:] = [entry for path, entry in zip(paths, before, strict=True) if path in changed]
+        names = [(path, name) for path, _, name, _ in _named_buffers(module)]
+        before[:] = [entry for name, entry in zip(names, before, strict=True) if name in changed]
         self._changing[module] = changed
 
 
@@ -213,13 +208,12 @@ def _norms(module: torch.nn.Module) -> set[str]:
     return {path for path, inner in module.named_modules() if isinstance(inner, kinds)}
 
 
-def _named_buffers(
-    module: torch.nn.Module,
-) -> Iterator[tuple[str, tuple[dict[str, Any], str, torch.Tensor]]]:
+def _named_buffers(module: torch.nn.Module) -> Iterator[tuple[str, dict[str, Any], str, torch.Tensor]]:
+    """Of each buffer: the layer's name, its buffers, the buffer's name, and what it holds."""
     for path, inner in module.named_modules():
         for name, value in inner._buffers.items():
             if value is not None:
-                yield f"{path}.{name}", (inner._buffers, name, value)
+                yield path, inner._buffers, name, value
 
 
 class _WithBuffers:

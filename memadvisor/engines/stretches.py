@@ -18,29 +18,21 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 from memadvisor.cost.stretches import Stretches
+from memadvisor.engines.second_run import (
+    Around,
+    Conditions,
+    Enough,
+    Place,
+    Places,
+    as_packed,
+    check_versions,
+    value_of,
+    versions_of,
+    without_graph,
+)
 from memadvisor.stretches import Stretch
-
-Around = Callable[[], contextlib.AbstractContextManager[None]]
-
-
-class _Place:
-    """Stands for a saved tensor inside autograd; `value` is there from a second run on."""
-
-    __slots__ = ("__weakref__", "call", "kind", "value")
-
-    def __init__(self, call: _Call, tensor: torch.Tensor) -> None:
-        self.call = call
-        self.kind = (tensor.shape, tensor.dtype)
-        self.value: torch.Tensor | None = None
-        call.num_waiting += 1
-
-    def __del__(self) -> None:
-        self.call.num_waiting -= 1
-        if self.call.num_waiting == 0:
-            self.call.ends()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +58,6 @@ class _Returned:
         return self.reference() is tensor and tensor._version == self.version
 
 
-class _Enough(Exception):
-    """All that a second run is for has been saved."""
-
-
 class _Call:
     """A unit's call in a pass: what it takes to run it again, and the places of what autograd has saved for it."""
 
@@ -77,48 +65,41 @@ class _Call:
         self.run = run
         self.unit = unit
         self.forward: Callable[..., Any] | None = forward
-        self.random_state: torch.Tensor | None = None
         self.around = around
-        self.places: list[weakref.ref[_Place]] = []
-        self.num_waiting = 0
+        self.places = Places()
         self.returned: list[_Returned] = []
         self.given: dict[_Made, Any] = {}  # by a second run of a stretch around this one's
         self.running: tuple[Any, Any] | None = None  # the arguments, while the first run is under way
         self.walks_own_graph = False
+        self._held: weakref.ref[Any] | None = None
 
     def begins(self, args: Any, kwargs: Any) -> bool:
         """Note what the call is made with; returns whether an earlier call of the pass has made any of it."""
         leaves, self.spec = tree_flatten((args, kwargs))
         self.leaves = [self.run.origin_of(leaf) for leaf in leaves]
-        self.versions = [leaf._version if _is_tensor(leaf) else 0 for leaf in self.leaves]
-        self.autocast = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in {"cpu", *(leaf.device.type for leaf in leaves if _is_tensor(leaf))}
-        ]
-        self.caches_casts = torch.is_autocast_cache_enabled()
-        self.random_state = torch.get_rng_state()
-        self.devices, self.device_states = get_device_states(*leaves)
+        self.versions = versions_of(self.leaves)
+        self.conditions: Conditions | None = Conditions(leaves)
         return any(isinstance(leaf, _Made) for leaf in self.leaves)
 
-    def pack(self, tensor: torch.Tensor) -> _Place:
-        place = _Place(self, tensor)
-        self.places.append(weakref.ref(place))
-        return place
+    def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """Those of its first run. Autograd holds them with each place, so their end is that of all of them."""
+        unpack = self.unpack
+        self._held = weakref.ref(unpack, lambda _: self.ends())
+        return torch.autograd.graph.saved_tensors_hooks(self.places.pack, unpack)
 
-    def unpack(self, place: _Place) -> torch.Tensor:
+    @property
+    def is_held(self) -> bool:
+        """Whether autograd holds anything that was saved for it."""
+        return self._held is not None and self._held() is not None
+
+    def unpack(self, place: Place) -> torch.Tensor:
         if place.value is None and self.running is not None:
             self.walks_own_graph = True  # the unit's forward asks for gradients of its own
-            with torch.random.fork_rng(self.devices), torch.enable_grad():
-                args, kwargs = tree_map(_without_graph, self.running)
-                self._play(args, kwargs, (self._filling(True), _as_packed))
+            args, kwargs = tree_map(without_graph, self.running)
+            self._play(args, kwargs, (self.places.filling(True), as_packed))
         elif place.value is None:
             self.run.again(self.run.stretches.around(self.unit)[-1])
-        if place.value is None:
-            raise RuntimeError(
-                f"the forward of {self.unit!r} saved other tensors when it was run again; "
-                "it cannot be recomputed (memadvisor run --policy none)"
-            )
-        return place.value
+        return value_of(place, self.unit)
 
     def ends(self) -> None:
         """Nothing that was saved for it is kept any more: what it was called with goes with its own backward."""
@@ -128,15 +109,14 @@ class _Call:
 
     def forget(self) -> None:
         self.leaves, self.versions, self.given, self.returned = [], [], {}, []
-        self.forward = self.random_state = None
-        self.device_states = []
+        self.forward = self.conditions = None
         self.around = contextlib.nullcontext
 
     def again(self, made: dict[_Call, list[Any]], *, keeps_all: bool, is_last: bool) -> list[Any]:
         """Run it a second time; returns the leaves of what it returns."""
         args, kwargs = tree_unflatten([self._leaf(leaf, made) for leaf in self.leaves], self.spec)
         if keeps_all:
-            output = self._play(args, kwargs, (self._filling(is_last), _as_packed))
+            output = self._play(args, kwargs, (self.places.filling(is_last), as_packed))
         else:
             output = self._play(args, kwargs, None if self.walks_own_graph else (_forgotten, _never))
         required = {returned.number: returned.requires_grad for returned in self.returned}
@@ -147,48 +127,18 @@ class _Call:
 
     def _play(self, args: Any, kwargs: Any, hooks: tuple[Any, Any] | None) -> Any:
         """The forward with the random numbers, casts and buffers of the first time; None where it is cut short."""
-        if self.forward is None or self.random_state is None:
+        if self.forward is None or self.conditions is None:
             raise RuntimeError("Trying to backward through the graph a second time")
-        torch.set_rng_state(self.random_state)
-        set_device_states(self.devices, self.device_states)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.suppress(_Enough))
-            for kind, enabled, dtype in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype, enabled, self.caches_casts))
-            stack.enter_context(self.around())
-            if hooks is not None:
-                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
+        saving = (
+            contextlib.nullcontext() if hooks is None else torch.autograd.graph.saved_tensors_hooks(*hooks)
+        )
+        with contextlib.suppress(Enough), self.conditions.again(), self.around(), saving:
             return self.forward(*args, **kwargs)
 
     def _leaf(self, leaf: Any, made: dict[_Call, list[Any]]) -> Any:
         if not isinstance(leaf, _Made):
             return leaf
         return made[leaf.call][leaf.number] if leaf.call in made else self.given[leaf]
-
-    def check_versions(self) -> None:
-        for leaf, version in zip(self.leaves, self.versions, strict=True):
-            if _is_tensor(leaf) and leaf._version != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace "
-                    f"operation: an input of {self.unit!r}, which is run again."
-                )
-
-    def _filling(self, is_last: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A hook that puts what is saved, in order, into the places that are still waited for."""
-        number = 0
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal number
-            value = tensor.detach()
-            place = self.places[number]() if number < len(self.places) else None
-            if place is not None and place.kind == (tensor.shape, tensor.dtype):
-                place.value = value
-            number += 1
-            if is_last and number == len(self.places):
-                raise _Enough
-            return value
-
-        return pack
 
 
 class Pass:
@@ -213,7 +163,7 @@ class Pass:
 
     def ends_if_unused(self) -> None:
         """Where all graphs are gone, walked or not. Calls and pass hold each other, so nothing else would end them."""
-        if not self._is_open and not any(call.num_waiting for call in self._calls.values()):
+        if not self._is_open and not any(call.is_held for call in self._calls.values()):
             for call in self._calls.values():
                 call.forget()
             self._calls.clear()
@@ -227,7 +177,7 @@ class Pass:
         is_linked = call.begins(args, kwargs)
         call.running = (args, kwargs)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
+            with call.hooks():
                 output = forward(*args, **kwargs)
         finally:
             call.running = None
@@ -245,7 +195,7 @@ class Pass:
             for returned in call.returned:
                 if returned.is_unchanged(leaf):
                     return _Made(call, returned.number)
-        return _without_graph(leaf)
+        return without_graph(leaf)
 
     def again(self, stretch: Stretch) -> None:
         """Run a stretch again; the one around it before that, where that has to make its input."""
@@ -254,16 +204,14 @@ class Pass:
             self.again(around[-1])
         made: dict[_Call, list[Any]] = {}
         items = self._items(stretch)
-        devices = {device for call in self._calls.values() for device in call.devices}
-        with torch.random.fork_rng(devices), torch.enable_grad():
-            for item in items:
-                keeps_all = self.stretches.keeps_all(item, stretch)
-                if item is items[-1] and not keeps_all:
-                    break  # it runs by itself, at once
-                for call in self._of(item):
-                    is_last = item is items[-1]
-                    call.check_versions()
-                    made[call] = call.again(made, keeps_all=keeps_all, is_last=is_last)
+        for item in items:
+            keeps_all = self.stretches.keeps_all(item, stretch)
+            if item is items[-1] and not keeps_all:
+                break  # it runs by itself, at once
+            for call in self._of(item):
+                is_last = item is items[-1]
+                check_versions(call.leaves, call.versions, call.unit)
+                made[call] = call.again(made, keeps_all=keeps_all, is_last=is_last)
         for item in items:
             if not self.stretches.keeps_all(item, stretch):
                 for call in self._of(item):
@@ -291,14 +239,6 @@ class Pass:
 
 def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
-
-
-def _without_graph(leaf: Any) -> Any:
-    return leaf.detach().requires_grad_() if _is_tensor(leaf) and not leaf.is_leaf else leaf
-
-
-def _as_packed(packed: torch.Tensor) -> torch.Tensor:
-    return packed
 
 
 def _forgotten(tensor: torch.Tensor) -> None:

@@ -125,6 +125,38 @@ def test_hooks_on_a_recomputed_unit_fire_once():
     assert calls == ["before", "after"] * 2
 
 
+class Watched(torch.nn.Module):
+    """Notes the default device of each of its runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(9, 9)
+        self.devices = []
+
+    def forward(self, x):
+        self.devices.append(torch.get_default_device().type)
+        return torch.tanh(self.linear(x))
+
+
+def test_the_second_run_is_under_the_default_device_of_the_first():
+    with applied(make_plan(1, policy="every-layer")):
+        model, x = stack(Watched), torch.randn(5, 9)
+        with torch.device("meta"):
+            output = model(x)
+        output.sum().backward()
+    assert [unit.devices for unit in model] == [["meta"] * 2] * 3
+
+
+def test_an_input_that_is_changed_in_place_is_an_error_as_it_is_without_recomputation():
+    with applied(make_plan(1, policy="every-layer")):
+        model = stack(Watched)
+        x = model[0](model(torch.randn(5, 9)))
+        output = model[1](x)
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation: an input of '1'"):
+            output.sum().backward()
+
+
 class Odd(torch.nn.Module):
     """Its output is an object that holds the tensor."""
 
