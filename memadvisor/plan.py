@@ -23,12 +23,14 @@ class UnitPlan:
 
     `reshard`: with stage 3, the full parameters are freed after the forward and gathered again for the
     backward; without it they stay from the forward until the unit's backward is over.
+    `optimizer_tier`: where the optimizer's state lies between updates: "device", "host" (a GPU's) or "disk".
     """
 
     name: str
     zero_stage: int
     recompute: bool
     reshard: bool = True
+    optimizer_tier: str = "device"
 
     @property
     def is_kept(self) -> bool:
@@ -74,6 +76,7 @@ class Plan:
     `algorithms`: how collectives go; empty, as is usual on the backend.
     `stretches`: first and last names of runs of units of which only the first one's input is kept, and whose forwards
     run again, as one, before the last one's backward; they nest, and a unit's own `recompute` is the innermost.
+    `optimizer_tier`: that of a plan made by hand, for all units.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """
@@ -97,11 +100,17 @@ class Plan:
     executor: str = "built-in"
     algorithms: tuple[Algorithm, ...] = ()
     stretches: tuple[tuple[str, str], ...] = ()
+    optimizer_tier: str = "device"
 
     @property
     def group_ranks(self) -> int:
         """How many ranks share what is sharded."""
         return self.num_ranks if self.shard_ranks is None else self.shard_ranks
+
+    @property
+    def optimizer_tiers(self) -> set[str]:
+        """Where the optimizer's state of any unit lies."""
+        return {self.optimizer_tier, *(unit.optimizer_tier for unit in self.units)}
 
     @property
     def is_mixed(self) -> bool:

@@ -64,6 +64,21 @@ def check_plan(plan: Plan, source: str) -> None:
             f"{source} updates in the backward with {where}, which keeps whole gradients until the optimizer step.",
             hint="it needs several ranks and stage 2 or 3.",
         )
+    _check_optimizer_tiers(plan, source)
+
+
+def _check_optimizer_tiers(plan: Plan, source: str) -> None:
+    tiers = plan.optimizer_tiers
+    unknown = tiers - {"device", "host", "disk"}
+    if unknown:
+        raise PlanError(
+            f"{source} names the optimizer tier {min(unknown)!r}.", hint="use device, host or disk."
+        )
+    if tiers != {"device"} and plan.update_in_backward:
+        raise PlanError(
+            f"{source} updates in the backward, and keeps optimizer state on the {min(tiers - {'device'})}.",
+            hint="leave one of them out: state is fetched in the optimizer step.",
+        )
 
 
 def beside_fsdp2(plan: Plan) -> dict[str, bool]:
@@ -73,4 +88,5 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "compressed messages": plan.compression.is_lossy,
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,
         "updates in the backward": plan.update_in_backward,
+        "optimizer state on host or disk": plan.optimizer_tiers != {"device"},
     }

@@ -19,7 +19,15 @@ from memadvisor.run.files import write_private_file
 FORMAT = 1
 
 _OLDEST_OF_UNIT = ("name", "zero_stage", "recompute", "reshard")
-_NEWER = ("precision", "update_in_backward", "compression", "executor", "algorithms", "stretches")
+_NEWER = (
+    "precision",
+    "update_in_backward",
+    "compression",
+    "executor",
+    "algorithms",
+    "stretches",
+    "optimizer_tier",
+)
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -65,6 +73,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             executor=_typed(value.get("executor", "built-in"), str),
             algorithms=tuple(_algorithm_from_json(entry) for entry in value.get("algorithms", [])),
             stretches=tuple((_typed(a, str), _typed(b, str)) for a, b in value.get("stretches", ())),
+            optimizer_tier=_typed(value.get("optimizer_tier", "device"), str),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -112,6 +121,7 @@ def _unit_from_json(value: Any) -> UnitPlan:
         zero_stage=_typed(value["zero_stage"], int),
         recompute=_typed(value["recompute"], bool),
         reshard=_typed(value.get("reshard", True), bool),
+        optimizer_tier=_typed(value.get("optimizer_tier", "device"), str),
     )
 
 

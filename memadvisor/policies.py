@@ -21,7 +21,12 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
     return tuple(
         given.get(
             unit.name,
-            UnitPlan(name=unit.name, zero_stage=plan.zero_stage, recompute=unit.name in recomputed),
+            UnitPlan(
+                name=unit.name,
+                zero_stage=plan.zero_stage,
+                recompute=unit.name in recomputed,
+                optimizer_tier=plan.optimizer_tier,
+            ),
         )
         for unit in units
     )

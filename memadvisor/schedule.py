@@ -7,6 +7,7 @@ checkpoint *means* is therefore written once, as actions: write_schedule.py, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -42,7 +43,8 @@ class ActionKind(StrEnum):
     gradients over the ranks, leaving all of them (all_reduce) or this rank's shard (reduce_scatter) as
     `shard` says. recompute: run the forward without saving, and again in the backward (of several units,
     before the backward of the last one). update: step the optimizer on what this rank holds; after a
-    backward that is the last one of a step, and frees the gradient shard.
+    backward that is the last one of a step, and frees the gradient shard. prefetch: bring what lies on the lane's
+    tier into memory; before the optimizer that is the unit's optimizer state. offload: write it there, and free it.
     """
 
     GATHER = "gather"
@@ -50,13 +52,20 @@ class ActionKind(StrEnum):
     REDUCE = "reduce"
     RECOMPUTE = "recompute"
     UPDATE = "update"
+    PREFETCH = "prefetch"
+    OFFLOAD = "offload"
 
 
 class Lane(StrEnum):
-    """What an action occupies; lanes run at the same time, actions of one lane one after another."""
+    """What an action occupies; lanes run at the same time, actions of one lane one after another.
+
+    host, disk: transfers between the memory that computes and these.
+    """
 
     COMPUTE = "compute"
     COLLECTIVE = "collective"
+    HOST = "host"
+    DISK = "disk"
 
 
 class Ranks(StrEnum):
@@ -86,7 +95,9 @@ class Action:
     does not overlap; for a reduce to shards, the next reduce; for every reduce, the backward's end. Without
     it compute waits where the action stands. An update never runs beside compute: one that overlaps follows a
     reduce that does, and is put off until that is over: behind the next reduce, which then runs under it, or at
-    the backward's end.
+    the backward's end. A prefetch before the optimizer is waited for by the unit's update, an offload by the next offload
+    (its bytes are free then), and the last one at the step's end. Prefetches take turns with two buffers: each begins
+    when the offload of the unit before the last is over.
     units: of a recompute, all units that run without saving, and again as one, in order of execution; the boundary is
     the first one's. Of two at one boundary the first holds the second, and what is held runs again by itself.
     """
@@ -147,6 +158,15 @@ class Schedule:
         )
 
     @property
+    def offloaded_states(self) -> dict[str, Lane]:
+        """Units whose optimizer state lies elsewhere between updates, and the lane that brings it, in their order."""
+        return {
+            action.unit: action.lane
+            for action in self.at(Point.BEFORE_OPTIMIZER)
+            if action.kind is ActionKind.OFFLOAD
+        }
+
+    @property
     def updated_in_backward(self) -> frozenset[str]:
         """Units that are updated before the optimizer step."""
         return frozenset(
@@ -191,6 +211,19 @@ class ScheduleBuilder:
 
     def update(self, unit: str) -> None:
         self._add(Point.BEFORE_OPTIMIZER, "", Action(kind=ActionKind.UPDATE, unit=unit, lane=Lane.COMPUTE))
+
+    def update_offloaded(self, units: Sequence[tuple[str, Lane]]) -> None:
+        """Update units whose optimizer state lies on the tier of a lane, each under the next one's prefetch."""
+        for place, (unit, lane) in enumerate(units):
+            if place == 0:
+                self._transfer(ActionKind.PREFETCH, unit, lane, overlaps=False)
+            if place + 1 < len(units):
+                self._transfer(ActionKind.PREFETCH, *units[place + 1], overlaps=True)
+            self.update(unit)
+            self._transfer(ActionKind.OFFLOAD, unit, lane, overlaps=True)
+
+    def _transfer(self, kind: ActionKind, unit: str, lane: Lane, *, overlaps: bool) -> None:
+        self._add(Point.BEFORE_OPTIMIZER, "", Action(kind=kind, unit=unit, lane=lane, overlaps=overlaps))
 
     def update_early(self, unit: str, *, overlaps: bool) -> None:
         action = Action(kind=ActionKind.UPDATE, unit=unit, lane=Lane.COMPUTE, overlaps=overlaps)

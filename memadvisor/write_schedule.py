@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.policies import resolve_units
 from memadvisor.run.records import Unit
-from memadvisor.schedule import Point, Ranks, Schedule, ScheduleBuilder
+from memadvisor.schedule import Lane, Point, Ranks, Schedule, ScheduleBuilder
 from memadvisor.write_fsdp2 import schedule_of_groups
 
 
@@ -33,6 +33,10 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
       are without it. So is a unit whose parameters modules of other units use: what runs later in the backward may
       need their values. Stages 0 and 1 keep whole gradients because a script may read them.
 
+    - Units whose `optimizer_tier` is not the device are updated one after another in the optimizer step, each while the
+      next one's state is fetched and that of the one before is written. Larger ones take turns with smaller ones, so
+      that the two buffers are not both as large as the largest.
+
     A unit without trainable parameters has nothing to reduce or update.
     """
     if plan.executor == "fsdp2":
@@ -50,8 +54,20 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         if name in trainable:
             if plan.num_ranks > 1:
                 _reductions(builder, plan, name, stage)
-            _updates(builder, plan, name, stage, is_shared=name in shared)
+            _updates(builder, plan, unit, stage, is_shared=name in shared)
+    sizes = {unit.name: unit.trainable_bytes for unit in units}
+    away = [unit for unit in chosen if unit.optimizer_tier != "device" and unit.name in trainable]
+    builder.update_offloaded([(unit.name, Lane(unit.optimizer_tier)) for unit in _in_turns(away, sizes)])
     return builder.schedule(plan, chosen)
+
+
+def _in_turns(units: Sequence[UnitPlan], sizes: Mapping[str, int]) -> list[UnitPlan]:
+    """The smaller half at the first, third ... place, the larger half between; larger ones before smaller ones."""
+    ordered = sorted(units, key=lambda unit: -sizes[unit.name])
+    num_large = len(ordered) // 2
+    turns = list(ordered)
+    turns[0::2], turns[1::2] = ordered[num_large:], ordered[:num_large]
+    return turns
 
 
 def _gathers(
@@ -92,8 +108,11 @@ def _reductions(builder: ScheduleBuilder, plan: Plan, name: str, stage: int) -> 
         builder.reduce(*at, name, ranks=Ranks.ACROSS, overlaps=plan.overlap)
 
 
-def _updates(builder: ScheduleBuilder, plan: Plan, name: str, stage: int, *, is_shared: bool) -> None:
-    if plan.update_in_backward and stage >= 2 and not is_shared:
+def _updates(builder: ScheduleBuilder, plan: Plan, unit: UnitPlan, stage: int, *, is_shared: bool) -> None:
+    name = unit.name
+    if unit.optimizer_tier != "device":
+        pass  # with the others of its kind (update_offloaded)
+    elif plan.update_in_backward and stage >= 2 and not is_shared:
         builder.update_early(name, overlaps=plan.overlap)
     else:
         builder.update(name)

@@ -153,6 +153,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--reduce-bits",
         "--all-reduce-bits",
         "--all-reduce-top",
+        "--offload-optimizer",
     }
     position = 1
     while position < len(words):

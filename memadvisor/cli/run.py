@@ -1,7 +1,7 @@
 """`memadvisor run --plan plan.json [--nproc N] SCRIPT [ARGS...]`: apply a plan, profile, compare.
 
-Without --plan, `--zero`, `--policy`, `--update-in-backward` and the options of precision.py and compression.py make a plan by hand, worked
-out on the live model.
+Without --plan, `--zero`, `--policy`, `--update-in-backward`, `--offload-optimizer` and the options of precision.py and
+compression.py make a plan by hand, worked out on the live model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TAKES_SCRIPT = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--optimizer-dtype fp32] [--gather-bits 8] [--reduce-bits 4|8] [--all-reduce-bits 1|4|8] [--all-reduce-top K] [--update-in-backward]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
+    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--optimizer-dtype fp32] [--gather-bits 8] [--reduce-bits 4|8] [--all-reduce-bits 1|4|8] [--all-reduce-top K] [--update-in-backward] [--offload-optimizer host|disk]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
     parser.add_argument("--plan", metavar="FILE", help="a plan that `memadvisor advise -o` wrote")
     parser.add_argument(
         "--zero", type=int, choices=range(4), metavar="0-3", help="ZeRO stage of a plan made by hand"
@@ -46,6 +46,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="with ZeRO stages 2 and 3: update each unit, and free its gradients, as soon as they are reduced",
+    )
+    parser.add_argument(
+        "--offload-optimizer",
+        choices=("host", "disk"),
+        help="where the optimizer's state lies between updates: a GPU's host, or a file in TMPDIR",
     )
     add_recording_options(parser)
 
@@ -65,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    flags = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward", *FLAGS)
+    of_plan = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward")
+    flags = (*of_plan, "offload_optimizer", *FLAGS)
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:
@@ -83,6 +89,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         precision=precision_of(arguments),
         compression=compression_of(arguments),
         update_in_backward=bool(arguments.update_in_backward),
+        optimizer_tier=arguments.offload_optimizer or "device",
     )
     check_plan(plan, "This run")
     return plan

@@ -10,6 +10,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from memadvisor.engines.removal import let_go_of_orphans, remove_executor
 from memadvisor.engines.service import Service
 from memadvisor.engines.sharded_step import Swap, is_elementwise
 from memadvisor.engines.single_process import SingleProcess
+from memadvisor.engines.state_offload import StateOffload
 from memadvisor.engines.transfers import check_compressible
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.whole_step import OwnedSwap, slots_of
@@ -130,6 +132,7 @@ class Applied:
         self._hooks = Hooks(self, self._undo)
         self._recompute = Recompute(self._hooks, self._note, self._undo)
         self._casts = Casts(self._undo)
+        self._offload = StateOffload(self.slot_of, self._label, self._note, self._undo)
         if plan.precision.has_masters:
             self._note("warning", f"This plan changes the updates: {masters_text(plan.precision)}")
         if plan.precision.is_lossy:
@@ -158,6 +161,7 @@ class Applied:
 
     def remove(self) -> None:
         """Leave training as it was found. With sharded units all ranks call this."""
+        self._offload.bring_back()
         gc.collect()  # else models that the script has dropped may be there on some ranks alone
         optimizers = list(self._optimizers)
         for executor in sorted(self._executors, key=lambda executor: executor.number):  # alike on all ranks
@@ -249,6 +253,7 @@ class Applied:
                 hint="run without torch.compile.",
             )
         self._recompute.attach(model, schedule)
+        self._offload.attach(model, schedule)
         self._attached = True
 
     def _read(self, root: torch.nn.Module) -> tuple[LiveModel, Schedule]:
@@ -301,6 +306,7 @@ class Applied:
         self._wrappers.add(wrapper)
         self._casts.attach(model.root, executor.units.values())
         self._recompute.attach(model, schedule)
+        self._offload.attach(model, schedule)
         self._attached = True
         for level, text in notes_on(executor):
             self._note(level, text)
@@ -311,7 +317,8 @@ class Applied:
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self.require_attached()
         flats = self._flats_of(optimizer)
-        if not flats:
+        is_offloaded = self._offload.applies(optimizer)
+        if not flats and not is_offloaded:
             return None
         self.meet(optimizer)
         self._restore(optimizer)
@@ -321,7 +328,9 @@ class Applied:
             executor.early.step_begins(optimizer, slots_of(optimizer, self.slot_of))
             executor.step_begins()
             executor.optimizers.add(optimizer)
-        if owners is None:
+        if is_offloaded:
+            self._offload.before_step(optimizer, partial(self._swaps.__setitem__, optimizer))
+        elif owners is None:
             self._swaps[optimizer] = Swap(optimizer, self.slot_of)
         else:
             self._share_out(optimizer, owners)
@@ -333,6 +342,7 @@ class Applied:
         if swap is None:
             return
         swap.finish()
+        self._offload.after_step(optimizer)
         flats = self._flats_of(optimizer)
         for executor in self._executors_of(flats):
             executor.step_ends(flats)

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from memadvisor.engines.late import LateTensor
+from memadvisor.engines.parcels import StateSource
 from memadvisor.engines.sources import Source
 from memadvisor.engines.undo import Undo
 
@@ -67,17 +68,19 @@ def _ranks_of(given: dict[str, Any]) -> frozenset[int]:
     return frozenset(dist.get_process_group_ranks(group))
 
 
-def write_items(fqn: str, source: Source) -> list[WriteItem]:
+def write_items(fqn: str, source: Source | StateSource) -> list[WriteItem]:
     """What this rank writes of a tensor; of one that is written whole, torch shares out who does."""
     source.is_written = True
-    if _is_shared_out(source):
+    if isinstance(source, Source) and _is_shared_out(source):
         return [_write_item(WriteItemType.SHARD, fqn, source, chunk) for chunk in _own_chunks(source)]
     return [_write_item(WriteItemType.TENSOR, fqn, source, _whole_chunk(source))]
 
 
-def chunks_to_read(source: Source) -> list[ChunkStorageMetadata]:
+def chunks_to_read(source: Source | StateSource) -> list[ChunkStorageMetadata]:
     """What this rank reads of a tensor: its own part, which goes into the model itself, or all."""
     source.is_written = False
+    if isinstance(source, StateSource):
+        return [_whole_chunk(source)]
     if not _is_shared_out(source) or (source.slot.flat.has_masters and not source.key):
         source.is_shared_out = False  # shards hold more digits, which the optimizer's state brings
         return [_whole_chunk(source)]
@@ -94,14 +97,16 @@ def _is_shared_out(source: Source) -> bool:
     return source.is_shared_out
 
 
-def _write_item(kind: WriteItemType, fqn: str, source: Source, chunk: ChunkStorageMetadata) -> WriteItem:
+def _write_item(
+    kind: WriteItemType, fqn: str, source: Source | StateSource, chunk: ChunkStorageMetadata
+) -> WriteItem:
     properties = TensorProperties(dtype=source.dtype)
-    data = TensorWriteData(chunk=chunk, properties=properties, size=source.slot.shape)
+    data = TensorWriteData(chunk=chunk, properties=properties, size=source.shape)
     return WriteItem(index=MetadataIndex(fqn, chunk.offsets), type=kind, tensor_data=data)
 
 
-def _whole_chunk(source: Source) -> ChunkStorageMetadata:
-    shape = source.slot.shape
+def _whole_chunk(source: Source | StateSource) -> ChunkStorageMetadata:
+    shape = source.shape
     return ChunkStorageMetadata(offsets=torch.Size([0] * len(shape)), sizes=shape)
 
 

@@ -24,7 +24,7 @@ def step_unit(optimizer: Optimizer, unit: UnitState) -> None:
         optimizer, lambda parameter: slots.get(id(parameter)), only=slots.keys(), gradient_of=_reduced_piece
     )
     try:
-        _plain_step(optimizer)
+        plain_step(optimizer)
     finally:
         swap.undo()
     for flat in unit.trainable:
@@ -38,7 +38,7 @@ def _reduced_piece(slot: Slot) -> torch.Tensor | None:
     return None if slot.flat.grad_shard is None else slot.piece(slot.flat.grad_shard)
 
 
-def _plain_step(optimizer: Optimizer) -> None:
+def plain_step(optimizer: Optimizer) -> None:
     """The class's own step, without the hooks that tell of a step of the script."""
     step = type(optimizer).step
     plain: Any = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]  # wraps

@@ -1,0 +1,204 @@
+"""Optimizer state that lies on another tier between updates, for optimizers that update element by element.
+
+Works on whole parameters (one rank, stage 0) and on a rank's pieces (stages 1 to 3) alike. The script's own optimizer
+does each update, by its class's own step, with the groups holding one unit's parameters at a time; the step that the
+script has called then finds the rest. That happens when all of the script's own hooks before a step have run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from memadvisor.engines.late import LateTensor
+from memadvisor.engines.live import LiveModel
+from memadvisor.engines.paged_step import Kept, Optimizer, PagedStep, Parameters
+from memadvisor.engines.sharded_step import FindSlot, Swap, is_elementwise, parameters_of
+from memadvisor.engines.state_tiers import make_tier
+from memadvisor.engines.undo import Undo
+from memadvisor.errors import PlanError
+from memadvisor.run.living import living
+from memadvisor.schedule import Action, Lane, Point, Schedule
+
+Label = Callable[[torch.Tensor, str, str], None]
+Note = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Model:
+    """A model's units whose state is put away. Parameters are held weakly: it dies when the script lets go of it."""
+
+    units: dict[str, tuple[weakref.ref[torch.nn.Parameter], ...]]
+    actions: tuple[Action, ...]
+    tier: Lane
+
+    def members(self, optimizer: Optimizer) -> dict[str, Parameters]:
+        """The optimizer's parameters, by unit, in the order of updates."""
+        own = {id(parameter) for parameter in parameters_of(optimizer)}
+        found = {
+            unit: [p for reference in references if (p := reference()) is not None and id(p) in own]
+            for unit, references in self.units.items()
+        }
+        return {unit: parameters for unit, parameters in found.items() if parameters}
+
+
+class StateOffload:
+    """Part of a plan in force: all models and optimizers whose state is put away."""
+
+    def __init__(self, slot_of: FindSlot, label: Label, note: Note, undo: Undo) -> None:
+        self._slot_of = slot_of
+        self._label = label
+        self._note = note
+        self._models: list[_Model] = []
+        self._kept: weakref.WeakKeyDictionary[Optimizer, dict[int, Kept]] = weakref.WeakKeyDictionary()
+        self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._hooks: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
+        self._undo = undo
+
+    def attach(self, model: LiveModel, schedule: Schedule) -> None:
+        """Follow a schedule that puts state away, if it does. Raises PlanError where the tier is none."""
+        away, actions = schedule.offloaded_states, schedule.at(Point.BEFORE_OPTIMIZER)
+        if not away:
+            return
+        parameters = {unit.name: [p for _, p in unit.parameters] for unit in model.units if unit.name in away}
+        on_cpu = any(p.device.type == "cpu" for unit in parameters.values() for p in unit)
+        if on_cpu and Lane.HOST in away.values():
+            raise PlanError(
+                "On a CPU the optimizer's state is in the host's memory already.",
+                hint="use --offload-optimizer disk.",
+            )
+        if not self._models:
+            self._patch()
+        for tier in dict.fromkeys(away.values()):
+            units = {
+                unit: tuple(map(weakref.ref, parameters[unit]))
+                for unit in away
+                if away[unit] == tier and unit in parameters
+            }
+            of_tier = tuple(action for action in actions if action.unit in units)
+            self._models.append(_Model(units, of_tier, tier))
+        for optimizer in living(torch.optim.Optimizer):
+            if hasattr(optimizer, "param_groups"):
+                self.put_away(optimizer)  # what has been loaded already, or made with the optimizer
+
+    def applies(self, optimizer: Optimizer) -> bool:
+        """Whether some of an optimizer's state is put away; one whose state must stay is named once."""
+        if not any(model.members(optimizer) for model in self._models):
+            return False
+        if is_elementwise(optimizer):
+            return True
+        if optimizer not in self._refused:
+            self._refused.add(optimizer)
+            self._note(
+                "warning",
+                f"the state of {type(optimizer).__name__} stays in memory: only optimizers of torch that update "
+                "element by element (SGD, Adam, AdamW and the like) have it elsewhere",
+            )
+        return False
+
+    # ---- the step ----------------------------------------------------------------------------
+
+    def before_step(self, optimizer: Optimizer, then: Callable[[Swap], None]) -> None:
+        """Update what is put away when the script's own hooks have run; `then` gets what the groups hold after that."""
+
+        def last_hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            then(self._update(optimizer))
+
+        self.after_step(optimizer)
+        self._hooks[optimizer] = optimizer.register_step_pre_hook(last_hook)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        hook = self._hooks.pop(optimizer, None)
+        if hook is not None:
+            hook.remove()
+
+    def _update(self, optimizer: Optimizer) -> Swap:
+        num_states = len(optimizer.state)
+        updated: set[int] = set()
+        for number, model in enumerate(self._models):
+            members = model.members(optimizer)
+            if members:
+                self._step(optimizer, number, members).play(model.actions)
+                updated |= {id(parameter) for unit in members.values() for parameter in unit}
+        if len(optimizer.state) != num_states:
+            _order_as_without_us(optimizer)
+        rest = {id(parameter) for parameter in parameters_of(optimizer)} - updated
+        return Swap(optimizer, self._slot_of, only=rest)
+
+    def _step(self, optimizer: Optimizer, number: int, members: dict[str, Parameters]) -> PagedStep:
+        by_model = self._kept.setdefault(optimizer, {})
+        if number not in by_model:
+            device = next(iter(members.values()))[0].device
+            kept = by_model[number] = Kept(make_tier(self._models[number].tier, device), lambda error: None)
+            kept.failed = partial(_keep_in_memory, weakref.ref(kept), self._note)
+        label = partial(_label_state, self._label)
+        return PagedStep(optimizer, members, by_model[number], self._slot_of, label)
+
+    # ---- between steps -----------------------------------------------------------------------
+
+    def put_away(self, optimizer: Optimizer) -> None:
+        """Put away what stands in memory."""
+        if not self.applies(optimizer):
+            return
+        for number, model in enumerate(self._models):
+            members = model.members(optimizer)
+            if members:
+                step = self._step(optimizer, number, members)
+                for unit in members:
+                    step.put_away(unit)
+                step.finish()
+
+    def bring_back(self) -> None:
+        """The engine is taken off: all state is in memory again. What cannot be read stays late, and fails when read."""
+        lost: OSError | None = None
+        for optimizer in list(self._kept):
+            self.after_step(optimizer)
+            for state in optimizer.state.values():
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if type(value) is LateTensor:
+                        try:
+                            state[key] = value.source.values()
+                        except OSError as error:
+                            lost = error
+        if lost is not None:
+            text = f"optimizer state cannot be read back from disk: {lost.strerror or lost}"
+            self._note("warning", text)
+        self._kept.clear()
+        self._models.clear()
+
+    def _patch(self) -> None:
+        original = torch.optim.Optimizer.load_state_dict
+
+        def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+            original(optimizer, state_dict)
+            self.put_away(optimizer)
+
+        self._undo.replace(torch.optim.Optimizer, "load_state_dict", load_state_dict)
+
+
+def _label_state(label: Label, tensor: torch.Tensor, unit: str) -> None:
+    label(tensor, "optimizer_state", unit)
+
+
+def _keep_in_memory(kept: weakref.ref[Kept], note: Note, error: OSError) -> None:
+    found = kept()
+    if found is not None and not found.has_failed:
+        found.has_failed = True
+        note(
+            "warning",
+            f"optimizer state cannot be written to disk ({error.strerror or error}): it stays in memory from here on, "
+            "and results are right",
+        )
+
+
+def _order_as_without_us(optimizer: Optimizer) -> None:
+    """State in the order of the groups, in which the optimizer itself would have made it."""
+    places = {id(parameter): place for place, parameter in enumerate(parameters_of(optimizer))}
+    items = sorted(optimizer.state.items(), key=lambda item: places.get(id(item[0]), -1))
+    optimizer.state.clear()
+    optimizer.state.update(items)

@@ -1,0 +1,205 @@
+"""Optimizer state on disk: the same training in every bit, and one unit's state in memory at a time."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import io
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from memadvisor.engines.late import LateTensor
+from memadvisor.errors import PlanError
+from tests.engines.trainings import Model, applied, make_optimizer, make_plan
+
+ON_DISK = make_plan(1, optimizer_tier="disk")
+
+
+def train(kind="adamw", plan=None, *, steps=6, accumulate=1, each_step=None, model=None, **options):
+    """Losses, weights and the optimizer's state dict of a small training, under `plan` if there is one."""
+    torch.manual_seed(3)
+    model = model or Model(tied=True, batch_norm=True)
+    optimizer = make_optimizer(kind, model)
+    if plan is not None:
+        with applied(plan, **options):
+            return _loop(model, optimizer, steps, accumulate, each_step)
+    return _loop(model, optimizer, steps, accumulate, each_step)
+
+
+def _loop(model, optimizer, steps, accumulate, each_step):
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    data, losses = torch.Generator().manual_seed(0), []
+    for step in range(steps):
+        for _ in range(accumulate):
+            words = torch.randint(0, 13, (4, 6), generator=data)
+            loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+            (loss / accumulate).backward()
+            losses.append(float(loss.detach()))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if each_step is not None:
+            each_step(model, optimizer, step)
+    return losses, copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+
+
+def assert_same(ours, plain):
+    assert ours[0] == plain[0]
+    torch.testing.assert_close(ours[1], plain[1], rtol=0, atol=0)
+    torch.testing.assert_close(ours[2], plain[2], rtol=0, atol=0)
+    assert list(ours[2]["state"]) == list(plain[2]["state"])
+
+
+def late_states(optimizer):
+    return [v for s in optimizer.state.values() for v in s.values() if type(v) is LateTensor]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "groups", "Adam", "Adagrad", "RMSprop", "NAdam", "Rprop"])
+def test_training_is_the_same_in_every_bit(kind):
+    num_late = []
+    ours = train(kind, ON_DISK, accumulate=2, each_step=lambda m, o, s: num_late.append(len(late_states(o))))
+    assert_same(ours, train(kind, accumulate=2))
+    assert min(num_late) >= 20  # all of the state that has a parameter's shape
+
+
+def test_whatever_reads_the_state_gets_it():
+    """torch.save one tensor at a time, a look at a value, a write into one, and a state dict that follows the training."""
+    seen = {}
+
+    def look(model, optimizer, step):
+        state_dict = optimizer.state_dict()
+        file = io.BytesIO()
+        torch.save(state_dict, file)
+        file.seek(0)
+        seen[step, "saved"] = torch.load(file)["state"]
+        seen[step, "read"] = float(optimizer.state[model.tokens.weight]["exp_avg"].sum())
+        optimizer.state[model.scale]["exp_avg"].mul_(0.5)
+        seen[step, "follows"] = seen.setdefault("first", state_dict)["state"][0]["exp_avg"].clone()
+
+    ours = train("adamw", ON_DISK, each_step=look)
+    found, seen = seen, {}
+    assert_same(ours, train("adamw", each_step=look))
+    torch.testing.assert_close(found, seen, rtol=0, atol=0)
+
+
+def test_loaded_state_is_put_away_at_once():
+    def reload(model, optimizer, step):
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        file.seek(0)
+        optimizer.load_state_dict(torch.load(file))
+        counts.append(len(late_states(optimizer)))
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    counts = []
+    ours = train("adamw", ON_DISK, each_step=reload)
+    assert min(counts) == max(counts) >= 40
+    assert_same(ours, train("adamw", each_step=reload))
+
+
+def test_state_that_is_there_before_the_model_is_put_away_too():
+    """A resumed script loads it before its first forward."""
+
+    def resume(plan):
+        torch.manual_seed(3)
+        model = Model()
+        optimizer = make_optimizer("adamw", model)
+        _loop(model, optimizer, 2, 1, None)
+        if plan is None:
+            return _loop(model, optimizer, 3, 1, None)
+        with applied(plan):
+            model(torch.zeros(1, 3, dtype=torch.long))
+            assert len(late_states(optimizer)) >= 30
+            found = _loop(model, optimizer, 3, 1, None)
+            assert late_states(optimizer)
+        assert not late_states(optimizer)  # taken off, all is in memory again
+        torch.testing.assert_close(optimizer.state_dict(), found[2], rtol=0, atol=0)
+        return found
+
+    assert_same(resume(ON_DISK), resume(None))
+
+
+def test_checkpoints_of_torch_distributed(tmp_path):
+    from torch.distributed import checkpoint as dcp
+
+    def save_and_load(model, optimizer, step):
+        if step == 1:
+            dcp.save({"optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path / name, no_dist=True)
+        if step == 3:
+            state = {"optimizer": optimizer.state_dict()}
+            dcp.load(state, checkpoint_id=tmp_path / name, no_dist=True)
+            optimizer.load_state_dict(state["optimizer"])
+
+    name = "ours"
+    ours = train("adamw", ON_DISK, each_step=save_and_load)
+    name = "plain"
+    assert_same(ours, train("adamw", each_step=save_and_load))
+
+
+class Fault:
+    """What stands for os.pwrite or os.preadv, and fails from the `after`-th call on."""
+
+    def __init__(self, number, original=None, after=1):
+        self.number, self.original, self.calls_left = number, original, after - 1
+
+    def __call__(self, *args):
+        if not self.calls_left:
+            raise OSError(self.number, os.strerror(self.number))
+        self.calls_left -= 1
+        return self.original(*args)
+
+
+@pytest.mark.parametrize("after", [1, 30, 60])
+def test_a_full_disk_leaves_state_in_memory(monkeypatch, after):
+    """In the first step, and later, when buffers are written back."""
+    plain = train("adamw")
+    monkeypatch.setattr("os.pwrite", Fault(errno.ENOSPC, os.pwrite, after))
+    notes = []
+    ours = train("adamw", ON_DISK, note=lambda level, text: notes.append((level, text)))
+    assert_same(ours, plain)
+    assert [level for level, text in notes if "No space left" in text] == ["warning"]
+
+
+def test_state_that_cannot_be_read_back_ends_the_training(monkeypatch):
+    def break_disk(model, optimizer, step):
+        if step == 2:
+            monkeypatch.setattr("os.preadv", Fault(errno.EIO))
+
+    with pytest.raises(RuntimeError, match=r"unit '.*' cannot be read back from disk: Input/output error"):
+        train("adamw", ON_DISK, each_step=break_disk)
+
+
+def test_only_optimizers_that_update_by_element():
+    notes = []
+    ours = train("Adafactor", ON_DISK, note=lambda level, text: notes.append(text))
+    assert_same(ours, train("Adafactor"))
+    assert sum("the state of Adafactor stays in memory" in text for text in notes) == 1
+
+
+def test_hooks_of_the_script_come_before_the_update():
+    """What a script's own hook does to gradients counts, and a hook after the step sees the new weights."""
+
+    def scripted(plan):
+        torch.manual_seed(3)
+        model, seen = Model(), []
+        optimizer = make_optimizer("adamw", model)
+        optimizer.register_step_pre_hook(lambda o, a, k: nn.utils.clip_grad_value_(model.parameters(), 1e-3))
+        optimizer.register_step_post_hook(lambda o, a, k: seen.append(float(model.scale.detach())))
+        if plan is None:
+            return _loop(model, optimizer, 4, 1, None), seen
+        with applied(plan):
+            return _loop(model, optimizer, 4, 1, None), seen
+
+    ours, plain = scripted(ON_DISK), scripted(None)
+    assert ours[1] == plain[1]
+    assert_same(ours[0], plain[0])
+
+
+def test_on_a_cpu_the_host_is_no_other_tier():
+    with pytest.raises(PlanError, match="host's memory already"):
+        train("adamw", make_plan(1, optimizer_tier="host"))
