@@ -113,9 +113,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         known = _operators.get(id(func))
         if known is None:
-            if not isinstance(
-                func, OpOverload
-            ):  # it has no schema, and runs operators where no mode sees them
+            # It has no schema, and runs operators where no mode sees them.
+            if not isinstance(func, OpOverload):
                 self._log.uncounted.add(str(func))
                 return func(*args, **kwargs)
             known = _learn(func)

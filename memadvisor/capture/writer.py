@@ -232,8 +232,7 @@ def _host_memory_bytes() -> int | None:
 def say_stopped(error: BaseException) -> str:
     """Tell the user, in one line, that recording has ended before the script; the line."""
     text = " ".join(f"memadvisor stopped recording: {type(error).__name__}: {error}".split())[:300]
-    with contextlib.suppress(
-        OSError
-    ):  # not print(), which the script may have replaced; it may have closed stderr too
+    # Not print(), which the script may have replaced; it may have closed stderr too.
+    with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode(errors="replace"))
     return text

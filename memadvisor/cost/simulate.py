@@ -193,9 +193,9 @@ class _Player:
         return added(start, _grown(start, peak, share))
 
     def _temporaries_share(self, segment: Segment) -> float:
-        return (
-            1.0 if segment.phase != "optimizer" or self.engine.replays else self.engine.late_optimizer_share()
-        )
+        if segment.phase != "optimizer" or self.engine.replays:
+            return 1.0
+        return self.engine.late_optimizer_share()
 
     def _tell_states(self) -> None:
         if self.watcher is not None:

@@ -167,7 +167,8 @@ class CapturedStep:
     where none was. `peak_bytes` is the allocator's own where it was recorded, else that of the rows. `constant_state_bytes` are
     state bytes that belong to no unit's parameters. `exposed_communication_s` is inside `step_time_s`, and in no
     segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`:
-    that of the schedules that may be played over it. `shard_groups`: those of a script that shares its model by FSDP2.
+    that of the schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the
+    optimizer step, as far as is known. `shard_groups`: those of a script that shares its model by FSDP2.
     """
 
     rank: int
@@ -189,9 +190,7 @@ class CapturedStep:
     repeats: int
     micro_batch_size: int | None
     precision: Precision = FULL_PRECISION
-    leaves_gradients_alone: bool = (
-        False  # between the last backward and the optimizer step, as far as is known
-    )
+    leaves_gradients_alone: bool = False
     shard_groups: tuple[ShardGroup, ...] = ()
 
     @cached_property

@@ -316,16 +316,16 @@ class Applied:
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self.require_attached()
-        flats = self._flats_of(optimizer)
+        slots = slots_of(optimizer, self.slot_of)
         is_offloaded = self._offload.applies(optimizer)
-        if not flats and not is_offloaded:
+        if not slots and not is_offloaded:
             return None
         self.meet(optimizer)
         self._restore(optimizer)
         owners = self._owners.get(optimizer)
         args, kwargs = with_closure_done(optimizer, owners, args, kwargs)
-        for executor in self._executors_of(flats):
-            executor.early.step_begins(optimizer, slots_of(optimizer, self.slot_of))
+        for executor in self._executors_of(_flats_of(slots)):
+            executor.early.step_begins(optimizer, slots)
             executor.step_begins()
             executor.optimizers.add(optimizer)
         if is_offloaded:
@@ -333,7 +333,7 @@ class Applied:
         elif owners is None:
             self._swaps[optimizer] = Swap(optimizer, self.slot_of)
         else:
-            self._share_out(optimizer, owners)
+            self._share_out(optimizer, owners, slots)
             self._swaps[optimizer] = OwnedSwap(optimizer, self.slot_of, owners, self._executor_of)
         return args, kwargs
 
@@ -343,7 +343,7 @@ class Applied:
             return
         swap.finish()
         self._offload.after_step(optimizer)
-        flats = self._flats_of(optimizer)
+        flats = _flats_of(slots_of(optimizer, self.slot_of))
         for executor in self._executors_of(flats):
             executor.step_ends(flats)
 
@@ -352,18 +352,14 @@ class Applied:
         if swap is not None:
             swap.undo()
 
-    def _share_out(self, optimizer: torch.optim.Optimizer, owners: Owners) -> None:
-        if owners.assign(slots_of(optimizer, self.slot_of)):
+    def _share_out(self, optimizer: torch.optim.Optimizer, owners: Owners, slots: list[Slot]) -> None:
+        if owners.assign(slots):
             self._note(
                 "info",
                 f"{type(optimizer).__name__} needs whole parameters: each is updated by one rank, and the rank with "
                 f"most has {100 * owners.largest_fraction:.1f} % of their bytes "
                 f"({100 / self.plan.group_ranks:.1f} % if even)",
             )
-
-    def _flats_of(self, optimizer: torch.optim.Optimizer) -> list[Flat]:
-        flats = {id(slot.flat): slot.flat for slot in slots_of(optimizer, self.slot_of)}
-        return list(flats.values())
 
     def _executor_of(self, flat: Flat) -> Executor:
         return self._owner[id(flat)]
@@ -385,6 +381,10 @@ class Applied:
 
         self._undo.replace(dist, "destroy_process_group", destroy_process_group)
         self._undo.replace(dist.distributed_c10d, "destroy_process_group", destroy_process_group)
+
+
+def _flats_of(slots: Iterable[Slot]) -> list[Flat]:
+    return list({id(slot.flat): slot.flat for slot in slots}.values())
 
 
 def _has_ddp(module: torch.nn.Module) -> bool:

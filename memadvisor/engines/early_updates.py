@@ -256,11 +256,10 @@ class EarlyUpdates:
         return self._is_agreed and self._rhythm == (self._num_backwards, self._is_synchronised)
 
     def _update(self, unit: UnitState) -> None:
-        optimizer = self._optimizer_of_unit(unit)
-        is_early = self._is_last_backward and optimizer is not None
-        if self._is_agreed and not is_early:
+        optimizer = self._optimizer_of_unit(unit) if self._is_last_backward else None
+        if self._is_agreed and optimizer is None:
             return
-        if is_early and optimizer is not None:
+        if optimizer is not None:
             for flat in unit.trainable:
                 if flat.stage < 3:
                     settle(flat)

@@ -100,14 +100,13 @@ def _unscale(
     def unscale(
         scaler: Any, optimizer: torch.optim.Optimizer, *args: Any
     ) -> dict[torch.device, torch.Tensor]:
-        executors = {
-            id(executor): executor
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if (slot := sharded_slot(parameter)) is not None
-            and (executor := slot.token._executor()) is not None
-            and executor.early.look_at_gradient(slot) is None
-        }
+        executors = {}
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            slot = sharded_slot(parameter)
+            executor = None if slot is None else slot.token._executor()
+            if slot is not None and executor is not None:
+                executor.early.look_at_gradient(slot)
+                executors[id(executor)] = executor
         if not executors:
             return original(scaler, optimizer, *args)
         swap = Swap(optimizer, sharded_slot, with_state=False)

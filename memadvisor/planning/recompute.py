@@ -148,9 +148,8 @@ class _Chain:
         self.seconds = step.recomputable
         first: dict[str, int] = {}
         for item in step.inner:
-            if (
-                item.unit in step.recomputable
-            ):  # one that owns no parameters, as a tied head, is not the plan's
+            # One that owns no parameters, as a tied head, is not the plan's.
+            if item.unit in step.recomputable:
                 first.setdefault(item.unit, item.freed_after_segment)
         self.order = sorted(first, key=lambda unit: first[unit])
         self.sizes = dict.fromkeys(self.order, 0)

@@ -104,10 +104,8 @@ class NestedSearch:
 
     def fastest(self, budget_bytes: int) -> Nested | None:
         """The fastest found whose simulated peak is within the budget; None where none is."""
-        low, high = (
-            0,
-            len(self._budgets),
-        )  # peaks fall along the list, but for what the programme does not know
+        # Peaks fall along the list, but for what the programme does not know.
+        low, high = 0, len(self._budgets)
         while low < high:
             middle = (low + high) // 2
             if self._peak_bytes(self._at(middle)) <= budget_bytes:
