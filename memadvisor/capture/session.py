@@ -116,9 +116,8 @@ def profile_script(
                 followed.stop()
             _finish(recorders, failure)
             if not recorders:
-                if not has_torch and not isinstance(
-                    failure, MemadvisorError
-                ):  # a refused plan says why itself
+                is_refused = isinstance(failure, MemadvisorError)  # that says why itself
+                if not has_torch and not is_refused:
                     _say("no training step was seen: the script never imported torch.")
                 discard_empty_run(directory)
             elif after is not None:
