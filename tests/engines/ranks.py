@@ -98,6 +98,7 @@ def _rank(rank: int, num_ranks: int, port: int, jobs: Any, results: Any) -> None
             faulthandler.dump_traceback_later(0.9 * timeout_s)  # where a rank hangs
             results.put((rank, None, pickle.dumps(case(rank, *args))))
             faulthandler.cancel_dump_traceback_later()
+            gc.collect()  # or the next case has the memory of this one's cycles, for a while
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
