@@ -88,7 +88,10 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 def discard_empty_run(directory: Path) -> None:
     """Remove a run directory that no rank has written a journal into; another's files are left alone."""
-    if not directory.is_dir() or any(_JOURNAL.fullmatch(path.name) for path in directory.iterdir()):
+    try:
+        if any(_JOURNAL.fullmatch(path.name) for path in directory.iterdir()):
+            return
+    except (FileNotFoundError, NotADirectoryError):  # another rank has removed it, perhaps just now
         return
     for name in ("manifest.json", "plan.json", ".launch", ".refused"):
         (directory / name).unlink(missing_ok=True)
@@ -117,8 +120,9 @@ def journals_of(directory: Path) -> list[Path]:
 
 def discard_run(directory: Path) -> None:
     """Remove the journals of a run whose plan was refused, and the directory with them."""
-    for path in journals_of(directory):
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # another rank has removed it
+        for path in journals_of(directory):
+            path.unlink(missing_ok=True)
     discard_empty_run(directory)
 
 
