@@ -2,8 +2,9 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,7 +15,7 @@ def test_the_loop_closes_without_any_views_package(tmp_path):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not on this machine')\n")
     done = subprocess.run(
         [
-            sys.executable,
+            warm_python(),
             ROOT / "benchmarks" / "gpu_check.py",
             "--device",
             "cpu",

@@ -3,8 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -29,7 +30,7 @@ SMALL = [
 
 def test_every_variant_is_measured_against_the_plain_steps_of_its_round():
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "overhead.py", "--json", *SMALL],
+        [warm_python(), ROOT / "benchmarks" / "overhead.py", "--json", *SMALL],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         text=True,
         capture_output=True,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.run.store import load_run
 from tests.torch_exit import completed
+from tests.warm_python import warm_python
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -19,7 +19,7 @@ def profiled(directory, num_ranks, *command):
     """(stdout, the run)"""
     words = ["profile", "--nproc", str(num_ranks), "--out", str(directory), *map(str, command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = completed([sys.executable, "-m", "memadvisor", *words], timeout=150, env=environment)
+    done = completed([warm_python(), "-m", "memadvisor", *words], timeout=150, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout, load_run(directory)
 

@@ -4,13 +4,13 @@ import ast
 import json
 import os
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from memadvisor.run.store import load_run
+from tests.warm_python import warm_python
 
 HERE = Path(__file__).parent
 FAMILIES = ("language", "networks", "operators", "loops")
@@ -32,7 +32,7 @@ KINDS = [(family, kind) for family in FAMILIES for kind in kinds_of(family)]
 
 def start(*words: str | Path) -> "subprocess.Popen[str]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
-    command = [sys.executable, *map(str, words)]
+    command = [warm_python(), *map(str, words)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )

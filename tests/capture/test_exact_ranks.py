@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from memadvisor.run.store import load_run
 from tests.capture.test_exact import by_kind, explained_peak_bytes, kinds_of
 from tests.torch_exit import ABORTED, TIMES
+from tests.warm_python import warm_python
 
 HERE = Path(__file__).parent
 KINDS = kinds_of("parallel")
@@ -28,7 +28,7 @@ def run_world(*words: str | Path) -> list[tuple[int, str, str]]:
     environment |= {"WORLD_SIZE": str(NUM_RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, *map(str, words)],
+            [warm_python(), *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

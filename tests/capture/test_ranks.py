@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from memadvisor.analyzers.peak import peak_breakdown
 from memadvisor.analyzers.timeline import memory_timeline
 from memadvisor.run.store import load_run
 from tests.torch_exit import completed
+from tests.warm_python import warm_python
 
 SCRIPT = Path(__file__).parent / "zoo_ranks.py"
 BYTES = 4  # fp32
@@ -34,7 +34,7 @@ def plain(kind):
         port = str(probe.getsockname()[1])
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), kind],
+            [warm_python(), str(SCRIPT), kind],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "RANK": str(rank), "LOCAL_RANK": str(rank),
                  "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
             stdout=subprocess.PIPE, text=True,
@@ -52,7 +52,7 @@ def profiled(kind, directory):
     """The recorded ranks. Losses, and each rank's collectives in their order, are those of the plain run."""
     words = ["memadvisor", "profile", "--nproc", "2", "--out", str(directory), str(SCRIPT), kind]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
-    done = completed([sys.executable, "-m", *words], timeout=120, env=environment)
+    done = completed([warm_python(), "-m", *words], timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     expected = plain(kind)
     assert all(int(line.split()[1]) >= 5 for line in expected if "collectives" in line)

@@ -13,11 +13,12 @@ from memadvisor.plan import Plan
 from memadvisor.plan_file import save_plan
 from memadvisor.run.store import load_run
 from tests.cli.test_wrapping import ENVIRONMENT, SCRIPTS
+from tests.warm_python import warm_python
 
 SPAWNS = SCRIPTS / "kinds" / "spawns_ranks.py"
 
 
-def run(directory, num_ranks, *words, zero_stage=3):
+def run(directory, num_ranks, *words, zero_stage=3, python=None):
     """`memadvisor run` with a plan for so many ranks, and without a launcher."""
     plan = Plan(num_ranks=num_ranks, zero_stage=zero_stage, why="by hand")
     save_plan(plan, directory / "plan.json")
@@ -32,7 +33,11 @@ def run(directory, num_ranks, *words, zero_stage=3):
         *words,
     ]
     return subprocess.run(
-        [sys.executable, *map(str, command)], env=ENVIRONMENT, capture_output=True, text=True, timeout=100
+        [python or warm_python(), *map(str, command)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
 
 
@@ -142,7 +147,8 @@ def test_where_recording_cannot_start_the_plan_is_in_force_all_the_same(tmp_path
     """Seen by its refusal: it is for two ranks, and the script trains on one without DDP."""
     script = tmp_path / "train.py"
     script.write_text(CANNOT_BE_RECORDED)
-    done = run(tmp_path, 2, script, tmp_path / "run")
+    # Of its own: recording starts when torch is imported.
+    done = run(tmp_path, 2, script, tmp_path / "run", python=sys.executable)
     first, second = refusals(done)
 
     assert "recording could not start: FileExistsError" in first

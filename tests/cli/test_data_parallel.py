@@ -1,7 +1,6 @@
 """`memadvisor run --nproc N` on a script that knows nothing of ranks."""
 
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -9,11 +8,12 @@ import torch
 from memadvisor.run.store import load_run
 from tests.cli.test_wrapping import ENVIRONMENT, SCRIPTS
 from tests.torch_exit import completed
+from tests.warm_python import warm_python
 
 
 @pytest.mark.timeout(180)
 def test_a_script_of_one_process_learns_on_two_ranks_what_it_learns_from_batches_twice_as_large(tmp_path):
-    words = [sys.executable, str(SCRIPTS / "alone.py")]
+    words = [warm_python(), str(SCRIPTS / "alone.py")]
     plain = subprocess.run(
         [*words, "8", "0", str(tmp_path / "plain.pt")],
         env=ENVIRONMENT,
@@ -21,7 +21,7 @@ def test_a_script_of_one_process_learns_on_two_ranks_what_it_learns_from_batches
         text=True,
         check=True,
     )
-    command = [sys.executable, "-m", "memadvisor", "run", "--zero", "3", "--nproc", "2"]
+    command = [warm_python(), "-m", "memadvisor", "run", "--zero", "3", "--nproc", "2"]
     command += ["--out", str(tmp_path / "run"), words[1], "4", "1", str(tmp_path / "ours.pt")]
     ours = completed(command, env=ENVIRONMENT, timeout=150)
     assert ours.returncode == 0, ours.stderr
@@ -37,7 +37,7 @@ def test_a_script_of_one_process_learns_on_two_ranks_what_it_learns_from_batches
 
 @pytest.mark.timeout(120)
 def test_data_that_cannot_be_dealt_is_refused_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "memadvisor", "run", "--zero", "1", "--nproc", "2"]
+    command = [warm_python(), "-m", "memadvisor", "run", "--zero", "1", "--nproc", "2"]
     done = completed(
         [*command, "--out", str(tmp_path / "run"), str(SCRIPTS / "tiny.py"), "none"],
         env=ENVIRONMENT,

@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from memadvisor.run.store import load_run
 from tests.torch_exit import completed
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 GPT = ROOT / "samples" / "train_gpt.py"
@@ -18,7 +18,7 @@ SMALL = ("--layers", "4", "--dim", "64", "--heads", "4", "--seq", "64", "--micro
 
 def memadvisor(*words, timeout_s=150):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "memadvisor", *map(str, words)]
+    command = [warm_python(), "-m", "memadvisor", *map(str, words)]
     done = completed(command, timeout=timeout_s, env=environment)
     assert done.returncode == 0, done.stderr
     return done

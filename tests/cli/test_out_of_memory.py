@@ -4,13 +4,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.run.store import load_run
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -22,7 +22,7 @@ LIMIT_BYTES = 24 * 2**20
 
 def run(*words):
     return subprocess.run(
-        [sys.executable, *map(str, words)],
+        [warm_python(), *map(str, words)],
         cwd=SCRIPTS,
         env=ENVIRONMENT,
         text=True,

@@ -14,6 +14,7 @@ import pytest
 
 from memadvisor.run.store import load_run
 from tests.torch_exit import ABORTED, TIMES
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "scripts" / "kinds"
@@ -85,9 +86,13 @@ def start(kind, place, profiled_into=None):
     script = [str(SCRIPTS / kind.words[0]), *kind.words[1:]]
     ours = ["-m", "memadvisor", "profile", "--out", profiled_into] if profiled_into else []
     launcher = [*kind.launcher, free_port()] if kind.launcher else []
+    # Profiled by an interpreter of its own, but for ranks, which are many. A warm one's traceback has frames of its
+    # own, and to a compiler it would be another Python.
+    is_plain = profiled_into is None and kind.code <= 0 and kind.needs is None
+    is_warm = is_plain or kind.launcher is TORCHRUN
     place.mkdir(parents=True)
     return subprocess.Popen(
-        [sys.executable, *launcher, *ours, *script],
+        [warm_python() if is_warm else sys.executable, *launcher, *ours, *script],
         cwd=place,
         env={**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(place.parent / "compiled")},
         text=True,

@@ -15,10 +15,10 @@ from memadvisor.plan import Plan, UnitPlan
 from memadvisor.plan_file import save_plan
 from memadvisor.run.store import load_run
 from tests.torch_exit import completed
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
-PLAIN = [sys.executable]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
     ENVIRONMENT.pop(name, None)
@@ -47,9 +47,9 @@ def start(command, words, *, cwd=SCRIPTS):
     )
 
 
-def run_both(out, *words, text="", cwd=SCRIPTS, options=()):
+def run_both(out, *words, text="", cwd=SCRIPTS, plain=sys.executable):
     """(exit code, stdout, stderr) without the tool and with it; both run at the same time."""
-    both = [start(command, words, cwd=cwd) for command in (PLAIN, profiled(out, *options))]
+    both = [start(command, words, cwd=cwd) for command in ([plain], profiled(out))]
     ended = [process.communicate(text, timeout=120) for process in both]
     return [(process.returncode, *texts) for process, texts in zip(both, ended, strict=True)]
 
@@ -67,7 +67,7 @@ def ended(tmp_path_factory):
     def run(ending):
         if ending not in results:
             directory = tmp_path_factory.mktemp(ending) / "run"
-            results[ending] = (*run_both(directory, "tiny.py", ending), directory)
+            results[ending] = (*run_both(directory, "tiny.py", ending, plain=warm_python()), directory)
         return results[ending]
 
     return run
@@ -174,7 +174,7 @@ def test_a_signal_to_the_launcher_reaches_its_ranks(out, tmp_path, number):
 
 
 def test_a_script_that_closes_all_descriptors_trains_on(out):
-    plain, ours = run_both(out, "tiny.py", "close-descriptors")
+    plain, ours = run_both(out, "tiny.py", "close-descriptors", plain=warm_python())
 
     assert ours[:2] == plain[:2]
     assert ours[0] == 0

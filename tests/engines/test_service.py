@@ -7,7 +7,6 @@ import io
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from tests.engines.trainings import (
     make_plan,
     train,
 )
+from tests.warm_python import warm_python
 
 
 def same(a, b) -> bool:
@@ -375,7 +375,7 @@ def launch(tmp_path, failing_rank: int):
         port = probe.getsockname()[1]
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(failing_rank)]
+    command = [warm_python(), str(script), str(failing_rank)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return [subprocess.Popen(command, env={**environment, "RANK": str(rank)}, **options) for rank in range(2)]
 

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES
 from tests.engines.trainings import make_plan
 from tests.torch_exit import completed
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 SIZE = ["--layers", "3", "--dim", "64", "--heads", "4", "--seq", "64", "--micro-batch", "2"]
@@ -39,7 +39,7 @@ def memadvisor(command, directory, *options, num_ranks=2, size=SIZE):
         *size,
     ]
     done = completed(
-        [sys.executable, "-m", "memadvisor", *words],
+        [warm_python(), "-m", "memadvisor", *words],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=150,

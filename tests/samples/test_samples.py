@@ -11,6 +11,7 @@ import torch
 
 from memadvisor.run.store import load_run
 from tests.torch_exit import completed
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "samples"
@@ -18,8 +19,8 @@ SMALL = ["--layers", "2", "--dim", "32", "--heads", "2", "--seq", "32", "--steps
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def run(*words, cwd=ROOT):
-    done = completed([sys.executable, *map(str, words)], cwd=cwd, env=ENVIRONMENT, timeout=150)
+def run(*words, python=None):
+    done = completed([python or warm_python(), *map(str, words)], cwd=ROOT, env=ENVIRONMENT, timeout=150)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -139,7 +140,8 @@ def test_a_profiled_sample_has_the_losses_of_the_plain_one(tmp_path, name):
         "train_rnn.py": ["--dim", "64", "--steps", "6", "--device", "cpu"],
     }[name]
     plain = run(SAMPLES / name, *options)
-    profiled = run("-m", "memadvisor", "profile", "--out", tmp_path / "run", SAMPLES / name, *options)
+    ours = ["-m", "memadvisor", "profile", "--out", tmp_path / "run"]
+    profiled = run(*ours, SAMPLES / name, *options, python=sys.executable)
     [rank] = load_run(tmp_path / "run").ranks
 
     assert profiled == plain
