@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from memadvisor.analyzers.checkpoint_effect import Effect, checkpoint_effect, outermost
 from memadvisor.analyzers.checkpoint_frames import Frame, TracedCalls
 from memadvisor.analyzers.peak import PeakBreakdown, position_in_words, where
+from memadvisor.analyzers.second_runs import second_run_cost
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.timeline import MemoryTimeline
 from memadvisor.run.records import Operator
@@ -29,7 +30,7 @@ class CheckpointedModule:
     `freed_bytes` is what would not be kept between its forward and its backward, net of the arguments that
     the checkpoint must keep; 0 or less: it frees nothing. `peak_bytes` is the step's new peak, at
     `peak_position`; `peak_saved_bytes` how much lower that is (negative: higher). `still_kept_bytes`: what
-    it saves and somebody else keeps anyway. `extra_time_s` is the second forward's, a step; None where no
+    it saves and somebody else keeps anyway. `extra_time_s` is the second forward's and its calls', a step; None where no
     step was timed. `obstacle`, where not "", says why it cannot be checkpointed alone, or nothing is
     predicted; then the figures are None.
     """
@@ -127,6 +128,7 @@ class _Table:
                 self._frames[frame.call.module].append(frame)
         self._again = {c.module for c in traced.rank.module_calls if c.phase == "recompute"}
         self._seconds_per_traced_s = _scales(traced.rank, time)
+        self._cost = second_run_cost(traced.rank)
 
     def candidates(self) -> list[tuple[str, tuple[str, ...]]]:
         """Kinds of two modules or more, and single modules; those that save most first."""
@@ -163,7 +165,7 @@ class _Table:
             peak_saved_bytes=saved,
             peak_position="" if effect is None else self._position(effect),
             recomputed_flops=None if effect is None else sum(op.executed_flops for op in operators),
-            extra_time_s=None if effect is None else self._seconds(operators),
+            extra_time_s=None if effect is None else self._seconds(operators, frames),
             obstacle=obstacle,
         )
 
@@ -190,10 +192,13 @@ class _Table:
             return ()
         return self._traced.operators_between(frame.call.start_s, frame.stop_s)
 
-    def _seconds(self, operators: Iterable[Operator]) -> float | None:
-        if not self._seconds_per_traced_s:
+    def _seconds(self, operators: Iterable[Operator], frames: Iterable[Frame]) -> float | None:
+        """Of the operators that run again, and of what their calls take beside them (cost/second_run.py)."""
+        scales = self._seconds_per_traced_s
+        if not scales:
             return None
-        return sum((op.end_s - op.start_s) * self._seconds_per_traced_s.get(op.unit, 0.0) for op in operators)
+        forward_s = sum((op.end_s - op.start_s) * scales.get(op.unit, 0.0) for op in operators)
+        return forward_s + sum(self._cost.call_s + self._cost.tensor_s * len(frame.saves) for frame in frames)
 
 
 def _scales(rank: RankRun, time: StepTime | None) -> Mapping[str, float]:

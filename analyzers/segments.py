@@ -6,16 +6,18 @@ Memory comes from the traced step, exactly; times come from the timed steps, sin
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
+from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.owners import is_elementwise
+from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates, WholeUpdate
 from memadvisor.errors import UsageError
 from memadvisor.precision import FULL_PRECISION, Precision
@@ -79,6 +81,7 @@ def captured_step(
     else:
         exposed_s = _take_exposed_tail(rank, pieces, durations)
     batch = _micro_batch_size(step)
+    runs, cost = second_runs(rank, pieces, durations, micro_batch_divisor), second_run_cost(rank)
     return CapturedStep(
         rank=rank.process.rank,
         world_size=rank.process.world_size,
@@ -89,7 +92,9 @@ def captured_step(
         inner=memory.inner,
         boundaries=memory.boundaries,
         storages=memory.storages,
-        recomputable=_recomputable(rank, memory, pieces, durations),
+        recomputable=_recomputable(rank, memory, runs, cost, micro_batch_divisor),
+        second_runs=runs,
+        second_run_cost=cost,
         constant_state_bytes=_constant_states(rank, step),
         step_time_s=step_time_s,
         exposed_communication_s=exposed_s,
@@ -276,18 +281,18 @@ def _segments(
 
 
 def _recomputable(
-    rank: RankRun, memory: Memory, pieces: Sequence[Piece], durations: Sequence[float]
+    rank: RankRun,
+    memory: Memory,
+    runs: Mapping[tuple[str, int | None], SecondRun],
+    cost: SecondRunCost,
+    divisor: int,
 ) -> dict[str, float]:
-    """Seconds of forward, over all micro-batches, of each unit that recomputing would free bytes of."""
+    """Seconds of recomputing, over all micro-batches, of each unit that recomputing would free bytes of."""
     known = {unit.name for unit in rank.units}
-    seconds: dict[str, float] = {}
-    for unit in dict.fromkeys(item.unit for item in memory.inner if item.unit in known):
-        seconds[unit] = sum(
-            duration
-            for piece, duration in zip(pieces, durations, strict=True)
-            if piece.unit == unit and piece.phase == "forward"
-        )
-    return seconds
+    return {
+        unit: divisor * sum(run.seconds(cost) for (owner, _), run in runs.items() if owner == unit)
+        for unit in dict.fromkeys(item.unit for item in memory.inner if item.unit in known)
+    }
 
 
 def _unit_states(rank: RankRun) -> dict[str, UnitStates]:

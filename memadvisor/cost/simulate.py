@@ -21,6 +21,7 @@ from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.plan import Prediction
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
+from memadvisor.stretches import Stretch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +179,7 @@ class _Player:
             name = f"recomputation of {stretch[0]}"
             name += f" to {stretch[-1]}" if len(stretch) > 1 else ""
             self._moment(name, position, level)
-            units = [unit for item in self.stretches.runs(stretch) for unit in item]
-            self.lanes.compute(name, sum(self._forward_s(unit, micro_batch) for unit in units))
+            self.lanes.compute(name, self._again_s(stretch, micro_batch))
             if self.watcher is not None:
                 self.watcher.recomputation(position)
 
@@ -329,8 +329,14 @@ class _Player:
         total = added(activations, self.engine.held())
         self.moments.append(Moment(position=place, segment=segment, by_category_bytes=total))
 
-    def _forward_s(self, unit: str, micro_batch: int | None) -> float:
-        return sum(segment.duration_s for segment in self.step.forwards.get((unit, micro_batch), ()))
+    def _again_s(self, stretch: Stretch, micro_batch: int | None) -> float:
+        """Its units' second forwards; the last one ends with the last tensor that it saves."""
+        units = [unit for item in self.stretches.runs(stretch) for unit in item]
+        return sum(
+            run.seconds(self.step.second_run_cost, stops=unit == stretch[-1])
+            for unit in units
+            if (run := self.step.second_runs.get((unit, micro_batch))) is not None
+        )
 
 
 _POINTS = {

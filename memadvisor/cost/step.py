@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Parameter, ShardGroup, Unit
 
@@ -169,6 +170,7 @@ class CapturedStep:
     segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`:
     that of the schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the
     optimizer step, as far as is known. `shard_groups`: those of a script that shares its model by FSDP2.
+    `second_runs`: what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside.
     """
 
     rank: int
@@ -180,7 +182,7 @@ class CapturedStep:
     inner: tuple[Inner, ...]
     boundaries: tuple[BoundaryTensor, ...]
     storages: tuple[StepStorage, ...]
-    recomputable: Mapping[str, float]  # unit -> seconds of its forward in one step
+    recomputable: Mapping[str, float]  # unit -> seconds of recomputing it in one step
     constant_state_bytes: Mapping[str, int]
     step_time_s: float
     exposed_communication_s: float
@@ -192,6 +194,8 @@ class CapturedStep:
     precision: Precision = FULL_PRECISION
     leaves_gradients_alone: bool = False
     shard_groups: tuple[ShardGroup, ...] = ()
+    second_runs: Mapping[tuple[str, int | None], SecondRun] = field(default_factory=dict)
+    second_run_cost: SecondRunCost = FREE
 
     @cached_property
     def forwards(self) -> Mapping[tuple[str | None, int | None], tuple[Segment, ...]]:

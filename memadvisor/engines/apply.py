@@ -255,6 +255,8 @@ class Applied:
         self._recompute.attach(model, schedule)
         self._offload.attach(model, schedule)
         self._attached = True
+        if self.plan.num_ranks == 1:  # there is nothing to do at a module's call, and no other model to meet
+            self._hooks.leave_modules()
 
     def _read(self, root: torch.nn.Module) -> tuple[LiveModel, Schedule]:
         check_fingerprint(self.plan, root)

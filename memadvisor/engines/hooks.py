@@ -50,8 +50,11 @@ class Hooks:
         self._observers: weakref.WeakSet[ModuleObserver] = weakref.WeakSet()
         self._depth = 0
         self._calls = 0
-        undo.add(register_module_forward_pre_hook(self._enter).remove)
-        undo.add(register_module_forward_hook(self._leave, always_call=True).remove)
+        self._of_modules = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+        undo.add(self.leave_modules)
         undo.add(register_optimizer_step_pre_hook(steps.before_step).remove)
         undo.add(register_optimizer_step_post_hook(self._after_step).remove)
         self._wrap_backward(undo)
@@ -59,6 +62,11 @@ class Hooks:
     @property
     def in_backward(self) -> bool:
         return self._depth > 0
+
+    def leave_modules(self) -> None:
+        """Nobody asks for modules any more: from now on their calls cost what they cost without us."""
+        for handle in self._of_modules:
+            handle.remove()
 
     def observe(self, observer: ModuleObserver, modules: set[int]) -> None:
         reference = weakref.ref(observer)

@@ -333,7 +333,8 @@ TABLES: dict[str, type] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
     """Who wrote a journal. `mark` tells the process from all others of its number: the machine's boot, the namespace of
-    processes, and when it started; None where the system does not say."""
+    processes, and when it started; None where the system does not say. What recomputing takes beside the forward
+    itself, for a call and for each tensor that it saves, is measured after the traced step; None on GPUs."""
 
     rank: int
     world_size: int
@@ -349,6 +350,8 @@ class ProcessInfo:
     torch_version: str
     python_version: str
     mark: str | None = None
+    second_run_call_s: float | None = None
+    second_run_tensor_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,10 @@ def test_calls_nest_and_hand_storages_on(tmp_path):
     model = nn.Sequential(nn.Linear(16, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 4)))
     rank = profiled(model, tmp_path / "run")
 
+    # Measured after the trace, and none of it is in the trace.
+    assert rank.process.second_run_call_s is not None
     assert [call.module for call in rank.module_calls] == ["", "0", "1", "1.0", "1.1"]
+    assert not [row for row in rank.operators if row.name == "aten::sin"]
     whole, first, inner, relu, last = rank.module_calls
     assert whole.start_s < first.start_s < first.end_s < inner.start_s < relu.start_s
     assert last.end_s < inner.end_s < whole.end_s

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from memadvisor.engines.apply import apply, install
+from memadvisor.engines.second_run_cost import measure_second_runs
 from memadvisor.errors import PlanError
 from tests.engines.trainings import Block, Model, applied, make_plan
 
@@ -155,6 +156,22 @@ def test_an_input_that_is_changed_in_place_is_an_error_as_it_is_without_recomput
         x.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation: an input of '1'"):
             output.sum().backward()
+
+
+def test_what_a_second_run_costs_is_measured_without_a_trace_in_the_training():
+    before = torch.get_rng_state()
+    call_s, tensor_s = measure_second_runs()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert call_s + tensor_s > 0
+
+
+def test_once_a_model_of_one_rank_is_met_calls_of_modules_have_no_hooks_of_ours():
+    hooks = torch.nn.modules.module._global_forward_hooks
+    before = len(hooks)
+    with applied(make_plan(1, policy="every-layer")):
+        assert len(hooks) == before + 1
+        regress(stack(Watched), steps=1)
+        assert len(hooks) == before
 
 
 class Odd(torch.nn.Module):

@@ -1,0 +1,55 @@
+"""What recomputing each unit of the traced step would run again, in seconds of the timed steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+
+from memadvisor.analyzers.placement import Stretch
+from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
+from memadvisor.run.records import Operator
+from memadvisor.run.run import RankRun
+
+
+def second_run_cost(rank: RankRun) -> SecondRunCost:
+    """What the run has measured of its own process; nothing, where it has not, or where a device runs behind it."""
+    call_s, tensor_s = rank.process.second_run_call_s, rank.process.second_run_tensor_s
+    if call_s is None or tensor_s is None or not rank.process.device.startswith("cpu"):
+        return FREE
+    return SecondRunCost(call_s=max(0.0, call_s), tensor_s=max(0.0, tensor_s))
+
+
+def second_runs(
+    rank: RankRun, pieces: Sequence[Stretch], durations: Sequence[float], divisor: int
+) -> Mapping[tuple[str, int | None], SecondRun]:
+    """By unit and micro-batch. A forward's timed seconds are dealt out to its operators as the traced step has them."""
+    operators = sorted((op for op in rank.operators if op.phase == "forward"), key=lambda op: op.start_s)
+    starts = [operator.start_s for operator in operators]
+    saved = sorted(row.saved_s for row in rank.saved)
+    found: dict[tuple[str, int | None], SecondRun] = {}
+    for piece, duration_s in zip(pieces, durations, strict=True):
+        if piece.phase != "forward" or piece.unit is None:
+            continue
+        first, last = bisect_left(saved, piece.start_s), bisect_right(saved, piece.end_s)
+        inside = operators[bisect_left(starts, piece.start_s) : bisect_right(starts, piece.end_s)]
+        share = _share_until(saved[last - 1], inside) if last > first else 1.0
+        before = found.get((piece.unit, piece.micro_batch))
+        whole_s = duration_s / divisor
+        # One that others interrupt runs again up to the last tensor of its last part that saves any.
+        earlier = before.whole_s if before is not None else 0.0
+        stopped = before.until_saved_s if before is not None and last == first else earlier + whole_s * share
+        found[piece.unit, piece.micro_batch] = SecondRun(
+            whole_s=earlier + whole_s,
+            until_saved_s=stopped,
+            num_saved=last - first + (before.num_saved if before is not None else 0),
+        )
+    return found
+
+
+def _share_until(saved_s: float, operators: Sequence[Operator]) -> float:
+    """The share of these operators' time that lies before the last tensor is saved; an operator saves before it runs,
+    or what it has made."""
+    total_s = sum(operator.end_s - operator.start_s for operator in operators)
+    if total_s <= 0:
+        return 1.0
+    return sum(op.end_s - op.start_s for op in operators if op.start_s <= saved_s) / total_s

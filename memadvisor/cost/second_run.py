@@ -1,0 +1,36 @@
+"""Seconds that a unit's second forward takes in a backward.
+
+The operators until the last tensor is saved take what they took in the first forward; what follows them is run only
+where something after it is needed. Beside that, a call that is run again keeps its arguments, random state and casts
+and has them again, and each tensor that autograd saves passes through hooks three times: saved in the first run, saved
+in the second, and asked for. Both are work of the CPU: where a device runs behind it, nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondRunCost:
+    """Seconds beside the forward itself, of a call and of each tensor that it saves, as measured in the run."""
+
+    call_s: float
+    tensor_s: float
+
+
+FREE = SecondRunCost(call_s=0.0, tensor_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondRun:
+    """A unit's forward of one micro-batch: all of it, and that until its last tensor is saved, of `num_saved`."""
+
+    whole_s: float
+    until_saved_s: float
+    num_saved: int
+
+    def seconds(self, cost: SecondRunCost, *, stops: bool = True) -> float:
+        """`stops`: nothing after the last saved tensor is needed."""
+        forward_s = self.until_saved_s if stops else self.whole_s
+        return forward_s + cost.call_s + cost.tensor_s * self.num_saved

@@ -1,0 +1,104 @@
+"""What a recomputation runs again ends with the last tensor that is saved; calls and tensors take time beside it."""
+
+import dataclasses
+
+import pytest
+
+from memadvisor.analyzers.second_runs import second_run_cost, second_runs
+from memadvisor.analyzers.segments import Piece, captured_step
+from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
+from memadvisor.cost.simulate import simulate
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.run.records import Operator, Saved
+from memadvisor.write_schedule import write_schedule
+from tests.make_run import make_run
+
+COST = SecondRunCost(call_s=1e-3, tensor_s=1e-4)
+
+
+def operator(start_s, end_s):
+    return Operator(
+        name="aten::addmm",
+        module="u",
+        unit="u",
+        phase="forward",
+        start_s=start_s,
+        end_s=end_s,
+        executed_flops=0,
+        model_flops=0,
+    )
+
+
+def saved(time_s):
+    return Saved(
+        storage_id=1,
+        module="u",
+        unit="u",
+        micro_batch=0,
+        size_bytes=4,
+        shape="",
+        saved_s=time_s,
+        unpacked_s=None,
+        released_s=None,
+    )
+
+
+def rank_with(operators, saves, **process):
+    rank = make_run(num_ranks=1).ranks[0]
+    return dataclasses.replace(
+        rank,
+        operators=tuple(operators),
+        saved=tuple(saves),
+        process=dataclasses.replace(rank.process, **process),
+    )
+
+
+def pieces(*forwards):
+    return [Piece(phase="forward", unit="u", micro_batch=0, start_s=a, end_s=b) for a, b in forwards]
+
+
+def test_operators_after_the_last_saved_tensor_do_not_run_again():
+    """Traced 1, 2 and 3 s; the third saves its input and then runs: half of the timed 0.8 s."""
+    rank = rank_with([operator(1, 2), operator(2, 4), operator(4.2, 7.2)], [saved(1.5), saved(4.1)])
+    found = second_runs(rank, pieces((0, 8)), [0.8], 1)
+
+    assert found == {("u", 0): SecondRun(whole_s=0.8, until_saved_s=pytest.approx(0.4), num_saved=2)}
+
+
+def test_a_forward_in_two_parts_runs_again_up_to_the_last_part_that_saves():
+    rank = rank_with([operator(1, 2), operator(11, 12), operator(12.5, 15.5)], [saved(1.5), saved(12.1)])
+    assert second_runs(rank, pieces((0, 3), (10, 16)), [0.2, 0.8], 1)["u", 0].until_saved_s == pytest.approx(
+        0.4
+    )
+    rank = rank_with([operator(1, 2), operator(11, 12)], [saved(0.5)])
+    assert second_runs(rank, pieces((0, 3), (10, 16)), [0.2, 0.8], 1)["u", 0].until_saved_s == 0.0
+
+
+def test_a_forward_of_which_no_operator_was_seen_runs_whole():
+    assert second_runs(rank_with([], [saved(1.0)]), pieces((0, 8)), [0.8], 2)["u", 0].until_saved_s == 0.4
+
+
+def test_what_was_not_measured_or_runs_on_a_device_costs_nothing_beside():
+    measured = {"second_run_call_s": 1e-3, "second_run_tensor_s": 1e-4}
+    assert second_run_cost(rank_with([], [], device="cpu", **measured)) == COST
+    assert second_run_cost(rank_with([], [], device="cuda:0", **measured)) == FREE
+    assert second_run_cost(rank_with([], [], device="cpu")) == FREE
+
+
+def test_the_last_unit_of_a_stretch_alone_stops_early():
+    """Of two units in one stretch, 30 and 40 ms that save last after 20 and 25: 30 + 25, and 2 calls of 10 tensors."""
+    step = captured_step(make_run(num_ranks=1))
+    names = ["blocks.0", "blocks.1"]
+    runs = {
+        ("blocks.0", 0): SecondRun(whole_s=0.03, until_saved_s=0.02, num_saved=10),
+        ("blocks.1", 0): SecondRun(whole_s=0.04, until_saved_s=0.025, num_saved=10),
+    }
+    step = dataclasses.replace(step, second_runs=runs, second_run_cost=COST)
+
+    def added_s(stretches, alone):
+        units = tuple(UnitPlan(name=u.name, zero_stage=0, recompute=u.name in alone) for u in step.units)
+        plan = Plan(num_ranks=1, zero_stage=0, policy="chosen", units=units, stretches=stretches)
+        return simulate(step, write_schedule(plan, step.units), None).step_time_s - step.step_time_s
+
+    assert added_s((("blocks.0", "blocks.1"),), ()) == pytest.approx(0.055 + 2 * (1e-3 + 10 * 1e-4))
+    assert added_s((), names) == pytest.approx(0.045 + 2 * (1e-3 + 10 * 1e-4))
