@@ -33,7 +33,11 @@ def storage_address(tensor: torch.Tensor) -> int:
     if type(tensor).__name__ == "FakeTensor":
         return 0
     try:
-        return tensor.untyped_storage().data_ptr()
+        if type(tensor) in PLAIN_TENSORS:
+            return tensor.untyped_storage().data_ptr()
+        # A subclass may do anything when it is asked something: an engine's would bring its values here.
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
 
