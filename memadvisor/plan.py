@@ -42,6 +42,7 @@ class UnitPlan:
 class Prediction:
     """What the simulator says of a plan, per rank; the largest rank where ranks differ.
 
+    `exposed_transfer_s`: how long a step waits for other tiers; None in plans of versions that did not know of these.
     `reserved_bytes`: what a CUDA device's caching allocator holds at most; None for other devices. `sent_bytes`: what
     a rank sends in a step; None in plans of versions that did not count it.
     """
@@ -53,6 +54,7 @@ class Prediction:
     peak_position: str  # "backward of blocks.3", where the peak is
     reserved_bytes: int | None = None
     sent_bytes: int | None = None
+    exposed_transfer_s: float | None = None
 
     @property
     def needed_bytes(self) -> int:

@@ -134,6 +134,9 @@ def _prediction_from_json(value: Any) -> Prediction:
         peak_position=_typed(value["peak_position"], str),
         reserved_bytes=_typed(value.get("reserved_bytes"), int, optional=True),
         sent_bytes=_typed(value.get("sent_bytes"), int, optional=True),
+        exposed_transfer_s=None
+        if (waiting := value.get("exposed_transfer_s")) is None
+        else _seconds(waiting),
     )
 
 

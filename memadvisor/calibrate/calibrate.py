@@ -1,4 +1,4 @@
-"""Measure this machine: arithmetic by dtype, memory bandwidth, collectives against size."""
+"""Measure this machine: arithmetic by dtype, memory bandwidth, collectives against size, transfers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from memadvisor.calibrate.arithmetic import measure_bandwidth, measure_flops
 from memadvisor.calibrate.links import SIZES_BYTES, measure_collectives
+from memadvisor.calibrate.tiers import measure_disk, measure_host
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 
@@ -35,6 +36,8 @@ def calibrate(num_ranks: int | None = None, *, sizes_bytes: tuple[int, ...] = SI
         memory_bandwidth_bytes_per_s=measure_bandwidth(device),
         peak_flops_per_s=measure_flops(device),
         collectives=curves,
+        disk=measure_disk(),
+        host=measure_host(device),
     )
 
 

@@ -26,14 +26,16 @@ def rows_of_known(
 ) -> dict[int, LiveStorage]:
     """Parameters, gradients, optimizer state, buffers and engines' buffers on `device`, by their address."""
     found: dict[int, LiveStorage] = {}
-    for tensor, category, module, unit in _known_with_modules(models, optimizers, sources):
-        for plain in plain_tensors(tensor):
-            address = storage_address(plain) if plain.device == device else 0
-            if address and address not in found:
-                size_bytes = plain.untyped_storage().nbytes()
-                found[address] = LiveStorage(
-                    event, size_bytes, 1, category, module, unit, "", "", *describe(plain)
-                )
+    # A subclass may do anything when it is asked something: an engine's would bring its values here.
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor, category, module, unit in _known_with_modules(models, optimizers, sources):
+            for plain in plain_tensors(tensor):
+                address = storage_address(plain) if plain.device == device else 0
+                if address and address not in found:
+                    size_bytes = plain.untyped_storage().nbytes()
+                    found[address] = LiveStorage(
+                        event, size_bytes, 1, category, module, unit, "", "", *describe(plain)
+                    )
     return found
 
 

@@ -94,7 +94,10 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "zero_stage": plan.zero_stage,
         "recompute": list(plan.recomputed_units),
         "stretches": [list(stretch) for stretch in plan.stretches],
-        "offload": {},
+        "offload": {
+            "optimizer_state": {u.name: u.optimizer_tier for u in plan.units if u.optimizer_tier != "device"},
+        },
+        "predicted_exposed_transfer_s": prediction.exposed_transfer_s,
         "micro_batch_size": plan.micro_batch_size,
         "grad_accum": plan.grad_accum,
         "overlap": plan.overlap,

@@ -41,6 +41,10 @@ def _print(hardware: Hardware) -> None:
         console.print(Text(f"  {dtype} matrix product  {format_count(rate, 'FLOP/s')}"))
     bandwidth = hardware.memory_bandwidth_bytes_per_s
     console.print(Text(f"  memory copy  {format_bytes(bandwidth)}/s, read and write counted"))
+    for name, tier in (("disk", hardware.disk), ("pinned memory", hardware.host)):
+        if tier is not None:
+            read, write = format_bytes(tier.read_bytes_per_s), format_bytes(tier.write_bytes_per_s)
+            console.print(Text(f"  {name}  read {read}/s, written {write}/s"))
     if not hardware.collectives:
         return
     num_ranks = hardware.collectives[0].num_ranks

@@ -22,6 +22,7 @@ from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import memory_of, simulate
 from memadvisor.cost.step import STATES, CapturedStep, StepStorage
 from memadvisor.cost.stretches import Stretches
+from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Schedule, updated_at_step
 
 NUM_STEPS = 3
@@ -54,10 +55,15 @@ def captured_sequence(storages: Sequence[StepStorage], segments: Sequence[Stretc
     return log.changes
 
 
-def planned_sequence(step: CapturedStep, schedule: Schedule, times: CollectiveTimes | None) -> list[Change]:
+def planned_sequence(
+    step: CapturedStep,
+    schedule: Schedule,
+    times: CollectiveTimes | None,
+    transfers: TransferTimes | None = None,
+) -> list[Change]:
     """The training under a schedule: recomputed units allocate twice, and engines hold what they hold."""
     # One process alone keeps its states as captured; else they are the engine's.
-    models_states = schedule.num_ranks > 1 or step.world_size > 1
+    models_states = schedule.num_ranks > 1 or step.world_size > 1 or bool(schedule.offloaded_states)
     stretches = Stretches(schedule.stretches)
     if not stretches.are_alone:
         raise AssertionError("what stretches of several units reserve is not known")
@@ -67,7 +73,7 @@ def planned_sequence(step: CapturedStep, schedule: Schedule, times: CollectiveTi
         log.states(memory_of(step, schedule).tensors())
     for number in range(NUM_STEPS):
         # Before it updates in the backward, the engine sees one step through.
-        simulate(step, schedule if number else updated_at_step(schedule), times, log)
+        simulate(step, schedule if number else updated_at_step(schedule), times, log, transfers=transfers)
         log.end_step()
     return log.changes
 

@@ -17,7 +17,8 @@ one flat, padded to a multiple of the ranks. With more than one rank,
   scratch where the flat is not float32; a reduction to shards has two messages more of staging;
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded;
 - an optimizer that needs whole parameters keeps all of a parameter's state on one rank, which has beside it, while
-  the optimizer steps, its own parameters' gradients (stages 2 and 3) and values (3). The rank with most is meant.
+  the optimizer steps, its own parameters' gradients (stages 2 and 3) and values (3). The rank with most is meant;
+- optimizer state that lies on another tier is in two buffers while the optimizer steps, and else not there.
 
 The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the plain run keeps.
 """
@@ -34,6 +35,7 @@ from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
 from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.packing import Packing, packing_of
+from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.precision import bytes_in
@@ -61,6 +63,8 @@ class EngineMemory:
         self.stages = {u.name: u.zero_stage if self.num_ranks > 1 else 0 for u in schedule.units}
         # One rank, recorded as one rank: nothing of ours touches the states, so they are replayed.
         self.replays = self.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
+        self._away = schedule.offloaded_states  # units whose optimizer state is fetched for their update
+        self.replays &= not self._away
         if schedule.precision != step.precision:
             raise AssertionError("a step is played in the precision that it was cut for")
         self._precision = precision = schedule.precision
@@ -85,6 +89,7 @@ class EngineMemory:
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
+        self._fetched = FetchedStates(self._away, self.state_bytes)
         self.gathered = Present(self._full_bytes.__getitem__)
         self._buffers = Present(self._gradient_bytes)  # units whose whole gradients are there
         self._shards = Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
@@ -115,7 +120,13 @@ class EngineMemory:
         held["communication"] += self._unpacking.total_bytes + self._meaning.total_bytes
         for (category, _), size_bytes in self._lent_to_step().items():
             held[category] += size_bytes
+        held["optimizer_state"] += sum(self._fetched.items().values())
         return held
+
+    def state_bytes(self, name: str) -> int:
+        """This rank's optimizer state of a unit, but for what has no element for each of a parameter's."""
+        optimizer_bytes = math.ceil(self._states(name).optimizer_bytes * self._widening(name))
+        return -(-optimizer_bytes // self.num_ranks) if self.stages[name] else optimizer_bytes
 
     def _lent_to_step(self) -> dict[tuple[str, str], int]:
         """What the rank with most is sent of its own parameters while the optimizer steps."""
@@ -189,6 +200,7 @@ class EngineMemory:
         pieces |= {(f"owned {what}", name): size for (what, name), size in self._lent_to_step().items()}
         pieces |= {("messages", name): size for name, size in self._unpacking.items()}
         pieces |= {("all-reduced", name): size for name, size in self._meaning.items()}
+        pieces |= {("fetched state", str(side)): size for side, size in self._fetched.items().items()}
         pieces |= {("residual", name): packed.residual_bytes for name, packed in self._packed.items()}
         if self._scattering is not None:
             pieces["staging", self._scattering] = self._staging_bytes(self._scattering)
@@ -204,8 +216,11 @@ class EngineMemory:
 
     def enter(self, segment: Segment) -> None:
         """Gradients of the step before are gone when the captured ones were; the engine looks in a forward."""
-        self._is_stepping = segment.phase == "optimizer"
-        looks = segment.phase == ("outside" if self.num_ranks == 1 else "forward")
+        self._is_stepping = self._fetched.is_there = segment.phase == "optimizer"
+        # One rank drops them where the script does, which cannot be seen in a micro-batch that is played again.
+        looks = (self.num_ranks == 1 and self.step.repeats == 1) or segment.phase == (
+            "outside" if self.num_ranks == 1 else "forward"
+        )
         if looks and not segment.captured.start.get("gradient"):
             self._buffers.clear()
             self._shards.clear()
@@ -216,7 +231,8 @@ class EngineMemory:
             self._buffers.add(name)
 
     def turn(self, point: Point) -> None:
-        """A boundary is reached, whose actions follow. Only FSDP2 does by itself what no action says."""
+        """A boundary is reached, whose actions follow."""
+        self._fetched.is_there &= point is not Point.AFTER_OPTIMIZER
 
     def act(self, action: Action) -> Message | None:
         """Do an action's change of memory, and say which message it needs."""
@@ -286,8 +302,8 @@ class EngineMemory:
         return self.optimizer_share(self.stages.keys() - self._early)
 
     def late_update_share(self) -> float:
-        """`update_share` of what the optimizer step itself updates."""
-        return self.update_share(self.stages.keys() - self._early)
+        """`update_share` of what the optimizer step itself updates all at once."""
+        return self.update_share(self.stages.keys() - self._early - self._away.keys())
 
     def optimizer_share(self, names: Iterable[str]) -> float:
         """Largest piece of these units that this rank updates at once, as a fraction of the largest parameter.
@@ -348,11 +364,9 @@ class EngineMemory:
 
     def _optimizer_bytes(self, name: str) -> int:
         states = self._states(name)
+        pieces = states.optimizer_scalar_bytes + (0 if name in self._away else self.state_bytes(name))
         if not self.stages[name]:
-            wholes = sum(update.state_bytes for update in states.whole_updates)
-            return states.optimizer_bytes + states.optimizer_scalar_bytes + wholes
-        optimizer_bytes = math.ceil(states.optimizer_bytes * self._widening(name))
-        pieces = -(-optimizer_bytes // self.num_ranks) + states.optimizer_scalar_bytes
+            return pieces + sum(update.state_bytes for update in states.whole_updates)
         return pieces + self._owned.get(name, Owned()).state_bytes
 
     def _widening(self, name: str) -> Fraction:

@@ -66,6 +66,10 @@ class Fsdp2Memory:
 
     # ---- what is held --------------------------------------------------------------------------
 
+    def state_bytes(self, name: str) -> int:
+        """What is fetched for an update: nothing is, since FSDP2 keeps optimizer state where the script has it."""
+        return 0
+
     def held(self) -> Counter[str]:
         held = self._resting.copy()
         for (what, _), size_bytes in self._pieces().items():

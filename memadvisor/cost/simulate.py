@@ -17,8 +17,10 @@ from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import Lanes
+from memadvisor.cost.paged_updates import PagedUpdates
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
+from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Prediction
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 from memadvisor.stretches import Stretch
@@ -41,12 +43,13 @@ class Moment:
 class Simulation:
     """What a schedule is predicted to give on one rank.
 
-    `exposed_communication_s` is the part of `step_time_s` in which compute waits for collectives. `sent_bytes`: what
-    this rank sends in the step, if collectives send as rings do.
+    `exposed_communication_s` is the part of `step_time_s` in which compute waits for collectives, `exposed_transfer_s`
+    that in which it waits for other tiers. `sent_bytes`: what this rank sends in the step, if collectives send as rings do.
     """
 
     step_time_s: float
     exposed_communication_s: float
+    exposed_transfer_s: float
     sent_bytes: int
     lanes: Lanes
     moments: tuple[Moment, ...]
@@ -64,6 +67,7 @@ class Simulation:
             exposed_communication_s=self.exposed_communication_s,
             peak_position=peak.position,
             sent_bytes=self.sent_bytes,
+            exposed_transfer_s=self.exposed_transfer_s,
         )
 
 
@@ -82,8 +86,9 @@ def simulate(
     times: CollectiveTimes | None,
     watcher: Watcher | None = None,
     activations: Activations | None = None,
+    transfers: TransferTimes | None = None,
 ) -> Simulation:
-    """Play `schedule` over `step`. `times` may be None where one rank needs no collective.
+    """Play `schedule` over `step`. `times` may be None where one rank needs no collective, `transfers` without other tiers.
 
     `activations`: those of the same step and stretches, where they are at hand.
     """
@@ -92,7 +97,7 @@ def simulate(
     stretches = Stretches(schedule.stretches)
     if activations is None or activations.stretches != stretches:
         activations = Activations(step, stretches)
-    return _Player(step, schedule, times, watcher, activations).play()
+    return _Player(step, schedule, times, watcher, activations, transfers).play()
 
 
 def memory_of(step: CapturedStep, schedule: Schedule) -> EngineMemory | Fsdp2Memory:
@@ -110,6 +115,7 @@ class _Player:
         times: CollectiveTimes | None,
         watcher: Watcher | None,
         activations: Activations,
+        transfers: TransferTimes | None,
     ) -> None:
         self.step = step
         self.watcher = watcher
@@ -119,6 +125,9 @@ class _Player:
         self.engine = memory_of(step, schedule)
         self.activations = activations
         self.lanes = Lanes()
+        self.paged = PagedUpdates(
+            schedule, self.lanes, transfers, self.engine.state_bytes, lambda unit: self._update_s((unit,))
+        )
         self.moments: list[Moment] = []
         self.arriving_s: dict[str, float] = {}  # units gathered ahead, and when they will be there
         self.sent_bytes = 0.0
@@ -134,6 +143,7 @@ class _Player:
         return Simulation(
             step_time_s=self.lanes.compute_s,
             exposed_communication_s=self.lanes.exposed_s,
+            exposed_transfer_s=self.lanes.exposed_transfer_s,
             sent_bytes=round(self.sent_bytes),
             lanes=self.lanes,
             moments=tuple(self.moments),
@@ -232,6 +242,10 @@ class _Player:
         for action in actions:
             if point is Point.AFTER_OPTIMIZER and action.overlaps:
                 continue  # it falls into the next step, as that of the step before did into this one
+            if point is Point.BEFORE_OPTIMIZER and action.unit in self.paged:
+                self.paged.play(action)
+                self.engine.act(action)
+                continue
             self._wait_for_what_precedes(action)
             leaves_shards = action.shard or action.ranks is Ranks.ACROSS
             if action.kind is ActionKind.REDUCE and not (leaves_shards or is_last or self._syncs(segment)):
@@ -248,6 +262,8 @@ class _Player:
             name = f"{action.kind} of {action.unit or 'the model itself'}"
             self._moment(name, position, added(base, message.staging))
             self._queue(action, message)
+        if point is Point.BEFORE_OPTIMIZER:
+            self.paged.end()
 
     def _queue(self, action: Action, message: Message) -> None:
         if self.times is None:
@@ -285,11 +301,14 @@ class _Player:
             self.updates_due.remove(name)
             share = self.engine.optimizer_share((name,))
             self._moment(f"update of {name}", position, added(base, self._update_temporaries(share)))
-            self.lanes.compute(f"update of {name}", self.optimizer_s * self.engine.update_share((name,)))
+            self.lanes.compute(f"update of {name}", self._update_s((name,)))
             if self.watcher is not None:
                 self.watcher.update(share)
             self.engine.spend(name)
             self._tell_states()
+
+    def _update_s(self, names: tuple[str, ...]) -> float:
+        return self.optimizer_s * self.engine.update_share(names)
 
     @cached_property
     def optimizer_s(self) -> float:

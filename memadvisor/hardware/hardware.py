@@ -20,10 +20,22 @@ class CollectiveCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierBandwidth:
+    """How fast bytes go between the memory that computes and a tier: `read` brings them, `write` puts them away.
+
+    Of a disk, what it keeps up when the page cache does not help.
+    """
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """`kind` says where the figures come from: `datasheet`, `measured` (calibrate) or `given` (by the user).
 
-    Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`).
+    Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`). `disk`: of files in
+    the directory for temporary ones. `host`: of pinned memory of a GPU's host.
     """
 
     name: str
@@ -33,3 +45,5 @@ class Hardware:
     memory_bandwidth_bytes_per_s: float | None
     peak_flops_per_s: Mapping[str, float]
     collectives: tuple[CollectiveCurve, ...] = ()
+    disk: TierBandwidth | None = None
+    host: TierBandwidth | None = None

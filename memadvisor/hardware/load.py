@@ -6,7 +6,10 @@ The file is one JSON object with the fields of `Hardware`:
      "memory_bytes": 85899345920 | null, "memory_bandwidth_bytes_per_s": 1.9e12 | null,
      "peak_flops_per_s": {"bfloat16": 2.8e14},
      "collectives": [{"operation": "all_reduce", "num_ranks": 8,
-                      "sizes_bytes": [1024, 1048576], "durations_s": [2e-5, 9e-5]}]}
+                      "sizes_bytes": [1024, 1048576], "durations_s": [2e-5, 9e-5]}],
+     "disk": {"read_bytes_per_s": 2e9, "write_bytes_per_s": 1e9}, "host": null}
+
+`disk` and `host` may be missing.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 
 from memadvisor.errors import UnknownHardwareError, UsageError
 from memadvisor.hardware.catalogue import CATALOGUE, find_entry
-from memadvisor.hardware.hardware import CollectiveCurve, Hardware
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware, TierBandwidth
 from memadvisor.run.files import write_private_file
 
 FORMAT = 1
@@ -65,6 +68,9 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
     fields = {f.name: getattr(hardware, f.name) for f in dataclasses.fields(hardware)}
     fields["peak_flops_per_s"] = dict(hardware.peak_flops_per_s)
     fields["collectives"] = [dataclasses.asdict(curve) for curve in hardware.collectives]
+    for tier in ("disk", "host"):
+        bandwidth = getattr(hardware, tier)
+        fields[tier] = None if bandwidth is None else dataclasses.asdict(bandwidth)
     try:
         write_private_file(Path(path), json.dumps({"format": FORMAT, **fields}, indent=1) + "\n")
     except OSError as error:
@@ -107,6 +113,8 @@ def hardware_from_json(value: Any, source: str) -> Hardware:
                 _text(dtype): _positive(rate) for dtype, rate in value["peak_flops_per_s"].items()
             },
             collectives=tuple(_curve(item) for item in value["collectives"]),
+            disk=_tier(value.get("disk")),
+            host=_tier(value.get("host")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
@@ -128,6 +136,15 @@ def _curve(value: Any) -> CollectiveCurve:
         num_ranks=_whole(value["num_ranks"]),
         sizes_bytes=sizes,
         durations_s=durations,
+    )
+
+
+def _tier(value: Any) -> TierBandwidth | None:
+    if value is None:
+        return None
+    return TierBandwidth(
+        read_bytes_per_s=_positive(value["read_bytes_per_s"]),
+        write_bytes_per_s=_positive(value["write_bytes_per_s"]),
     )
 
 

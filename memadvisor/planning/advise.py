@@ -17,6 +17,7 @@ from memadvisor.cost.collectives import (
     times_of_sizes,
 )
 from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.transfers import TransferTimes, transfer_times
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
@@ -84,7 +85,8 @@ def advise(
         _check_asked(ranks, run.manifest.world_size, precision, compression)
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
-    search = Search(run, times, ranks, memory_bytes, settings, precision, compression)
+    transfers = transfer_times(hardware)
+    search = Search(run, times, ranks, memory_bytes, settings, precision, compression, transfers)
     if not search.stages:
         raise UsageError(
             "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
@@ -104,9 +106,21 @@ def advise(
             *_precision_notes(precision),
             *_compression_notes(compression),
             *_notes(run, ranks, times),
+            *_transfer_notes(found, transfers),
             *_allocator_notes(plain, settings),
         ),
     )
+
+
+def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) -> Iterator[str]:
+    tiers = {unit.optimizer_tier for ranked in found for unit in ranked.plan.units} - {"device"}
+    if tiers and transfers is not None:
+        yield (
+            f"Transfers of optimizer state are predicted from measured bandwidths ({transfers.source}); the page cache "
+            "may make them faster."
+            if tiers == {"disk"}
+            else f"Transfers of optimizer state are predicted from measured bandwidths ({transfers.source})."
+        )
 
 
 def _worth_showing(found: list[RankedPlan]) -> list[RankedPlan]:

@@ -38,6 +38,9 @@ def _deed(plan: Plan) -> str:
         if num_recomputed
         else "recomputes nothing"
     )
+    tiers = sorted({unit.optimizer_tier for unit in plan.units} - {"device"})
+    if tiers:
+        parts.append(f"keeps optimizer state on the {' and the '.join(tiers)} between updates")
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 

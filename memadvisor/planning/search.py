@@ -14,12 +14,14 @@ from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
+from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.planning.arrangement import SHARDINGS, Arrangement, Outcome, choose_arrangement, space_of
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.stretches import Nested, NestedSearch
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
+from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 
 _RUNGS = 8  # budgets between the smallest peak and that without recomputation
@@ -87,8 +89,10 @@ class Search:
         settings: AllocatorSettings | None,
         precision: Precision = FULL_PRECISION,
         compression: Compression = UNCOMPRESSED,
+        transfers: TransferTimes | None = None,
     ) -> None:
         self.times = times
+        self.transfers = transfers
         self.settings = settings
         self.num_ranks = num_ranks
         self.precision = precision
@@ -108,6 +112,7 @@ class Search:
         """
         found: list[Arrangement] = []
         alike: list[RankedPlan] = []
+        ways: list[tuple[int, bool, bool, int]] = []
         for stage in self.stages if self.num_ranks > 1 else (0,):
             if step.shard_groups and stage < 3:
                 continue
@@ -128,11 +133,25 @@ class Search:
                 early = [self._alike(step, stage, *each, None, [], early=True) for each in kinds[1:]]
                 early += [self._alike(step, stage, *kind, ranks, [], early=True) for ranks in hybrids]
                 alike[-1] = _worthier(alike[-1], min(early, key=order))
+            ways += [(stage, *each) for each in kinds]
+        tier = self._tier(step)
+        if tier is not None and not any(ranked.fits for ranked in alike):
+            away = [self._alike(step, *way, None, [], tier=tier) for way in ways]
+            alike.append(min(away, key=order))
         yield from alike
         if self.num_ranks > 1 and step.repeats == 1:
             mixed = self._mixed(step, found)
             if self._is_worth_it(mixed, min(alike, key=order)):
                 yield mixed
+
+    def _tier(self, step: CapturedStep) -> str | None:
+        """Where optimizer state may lie between updates: as near as transfers are known; None for nowhere else."""
+        if self.transfers is None or step.shard_groups:
+            return None
+        if not any(states.optimizer_bytes for states in step.states.values()):
+            return None
+        lanes = (Lane.DISK,) if step.device == "cpu" else (Lane.HOST, Lane.DISK)
+        return next((lane.value for lane in lanes if lane in self.transfers.bandwidths), None)
 
     def _is_worth_it(self, mixed: RankedPlan, best: RankedPlan) -> bool:
         """Another stage for each unit has to bring something: it fits alone, or it is faster."""
@@ -151,12 +170,19 @@ class Search:
         found: list[Arrangement],
         *,
         early: bool = False,
+        tier: str = "device",
     ) -> RankedPlan:
         """All units of one stage, with the best choice of units to recompute; what was met joins `found`."""
 
         def arranged(nested: Nested) -> Arrangement:
             units = tuple(
-                UnitPlan(name=u.name, zero_stage=stage, recompute=u.name in nested.alone, reshard=reshard)
+                UnitPlan(
+                    name=u.name,
+                    zero_stage=stage,
+                    recompute=u.name in nested.alone,
+                    reshard=reshard,
+                    optimizer_tier=tier,
+                )
                 for u in step.units
             )
             return Arrangement(units, overlap, depth, shard_ranks, early, nested.stretches)
@@ -194,7 +220,7 @@ class Search:
         if least is not None:
             smallest = min(smallest, least, key=lambda one: play(one).peak.total_bytes)
         best = self._best(step, choose, predict, arranged(smallest), found)
-        if step.repeats == 1 and not early:
+        if step.repeats == 1 and not early and tier == "device":
             largest = arranged(Nested(frozenset(), ()))
             self._kinds.append(_Kind(best, choose, predict, arranged(smallest), largest))
         return best
@@ -310,7 +336,7 @@ class Search:
         self, step: CapturedStep, arrangement: Arrangement, activations: Activations | None = None
     ) -> Simulation:
         schedule = write_schedule(self._plan(step, arrangement), step.units)
-        return simulate(step, schedule, self.times, activations=activations)
+        return simulate(step, schedule, self.times, activations=activations, transfers=self.transfers)
 
     def _ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
         plan = self._plan(step, arrangement)
@@ -326,7 +352,7 @@ class Search:
     def _reserved_bytes(self, step: CapturedStep, plan: Plan) -> int | None:
         if self.settings is None:
             return None
-        changes = planned_sequence(step, write_schedule(plan, step.units), self.times)
+        changes = planned_sequence(step, write_schedule(plan, step.units), self.times, self.transfers)
         return replay(changes, self.settings).peak_reserved_bytes
 
     def _plan(self, step: CapturedStep, arrangement: Arrangement) -> Plan:

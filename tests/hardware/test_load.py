@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memadvisor.errors import MemadvisorError, UnknownHardwareError, UsageError
 from memadvisor.hardware.catalogue import CATALOGUE
-from memadvisor.hardware.hardware import CollectiveCurve, Hardware
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware, TierBandwidth
 from memadvisor.hardware.load import hardware_from_json, load_hardware, named_hardware, save_hardware
 
 MEASURED = Hardware(
@@ -24,6 +24,7 @@ MEASURED = Hardware(
             operation="all_reduce", num_ranks=2, sizes_bytes=(1024, 4096), durations_s=(1e-4, 2e-4)
         ),
     ),
+    disk=TierBandwidth(read_bytes_per_s=2e9, write_bytes_per_s=1e9),
 )
 
 
@@ -32,6 +33,16 @@ def test_a_saved_file_reads_back_the_same(tmp_path):
 
     assert load_hardware(str(tmp_path / "hardware.json")) == MEASURED
     assert (tmp_path / "hardware.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_file_of_before_other_tiers_knows_of_none(tmp_path):
+    save_hardware(MEASURED, tmp_path / "hardware.json")
+    value = json.loads((tmp_path / "hardware.json").read_text())
+    del value["disk"], value["host"]
+
+    found = hardware_from_json(value, "it")
+    assert found.disk is None
+    assert found.host is None
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)

@@ -10,7 +10,7 @@ from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.allocator_settings import MIB
 from memadvisor.cost.collectives import times_from_curves
 from memadvisor.errors import UsageError
-from memadvisor.hardware.hardware import CollectiveCurve, Hardware
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware, TierBandwidth
 from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import fingerprint
 from memadvisor.plan_file import plan_from_json, plan_to_json
@@ -238,3 +238,23 @@ def test_along_the_front_more_memory_always_takes_less_time(num_ranks, share):
 
 def test_where_nothing_fits_a_gib_more_has_no_price():
     assert advise(RUN, memory_bytes=1).next_gib_s is None
+
+
+def test_optimizer_state_goes_to_disk_where_nothing_else_fits_and_the_disk_is_known():
+    disk = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
+    alone = advise(RUN, memory_bytes=1, hardware=MEASURED).plans
+    smallest = min(p.prediction.peak_bytes for p in alone if not p.changes_script)
+    fits, tight = (
+        advise(RUN, memory_bytes=smallest - less, hardware=dataclasses.replace(MEASURED, disk=disk))
+        for less in (0, 1)
+    )
+
+    assert fits.best.optimizer_tiers == {"device"}
+    assert tight.best.optimizer_tiers == {"device", "disk"}
+    assert {unit.optimizer_tier for unit in tight.best.units} == {"disk"}
+    assert "keeps optimizer state on the disk" in tight.best.why
+    assert any("bandwidths (a test)" in note for note in tight.notes)
+    assert tight.best.prediction.exposed_transfer_s > 0
+    assert plan_from_json(plan_to_json(tight.best), "it") == tight.best
+    unknown = advise(RUN, memory_bytes=smallest - 1, hardware=MEASURED)
+    assert not any(p.fits and not p.changes_script for p in unknown.plans)

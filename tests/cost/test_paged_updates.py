@@ -1,0 +1,76 @@
+"""Optimizer state on another tier: what leaves memory, and what the transfers cost."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.simulate import simulate
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.hardware.hardware import TierBandwidth
+from memadvisor.schedule import ActionKind, Lane, Point
+from memadvisor.write_schedule import write_schedule
+from tests.cost.test_simulate import TIMES
+from tests.engines.trainings import make_plan
+from tests.make_run import make_run
+
+
+def play(step, *, ranks=1, stage=0, tier="disk", read=1e30, write=1e30):
+    bandwidth = TierBandwidth(read_bytes_per_s=read, write_bytes_per_s=write)
+    plan = make_plan(ranks, stage, optimizer_tier=tier)
+    schedule = write_schedule(plan, step.units)
+    return simulate(
+        step, schedule, TIMES, transfers=TransferTimes({Lane.DISK: bandwidth}, "a test")
+    ), schedule
+
+
+def state_of(step, name):
+    return step.states[name].optimizer_bytes
+
+
+@given(st.sampled_from([(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)]), st.integers(1, 3))
+@settings(max_examples=12, deadline=None)
+def test_all_of_the_state_is_gone_but_for_two_units_in_the_step(world, batches):
+    ranks, stage = world
+    step = captured_step(make_run(num_ranks=ranks, num_micro_batches=batches))
+    plain, _ = play(step, ranks=ranks, stage=stage, tier="device")
+    away, schedule = play(step, ranks=ranks, stage=stage)
+
+    num_owners = ranks if stage else 1
+    order = [a.unit for a in schedule.at(Point.BEFORE_OPTIMIZER) if a.kind is ActionKind.UPDATE]
+    sizes = [-(-state_of(step, name) // num_owners) for name in order]
+    assert sorted(order) == sorted(unit.name for unit in step.units)
+    before = {m.position: m.by_category_bytes.get("optimizer_state", 0) for m in plain.moments}
+    after = {m.position: m.by_category_bytes.get("optimizer_state", 0) for m in away.moments}
+    for position, size_bytes in after.items():
+        held = max(sizes[0::2]) + max(sizes[1::2]) if position == "optimizer step" else 0
+        assert before[position] - size_bytes == sum(sizes) - held, position
+    assert away.step_time_s == pytest.approx(plain.step_time_s)  # as the disk takes no time
+
+
+@given(st.floats(1e6, 1e10), st.floats(1e6, 1e10))
+@settings(max_examples=20, deadline=None)
+def test_transfers_take_the_time_that_updates_do_not_hide(read, write):
+    """The disk does one thing at a time, and nothing of the first read or the last write is hidden."""
+    step = captured_step(make_run())
+    plain, _ = play(step, tier="device")
+    slow, schedule = play(step, read=read, write=write)
+
+    order = list(schedule.offloaded_states)
+    first, last = state_of(step, order[0]), state_of(step, order[-1])
+    total = sum(state_of(step, name) for name in order)
+    transfers_s = total / read + total / write
+    exposed_s = slow.exposed_transfer_s
+    assert slow.step_time_s == pytest.approx(plain.step_time_s + exposed_s)
+    assert exposed_s <= transfers_s * (1 + 1e-9)
+    update_s = sum(s.duration_s for s in step.segments if s.phase == "optimizer")
+    assert exposed_s >= max(first / read + last / write, transfers_s - update_s) * (1 - 1e-9)
+
+
+def test_larger_units_take_turns_with_smaller_ones():
+    """So that the two buffers are not both as large as the largest unit's state."""
+    step = captured_step(make_run(num_blocks=3))
+    _, schedule = play(step)
+    sizes = [state_of(step, name) for name in schedule.offloaded_states]
+
+    assert min(sizes[1::2]) >= max(sizes[0::2])
