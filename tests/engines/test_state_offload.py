@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import io
@@ -11,10 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.engines.late import LateTensor
 from memadvisor.errors import PlanError
-from tests.engines.trainings import Model, applied, make_optimizer, make_plan
+from tests.engines.ranks import run_ranks
+from tests.engines.trainings import Model, Training, applied, make_optimizer, make_plan
+from tests.engines.trainings import train as train_ddp
 
 ON_DISK = make_plan(1, optimizer_tier="disk")
 
@@ -203,3 +208,74 @@ def test_hooks_of_the_script_come_before_the_update():
 def test_on_a_cpu_the_host_is_no_other_tier():
     with pytest.raises(PlanError, match="host's memory already"):
         train("adamw", make_plan(1, optimizer_tier="host"))
+
+
+def on_ranks(rank, num_ranks):
+    """For each stage: the largest difference of losses and weights, and whether the state was away."""
+    training, found = Training(optimizer="groups", model=(("tied", True),), steps=5), {}
+
+    def save_and_load(ddp, optimizer, step):
+        if step == 2:
+            file = io.BytesIO()
+            torch.save(optimizer.state_dict(), file)
+            file.seek(0)
+            optimizer.load_state_dict(torch.load(file))
+        states.append(copy.deepcopy(optimizer.state_dict()["state"]) if step == 4 else None)
+        late.append(len(late_states(optimizer)))
+
+    for zero in (None, 0, 1, 2, 3):
+        states, late = [], []
+        plan = make_plan(num_ranks, zero or 0, overlap=True, gather_depth=1, optimizer_tier="disk")
+        with contextlib.nullcontext() if zero is None else applied(plan):
+            found[zero] = *train_ddp(training, rank, save_and_load), states[-1], min(late[1:])
+    plain = found.pop(None)
+    for zero, (losses, weights, state, num_late) in found.items():
+        assert losses == plain[0], zero
+        torch.testing.assert_close(weights, plain[1], rtol=0, atol=0)
+        torch.testing.assert_close(state, plain[2], rtol=0, atol=0)
+        found[zero] = num_late
+    return found
+
+
+@pytest.mark.timeout(120)
+def test_ranks_put_their_own_pieces_away():
+    """Stages 0 to 3, with state dicts that are whole on every rank."""
+    for found in run_ranks(on_ranks, 2, 2):
+        assert list(found) == [0, 1, 2, 3]
+        assert min(found.values()) >= 15
+
+
+class Highest(TorchDispatchMode):
+    """The highest total of torch's CPU allocator behind any operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.account, self.size_bytes = open_cpu_account([]), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.size_bytes = max(self.size_bytes, self.account.allocated_bytes())
+        return result
+
+
+def peak_bytes(plan):
+    """Above what is there before the model, from the first step on; and the optimizer's state."""
+    torch.manual_seed(0)
+    highest = Highest()
+    before = highest.account.allocated_bytes()
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with contextlib.nullcontext() if plan is None else applied(plan), highest:
+        for _ in range(3):
+            model(torch.ones(1024, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    state = sum(v.nbytes for s in optimizer.state.values() for v in s.values())
+    return highest.size_bytes - before, state
+
+
+def test_the_peak_drops_by_the_state():
+    plain, state = peak_bytes(None)
+    ours, _ = peak_bytes(ON_DISK)
+
+    assert plain - ours == pytest.approx(state, rel=0.02)
