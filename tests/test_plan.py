@@ -64,7 +64,7 @@ PLANS = st.builds(
 LATER = (
     *("compression", "gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top", "sent_bytes"),
     *("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype"),
-    *("shard_ranks", "update_in_backward", "optimizer_dtype"),
+    *("shard_ranks", "update_in_backward", "optimizer_dtype", "optimizer_tier", "exposed_transfer_s"),
 )
 PLAN = Plan(
     fingerprint="0123456789abcdef",
@@ -93,6 +93,14 @@ PLAN = Plan(
 @given(PLANS)
 def test_a_plan_comes_back(plan):
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "plan") == plan
+
+
+def test_where_optimizer_state_lies_comes_back_and_a_plan_without_has_no_word_of_it():
+    units = (dataclasses.replace(PLAN.units[0], optimizer_tier="disk"), PLAN.units[1])
+    plan = dataclasses.replace(PLAN, units=units)
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "plan") == plan
+    assert plan.optimizer_tiers == {"device", "disk"}
+    assert "optimizer_tier" not in json.dumps(plan_to_json(PLAN))
 
 
 def test_a_plan_that_updates_in_the_backward_comes_back_and_another_has_no_word_of_it():
@@ -262,6 +270,11 @@ def test_no_json_value_raises_anything_but_a_plan_error(value):
         ),
         ({"update_in_backward": True, "units": [], "num_ranks": 1}, "in the backward with one rank"),
         ({"update_in_backward": 1}, "1 stands where bool belongs"),
+        ({"optimizer_tier": "tape"}, "names the optimizer tier 'tape'"),
+        (
+            {"update_in_backward": True, "units": [], "zero_stage": 2, "optimizer_tier": "disk"},
+            "keeps optimizer state on the disk",
+        ),
     ],
 )
 def test_impossible_plans_are_refused_by_what_is_wrong(change, words):

@@ -10,6 +10,7 @@ is. So a step that is interrupted, or a tier that fails, leaves nothing to repai
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,7 @@ class Kept:
     failed: Failed
     parcels: dict[str, Parcel] = field(default_factory=dict)
     has_failed: bool = False
+    num_steps: int = 0
 
 
 class PagedStep:
@@ -61,6 +63,8 @@ class PagedStep:
         self._reading: dict[str, Ticket] = {}
         self._handed: dict[str, list[torch.Tensor]] = {}  # views of a buffer that stand in the state
         self._unsettled: list[Parcel] = []
+        self.moved_bytes = 0  # read and written
+        self.waited_s = 0.0  # for transfers, in which nothing was updated
 
     def play(self, actions: Iterable[Action]) -> None:
         """Update the units whose state is put away, in the order of `actions`."""
@@ -141,9 +145,11 @@ class PagedStep:
         if parcel.memory is not None:
             return parcel.memory
         side = self._sides[unit]
+        start_s = time.perf_counter()
         try:
             self._prefetch(unit)
             self._reading.pop(unit).wait()
+            self.moved_bytes += parcel.size_bytes
         except OSError:
             # Perhaps what was to be written from the buffer before could not be, and is there alone.
             self._buffers[side] = self._new_buffer(side)
@@ -154,6 +160,7 @@ class PagedStep:
                     f"The optimizer's state of unit {unit!r} cannot be read back from disk: {error.strerror or error}. "
                     "Training cannot go on rightly from here; start again from a checkpoint."
                 ) from error
+        self.waited_s += time.perf_counter() - start_s
         return [entry.view(self._buffers[side]) for entry in parcel.entries]
 
     def _hand_out(self, parcel: Parcel, place: int, tensor: torch.Tensor) -> bool:
@@ -204,12 +211,15 @@ class PagedStep:
             parameter = entry.parameter()
             if parameter is not None:
                 self._optimizer.state[parameter][entry.key] = LateTensor(source)  # type: ignore[arg-type]  # as a Source
+        self.moved_bytes += parcel.size_bytes
         self._unsettled.append(parcel)
         self._settle(but=1)
 
     def _settle(self, *, but: int) -> None:
+        start_s = time.perf_counter()
         while len(self._unsettled) > but:
             self._unsettled.pop(0).settle()
+        self.waited_s += time.perf_counter() - start_s
 
     def _state_of(self, parameter: torch.Tensor) -> Iterator[tuple[str, Any]]:
         state = self._optimizer.state.get(parameter)

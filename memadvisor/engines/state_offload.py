@@ -7,6 +7,7 @@ script has called then finds the rest. That happens when all of the script's own
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
 from memadvisor.run.living import living
 from memadvisor.schedule import Action, Lane, Point, Schedule
+from memadvisor.units import format_bytes, format_seconds
 
 Label = Callable[[torch.Tensor, str, str], None]
 Note = Callable[[str, str], None]
+_TOLD_STEP = 5  # behind the first one, which makes the state, and the one that is traced as a rule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,12 +126,27 @@ class StateOffload:
         for number, model in enumerate(self._models):
             members = model.members(optimizer)
             if members:
-                self._step(optimizer, number, members).play(model.actions)
+                start_s, step = time.perf_counter(), self._step(optimizer, number, members)
+                step.play(model.actions)
+                self._tell(optimizer, number, step, time.perf_counter() - start_s)
                 updated |= {id(parameter) for unit in members.values() for parameter in unit}
         if len(optimizer.state) != num_states:
             _order_as_without_us(optimizer)
         rest = {id(parameter) for parameter in parameters_of(optimizer)} - updated
         return Swap(optimizer, self._slot_of, only=rest)
+
+    def _tell(self, optimizer: Optimizer, number: int, step: PagedStep, duration_s: float) -> None:
+        """Say once what a step has moved, and how long it has waited for that."""
+        kept = self._kept[optimizer][number]
+        kept.num_steps += 1
+        if kept.num_steps == _TOLD_STEP and not kept.has_failed:
+            size_bytes = sum(parcel.size_bytes for parcel in kept.parcels.values())
+            self._note(
+                "info",
+                f"{format_bytes(size_bytes)} of optimizer state of {len(kept.parcels)} units on {self._models[number].tier}: "
+                f"the update in step {kept.num_steps} moved {format_bytes(step.moved_bytes)} and took "
+                f"{format_seconds(duration_s)}, {format_seconds(step.waited_s)} of it waiting for transfers",
+            )
 
     def _step(self, optimizer: Optimizer, number: int, members: dict[str, Parameters]) -> PagedStep:
         by_model = self._kept.setdefault(optimizer, {})

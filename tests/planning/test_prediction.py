@@ -13,9 +13,12 @@ from memadvisor.cost.allocation_sequence import captured_sequence, planned_seque
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.simulate import simulate
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import save_plan
 from memadvisor.run.store import load_run
+from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES
 from tests.engines.trainings import make_plan
@@ -59,11 +62,15 @@ def plain(plain_run):
 
 
 def mixture(plain):
-    """Every stage, a block that stays from forward to backward, two gathers ahead, and recomputation."""
+    """Every stage, a block that stays from forward to backward, two gathers ahead, recomputation, state on disk."""
     stages = itertools.cycle((3, 2, 3, 0, 3, 1))
     units = tuple(
         UnitPlan(
-            name=unit.name, zero_stage=stage, recompute=unit.is_block and number % 2 == 0, reshard=number != 2
+            name=unit.name,
+            zero_stage=stage,
+            recompute=unit.is_block and number % 2 == 0,
+            reshard=number != 2,
+            optimizer_tier="disk" if number % 2 else "device",
         )
         for number, (unit, stage) in enumerate(zip(plain.units, stages, strict=False))
     )
@@ -75,7 +82,10 @@ def mixture(plain):
     [
         ("--zero", "1", "--all-reduce-bits", "1"),
         ("--plan", "mixture.json"),
-        ("--zero", "3", "--policy", "every-layer", "--gather-bits", "8", "--reduce-bits", "4"),
+        (
+            *("--zero", "3", "--policy", "every-layer", "--gather-bits", "8", "--reduce-bits", "4"),
+            *("--offload-optimizer", "disk"),
+        ),
     ],
 )
 def test_what_the_engine_holds_is_what_the_simulator_said(plain, tmp_path, options):
@@ -84,7 +94,8 @@ def test_what_the_engine_holds_is_what_the_simulator_said(plain, tmp_path, optio
         save_plan(mixture(plain), tmp_path / "mixture.json")
         options = ("--plan", str(tmp_path / "mixture.json"))
     applied = memadvisor("run", tmp_path / "run", *options)
-    predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES)
+    disk = TransferTimes({Lane.DISK: TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)}, "a test")
+    predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES, transfers=disk)
 
     for rank in applied.ranks:
         assert predicted.peak.total_bytes == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=1e-3)
