@@ -36,7 +36,8 @@ class ModelStates:
     Theory (ZeRO, arXiv:1910.02054, section 3): each parameter element has its dtype's bytes as parameter
     and as gradient, and one element of each optimizer component (16 bytes for Adam in float32: 4 + 4 + 8;
     also 16 in classic mixed precision: 2 + 2 + 12). Of a unit at stage s on n ranks a rank holds 1/n of the
-    optimizer state from s = 1, of the gradients from s = 2, of the parameters at s = 3.
+    optimizer state from s = 1, of the gradients from s = 2, of the parameters at s = 3. Optimizer state that a plan
+    keeps on another tier is none of the device's.
     `padding_bytes` is measured minus expected: alignment, step counters, and whatever theory does not know.
     """
 
@@ -85,7 +86,7 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
     components = (
         *_parameters(rank, stages, num_ranks),
         *_gradients(rank, stages, num_ranks),
-        *_optimizer_states(rank, stages, num_ranks),
+        *_optimizer_states(rank, stages, num_ranks, _states_away(rank, plan)),
     )
     expected = {kind: sum(c.expected_bytes for c in components if c.kind == kind) for kind in measured}
     own = _own_parameters(rank)
@@ -135,6 +136,12 @@ def _zero_stages(rank: RankRun, plan: Plan | None) -> dict[str, int]:
     if plan is None:
         return {unit.name: 0 if unit.shard_group is None else 3 for unit in rank.units}
     return {unit.name: unit.zero_stage for unit in resolve_units(plan, rank.units)}
+
+
+def _states_away(rank: RankRun, plan: Plan | None) -> frozenset[str]:
+    """Units whose optimizer state is elsewhere between updates."""
+    units = () if plan is None else resolve_units(plan, rank.units)
+    return frozenset(unit.name for unit in units if unit.optimizer_tier != "device")
 
 
 class _Share:
@@ -187,13 +194,15 @@ def _one_per_dtype(
     ]
 
 
-def _optimizer_states(rank: RankRun, stages: dict[str, int], num_ranks: int) -> list[StateComponent]:
+def _optimizer_states(
+    rank: RankRun, stages: dict[str, int], num_ranks: int, away: frozenset[str]
+) -> list[StateComponent]:
     """One row per component and dtype of the optimizer's state, theory beside the tensors recorded."""
     rows: dict[tuple[str, str], list[OptimizerState]] = defaultdict(list)
     for state in rank.optimizer_states:
         rows[state.component, state.dtype].append(state)
     return [
-        _optimizer_component(component, dtype, states, rank, stages, num_ranks)
+        _optimizer_component(component, dtype, states, rank, stages, num_ranks, away)
         for (component, dtype), states in rows.items()
     ]
 
@@ -205,6 +214,7 @@ def _optimizer_component(
     rank: RankRun,
     stages: dict[str, int],
     num_ranks: int,
+    away: frozenset[str],
 ) -> StateComponent:
     own = {parameter.name: parameter for parameter in _own_parameters(rank)}
     recorded = {state.parameter: state for state in states}
@@ -212,6 +222,8 @@ def _optimizer_component(
     share = _Share(num_ranks)
     if any(state.num_elements > 1 for state in states):  # else a step counter: theory has none
         for name, parameter in own.items():
+            if parameter.unit in away:
+                continue
             is_sharded = stages.get(parameter.unit, 0) >= 1
             state = recorded.get(name)
             is_whole = state is not None and state.num_elements == parameter.num_elements

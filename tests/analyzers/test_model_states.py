@@ -45,6 +45,14 @@ def test_stages_may_differ_by_unit():
     assert states.zero_stages == (0, 3)
 
 
+def test_state_on_another_tier_is_none_of_the_devices():
+    """The head's (512 x 64) two moments are on the disk."""
+    away = plan(0, units=(UnitPlan(name="head", zero_stage=0, recompute=False, optimizer_tier="disk"),))
+    states = model_states(make_run(num_ranks=2).ranks[0], away)
+
+    assert states.expected_bytes == 16 * P - 8 * 512 * 64
+
+
 def test_a_plan_shards_nothing_on_a_single_rank():
     assert model_states(make_run(num_ranks=1).ranks[0], plan(3)).expected_bytes == 16 * P
 
