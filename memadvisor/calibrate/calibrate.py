@@ -9,7 +9,7 @@ import torch
 
 from memadvisor.calibrate.arithmetic import measure_bandwidth, measure_flops
 from memadvisor.calibrate.links import SIZES_BYTES, measure_collectives
-from memadvisor.calibrate.tiers import measure_disk, measure_host
+from memadvisor.calibrate.tiers import measure_disk, measure_host, measure_page_cache
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 
@@ -37,6 +37,7 @@ def calibrate(num_ranks: int | None = None, *, sizes_bytes: tuple[int, ...] = SI
         peak_flops_per_s=measure_flops(device),
         collectives=curves,
         disk=measure_disk(),
+        page_cache=measure_page_cache(),
         host=measure_host(device),
     )
 

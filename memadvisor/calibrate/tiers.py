@@ -6,11 +6,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import torch
 
-from memadvisor.hardware.hardware import TierBandwidth
+from memadvisor.hardware.hardware import PageCache, TierBandwidth
 
 _DISK_BYTES = 256 * 2**20
 _PIECE_BYTES = 16 * 2**20
@@ -21,29 +22,61 @@ _NUM_RUNS = 5
 def measure_disk(size_bytes: int = _DISK_BYTES) -> TierBandwidth | None:
     """A new file in the directory for temporary ones: written until it is on the disk, read when no cache has it.
 
-    None where there is no room for it, or where nothing is written to a disk (tmpfs).
+    None where there is no room for it.
     """
     piece = os.urandom(min(_PIECE_BYTES, size_bytes))
-    num_pieces = max(1, size_bytes // len(piece))
     try:
         with tempfile.TemporaryFile(prefix="memadvisor-", buffering=0) as file:
-            number = file.fileno()
-            start_s = time.perf_counter()
-            for place in range(num_pieces):
-                _write(number, piece, place * len(piece))
-            os.fdatasync(number)
-            written_s = time.perf_counter() - start_s
+            written_s = _written_s(file.fileno(), piece, size_bytes, until_there=True)
             if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
-            target = bytearray(len(piece))
-            start_s = time.perf_counter()
-            for place in range(num_pieces):
-                os.preadv(number, [target], place * len(piece))
-            read_s = time.perf_counter() - start_s
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            read_s = _read_s(file.fileno(), piece, size_bytes)
     except OSError:
         return None
-    size_bytes = num_pieces * len(piece)
     return TierBandwidth(read_bytes_per_s=size_bytes / read_s, write_bytes_per_s=size_bytes / written_s)
+
+
+def measure_page_cache(size_bytes: int = _DISK_BYTES) -> PageCache | None:
+    """The same of a file that has just been written, and stays in the kernel's memory.
+
+    None where there is no room for it, or the kernel does not tell how much memory is free.
+    """
+    piece = os.urandom(min(_PIECE_BYTES, size_bytes))
+    try:
+        free_bytes = _free_bytes()
+        with tempfile.TemporaryFile(prefix="memadvisor-", buffering=0) as file:
+            _written_s(file.fileno(), piece, size_bytes)
+            written_s = median(_written_s(file.fileno(), piece, size_bytes) for _ in range(3))
+            read_s = median(_read_s(file.fileno(), piece, size_bytes) for _ in range(3))
+    except (OSError, ValueError):
+        return None
+    bandwidth = TierBandwidth(read_bytes_per_s=size_bytes / read_s, write_bytes_per_s=size_bytes / written_s)
+    return PageCache(bandwidth=bandwidth, size_bytes=free_bytes)
+
+
+def _free_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, size = line.partition(":")
+        if name == "MemAvailable":
+            return int(size.split()[0]) * 1024
+    raise ValueError("no MemAvailable")
+
+
+def _written_s(number: int, piece: bytes, size_bytes: int, *, until_there: bool = False) -> float:
+    start_s = time.perf_counter()
+    for offset in range(0, size_bytes, len(piece)):
+        _write(number, piece, offset)
+    if until_there:
+        os.fdatasync(number)
+    return time.perf_counter() - start_s
+
+
+def _read_s(number: int, piece: bytes, size_bytes: int) -> float:
+    target = bytearray(len(piece))
+    start_s = time.perf_counter()
+    for offset in range(0, size_bytes, len(piece)):
+        os.preadv(number, [target], offset)
+    return time.perf_counter() - start_s
 
 
 def _write(number: int, piece: bytes, offset: int) -> None:

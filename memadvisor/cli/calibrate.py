@@ -41,7 +41,8 @@ def _print(hardware: Hardware) -> None:
         console.print(Text(f"  {dtype} matrix product  {format_count(rate, 'FLOP/s')}"))
     bandwidth = hardware.memory_bandwidth_bytes_per_s
     console.print(Text(f"  memory copy  {format_bytes(bandwidth)}/s, read and write counted"))
-    for name, tier in (("disk", hardware.disk), ("pinned memory", hardware.host)):
+    cache = None if hardware.page_cache is None else hardware.page_cache.bandwidth
+    for name, tier in (("disk", hardware.disk), ("page cache", cache), ("pinned memory", hardware.host)):
         if tier is not None:
             read, write = format_bytes(tier.read_bytes_per_s), format_bytes(tier.write_bytes_per_s)
             console.print(Text(f"  {name}  read {read}/s, written {write}/s"))

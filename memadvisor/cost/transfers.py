@@ -11,10 +11,11 @@ from memadvisor.schedule import Lane
 
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
-    """Measured bandwidths by lane; `source` says where they are from."""
+    """Measured bandwidths by lane; `source` says where they are from. `is_cached`: the disk's is the page cache's."""
 
     bandwidths: Mapping[Lane, TierBandwidth]
     source: str
+    is_cached: bool = False
 
     def read_s(self, lane: Lane, size_bytes: int) -> float:
         """Seconds to bring bytes into memory."""
@@ -25,10 +26,18 @@ class TransferTimes:
         return size_bytes / self.bandwidths[lane].write_bytes_per_s
 
 
-def transfer_times(hardware: Hardware | None) -> TransferTimes | None:
-    """What a hardware file says of other tiers; None for nothing."""
+def transfer_times(hardware: Hardware | None, kept_bytes: int) -> TransferTimes | None:
+    """What a hardware file says of other tiers; None for nothing.
+
+    `kept_bytes`: what all ranks of the machine have on the disk at one time. The kernel keeps it in memory too where
+    that is at most half of what was free, as it does with files that are written again and again.
+    """
     if hardware is None:
         return None
-    found = {Lane.DISK: hardware.disk, Lane.HOST: hardware.host}
+    disk, cache = hardware.disk, hardware.page_cache
+    is_cached = disk is not None and cache is not None and 2 * kept_bytes <= cache.size_bytes
+    if is_cached and cache is not None:
+        disk = cache.bandwidth
+    found = {Lane.DISK: disk, Lane.HOST: hardware.host}
     known = {lane: bandwidth for lane, bandwidth in found.items() if bandwidth is not None}
-    return TransferTimes(known, hardware.source) if known else None
+    return TransferTimes(known, hardware.source, is_cached) if known else None

@@ -31,11 +31,19 @@ class TierBandwidth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageCache:
+    """How fast bytes of files go that the kernel keeps in memory. `size_bytes`: what of it was free when measured."""
+
+    bandwidth: TierBandwidth
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """`kind` says where the figures come from: `datasheet`, `measured` (calibrate) or `given` (by the user).
 
     Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`). `disk`: of files in
-    the directory for temporary ones. `host`: of pinned memory of a GPU's host.
+    the directory for temporary ones; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
     """
 
     name: str
@@ -46,4 +54,5 @@ class Hardware:
     peak_flops_per_s: Mapping[str, float]
     collectives: tuple[CollectiveCurve, ...] = ()
     disk: TierBandwidth | None = None
+    page_cache: PageCache | None = None
     host: TierBandwidth | None = None

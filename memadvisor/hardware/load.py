@@ -7,9 +7,10 @@ The file is one JSON object with the fields of `Hardware`:
      "peak_flops_per_s": {"bfloat16": 2.8e14},
      "collectives": [{"operation": "all_reduce", "num_ranks": 8,
                       "sizes_bytes": [1024, 1048576], "durations_s": [2e-5, 9e-5]}],
-     "disk": {"read_bytes_per_s": 2e9, "write_bytes_per_s": 1e9}, "host": null}
+     "disk": {"read_bytes_per_s": 2e9, "write_bytes_per_s": 1e9}, "host": null,
+     "page_cache": {"bandwidth": {"read_bytes_per_s": 5e9, "write_bytes_per_s": 3e9}, "size_bytes": 8589934592}}
 
-`disk` and `host` may be missing.
+`disk`, `page_cache` and `host` may be missing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 from memadvisor.errors import UnknownHardwareError, UsageError
 from memadvisor.hardware.catalogue import CATALOGUE, find_entry
-from memadvisor.hardware.hardware import CollectiveCurve, Hardware, TierBandwidth
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware, PageCache, TierBandwidth
 from memadvisor.run.files import write_private_file
 
 FORMAT = 1
@@ -68,7 +69,7 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
     fields = {f.name: getattr(hardware, f.name) for f in dataclasses.fields(hardware)}
     fields["peak_flops_per_s"] = dict(hardware.peak_flops_per_s)
     fields["collectives"] = [dataclasses.asdict(curve) for curve in hardware.collectives]
-    for tier in ("disk", "host"):
+    for tier in ("disk", "page_cache", "host"):
         bandwidth = getattr(hardware, tier)
         fields[tier] = None if bandwidth is None else dataclasses.asdict(bandwidth)
     try:
@@ -114,6 +115,7 @@ def hardware_from_json(value: Any, source: str) -> Hardware:
             },
             collectives=tuple(_curve(item) for item in value["collectives"]),
             disk=_tier(value.get("disk")),
+            page_cache=_page_cache(value.get("page_cache")),
             host=_tier(value.get("host")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -146,6 +148,13 @@ def _tier(value: Any) -> TierBandwidth | None:
         read_bytes_per_s=_positive(value["read_bytes_per_s"]),
         write_bytes_per_s=_positive(value["write_bytes_per_s"]),
     )
+
+
+def _page_cache(value: Any) -> PageCache | None:
+    bandwidth = None if value is None else _tier(value["bandwidth"])
+    if value is None or bandwidth is None:
+        return None
+    return PageCache(bandwidth=bandwidth, size_bytes=_whole(value["size_bytes"]))
 
 
 def _text(value: Any) -> str:

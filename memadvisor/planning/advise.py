@@ -85,7 +85,7 @@ def advise(
         _check_asked(ranks, run.manifest.world_size, precision, compression)
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
-    transfers = transfer_times(hardware)
+    transfers = transfer_times(hardware, ranks * sum(s.optimizer_bytes for s in plain.states.values()))
     search = Search(run, times, ranks, memory_bytes, settings, precision, compression, transfers)
     if not search.stages:
         raise UsageError(
@@ -114,12 +114,15 @@ def advise(
 
 def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) -> Iterator[str]:
     tiers = {unit.optimizer_tier for ranked in found for unit in ranked.plan.units} - {"device"}
-    if tiers and transfers is not None:
+    if not tiers or transfers is None:
+        return
+    yield f"Transfers of optimizer state are predicted from measured bandwidths ({transfers.source})."
+    if "disk" in tiers:
         yield (
-            f"Transfers of optimizer state are predicted from measured bandwidths ({transfers.source}); the page cache "
-            "may make them faster."
-            if tiers == {"disk"}
-            else f"Transfers of optimizer state are predicted from measured bandwidths ({transfers.source})."
+            "The page cache is taken to hold the state that is on disk: where others need that memory, transfers are as "
+            "slow as the disk."
+            if transfers.is_cached
+            else "The page cache is taken to hold nothing of the state that is on disk, and may make transfers faster."
         )
 
 

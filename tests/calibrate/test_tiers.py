@@ -1,16 +1,19 @@
-"""The disk's bandwidth is measured on a file of its own, and is unknown where there is no room for one."""
+"""Bandwidths of disk and page cache are measured on files of their own, and unknown where there is no room for one."""
 
-from memadvisor.calibrate.tiers import measure_disk
+from memadvisor.calibrate.tiers import measure_disk, measure_page_cache
 
 
 def test_reading_and_writing_take_time():
-    found = measure_disk(2**16)
+    cache = measure_page_cache(2**16)
 
-    assert 0 < found.read_bytes_per_s < 1e13
-    assert 0 < found.write_bytes_per_s < 1e13
+    for found in (measure_disk(2**16), cache.bandwidth):
+        assert 0 < found.read_bytes_per_s < 1e13
+        assert 0 < found.write_bytes_per_s < 1e13
+    assert cache.size_bytes > 2**20
 
 
 def test_a_directory_that_takes_no_file_has_no_bandwidth(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/proc")
 
     assert measure_disk(2**16) is None
+    assert measure_page_cache(2**16) is None

@@ -1,17 +1,20 @@
 """Optimizer state on another tier: what leaves memory, and what the transfers cost."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.simulate import simulate
-from memadvisor.cost.transfers import TransferTimes
-from memadvisor.hardware.hardware import TierBandwidth
+from memadvisor.cost.transfers import TransferTimes, transfer_times
+from memadvisor.hardware.hardware import PageCache, TierBandwidth
 from memadvisor.schedule import ActionKind, Lane, Point
 from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES
 from tests.engines.trainings import make_plan
+from tests.hardware.test_load import MEASURED
 from tests.make_run import make_run
 
 
@@ -74,3 +77,14 @@ def test_larger_units_take_turns_with_smaller_ones():
     sizes = [state_of(step, name) for name in schedule.offloaded_states]
 
     assert min(sizes[1::2]) >= max(sizes[0::2])
+
+
+def test_what_fits_in_half_of_the_free_memory_goes_as_fast_as_the_page_cache():
+    slow, fast = (TierBandwidth(read_bytes_per_s=r, write_bytes_per_s=r) for r in (1e8, 1e9))
+    cache = PageCache(bandwidth=fast, size_bytes=1000)
+    hardware = replace(MEASURED, disk=slow, page_cache=cache)
+
+    assert transfer_times(hardware, 500).read_s(Lane.DISK, 10**9) == 1
+    assert transfer_times(hardware, 501).read_s(Lane.DISK, 10**9) == 10
+    assert transfer_times(replace(hardware, page_cache=None), 1).write_s(Lane.DISK, 10**9) == 10
+    assert transfer_times(replace(hardware, disk=None), 1) is None

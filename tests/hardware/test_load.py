@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memadvisor.errors import MemadvisorError, UnknownHardwareError, UsageError
 from memadvisor.hardware.catalogue import CATALOGUE
-from memadvisor.hardware.hardware import CollectiveCurve, Hardware, TierBandwidth
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware, PageCache, TierBandwidth
 from memadvisor.hardware.load import hardware_from_json, load_hardware, named_hardware, save_hardware
 
 MEASURED = Hardware(
@@ -25,6 +25,9 @@ MEASURED = Hardware(
         ),
     ),
     disk=TierBandwidth(read_bytes_per_s=2e9, write_bytes_per_s=1e9),
+    page_cache=PageCache(
+        bandwidth=TierBandwidth(read_bytes_per_s=5e9, write_bytes_per_s=3e9), size_bytes=2**30
+    ),
 )
 
 
@@ -38,11 +41,10 @@ def test_a_saved_file_reads_back_the_same(tmp_path):
 def test_a_file_of_before_other_tiers_knows_of_none(tmp_path):
     save_hardware(MEASURED, tmp_path / "hardware.json")
     value = json.loads((tmp_path / "hardware.json").read_text())
-    del value["disk"], value["host"]
+    del value["disk"], value["host"], value["page_cache"]
 
     found = hardware_from_json(value, "it")
-    assert found.disk is None
-    assert found.host is None
+    assert (found.disk, found.host, found.page_cache) == (None, None, None)
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
