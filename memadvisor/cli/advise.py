@@ -180,7 +180,7 @@ def _table(advice: Advice) -> Table:
             format_bytes(prediction.peak_bytes),
             *([format_bytes(prediction.reserved_bytes)] if reserves else []),
             format_seconds(prediction.step_time_s),
-            format_seconds(prediction.exposed_communication_s),
+            format_seconds(prediction.exposed_communication_s + (prediction.exposed_transfer_s or 0.0)),
             _stages(plan),
             f"{len(plan.recomputed_units)} of {len(plan.units)}",
             f"{batch} x {plan.grad_accum}",
