@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.engines.late import LateTensor
+from memadvisor.engines.state_tiers import HostTier, StagedDiskTier
+from memadvisor.engines.thread_lane import ThreadLane
 from memadvisor.errors import PlanError
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import Model, Training, applied, make_optimizer, make_plan
@@ -177,6 +179,14 @@ def test_state_that_cannot_be_read_back_ends_the_training(monkeypatch):
 
     with pytest.raises(RuntimeError, match=r"unit '.*' cannot be read back from disk: Input/output error"):
         train("adamw", ON_DISK, each_step=break_disk)
+
+
+@pytest.mark.parametrize("kind", [HostTier, StagedDiskTier])
+def test_the_tiers_of_a_gpu_keep_what_they_are_given(monkeypatch, kind):
+    """Their logic, with a worker thread in the place of a stream, and memory that cannot be pinned."""
+    monkeypatch.setattr("memadvisor.engines.state_tiers.CudaLane", lambda device: ThreadLane())
+    monkeypatch.setattr("memadvisor.engines.state_offload.make_tier", lambda lane, device: kind(device))
+    assert_same(train("adamw", ON_DISK), train("adamw"))
 
 
 def test_only_optimizers_that_update_by_element():
