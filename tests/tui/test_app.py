@@ -49,7 +49,7 @@ def drive(directory, scenario, size=(80, 24), **options):
         app.animation_level = "none"
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.snapshot is not None or app.return_value is not None)
-            await pilot.pause()
+            await settle(app, pilot)
             await scenario(app, pilot)
         return app
 
@@ -62,6 +62,21 @@ async def until(pilot, condition):
             return
         await pilot.pause(0.02)
     raise AssertionError("it never came true")
+
+
+async def settle(app, pilot):
+    """Until all widgets stand where they stood a moment ago.
+
+    Textual's own pause ends when the process gets little CPU time, as on a loaded machine it does in the middle.
+    """
+    before = None
+    for _ in range(200):
+        await pilot.pause(0.02)
+        now = [(widget, widget.region, widget.scroll_offset) for widget in app.screen.walk_children()]
+        if now == before:
+            return
+        before = now
+    raise AssertionError("it never came to rest")
 
 
 def screen_text(app):
@@ -84,7 +99,7 @@ def test_every_tab_opens_by_its_number(run_directory, size):
     async def scenario(app, pilot):
         for number, name in enumerate(TABS, 1):
             await pilot.press(str(number))
-            await pilot.pause()
+            await settle(app, pilot)
             assert app.query_one(TabbedContent).active == name
             assert app.query_one(TabbedContent).active_pane.query_one(Pane).view is not None
             assert screen_text(app).strip()
@@ -108,7 +123,7 @@ def test_every_tab_opens_by_its_number(run_directory, size):
 def test_each_tab_says_what_it_is_for(run_directory, key, phrases):
     async def scenario(app, pilot):
         await pilot.press(key)
-        await pilot.pause()
+        await settle(app, pilot)
         text = screen_text(app)
         for phrase in phrases:
             assert phrase in text
@@ -163,7 +178,7 @@ def test_groups_units_and_clocks_are_the_analyzers(tmp_path):
 
     async def scenario(app, pilot):
         await pilot.press("6")
-        await pilot.pause()
+        await settle(app, pilot)
         traffic = app.view.result.communication
         groups, units, ranks = (rows_of(app, name) for name in ("groups", "units", "ranks"))
         assert [row[0] for row in groups] == [share.name or "unnamed" for share in traffic.groups]
@@ -182,7 +197,7 @@ def test_groups_units_and_clocks_are_the_analyzers(tmp_path):
 def test_what_there_is_one_of_alone_has_no_table(run_directory):
     async def scenario(app, pilot):
         await pilot.press("6")
-        await pilot.pause()
+        await settle(app, pilot)
         assert not app.query_one("#communication-groups").display
         assert app.query_one("#communication-units").display
 
@@ -224,7 +239,7 @@ def test_brackets_switch_the_rank_and_come_round(run_directory):
         ranks = []
         for key in ("]", "]", "["):
             await pilot.press(key)
-            await pilot.pause()
+            await settle(app, pilot)
             ranks.append(app.view.rank.process.rank)
         assert ranks == [1, 0, 1]
         assert "rank 1 of 2" in screen_text(app)
@@ -235,7 +250,7 @@ def test_brackets_switch_the_rank_and_come_round(run_directory):
 def test_the_cursor_walks_over_time_and_finds_the_peak_again(run_directory):
     async def scenario(app, pilot):
         await pilot.press("2")
-        await pilot.pause()
+        await settle(app, pilot)
         chart = app.query_one(MemoryChart)
         assert app.focused is chart
         peak_s = app.view.result.peak.time_s
@@ -261,7 +276,7 @@ def test_the_cursor_walks_over_time_and_finds_the_peak_again(run_directory):
 def test_what_is_listed_under_the_cursor_is_alive_there(run_directory):
     async def scenario(app, pilot):
         await pilot.press("2", "home")
-        await pilot.pause()
+        await settle(app, pilot)
         step = app.view.rank.traced_step
         born_before = {str(s.storage_id) for s in app.view.rank.storages if s.birth_s <= step.start_s}
         table = app.query_one("#memory-alive", DataTable)
@@ -273,15 +288,15 @@ def test_what_is_listed_under_the_cursor_is_alive_there(run_directory):
 def test_a_search_narrows_modules_and_escape_ends_it(run_directory):
     async def scenario(app, pilot):
         await pilot.press("3")
-        await pilot.pause()
+        await settle(app, pilot)
         table = app.query_one("#modules-list", SearchTable).table
         whole = table.row_count
         await pilot.press("slash", *"2.mlp up", "enter")
-        await pilot.pause()
+        await settle(app, pilot)
         assert [key.value for key in table.rows] == ["module blocks.2.mlp.up"]
         assert app.focused is table
         await pilot.press("escape")
-        await pilot.pause()
+        await settle(app, pilot)
         assert table.row_count == whole
 
     drive(run_directory, scenario)
@@ -290,7 +305,7 @@ def test_a_search_narrows_modules_and_escape_ends_it(run_directory):
 def test_digits_and_q_belong_to_the_search_while_it_is_open(run_directory):
     async def scenario(app, pilot):
         await pilot.press("4", "slash", *"q1")
-        await pilot.pause()
+        await settle(app, pilot)
         assert app.query_one("#activations-list", SearchTable).query_one(Input).value == "q1"
         assert app.query_one(TabbedContent).active == "activations"
 
@@ -300,15 +315,15 @@ def test_digits_and_q_belong_to_the_search_while_it_is_open(run_directory):
 def test_enter_unfolds_a_unit_and_folds_it_again(run_directory):
     async def scenario(app, pilot):
         await pilot.press("3", "down", "down")
-        await pilot.pause()
+        await settle(app, pilot)
         table = app.query_one("#modules-list", SearchTable).table
         folded = table.row_count
         await pilot.press("enter")
-        await pilot.pause()
+        await settle(app, pilot)
         assert table.row_count == folded + 6
         assert table.cursor_row == 2, "the cursor stays on its module"
         await pilot.press("enter")
-        await pilot.pause()
+        await settle(app, pilot)
         assert table.row_count == folded
 
     drive(run_directory, scenario)
@@ -317,7 +332,7 @@ def test_enter_unfolds_a_unit_and_folds_it_again(run_directory):
 def test_sorting_goes_round_the_columns(run_directory):
     async def scenario(app, pilot):
         await pilot.press("3", "s")
-        await pilot.pause()
+        await settle(app, pilot)
         table = app.query_one("#modules-list", SearchTable).table
         names = [key.value for key in table.rows]
         tree = app.query_one(ModulesPane)._tree(app.view)
@@ -332,11 +347,11 @@ def test_sorting_goes_round_the_columns(run_directory):
 def test_help_opens_and_closes_and_q_quits(run_directory):
     async def scenario(app, pilot):
         await pilot.press("question_mark")
-        await pilot.pause()
+        await settle(app, pilot)
         assert isinstance(app.screen, HelpScreen)
         assert "previous and next rank" in screen_text(app)
         await pilot.press("escape")
-        await pilot.pause()
+        await settle(app, pilot)
         assert not isinstance(app.screen, HelpScreen)
         await pilot.press("q")
 
@@ -382,10 +397,10 @@ def test_hostile_names_are_shown_as_they_stand_on_every_tab(tmp_path):
         seen = ""
         for key in "12345678":
             await pilot.press(key)
-            await pilot.pause()
+            await settle(app, pilot)
             seen += screen_text(app)
         await pilot.press("3", "slash", *"layers[/0]")
-        await pilot.pause()
+        await settle(app, pilot)
         seen += screen_text(app)
         for phrase in ("layers[/0]", "[red]x", "[31mred", "[/aten]mm", "[b]Linear"):
             assert phrase in seen
@@ -419,7 +434,7 @@ def test_new_steps_and_the_traced_one_appear_while_the_run_grows(tmp_path):
     async def scenario(app, pilot):
         assert "step 1 " in screen_text(app)
         await pilot.press("2")
-        await pilot.pause()
+        await settle(app, pilot)
         assert "No traced step yet" in screen_text(app)
         for table in ("storages", "saved", "operators", "residuals", "optimizer_states", "spans"):
             writer.write_rows(table, getattr(rank, table))
@@ -440,7 +455,7 @@ def test_the_reader_keeps_the_row_while_the_run_grows(tmp_path):
 
     async def scenario(app, pilot):
         await pilot.press("5", "down", "down")
-        await pilot.pause()
+        await settle(app, pilot)
         table = app.query_one("#steps-table", DataTable)
         assert (table.row_count, table.cursor_row) == (6, 2)  # the newest is on top: step 3
         writer.write_rows("steps", rank.steps[6:])
@@ -459,7 +474,7 @@ def test_a_run_that_has_only_begun_is_waited_for(tmp_path):
         await pilot.press("3", "]", "2")  # nothing to switch to, and nothing breaks
         write_run(run, directory)
         await until(pilot, lambda: app.view is not None)
-        await pilot.pause()
+        await settle(app, pilot)
         assert "finished" in screen_text(app)
 
     drive(directory, scenario)
@@ -482,7 +497,7 @@ def test_incomplete_runs_show_what_they_have_on_every_tab(tmp_path, changes):
     async def scenario(app, pilot):
         for key in "12345678":
             await pilot.press(key, "left")
-            await pilot.pause()
+            await settle(app, pilot)
             assert screen_text(app).strip()
 
     drive(directory, scenario)
@@ -497,7 +512,7 @@ def test_rows_that_stand_twice_break_no_table(tmp_path):
     async def scenario(app, pilot):
         for key in "12345678":
             await pilot.press(key)
-            await pilot.pause()
+            await settle(app, pilot)
         assert app.query_one("#steps-table", DataTable).row_count == 16
 
     drive(write_run(run, tmp_path / "run"), scenario)
@@ -509,7 +524,7 @@ def test_missing_ranks_are_named(tmp_path):
     async def scenario(app, pilot):
         assert "2 ranks missing" in screen_text(app)
         await pilot.press("8")
-        await pilot.pause()
+        await settle(app, pilot)
         assert "nothing readable from rank 0, 2" in screen_text(app)
 
     drive(directory, scenario)
@@ -523,7 +538,7 @@ def test_a_truncated_journal_shows_what_was_whole(tmp_path):
     async def scenario(app, pilot):
         for key in "12345678":
             await pilot.press(key)
-            await pilot.pause()
+            await settle(app, pilot)
         assert app.view is not None
 
     drive(directory, scenario)
@@ -554,11 +569,11 @@ def test_resizing_redraws_every_tab(run_directory):
             await pilot.press(key)
             for size in ((200, 60), (40, 10), (80, 24)):
                 await pilot.resize_terminal(*size)
-                await pilot.pause()
+                await settle(app, pilot)
                 assert screen_text(app).strip()
         await pilot.resize_terminal(200, 60)
         await pilot.press("2")
-        await pilot.pause()
+        await settle(app, pilot)
         assert app.query_one(MemoryChart).size.width > 150
 
     drive(run_directory, scenario)
