@@ -177,7 +177,7 @@ def built(body):
     }[body]()
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(body=bodies)
 def test_modules_keep_what_is_alive_for_the_backward_and_parents_keep_their_childrens(body):
     """When the backward begins nothing born in the step is alive but what modules keep, and the loss."""

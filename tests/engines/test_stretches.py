@@ -120,7 +120,7 @@ def families(draw, first=0, last=5, depth=3):
     st.lists(st.sampled_from(sorted(KINDS)), min_size=6, max_size=6),
     *(st.booleans() for _ in range(3)),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_losses_weights_and_running_statistics_are_bitwise_equal(stretches, alone, kinds, bf16, skip, twice):
     stretches = list(dict.fromkeys(stretches))
     made = [lambda kind=kind: Mixed(KINDS[kind]()) for kind in kinds]

@@ -75,7 +75,7 @@ def test_a_plan_that_needs_less_than_every_unit_by_itself_is_found_and_more_memo
     run, _ = plain
     smallest = best(run, 1).prediction.peak_bytes
     plain_bytes = captured_step(run).peak_bytes
-    budgets = [smallest + (plain_bytes - smallest) * tenth // 10 for tenth in range(11)]
+    budgets = [smallest + (plain_bytes - smallest) * fifth // 5 for fifth in range(6)]
     ranked = [best(run, budget) for budget in budgets]
 
     assert all(found.fits for found in ranked)

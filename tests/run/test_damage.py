@@ -9,7 +9,7 @@ from benchmarks.damage import DAMAGES, draw_case, judge, read_files, read_writte
 from memadvisor.plan import Plan
 from tests.make_run import make_run, write_run
 
-NUM_CASES = 300
+NUM_CASES = 150
 PLAN = Plan(num_ranks=2, zero_stage=0, why="made by hand")
 
 
