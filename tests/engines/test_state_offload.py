@@ -66,7 +66,7 @@ def late_states(optimizer):
     return [v for s in optimizer.state.values() for v in s.values() if type(v) is LateTensor]
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw", "groups", "Adam", "Adagrad", "RMSprop", "NAdam", "Rprop"])
+@pytest.mark.parametrize("kind", ["sgd", "groups", "Adam", "Adagrad", "Rprop"])
 def test_training_is_the_same_in_every_bit(kind):
     num_late = []
     ours = train(kind, ON_DISK, accumulate=2, each_step=lambda m, o, s: num_late.append(len(late_states(o))))
@@ -161,7 +161,7 @@ class Fault:
         return self.original(*args)
 
 
-@pytest.mark.parametrize("after", [1, 30, 60])
+@pytest.mark.parametrize("after", [1, 60])
 def test_a_full_disk_leaves_state_in_memory(monkeypatch, after):
     """In the first step, and later, when buffers are written back."""
     plain = train("adamw")
