@@ -7,7 +7,8 @@ gathers of parameters qwZ, and quantised reductions of gradients qgZ.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from memadvisor.errors import PlanError
@@ -27,12 +28,14 @@ class Compression:
 
     `all_reduce_bits`, `all_reduce_top`: of the gradients that stages 0 and 1 sum whole, 1, 4 or 8 bits of each element,
     or so many elements of each block, exactly; what is not sent is added to the next step's (error feedback).
+    `all_reduce_rank`: of the same, each matrix as a product of two that have so many columns, with error feedback too.
     """
 
     gather_bits: int | None = None
     reduce_bits: int | None = None
     all_reduce_bits: int | None = None
     all_reduce_top: int | None = None
+    all_reduce_rank: int | None = None
 
     @property
     def is_lossy(self) -> bool:
@@ -51,7 +54,8 @@ class Compression:
     @property
     def has_feedback(self) -> bool:
         """Whether gradients that stay whole are compressed, and each rank keeps what it has not sent."""
-        return self.all_reduce_bits is not None or self.all_reduce_top is not None
+        given = (self.all_reduce_bits, self.all_reduce_top, self.all_reduce_rank)
+        return any(value is not None for value in given)
 
     def gather_bits_of(self, dtype: str) -> int | None:
         """Of gathered copies of a parameter that is `dtype` in the script; None where it travels as it is."""
@@ -85,6 +89,25 @@ def sparse_bytes(num_elements: int, top: int) -> int:
     return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
+def thin_matrix(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
+    """Rows and columns of a parameter as the matrix that PowerSGD sends as two thin ones of `rank` columns.
+
+    None where those would have more than half of its elements: then it is sent as it is.
+    """
+    rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (0, 0)
+    return (rows, columns) if 0 < 2 * rank * (rows + columns) <= rows * columns else None
+
+
+def thin_elements(shapes: Iterable[Sequence[int]], rank: int) -> tuple[int, int]:
+    """Elements of the two messages that stand for the gradients of parameters of these shapes (low_rank.py)."""
+    first = second = 0
+    for shape in shapes:
+        sides = thin_matrix(shape, rank)
+        first += math.prod(shape) if sides is None else sides[0] * rank
+        second += 0 if sides is None else sides[1] * rank
+    return first, second
+
+
 def scratch_elements(num_elements: int) -> int:
     """float32 elements of scratch with which a message is made where the tensor itself cannot be used up.
 
@@ -108,6 +131,8 @@ def compression_text(compression: Compression) -> str:
     ) + (
         f", all-reduces {compression.all_reduce_top} of {BLOCK_ELEMENTS} elements"
         if compression.all_reduce_top is not None
+        else f", all-reduces of rank {compression.all_reduce_rank}"
+        if compression.all_reduce_rank is not None
         else ""
     )
 
@@ -128,6 +153,9 @@ def compression_loss_text(compression: Compression) -> str:
     if compression.all_reduce_top is not None:
         top = compression.all_reduce_top
         return f"of each {BLOCK_ELEMENTS} elements of a gradient the {top} largest are sent; {feedback}"
+    if compression.all_reduce_rank is not None:
+        rank = compression.all_reduce_rank
+        return f"gradients of matrices are sent as products of two that have {rank} column{'s' * (rank > 1)}; {feedback}"
     return (
         f"{' and '.join(rounded)}, with a scale for each {BLOCK_ELEMENTS} elements; what the optimizer keeps stays as it is. "
         "Losses will differ from those without it."
@@ -155,6 +183,7 @@ def check_compression(
         "reduce_bits": (4, 8),
         "all_reduce_bits": (1, 4, 8),
         "all_reduce_top": range(1, 65),
+        "all_reduce_rank": range(1, 65),
     }
     needed = {"gather_bits": "stage 3", "reduce_bits": "stage 2 or 3"}
     given = {field: value for field in allowed if (value := getattr(compression, field)) is not None}

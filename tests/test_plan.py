@@ -62,7 +62,15 @@ PLANS = st.builds(
 )
 # Older plans are without.
 LATER = (
-    *("compression", "gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top", "sent_bytes"),
+    *(
+        "compression",
+        "gather_bits",
+        "reduce_bits",
+        "all_reduce_bits",
+        "all_reduce_top",
+        "all_reduce_rank",
+        "sent_bytes",
+    ),
     *("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype"),
     *("shard_ranks", "update_in_backward", "optimizer_dtype", "optimizer_tier", "exposed_transfer_s"),
 )

@@ -153,6 +153,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--reduce-bits",
         "--all-reduce-bits",
         "--all-reduce-top",
+        "--all-reduce-rank",
         "--offload-optimizer",
     }
     position = 1

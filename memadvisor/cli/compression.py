@@ -6,7 +6,7 @@ import argparse
 
 from memadvisor.compression import Compression
 
-FLAGS = ("gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top")
+FLAGS = ("gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top", "all_reduce_rank")
 
 
 def add_compression_options(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,13 @@ def add_compression_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="K",
         help="with ZeRO stages 0 and 1: send the K largest of each 256 elements of a gradient, with error feedback "
+        "(lossy)",
+    )
+    parser.add_argument(
+        "--all-reduce-rank",
+        type=int,
+        metavar="R",
+        help="with ZeRO stages 0 and 1: send a matrix's gradient as two of R columns (PowerSGD), with error feedback "
         "(lossy)",
     )
 

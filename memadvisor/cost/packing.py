@@ -6,9 +6,10 @@ gives them, each rank's shard as a message of its own; others travel as they are
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
-from memadvisor.compression import Compression, packed_bytes, scratch_elements
+from memadvisor.compression import Compression, packed_bytes, scratch_elements, thin_elements
 from memadvisor.cost.step import UnitStates
 from memadvisor.precision import bytes_in
 from memadvisor.schedule import Schedule
@@ -39,7 +40,14 @@ def _feedback_of(states: UnitStates, num_ranks: int, compression: Compression) -
     sent = staged = residuals = 0
     for (dtype, trainable), count in states.num_elements.items():
         part = -(-count // num_ranks)
-        if trainable and dtype == "float32":
+        if trainable and dtype == "float32" and compression.all_reduce_rank is not None:
+            own = [p for p in states.parameters if p.requires_grad and p.dtype == dtype]
+            first, second = thin_elements((json.loads(p.shape) for p in own), compression.all_reduce_rank)
+            # Each of them is gathered from all ranks, which an all_reduce is twice.
+            sent += 4 * num_ranks * (first + second) // 2
+            staged += 4 * num_ranks * (first + second)
+            residuals += 4 * (count + second)
+        elif trainable and dtype == "float32":
             messages_bytes = num_ranks * compression.all_reduce_message_bytes(part)
             sent += messages_bytes
             staged += messages_bytes + 4 * scratch_elements(part)

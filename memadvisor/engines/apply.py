@@ -153,6 +153,7 @@ class Applied:
         """Every buffer of the engine that is alive now: (tensor, category, unit)."""
         for executor in self._executors:
             yield from executor.labelled_tensors()
+            yield from ((kept, "communication", "") for kept in executor.reductions.feedback.left_over())
 
     def slot_of(self, parameter: torch.Tensor) -> Slot | None:
         """The place of a parameter that is updated in shards; None for any other tensor."""

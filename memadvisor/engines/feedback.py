@@ -9,11 +9,12 @@ messages, their own too, so it is the same everywhere, bit for bit.
 
 So nothing is lost: all means that ever came out, the residuals of all ranks and those of all sums add up to the sum
 of all true means (but for rounding of float32). After a gradient with an infinity or a NaN, which comes out as one on
-every rank, what is left over of it is dropped.
+every rank, what is left over of it is dropped. Products of thin matrices are low_rank.py's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -21,6 +22,7 @@ import torch
 from memadvisor.compression import Compression, scratch_elements
 from memadvisor.engines.flat import Flat
 from memadvisor.engines.lanes import Ticket
+from memadvisor.engines.low_rank import LowRank
 from memadvisor.engines.quantise import dequantise, quantise
 from memadvisor.engines.sparse import densify, sparsify
 from memadvisor.engines.wire import Wire
@@ -33,11 +35,15 @@ class Feedback:
         self._wire = wire
         self._compression = compression
         self._residuals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        rank = compression.all_reduce_rank
+        self._low_rank = None if rank is None else LowRank(wire, rank)
 
     def begin_mean(self, flat: Flat, grad: torch.Tensor) -> Ticket:
         """Begin to replace `grad` by its mean over the ranks, as far as it is sent in this step."""
         if not (self._compression.has_feedback and flat.dtype == torch.float32):
             return self._wire.begin_mean(grad, flat.unit)
+        if self._low_rank is not None:
+            return self._low_rank.begin_mean(flat, grad)
         shard, n = flat.shard_numel, self._wire.num_ranks
         if flat.index not in self._residuals:
             sizes = (flat.num_elements, shard)
@@ -49,6 +55,13 @@ class Feedback:
         left, left_of_sum = self._residuals[flat.index]
         work = partial(self._mean, flat.unit, flat.index, shard, grad, left, left_of_sum, messages, scratch)
         return self._wire.lane(grad.device).submit(work, writes=(grad, left, left_of_sum, messages, scratch))
+
+    def left_over(self) -> Iterator[torch.Tensor]:
+        """What is kept from one step to the next."""
+        for both in self._residuals.values():
+            yield from both
+        if self._low_rank is not None:
+            yield from self._low_rank.left_over()
 
     def _mean(
         self,

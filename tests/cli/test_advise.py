@@ -121,7 +121,9 @@ def test_compression_is_asked_for_restricts_the_stages_and_sends_less(run_path, 
     value = json.loads(capsys.readouterr().out)
 
     assert {unit["zero_stage"] for plan in value["plans"] for unit in plan["units"]} == {2, 3}
-    uncompressed = dict.fromkeys(("gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top"))
+    uncompressed = dict.fromkeys(
+        ("gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top", "all_reduce_rank")
+    )
     sent = {plan["zero_stage"]: plan["predicted_sent_bytes"] for plan in reversed(plain["plans"])}
     for plan in value["plans"]:
         assert plan["compression"] == {**uncompressed, "reduce_bits": 8}
