@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from memadvisor.analyzers.placement import Stretch
@@ -22,11 +23,16 @@ def second_run_cost(rank: RankRun) -> SecondRunCost:
 def second_runs(
     rank: RankRun, pieces: Sequence[Stretch], durations: Sequence[float], divisor: int
 ) -> Mapping[tuple[str, int | None], SecondRun]:
-    """By unit and micro-batch. A forward's timed seconds are dealt out to its operators as the traced step has them."""
+    """By unit and micro-batch. A forward's timed seconds are dealt out to its operators as the traced step has them.
+
+    Units of one class that run the same operators share their times: a search takes those that seem cheapest, and
+    among equals those would be the ones whose times happened to be too low.
+    """
     operators = sorted((op for op in rank.operators if op.phase == "forward"), key=lambda op: op.start_s)
     starts = [operator.start_s for operator in operators]
     saved = sorted(row.saved_s for row in rank.saved)
     found: dict[tuple[str, int | None], SecondRun] = {}
+    work: dict[tuple[str, int | None], tuple[tuple[str, int], ...]] = defaultdict(tuple)
     for piece, duration_s in zip(pieces, durations, strict=True):
         if piece.phase != "forward" or piece.unit is None:
             continue
@@ -43,7 +49,20 @@ def second_runs(
             until_saved_s=stopped,
             num_saved=last - first + (before.num_saved if before is not None else 0),
         )
-    return found
+        work[piece.unit, piece.micro_batch] += tuple((op.name, op.executed_flops) for op in inside)
+    types = {unit.name: unit.type_name for unit in rank.units}
+    alike: dict[object, list[SecondRun]] = defaultdict(list)
+    for key, run in found.items():
+        alike[types.get(key[0]), work[key], run.num_saved].append(run)
+    return {key: _mean(alike[types.get(key[0]), work[key], run.num_saved]) for key, run in found.items()}
+
+
+def _mean(runs: Sequence[SecondRun]) -> SecondRun:
+    return SecondRun(
+        whole_s=sum(run.whole_s for run in runs) / len(runs),
+        until_saved_s=sum(run.until_saved_s for run in runs) / len(runs),
+        num_saved=runs[0].num_saved,
+    )
 
 
 def _share_until(saved_s: float, operators: Sequence[Operator]) -> float:
