@@ -15,6 +15,8 @@ from memadvisor.analyzers.batch_sizes import is_weight_cast
 from memadvisor.analyzers.movable import boundary_tensors, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
 from memadvisor.analyzers.step_storages import step_storages
+from memadvisor.analyzers.unit_operators import Forward, unit_forwards
+from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level, StepStorage
 from memadvisor.precision import Precision, bytes_in
 from memadvisor.run.records import UNEXPLAINED, Parameter, Step
@@ -41,6 +43,8 @@ class Memory:
     inner: tuple[Inner, ...]
     boundaries: tuple[BoundaryTensor, ...]
     storages: tuple[StepStorage, ...]
+    operators: Mapping[int, ForwardOperators]  # by forward segment, with the seconds of the traced step
+    unit_forwards: Mapping[int, Forward]
     peak_bytes: int
 
 
@@ -95,10 +99,15 @@ def segment_memory(
         if not parameter.tied_to:
             parameters.setdefault(parameter.unit, []).append(parameter)
     buffers = _buffers(parameters, precision)
+    forwards = unit_forwards(rank, passes, placed, freed - casts)
     levels = []
-    for position in range(len(pieces)):
-        level = _levels(position, pieces, start, events[position], placed, freed, casts, parameters, buffers)
+    operators = {}
+    for position, piece in enumerate(pieces):
+        unsaved = _without_saving(piece, events[position], placed, freed, casts)
+        level = _levels(piece, start, events[position], unsaved, placed, parameters, buffers)
         levels.append(level)
+        if position in forwards:
+            operators[position] = forwards[position].operators(start, unsaved, events[position], placed)
         _apply(start, events[position])
     boundaries = boundary_tensors(placed, freed, passes)
     return Memory(
@@ -106,6 +115,8 @@ def segment_memory(
         inner=tuple(inner_storages(placed, freed, casts, passes)),
         boundaries=tuple(boundaries.values()),
         storages=step_storages(rank, step, placed, passes, boundaries, freed=freed, casts=casts),
+        operators=operators,
+        unit_forwards=forwards,
         peak_bytes=max(sum(level.captured.peak.values()) for level in levels),
     )
 
@@ -172,18 +183,14 @@ def _plain(level: Mapping[str, int]) -> dict[str, int]:
 
 
 def _levels(
-    position: int,
-    pieces: Sequence[Stretch],
+    piece: Stretch,
     start: Mapping[str, int],
     events: Sequence[_Event],
+    unsaved: Sequence[_Event],
     placed: Sequence[Placed],
-    freed: set[int],
-    casts: set[int],
     parameters: Mapping[str, Sequence[Parameter]],
     buffers: _Buffers,
 ) -> SegmentLevels:
-    piece = pieces[position]
-    unsaved = _without_saving(piece, events, placed, freed, casts)
     others = {category: size for category, size in start.items() if category not in STATES}
     units, passing = _handed_over(piece, events, placed, parameters, buffers, collect=False)
     _, collected = _handed_over(piece, events, placed, parameters, buffers, collect=True)

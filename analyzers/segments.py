@@ -15,6 +15,7 @@ from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
 from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
+from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.owners import is_elementwise
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
@@ -95,6 +96,12 @@ def captured_step(
         recomputable=_recomputable(rank, memory, runs, cost, micro_batch_divisor),
         second_runs=runs,
         second_run_cost=cost,
+        operators=timed_operators(
+            rank,
+            memory.unit_forwards,
+            memory.operators,
+            [duration / micro_batch_divisor for duration in durations],
+        ),
         constant_state_bytes=_constant_states(rank, step),
         step_time_s=step_time_s,
         exposed_communication_s=exposed_s,

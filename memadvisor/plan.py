@@ -24,6 +24,9 @@ class UnitPlan:
     `reshard`: with stage 3, the full parameters are freed after the forward and gathered again for the
     backward; without it they stay from the forward until the unit's backward is over.
     `optimizer_tier`: where the optimizer's state lies between updates: "device", "host" (a GPU's) or "disk".
+    `kept`: operators of a unit that is recomputed by itself whose outputs stay nevertheless: `aten::addmm#1` for the
+    second call of aten::addmm in its forward, `aten::addmm` for all of them. `aten::_to_copy` and `aten::detach` are
+    never among them.
     """
 
     name: str
@@ -31,6 +34,7 @@ class UnitPlan:
     recompute: bool
     reshard: bool = True
     optimizer_tier: str = "device"
+    kept: tuple[str, ...] = ()
 
     @property
     def is_kept(self) -> bool:
@@ -86,7 +90,7 @@ class Plan:
     fingerprint: str | None = None
     num_ranks: int
     zero_stage: int
-    policy: str = "none"  # "chosen" (see units), "none", "every-layer" or "sqrt"
+    policy: str = "none"  # "chosen" (see units), "none", "every-layer", "sqrt" or "selective"
     units: tuple[UnitPlan, ...] = ()
     micro_batch_size: int | None = None
     grad_accum: int | None = None

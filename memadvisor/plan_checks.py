@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from memadvisor.compression import check_compression
 from memadvisor.errors import PlanError
 from memadvisor.executors import check_executor
 from memadvisor.plan import Plan
 from memadvisor.precision import check_precision
 from memadvisor.stretches import check_stretches
+
+_OPERATOR = re.compile(r"\w+::\w+(#\d+)?", re.ASCII)
 
 
 def check_plan(plan: Plan, source: str) -> None:
@@ -17,9 +21,10 @@ def check_plan(plan: Plan, source: str) -> None:
         raise PlanError(f"{source} asks for ZeRO stage {max(stages)}.", hint="stages are 0 to 3.")
     if plan.num_ranks < 1:
         raise PlanError(f"{source} is for {plan.num_ranks} ranks.", hint="a plan is for 1 rank or more.")
-    if plan.policy not in ("chosen", "none", "every-layer", "sqrt"):
+    if plan.policy not in ("chosen", "none", "every-layer", "sqrt", "selective"):
         raise PlanError(
-            f"{source} names the policy {plan.policy!r}.", hint="use chosen, none, every-layer or sqrt."
+            f"{source} names the policy {plan.policy!r}.",
+            hint="use chosen, none, every-layer, sqrt or selective.",
         )
     if plan.gather_depth < 0:
         raise PlanError(f"{source} has gather_depth {plan.gather_depth}.", hint="it must be 0 or more.")
@@ -57,6 +62,7 @@ def check_plan(plan: Plan, source: str) -> None:
         )
     gathered = {unit.name: unit.zero_stage == 3 and plan.num_ranks > 1 for unit in plan.units}
     check_stretches(plan.stretches, gathered, source)
+    _check_kept(plan, source)
     used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
     if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
         where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"
@@ -79,6 +85,22 @@ def _check_optimizer_tiers(plan: Plan, source: str) -> None:
             f"{source} updates in the backward, and keeps optimizer state on the {min(tiers - {'device'})}.",
             hint="leave one of them out: state is fetched in the optimizer step.",
         )
+
+
+def _check_kept(plan: Plan, source: str) -> None:
+    stretched = {name for stretch in plan.unit_stretches for name in stretch}
+    for unit in plan.units:
+        if unit.kept and not (unit.recompute and unit.name not in stretched):
+            raise PlanError(
+                f"{source} keeps operators of {unit.name!r}, which is not recomputed by itself.",
+                hint="let it be recomputed alone, or leave out what it keeps.",
+            )
+        for name in unit.kept:
+            if not _OPERATOR.fullmatch(name):
+                raise PlanError(
+                    f"{source} keeps {name!r} of {unit.name!r}.",
+                    hint="name an operator as in aten::addmm, or one call of it as in aten::addmm#0.",
+                )
 
 
 def beside_fsdp2(plan: Plan) -> dict[str, bool]:

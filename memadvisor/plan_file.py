@@ -122,6 +122,7 @@ def _unit_from_json(value: Any) -> UnitPlan:
         recompute=_typed(value["recompute"], bool),
         reshard=_typed(value.get("reshard", True), bool),
         optimizer_tier=_typed(value.get("optimizer_tier", "device"), str),
+        kept=tuple(_typed(name, str) for name in value.get("kept", ())),
     )
 
 

@@ -100,6 +100,7 @@ class Action:
     when the offload of the unit before the last is over.
     units: of a recompute, all units that run without saving, and again as one, in order of execution; the boundary is
     the first one's. Of two at one boundary the first holds the second, and what is held runs again by itself.
+    kept: of a recompute of one unit, operators whose outputs stay (plan.UnitPlan).
     """
 
     kind: ActionKind
@@ -109,6 +110,7 @@ class Action:
     overlaps: bool = False
     ranks: Ranks = Ranks.ALL
     units: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +169,16 @@ class Schedule:
         }
 
     @property
+    def kept(self) -> dict[str, tuple[str, ...]]:
+        """Operators whose outputs stay, by recomputed unit."""
+        return {
+            action.unit: action.kept
+            for actions in self.actions.values()
+            for action in actions
+            if action.kind is ActionKind.RECOMPUTE and action.kept
+        }
+
+    @property
     def updated_in_backward(self) -> frozenset[str]:
         """Units that are updated before the optimizer step."""
         return frozenset(
@@ -204,9 +216,9 @@ class ScheduleBuilder:
         )
         self._add(point, unit, action)
 
-    def recompute(self, units: tuple[str, ...]) -> None:
+    def recompute(self, units: tuple[str, ...], kept: tuple[str, ...] = ()) -> None:
         """Run again what begins with the first of `units` and ends with the last."""
-        action = Action(kind=ActionKind.RECOMPUTE, unit=units[0], lane=Lane.COMPUTE, units=units)
+        action = Action(kind=ActionKind.RECOMPUTE, unit=units[0], lane=Lane.COMPUTE, units=units, kept=kept)
         self._add(Point.BEFORE_FORWARD, units[0], action)
 
     def update(self, unit: str) -> None:

@@ -83,5 +83,5 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
             builder.update(group.name)
     for unit in chosen:
         if unit.recompute:
-            builder.recompute((unit.name,))
+            builder.recompute((unit.name,), unit.kept)
     return builder.schedule(plan, chosen)

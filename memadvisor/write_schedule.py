@@ -95,7 +95,7 @@ def _recomputations(builder: ScheduleBuilder, plan: Plan, unit: UnitPlan) -> Non
         if stretch[0] == unit.name:
             builder.recompute(stretch)
     if unit.recompute:
-        builder.recompute((unit.name,))
+        builder.recompute((unit.name,), unit.kept)
 
 
 def _reductions(builder: ScheduleBuilder, plan: Plan, name: str, stage: int) -> None:

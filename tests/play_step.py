@@ -210,7 +210,19 @@ class StepPlayer:
             text = None if shapes is None else str(shapes)
             read, written = executed // 20 + 1000, executed // 20
             row = Operator(
-                name, module, unit, phase, start_s, self.now_s, executed, needed, text, read, written
+                name,
+                module,
+                unit,
+                phase,
+                start_s,
+                self.now_s,
+                executed,
+                needed,
+                text,
+                read,
+                written,
+                None,
+                False,
             )
             self.recorder.operators.append(row)
 

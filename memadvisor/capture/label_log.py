@@ -27,6 +27,7 @@ class OperatorCall(NamedTuple):
     shapes: str = ""
     read_bytes: int | None = None
     written_bytes: int | None = None
+    is_random: bool = False
 
 
 class Named(NamedTuple):

@@ -35,6 +35,7 @@ from memadvisor.capture.tensor_storage import (
     plain_tensors,
     storage_address,
 )
+from memadvisor.random_calls import dropout_position, is_without_dropout, may_draw
 
 # What a step remembers of an operator takes about 1 kB until it is written: at most 100 MB.
 MOST_OPERATORS = 100_000
@@ -50,6 +51,8 @@ class _Operator(NamedTuple):
     name: str
     is_collective: bool
     is_sharding: bool  # of FSDP2
+    is_random: bool  # it may draw random numbers
+    dropout_position: int | None
 
 
 _operators: dict[int, _Operator] = {}
@@ -58,7 +61,12 @@ _operators: dict[int, _Operator] = {}
 def _learn(func: Any) -> _Operator:
     name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
     known = _operators[id(func)] = _Operator(
-        func, name, func.namespace in NAMESPACES_OF_COLLECTIVES, func.namespace == NAMESPACE
+        func,
+        name,
+        func.namespace in NAMESPACES_OF_COLLECTIVES,
+        func.namespace == NAMESPACE,
+        may_draw(func),
+        dropout_position(func),
     )
     return known
 
@@ -159,7 +167,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if place.phase != "backward":
             # Autograd makes an operator's node just before it runs; what runs next without one is not its.
             self._operator_of_node.setdefault(_get_sequence_nr(), known.name)
-        self._calls += (start_ns, end_ns, known.name, place, tuple(inputs), tuple(outputs), *cost)
+        draws = known.is_random and not is_without_dropout(known.dropout_position, args, kwargs)
+        self._calls += (start_ns, end_ns, known.name, place, tuple(inputs), tuple(outputs), *cost, draws)
 
     def _read(self, values: Iterable[Any], inputs: list[int], now_ns: int) -> None:
         """Add the addresses of tensors among an operator's arguments: flat, or in lists one or two levels deep."""

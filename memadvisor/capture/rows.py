@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memadvisor.capture.clock import seconds_of
 from memadvisor.capture.collectives import Mark
+from memadvisor.capture.label_log import OperatorCall
 from memadvisor.capture.tracer import Trace
 from memadvisor.run.records import CallTensor, Collective, ModuleCall, Operator
 
@@ -24,9 +25,18 @@ def operator_rows(trace: Trace) -> list[Operator]:
             shapes=call.shapes or None,
             read_bytes=call.read_bytes,
             written_bytes=call.written_bytes,
+            changes=_changed_storage(trace, call),
+            is_random=call.is_random,
         )
         for call in trace.calls
     ]
+
+
+def _changed_storage(trace: Trace, call: OperatorCall) -> int | None:
+    """What an operator in place writes into: by torch's rule of names its first argument."""
+    if not call.name.endswith("_") or not call.inputs:
+        return None
+    return trace.account.storage_at(call.inputs[0], call.end_ns)
 
 
 def module_call_rows(trace: Trace) -> tuple[list[ModuleCall], list[CallTensor]]:

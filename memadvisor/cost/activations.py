@@ -9,15 +9,18 @@ of it lives from there on until the last release by a unit that saves it or take
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.step import STATES, BoundaryTensor, Bytes, CapturedStep, Level, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.stretches import Stretch
 
+# Operators whose outputs stay, by unit that is recomputed by itself.
+Kept = Mapping[str, tuple[str, ...]]
 View = Literal["captured", "own_gradients", "passing_gradients", "collected_gradients"]
 
 # Checkpointing keeps the CPU generator's state of each forward that it will run again, to draw the same
@@ -28,13 +31,15 @@ RNG_STATE_BYTES = 5056
 class Activations:
     """Levels of a step under a choice of stretches; `view` names one of cost/step.py's."""
 
-    def __init__(self, step: CapturedStep, stretches: Stretches) -> None:
+    def __init__(self, step: CapturedStep, stretches: Stretches, kept: Kept | None = None) -> None:
         self.step = step
         self.stretches = stretches
+        self.kept = dict(kept or {})
+        self._places = _places_kept(step, self.kept)
         num_segments = len(step.segments)
         during = _Changes(num_segments)
         at_start = _Changes(num_segments)
-        for change in _changes(step, stretches):
+        for change in (*_changes(step, stretches), *_changes_of_kept(step, stretches, self._places)):
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
             first = change.first + change.begins_inside
             at_start.add(change.category, first, change.last, change.delta_bytes)
@@ -45,10 +50,19 @@ class Activations:
         """Alive when the segment begins, before anything is recomputed for it."""
         return _sum(_level(self.step.segments[position], view).start, self._at_start, position)
 
+    def start_changes(self) -> list[int]:
+        """By segment, what is alive when it begins beyond what was captured."""
+        columns = list(self._at_start.values())
+        return [sum(column[p] for column in columns) for p in range(len(self.step.segments))]
+
     def peak(self, position: int, view: View) -> dict[str, int]:
         """Alive at the segment's highest instant."""
         segment = self.step.segments[position]
         level = _level(segment, view)
+        if position in self._places:
+            reached = self.step.operators[position].forward_peak(self._places[position])
+            shown = reached if view == "captured" else {c: n for c, n in reached.items() if c not in STATES}
+            return _sum(shown, self._during, position)
         forgets = segment.phase == "forward" and segment.unit in self.stretches
         return _sum(level.peak_unsaved if forgets else level.peak, self._during, position)
 
@@ -75,12 +89,25 @@ class Activations:
     def _growth(self, unit: str, stretch: Stretch, item: Stretch, micro_batch: int | None) -> Bytes:
         """What a forward in a run of a stretch reaches: torch's checkpointing, and ours, end with the last tensor saved."""
         segment = self.step.forwards[unit, micro_batch][0]
+        if places := self._places_in(unit, micro_batch):
+            return self._operators_of(unit, micro_batch).growth(places)
         if item == self.stretches.body(stretch)[-1]:
             return segment.growth
         keeps_all = self.stretches.keeps_all(item, stretch)
         level = segment.captured
         peak, start = level.peak if keeps_all else level.peak_unsaved, level.start
         return {c: peak.get(c, 0) - start.get(c, 0) for c in {**peak, **start} if c not in STATES}
+
+    def seconds_spared(self, unit: str, micro_batch: int | None) -> float:
+        """What a unit's run again does not take, because its results are there."""
+        places = self._places_in(unit, micro_batch)
+        return self._operators_of(unit, micro_batch).seconds(places) if places else 0.0
+
+    def _places_in(self, unit: str, micro_batch: int | None) -> Collection[int]:
+        return self._places.get(self.step.forward_at.get((unit, micro_batch), -1), ())
+
+    def _operators_of(self, unit: str, micro_batch: int | None) -> ForwardOperators:
+        return self.step.operators[self.step.forward_at[unit, micro_batch]]
 
     def _kept(self, item: Stretch, stretch: Stretch, micro_batch: int | None) -> Bytes:
         """What an item of a run leaves: all that its unit saves, or the input of an inner stretch, and its output."""
@@ -163,6 +190,26 @@ def _changes(step: CapturedStep, stretches: Stretches) -> Iterable[_Change]:
             yield _Change(tensor.category, death + 1, needed, size_bytes)
         for first, last in _made_again(step, tensor, stretches, maker, needed):
             yield _Change(tensor.category, first, last, size_bytes, begins_inside=True)
+
+
+def _places_kept(step: CapturedStep, kept: Kept) -> dict[int, frozenset[int]]:
+    """By forward segment, the operators that are kept, where there are any."""
+    found = {
+        position: operators.places(kept.get(step.segments[position].unit or "", ()))
+        for position, operators in step.operators.items()
+    }
+    return {position: places for position, places in found.items() if places}
+
+
+def _changes_of_kept(
+    step: CapturedStep, stretches: Stretches, places: Mapping[int, frozenset[int]]
+) -> Iterable[_Change]:
+    """What stays is there from its forward until the run again takes it."""
+    for position, chosen in places.items():
+        again = _run_again_at(step, stretches, step.segments[position].unit or "", position)
+        for item in step.operators[position].storages(chosen):
+            last = again if item.death_segment is None else min(item.death_segment, again)
+            yield _Change(item.category, position + 1, last, item.size_bytes, ends_inside=True)
 
 
 def _run_again_at(step: CapturedStep, stretches: Stretches, unit: str, forward: int) -> int:

@@ -90,13 +90,13 @@ def simulate(
 ) -> Simulation:
     """Play `schedule` over `step`. `times` may be None where one rank needs no collective, `transfers` without other tiers.
 
-    `activations`: those of the same step and stretches, where they are at hand.
+    `activations`: those of the same step, stretches and kept operators, where they are at hand.
     """
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
-    stretches = Stretches(schedule.stretches)
-    if activations is None or activations.stretches != stretches:
-        activations = Activations(step, stretches)
+    stretches, kept = Stretches(schedule.stretches), schedule.kept
+    if activations is None or activations.stretches != stretches or activations.kept != kept:
+        activations = Activations(step, stretches, kept)
     return _Player(step, schedule, times, watcher, activations, transfers).play()
 
 
@@ -349,12 +349,16 @@ class _Player:
         self.moments.append(Moment(position=place, segment=segment, by_category_bytes=total))
 
     def _again_s(self, stretch: Stretch, micro_batch: int | None) -> float:
-        """Its units' second forwards; the last one ends with the last tensor that it saves."""
+        """Its units' second forwards; the last one ends with the last tensor that it saves, and skips what is kept."""
         units = [unit for item in self.stretches.runs(stretch) for unit in item]
-        return sum(
-            run.seconds(self.step.second_run_cost, stops=unit == stretch[-1])
-            for unit in units
-            if (run := self.step.second_runs.get((unit, micro_batch))) is not None
+        spared_s = self.activations.seconds_spared(stretch[0], micro_batch) if len(stretch) == 1 else 0.0
+        return (
+            sum(
+                run.seconds(self.step.second_run_cost, stops=unit == stretch[-1])
+                for unit in units
+                if (run := self.step.second_runs.get((unit, micro_batch))) is not None
+            )
+            - spared_s
         )
 
 

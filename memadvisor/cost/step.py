@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Parameter, ShardGroup, Unit
@@ -183,6 +184,7 @@ class CapturedStep:
     boundaries: tuple[BoundaryTensor, ...]
     storages: tuple[StepStorage, ...]
     recomputable: Mapping[str, float]  # unit -> seconds of recomputing it in one step
+    operators: Mapping[int, ForwardOperators]  # by forward segment, of units that can keep some of them
     constant_state_bytes: Mapping[str, int]
     step_time_s: float
     exposed_communication_s: float
@@ -205,6 +207,15 @@ class CapturedStep:
             if segment.phase == "forward":
                 found.setdefault((segment.unit, segment.micro_batch), []).append(segment)
         return {key: tuple(segments) for key, segments in found.items()}
+
+    @cached_property
+    def forward_at(self) -> Mapping[tuple[str | None, int | None], int]:
+        """The first forward segment by unit and micro-batch."""
+        found: dict[tuple[str | None, int | None], int] = {}
+        for position, segment in enumerate(self.segments):
+            if segment.phase == "forward":
+                found.setdefault((segment.unit, segment.micro_batch), position)
+        return found
 
     @cached_property
     def backwards(self) -> Mapping[tuple[str | None, int | None], int]:

@@ -248,6 +248,8 @@ class Operator:
     `shapes`, of those with matrix arithmetic: the two factors of a product, input and weight of a convolution or
     recurrent layer, (batch, heads, length, width) of query, key and value, as JSON. `read_bytes` and
     `written_bytes`: what the operator must move of its tensors, each element once (capture/traffic.py).
+    `changes`: the storage that an operator in place (`aten::relu_`) writes into. `is_random`: it draws numbers from a
+    generator; None in older runs.
     """
 
     name: str
@@ -261,6 +263,8 @@ class Operator:
     shapes: str | None = None
     read_bytes: int | None = None
     written_bytes: int | None = None
+    changes: int | None = None
+    is_random: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
