@@ -8,13 +8,27 @@ from collections.abc import Sequence
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.run.records import Unit
 
+# What `selective` keeps: the operators below torch's products, convolutions and attention, on every device.
+SELECTIVE = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::convolution",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+)
+
 
 def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
     """The plan's word on each of `units`: its own entry, else its `zero_stage` and `policy`.
 
     `every-layer` recomputes every block; `sqrt` leaves every round(sqrt(n))-th of n blocks as it is, so that
     about sqrt(n) stretches are recomputed (arXiv:1604.06174). A block is one of several units of one class
-    that stand side by side in the model.
+    that stand side by side in the model. `selective` recomputes every block, and keeps what its matrix products,
+    convolutions and attention give: what is left is large and cheap (arXiv:2205.05198, section 5).
     """
     given = {unit.name: unit for unit in plan.units}
     recomputed = _recomputed_by_policy(plan.policy, blocks_of(units))
@@ -26,6 +40,7 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
                 zero_stage=plan.zero_stage,
                 recompute=unit.name in recomputed,
                 optimizer_tier=plan.optimizer_tier,
+                kept=SELECTIVE if plan.policy == "selective" and unit.name in recomputed else (),
             ),
         )
         for unit in units
@@ -41,7 +56,7 @@ def blocks_of(units: Sequence[Unit]) -> tuple[str, ...]:
 
 
 def _recomputed_by_policy(policy: str, blocks: Sequence[str]) -> frozenset[str]:
-    if policy == "every-layer":
+    if policy in ("every-layer", "selective"):
         return frozenset(blocks)
     if policy == "sqrt" and blocks:
         stride = max(2, round(math.sqrt(len(blocks))))

@@ -19,7 +19,7 @@ from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
 from memadvisor.plan_file import plan_to_json
 from memadvisor.planning.advise import Advice, advise
-from memadvisor.planning.search import RankedPlan
+from memadvisor.planning.ranked import RankedPlan
 from memadvisor.run.files import write_private_file
 from memadvisor.run.store import load_run
 from memadvisor.units import format_bytes, format_seconds, parse_bytes

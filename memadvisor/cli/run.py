@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy",
-        choices=("none", "every-layer", "sqrt"),
+        choices=("none", "every-layer", "sqrt", "selective"),
         help="which blocks a plan made by hand recomputes",
     )
     add_precision_options(parser)

@@ -98,10 +98,10 @@ class Activations:
         peak, start = level.peak if keeps_all else level.peak_unsaved, level.start
         return {c: peak.get(c, 0) - start.get(c, 0) for c in {**peak, **start} if c not in STATES}
 
-    def seconds_spared(self, unit: str, micro_batch: int | None) -> float:
-        """What a unit's run again does not take, because its results are there."""
-        places = self._places_in(unit, micro_batch)
-        return self._operators_of(unit, micro_batch).seconds(places) if places else 0.0
+    def seconds_spared(self, stretch: Stretch, micro_batch: int | None) -> float:
+        """What a run again of one unit does not take, because results are there."""
+        places = self._places_in(stretch[0], micro_batch) if len(stretch) == 1 else ()
+        return self._operators_of(stretch[0], micro_batch).seconds(places) if places else 0.0
 
     def _places_in(self, unit: str, micro_batch: int | None) -> Collection[int]:
         return self._places.get(self.step.forward_at.get((unit, micro_batch), -1), ())

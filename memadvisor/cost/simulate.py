@@ -351,15 +351,12 @@ class _Player:
     def _again_s(self, stretch: Stretch, micro_batch: int | None) -> float:
         """Its units' second forwards; the last one ends with the last tensor that it saves, and skips what is kept."""
         units = [unit for item in self.stretches.runs(stretch) for unit in item]
-        spared_s = self.activations.seconds_spared(stretch[0], micro_batch) if len(stretch) == 1 else 0.0
-        return (
-            sum(
-                run.seconds(self.step.second_run_cost, stops=unit == stretch[-1])
-                for unit in units
-                if (run := self.step.second_runs.get((unit, micro_batch))) is not None
-            )
-            - spared_s
+        again_s = sum(
+            run.seconds(self.step.second_run_cost, stops=unit == stretch[-1])
+            for unit in units
+            if (run := self.step.second_runs.get((unit, micro_batch))) is not None
         )
+        return again_s - self.activations.seconds_spared(stretch, micro_batch)
 
 
 _POINTS = {

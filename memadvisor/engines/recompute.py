@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.hooks import Hooks
+from memadvisor.engines.kept import KeptOutputs
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.second_run import run_keeping_arguments
 from memadvisor.engines.stretches import Pass
@@ -47,6 +48,7 @@ class Recompute:
         self._stretch_of: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Stretches, Stretch]] = (
             weakref.WeakKeyDictionary()
         )
+        self._kept: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
         self._broken: set[Stretch] = set()
         self._passes: dict[Stretch, Pass] = {}  # those that are under way
         undo.add(self._units.clear)
@@ -66,6 +68,8 @@ class Recompute:
                 self._leave_alone(unit.name, "the script has replaced its forward")
             else:
                 self._units[unit.module] = unit.name
+                if unit.name in schedule.kept:
+                    self._kept[unit.module] = frozenset(schedule.kept[unit.name])
                 self._stretch_of[unit.module] = (stretches, stretches.around(unit.name)[0])
                 self._wrap(type(unit.module))
 
@@ -117,7 +121,9 @@ class Recompute:
                 output = self._call_in(current, forward, args, kwargs, before)
             else:
                 unit = self._units[module]
-                output = run_keeping_arguments(unit, forward, args, kwargs, lambda: _WithBuffers(before))
+                output = run_keeping_arguments(
+                    unit, forward, args, kwargs, lambda: _WithBuffers(before), self._outputs_kept(module)
+                )
         finally:
             self._running.discard(id(module))
         self._learn_changing(module, before)
@@ -125,6 +131,16 @@ class Recompute:
             self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
             del self._units[module]
         return output
+
+    def _outputs_kept(self, module: torch.nn.Module) -> KeptOutputs | None:
+        names, unit = self._kept.get(module, ()), self._units[module]
+        return KeptOutputs(names, functools.partial(self._miss, unit)) if names else None
+
+    def _miss(self, unit: str, names: set[str]) -> None:
+        reason = "its forward does not call all operators whose outputs the plan keeps"
+        if (unit, reason) not in self._noted:
+            self._noted.add((unit, reason))
+            self._note("warning", f"unit {unit!r} keeps less than planned: {reason} ({min(names)})")
 
     def _pass_with(self, module: torch.nn.Module) -> Pass | None:
         """The pass through a stretch of several units in which this one comes next; None where it runs alone."""

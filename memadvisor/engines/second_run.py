@@ -19,6 +19,8 @@ from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from memadvisor.engines.kept import KeptOutputs
+
 Around = Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -155,8 +157,16 @@ def check_versions(leaves: Sequence[Any], versions: Sequence[int], unit: str) ->
 class _Alone:
     """A call that keeps its arguments alone. The hooks that autograd holds are all that holds it."""
 
-    def __init__(self, unit: str, forward: Callable[..., Any], arguments: Any, around: Around) -> None:
+    def __init__(
+        self,
+        unit: str,
+        forward: Callable[..., Any],
+        arguments: Any,
+        around: Around,
+        kept: KeptOutputs | None,
+    ) -> None:
         self._unit = unit
+        self._kept = kept
         self._forward = forward
         self._around = around
         leaves, self._spec = tree_flatten(arguments)
@@ -175,14 +185,24 @@ class _Alone:
         check_versions(self._leaves, self._versions, self._unit)
         args, kwargs = tree_unflatten(self._leaves, self._spec)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._places.filling(True), as_packed)
-        with contextlib.suppress(Enough), self._conditions.again(), self._around(), hooks:
+        given = self._kept.second_run() if self._kept is not None else contextlib.nullcontext()
+        with contextlib.suppress(Enough), self._conditions.again(), self._around(), hooks, given:
             self._forward(*args, **kwargs)
 
 
 def run_keeping_arguments(
-    unit: str, forward: Callable[..., Any], args: Any, kwargs: Any, around: Around
+    unit: str,
+    forward: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    around: Around,
+    kept: KeptOutputs | None = None,
 ) -> Any:
-    """Call a unit's forward such that it is run again, inside `around()`, when the backward first needs it."""
-    call = _Alone(unit, forward, (args, kwargs), around)
-    with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
+    """Call a unit's forward such that it is run again, inside `around()`, when the backward first needs it.
+
+    `kept`: outputs of operators that the second run is given.
+    """
+    call = _Alone(unit, forward, (args, kwargs), around, kept)
+    watch = kept.first_run() if kept is not None else contextlib.nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack), watch:
         return forward(*args, **kwargs)

@@ -22,8 +22,9 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import Plan
+from memadvisor.planning.ranked import FrontPoint, RankedPlan, order
 from memadvisor.planning.reasons import explain
-from memadvisor.planning.search import FrontPoint, RankedPlan, Search, order
+from memadvisor.planning.search import Search
 from memadvisor.precision import FULL_PRECISION, Precision, loss_text, masters_text
 from memadvisor.run.run import Run
 from memadvisor.units import GIB

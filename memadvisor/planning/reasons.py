@@ -35,6 +35,7 @@ def _deed(plan: Plan) -> str:
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
         + (f" ({stretches_text(plan.unit_stretches)})" if plan.stretches else "")
+        + _keeping(plan)
         if num_recomputed
         else "recomputes nothing"
     )
@@ -43,6 +44,14 @@ def _deed(plan: Plan) -> str:
         parts.append(f"keeps optimizer state on the {' and the '.join(tiers)} between updates")
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _keeping(plan: Plan) -> str:
+    keeping = [unit for unit in plan.units if unit.kept]
+    if not keeping:
+        return ""
+    num_outputs = sum(len(unit.kept) for unit in keeping)
+    return f", of which {len(keeping)} keep the outputs of some operators ({num_outputs} in all), which do not run again"
 
 
 def _groups(plan: Plan) -> str:

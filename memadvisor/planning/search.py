@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
@@ -17,6 +17,8 @@ from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.planning.arrangement import SHARDINGS, Arrangement, Outcome, choose_arrangement, space_of
+from memadvisor.planning.operators import OperatorSearch
+from memadvisor.planning.ranked import FrontPoint, Kind, RankedPlan, faster_of, front_of, order, worthier
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.stretches import Nested, NestedSearch
 from memadvisor.precision import FULL_PRECISION, Precision
@@ -24,54 +26,10 @@ from memadvisor.run.run import Run
 from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 
-_RUNGS = 8  # budgets between the smallest peak and that without recomputation
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
 _SEGMENTS_PLAYED = 15_000  # what one walk of the local search may simulate, in segments
-# What updating in the backward must save of the step's time where a plan without it fits: a script may do in a later
-# step what the traced one did not, and is stopped then.
-_WORTH_IT = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedPlan:
-    """A plan and whether its predicted peak is within the budget.
-
-    `changes_script`: its micro-batch and accumulation are the user's own settings, to be changed by hand.
-    """
-
-    plan: Plan
-    prediction: Prediction
-    fits: bool
-    changes_script: bool
-
-
-def order(ranked: RankedPlan) -> tuple[bool, bool, float, int]:
-    """Those that fit first; of these, those that leave the script alone; then by time, then by peak."""
-    prediction = ranked.prediction
-    if not ranked.fits:
-        return True, False, prediction.needed_bytes, 0
-    return False, ranked.changes_script, prediction.step_time_s, prediction.needed_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontPoint:
-    """A plan of the front: none known takes both less memory and less time. Both predicted."""
-
-    peak_bytes: int
-    step_time_s: float
-    zero_stage: int
-    num_recomputed: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """One way of sharding with its best plan, and what else it gives: at most so many bytes, or None."""
-
-    ranked: RankedPlan
-    choose: Callable[[int], Arrangement | None]
-    predict: Callable[[Arrangement], Prediction]
-    smallest: Arrangement
-    largest: Arrangement
+# What keeping outputs of operators must save: what it costs to count a unit's operators is not predicted.
+_WORTH_KEEPING = 0.002
 
 
 class Search:
@@ -100,7 +58,7 @@ class Search:
         self.stages = range(max(precision.least_stage, compression.stages[0]), compression.stages[-1] + 1)
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
-        self._kinds: list[_Kind] = []  # of what leaves the script alone
+        self._kinds: list[Kind] = []  # of what leaves the script alone
         self.fingerprint = fingerprint(
             (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
         )
@@ -132,7 +90,7 @@ class Search:
             if stage >= 2 and step.leaves_gradients_alone and not step.shard_groups:
                 early = [self._alike(step, stage, *each, None, [], early=True) for each in kinds[1:]]
                 early += [self._alike(step, stage, *kind, ranks, [], early=True) for ranks in hybrids]
-                alike[-1] = _worthier(alike[-1], min(early, key=order))
+                alike[-1] = worthier(alike[-1], min(early, key=order))
             ways += [(stage, *each) for each in kinds]
         tier = self._tier(step)
         if tier is not None and not any(ranked.fits for ranked in alike):
@@ -143,6 +101,9 @@ class Search:
             mixed = self._mixed(step, found)
             if self._is_worth_it(mixed, min(alike, key=order)):
                 yield mixed
+        keeping = self._keeping(step)
+        if keeping is not None:
+            yield keeping
 
     def _tier(self, step: CapturedStep) -> str | None:
         """Where optimizer state may lie between updates: as near as transfers are known; None for nowhere else."""
@@ -175,6 +136,7 @@ class Search:
         """All units of one stage, with the best choice of units to recompute; what was met joins `found`."""
 
         def arranged(nested: Nested) -> Arrangement:
+            kept = dict(nested.kept)
             units = tuple(
                 UnitPlan(
                     name=u.name,
@@ -182,6 +144,7 @@ class Search:
                     recompute=u.name in nested.alone,
                     reshard=reshard,
                     optimizer_tier=tier,
+                    kept=kept.get(u.name, ()),
                 )
                 for u in step.units
             )
@@ -198,9 +161,11 @@ class Search:
             return play(Nested(recomputed, ()))
 
         def predict(arrangement: Arrangement) -> Prediction:
-            return play(Nested(arrangement.recomputed, arrangement.stretches)).prediction()
+            kept = {unit.name: unit.kept for unit in arrangement.units}
+            return play(_nested(arrangement.recomputed, arrangement.stretches, kept)).prediction()
 
         search = NestedSearch(step, play)
+        operators = OperatorSearch(step, lambda kept: play(_nested(frozenset(kept), (), kept)))
         may_nest = not early and self._may_nest(step, stage, shard_ranks)
 
         def choose(target_bytes: int) -> Arrangement | None:
@@ -212,6 +177,10 @@ class Search:
             found = [one for one in (alone, nested) if one is not None]
             return arranged(min(found, key=lambda one: play(one).step_time_s)) if found else None
 
+        def keep(target_bytes: int, is_rough: bool) -> Arrangement | None:
+            kept = operators.fastest(target_bytes, is_rough=is_rough)
+            return None if kept is None else arranged(_nested(frozenset(kept), (), kept))
+
         smallest = Nested(smallest_peak(step, evaluate).recomputed, ())
         found.append(arranged(smallest))
         least = (
@@ -222,31 +191,33 @@ class Search:
         best = self._best(step, choose, predict, arranged(smallest), found)
         if step.repeats == 1 and not early and tier == "device":
             largest = arranged(Nested(frozenset(), ()))
-            self._kinds.append(_Kind(best, choose, predict, arranged(smallest), largest))
+            may_keep = self.settings is None and bool(step.operators)
+            self._kinds.append(
+                Kind(best, choose, keep if may_keep else None, predict, arranged(smallest), largest)
+            )
         return best
+
+    def _keeping(self, step: CapturedStep) -> RankedPlan | None:
+        """The best plan's way of sharding, with units that keep some of what they would recompute; None where
+        that brings nothing."""
+        if step.repeats > 1 or not self._kinds:
+            return None
+        place = min(range(len(self._kinds)), key=lambda place: order(self._kinds[place].ranked))
+        kind = self._kinds[place]
+        choice = kind.keep(self.budget_bytes, False) if kind.keep is not None else None
+        if choice is None:
+            return None
+        ranked = self._ranked(step, choice, kind.predict(choice))
+        limit_s = kind.ranked.prediction.step_time_s * (1 - _WORTH_KEEPING)
+        if not ranked.fits or (kind.ranked.fits and ranked.prediction.step_time_s >= limit_s):
+            return None
+        self.needs.append(ranked.prediction.needed_bytes)
+        self._kinds[place] = replace(kind, ranked=ranked, choose=faster_of(kind, self.budget_bytes))
+        return ranked
 
     def front(self) -> tuple[FrontPoint, ...]:
         """Peak against step time with the best plan's way of sharding, from least memory to most."""
-        kind = min(self._kinds, key=lambda kind: order(kind.ranked))
-        low, high = (kind.predict(end).peak_bytes for end in (kind.smallest, kind.largest))
-        targets = [low + (high - low) * rung // _RUNGS for rung in range(1, _RUNGS)] + [self.budget_bytes]
-        found = [kind.choose(target) for target in targets]
-        tried = [kind.smallest, kind.largest, *(one for one in found if one is not None)]
-        front: list[FrontPoint] = []
-        predicted = [(kind.predict(arrangement), arrangement) for arrangement in tried]
-        for prediction, arrangement in sorted(
-            predicted, key=lambda pair: (pair[0].peak_bytes, pair[0].step_time_s)
-        ):
-            if not front or prediction.step_time_s < front[-1].step_time_s * (1 - 1e-9):
-                front.append(
-                    FrontPoint(
-                        peak_bytes=prediction.peak_bytes,
-                        step_time_s=prediction.step_time_s,
-                        zero_stage=kind.ranked.plan.zero_stage,
-                        num_recomputed=len(arrangement.recomputed_units),
-                    )
-                )
-        return tuple(front)
+        return front_of(min(self._kinds, key=lambda kind: order(kind.ranked)), self.budget_bytes)
 
     def seconds_for(self, more_bytes: int) -> float | None:
         """How much faster a step gets with so many bytes beyond the budget; None where nothing fits the budget."""
@@ -378,12 +349,10 @@ class Search:
         )
 
 
-def _worthier(late: RankedPlan, early: RankedPlan) -> RankedPlan:
-    """A plan that updates in the backward where it is needed to fit, or clearly faster; else the other one."""
-    if late.fits and early.fits:
-        limit_s = late.prediction.step_time_s * (1 - _WORTH_IT)
-        return early if early.prediction.step_time_s < limit_s else late
-    return min(late, early, key=order)
+def _nested(
+    alone: frozenset[str], stretches: tuple[tuple[str, str], ...], kept: Mapping[str, tuple[str, ...]]
+) -> Nested:
+    return Nested(alone, stretches, tuple(sorted((unit, names) for unit, names in kept.items() if names)))
 
 
 def proper_divisors(num_ranks: int) -> tuple[int, ...]:

@@ -21,10 +21,12 @@ _NEIGHBOURS = 4  # schedules tried beyond the first one that fits
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """Units recomputed by themselves, and the first and last units of stretches of two and more."""
+    """Units recomputed by themselves, the first and last units of stretches of two and more, and by unit recomputed by
+    itself, the operators whose outputs it keeps."""
 
     alone: frozenset[str]
     stretches: tuple[tuple[str, str], ...]
+    kept: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 Evaluate = Callable[[Nested], Simulation]

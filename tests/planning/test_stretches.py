@@ -7,11 +7,14 @@ import torch
 
 import memadvisor
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply
+from memadvisor.plan import UnitPlan
 from memadvisor.planning.advise import advise
 from memadvisor.planning.stretches import chain_of
+from memadvisor.write_schedule import write_schedule
 from tests.engines.test_stretches import Mixed, Model
-from tests.engines.trainings import Block
+from tests.engines.trainings import Block, make_plan
 
 NUM_BLOCKS = 12
 
@@ -81,4 +84,27 @@ def test_a_plan_that_needs_less_than_every_unit_by_itself_is_found_and_more_memo
     assert all(found.fits for found in ranked)
     assert ranked[0].plan.stretches and not ranked[-1].plan.recomputed_units
     times = [found.prediction.step_time_s for found in ranked]
-    assert all(late <= early * (1 + 1e-9) for early, late in pairwise(times))
+    assert all(
+        late <= early * (1 + 3e-3) for early, late in pairwise(times)
+    )  # what is not worth keeping operators
+
+
+@pytest.mark.parametrize("which", [slice(None), slice(0, None, 2), slice(1, None, 3)])
+def test_what_units_keep_of_their_operators_is_predicted_to_the_byte(plain, tmp_path, which):
+    run, losses = plain
+    step = captured_step(run)
+    kept = {
+        step.segments[position].unit: tuple(each.name for each in operators.operators[which])
+        for position, operators in step.operators.items()
+    }
+    units = tuple(
+        UnitPlan(name=u.name, zero_stage=0, recompute=u.name in kept, kept=kept.get(u.name, ()))
+        for u in step.units
+    )
+    plan = make_plan(1, 0, "chosen", units)
+    predicted = simulate(step, write_schedule(plan, step.units), None)
+    again, measured_losses = recorded(tmp_path / "run", plan)
+
+    assert sum(len(names) for names in kept.values()) >= NUM_BLOCKS
+    assert measured_losses == losses
+    assert again.ranks[0].traced_step.peak_allocated_bytes == predicted.peak.total_bytes

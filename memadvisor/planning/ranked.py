@@ -1,0 +1,102 @@
+"""Plans with what they are predicted to give, in their order, and the front of peak against time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memadvisor.plan import Plan, Prediction
+from memadvisor.planning.arrangement import Arrangement
+
+_RUNGS = 8  # budgets between the smallest peak and that without recomputation
+# What updating in the backward must save of the step's time where a plan without it fits: a script may do in a later
+# step what the traced one did not, and is stopped then.
+_WORTH_IT = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """A plan and whether its predicted peak is within the budget.
+
+    `changes_script`: its micro-batch and accumulation are the user's own settings, to be changed by hand.
+    """
+
+    plan: Plan
+    prediction: Prediction
+    fits: bool
+    changes_script: bool
+
+
+def order(ranked: RankedPlan) -> tuple[bool, bool, float, int]:
+    """Those that fit first; of these, those that leave the script alone; then by time, then by peak."""
+    prediction = ranked.prediction
+    if not ranked.fits:
+        return True, False, prediction.needed_bytes, 0
+    return False, ranked.changes_script, prediction.step_time_s, prediction.needed_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """A plan of the front: none known takes both less memory and less time. Both predicted."""
+
+    peak_bytes: int
+    step_time_s: float
+    zero_stage: int
+    num_recomputed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way of sharding with its best plan, and what else it gives: at most so many bytes, or None."""
+
+    ranked: RankedPlan
+    choose: Callable[[int], Arrangement | None]
+    keep: (
+        Callable[[int, bool], Arrangement | None] | None
+    )  # with units that keep some of what they would recompute
+    predict: Callable[[Arrangement], Prediction]
+    smallest: Arrangement
+    largest: Arrangement
+
+
+def worthier(late: RankedPlan, early: RankedPlan) -> RankedPlan:
+    """A plan that updates in the backward where it is needed to fit, or clearly faster; else the other one."""
+    if late.fits and early.fits:
+        limit_s = late.prediction.step_time_s * (1 - _WORTH_IT)
+        return early if early.prediction.step_time_s < limit_s else late
+    return min(late, early, key=order)
+
+
+def front_of(kind: Kind, budget_bytes: int) -> tuple[FrontPoint, ...]:
+    """Peak against step time, from least memory to most."""
+    low, high = (kind.predict(end).peak_bytes for end in (kind.smallest, kind.largest))
+    targets = [low + (high - low) * rung // _RUNGS for rung in range(1, _RUNGS)] + [budget_bytes]
+    found = [kind.choose(target) for target in targets]
+    tried = [kind.smallest, kind.largest, *(one for one in found if one is not None)]
+    front: list[FrontPoint] = []
+    predicted = [(kind.predict(arrangement), arrangement) for arrangement in tried]
+    for prediction, arrangement in sorted(
+        predicted, key=lambda pair: (pair[0].peak_bytes, pair[0].step_time_s)
+    ):
+        if not front or prediction.step_time_s < front[-1].step_time_s * (1 - 1e-9):
+            front.append(
+                FrontPoint(
+                    peak_bytes=prediction.peak_bytes,
+                    step_time_s=prediction.step_time_s,
+                    zero_stage=kind.ranked.plan.zero_stage,
+                    num_recomputed=len(arrangement.recomputed_units),
+                )
+            )
+    return tuple(front)
+
+
+def faster_of(kind: Kind, budget_bytes: int) -> Callable[[int], Arrangement | None]:
+    """Of what a kind gives with units that keep some and without, the faster."""
+
+    def choose(target_bytes: int) -> Arrangement | None:
+        is_rough = target_bytes != budget_bytes
+        keeping = None if kind.keep is None else kind.keep(target_bytes, is_rough)
+        found = [one for one in (kind.choose(target_bytes), keeping) if one is not None]
+        return min(found, key=lambda one: kind.predict(one).step_time_s, default=None)
+
+    return choose
