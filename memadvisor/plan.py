@@ -16,6 +16,8 @@ from memadvisor.executors import Algorithm
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.stretches import units_of_stretches
 
+TIERS = ("device", "host", "disk")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPlan:
@@ -27,6 +29,8 @@ class UnitPlan:
     `kept`: operators of a unit that is recomputed by itself whose outputs stay nevertheless: `aten::addmm#1` for the
     second call of aten::addmm in its forward, `aten::addmm` for all of them. `aten::_to_copy` and `aten::detach` are
     never among them.
+    `activation_tier`: where what autograd keeps of the unit is between its forward and its backward: "device", "host" (of
+    a GPU) or "disk". What a recomputed unit keeps, its input, stays.
     """
 
     name: str
@@ -35,6 +39,7 @@ class UnitPlan:
     reshard: bool = True
     optimizer_tier: str = "device"
     kept: tuple[str, ...] = ()
+    activation_tier: str = "device"
 
     @property
     def is_kept(self) -> bool:
@@ -83,6 +88,9 @@ class Plan:
     `stretches`: first and last names of runs of units of which only the first one's input is kept, and whose forwards
     run again, as one, before the last one's backward; they nest, and a unit's own `recompute` is the innermost.
     `optimizer_tier`: that of a plan made by hand, for all units.
+    `activation_tier` and `activation_units` are of a plan made by hand: which units keep nothing on the device, by name
+    or shell pattern; all blocks where there is none.
+    `disk_directory`: where the disk tier makes its file; None: the directory for temporary files.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """
@@ -107,6 +115,9 @@ class Plan:
     algorithms: tuple[Algorithm, ...] = ()
     stretches: tuple[tuple[str, str], ...] = ()
     optimizer_tier: str = "device"
+    activation_tier: str = "device"
+    activation_units: tuple[str, ...] = ()
+    disk_directory: str | None = None
 
     @property
     def group_ranks(self) -> int:
@@ -117,6 +128,13 @@ class Plan:
     def optimizer_tiers(self) -> set[str]:
         """Where the optimizer's state of any unit lies."""
         return {self.optimizer_tier, *(unit.optimizer_tier for unit in self.units)}
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what autograd keeps of any unit waits elsewhere for the backward."""
+        return any(
+            tier != "device" for tier in (self.activation_tier, *(u.activation_tier for u in self.units))
+        )
 
     @property
     def is_mixed(self) -> bool:

@@ -7,7 +7,7 @@ import re
 from memadvisor.compression import check_compression
 from memadvisor.errors import PlanError
 from memadvisor.executors import check_executor
-from memadvisor.plan import Plan
+from memadvisor.plan import TIERS, Plan
 from memadvisor.precision import check_precision
 from memadvisor.stretches import check_stretches
 
@@ -63,6 +63,7 @@ def check_plan(plan: Plan, source: str) -> None:
     gathered = {unit.name: unit.zero_stage == 3 and plan.num_ranks > 1 for unit in plan.units}
     check_stretches(plan.stretches, gathered, source)
     _check_kept(plan, source)
+    _check_offload(plan, source)
     used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
     if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
         where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"
@@ -103,6 +104,21 @@ def _check_kept(plan: Plan, source: str) -> None:
                 )
 
 
+def _check_offload(plan: Plan, source: str) -> None:
+    tiers = {plan.activation_tier, *(unit.activation_tier for unit in plan.units)}
+    if not tiers <= set(TIERS):
+        raise PlanError(
+            f"{source} has activations on {min(tiers - set(TIERS))!r}.", hint=f"tiers are {', '.join(TIERS)}."
+        )
+    away = {unit.name for unit in plan.units if unit.activation_tier != "device"}
+    again = {name for stretch in plan.unit_stretches for name in stretch}
+    if away & again:
+        raise PlanError(
+            f"{source} offloads {min(away & again)!r}, which is in a stretch of units that run again as one.",
+            hint="recompute such a unit by itself, or leave it on the device.",
+        )
+
+
 def beside_fsdp2(plan: Plan) -> dict[str, bool]:
     """What FSDP2 is not told by a plan, in words, and whether this one asks for it."""
     return {
@@ -111,4 +127,5 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,
         "updates in the backward": plan.update_in_backward,
         "optimizer state on host or disk": plan.optimizer_tiers != {"device"},
+        "offloaded activations": plan.offloads_activations,
     }

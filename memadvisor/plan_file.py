@@ -27,6 +27,9 @@ _NEWER = (
     "algorithms",
     "stretches",
     "optimizer_tier",
+    "activation_tier",
+    "activation_units",
+    "disk_directory",
 )
 
 
@@ -74,6 +77,9 @@ def plan_from_json(value: Any, source: str) -> Plan:
             algorithms=tuple(_algorithm_from_json(entry) for entry in value.get("algorithms", [])),
             stretches=tuple((_typed(a, str), _typed(b, str)) for a, b in value.get("stretches", ())),
             optimizer_tier=_typed(value.get("optimizer_tier", "device"), str),
+            activation_tier=_typed(value.get("activation_tier", "device"), str),
+            activation_units=tuple(_typed(name, str) for name in value.get("activation_units", ())),
+            disk_directory=_typed(value.get("disk_directory"), str, optional=True),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -123,6 +129,7 @@ def _unit_from_json(value: Any) -> UnitPlan:
         reshard=_typed(value.get("reshard", True), bool),
         optimizer_tier=_typed(value.get("optimizer_tier", "device"), str),
         kept=tuple(_typed(name, str) for name in value.get("kept", ())),
+        activation_tier=_typed(value.get("activation_tier", "device"), str),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
+from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.run.records import Unit
 
@@ -29,9 +31,13 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
     about sqrt(n) stretches are recomputed (arXiv:1604.06174). A block is one of several units of one class
     that stand side by side in the model. `selective` recomputes every block, and keeps what its matrix products,
     convolutions and attention give: what is left is large and cheap (arXiv:2205.05198, section 5).
+    that stand side by side in the model.
+    `activation_units` are taken out of the device's memory, or all blocks where none is named. Raises PlanError
+    where a name, or a pattern, is no unit's.
     """
     given = {unit.name: unit for unit in plan.units}
     recomputed = _recomputed_by_policy(plan.policy, blocks_of(units))
+    offloaded = _offloaded_by_hand(plan, units)
     return tuple(
         given.get(
             unit.name,
@@ -41,6 +47,7 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
                 recompute=unit.name in recomputed,
                 optimizer_tier=plan.optimizer_tier,
                 kept=SELECTIVE if plan.policy == "selective" and unit.name in recomputed else (),
+                activation_tier=plan.activation_tier if unit.name in offloaded else "device",
             ),
         )
         for unit in units
@@ -53,6 +60,23 @@ def blocks_of(units: Sequence[Unit]) -> tuple[str, ...]:
     return tuple(
         unit.name for unit, kind in zip(units, kinds, strict=True) if unit.is_block and kinds.count(kind) > 1
     )
+
+
+def _offloaded_by_hand(plan: Plan, units: Sequence[Unit]) -> frozenset[str]:
+    if plan.activation_tier == "device":
+        return frozenset()
+    if not plan.activation_units:
+        return frozenset(blocks_of(units))
+    found: set[str] = set()
+    for pattern in plan.activation_units:
+        matching = {unit.name for unit in units if fnmatchcase(unit.name, pattern)}
+        if not matching:
+            raise PlanError(
+                f"The model has no unit {pattern!r} to offload.",
+                hint=f"name one of {', '.join(repr(unit.name) for unit in units[:8])}{', ...' * (len(units) > 8)}.",
+            )
+        found |= matching
+    return frozenset(found)
 
 
 def _recomputed_by_policy(policy: str, blocks: Sequence[str]) -> frozenset[str]:

@@ -44,7 +44,8 @@ class ActionKind(StrEnum):
     `shard` says. recompute: run the forward without saving, and again in the backward (of several units,
     before the backward of the last one). update: step the optimizer on what this rank holds; after a
     backward that is the last one of a step, and frees the gradient shard. prefetch: bring what lies on the lane's
-    tier into memory; before the optimizer that is the unit's optimizer state. offload: write it there, and free it.
+    tier into memory; before the optimizer that is the unit's optimizer state, before its backward what autograd keeps
+    of it. offload: write it there, and free it.
     """
 
     GATHER = "gather"
@@ -97,7 +98,8 @@ class Action:
     reduce that does, and is put off until that is over: behind the next reduce, which then runs under it, or at
     the backward's end. A prefetch before the optimizer is waited for by the unit's update, an offload by the next offload
     (its bytes are free then), and the last one at the step's end. Prefetches take turns with two buffers: each begins
-    when the offload of the unit before the last is over.
+    when the offload of the unit before the last is over. An offload of what autograd keeps is waited for, and its bytes are free then, by the offload of the
+    same unit that does not overlap; a prefetch of it by the unit's backward, tensor by tensor.
     units: of a recompute, all units that run without saving, and again as one, in order of execution; the boundary is
     the first one's. Of two at one boundary the first holds the second, and what is held runs again by itself.
     kept: of a recompute of one unit, operators whose outputs stay (plan.UnitPlan).
@@ -236,6 +238,12 @@ class ScheduleBuilder:
 
     def _transfer(self, kind: ActionKind, unit: str, lane: Lane, *, overlaps: bool) -> None:
         self._add(Point.BEFORE_OPTIMIZER, "", Action(kind=kind, unit=unit, lane=lane, overlaps=overlaps))
+
+    def offload(self, point: Point, at: str, unit: str, lane: Lane, *, overlaps: bool) -> None:
+        self._add(point, at, Action(kind=ActionKind.OFFLOAD, unit=unit, lane=lane, overlaps=overlaps))
+
+    def prefetch(self, point: Point, at: str, unit: str, lane: Lane, *, overlaps: bool) -> None:
+        self._add(point, at, Action(kind=ActionKind.PREFETCH, unit=unit, lane=lane, overlaps=overlaps))
 
     def update_early(self, unit: str, *, overlaps: bool) -> None:
         action = Action(kind=ActionKind.UPDATE, unit=unit, lane=Lane.COMPUTE, overlaps=overlaps)

@@ -36,6 +36,10 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     - Units whose `optimizer_tier` is not the device are updated one after another in the optimizer step, each while the
       next one's state is fetched and that of the one before is written. Larger ones take turns with smaller ones, so
       that the two buffers are not both as large as the largest.
+    - What autograd keeps of a unit whose `activation_tier` is not the device begins to leave after its forward, under
+      that of the next unit in order of execution, after which it is waited for, and its memory free; and begins to
+      come back before the backward of that next unit, under it. So of all that is offloaded, at most what two units keep
+      is in memory at any time. Before the backward of the last unit of all, there is nothing to hide it under.
 
     A unit without trainable parameters has nothing to reduce or update.
     """
@@ -58,6 +62,7 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     sizes = {unit.name: unit.trainable_bytes for unit in units}
     away = [unit for unit in chosen if unit.optimizer_tier != "device" and unit.name in trainable]
     builder.update_offloaded([(unit.name, Lane(unit.optimizer_tier)) for unit in _in_turns(away, sizes)])
+    _transfers(builder, plan, chosen)
     return builder.schedule(plan, chosen)
 
 
@@ -68,6 +73,40 @@ def _in_turns(units: Sequence[UnitPlan], sizes: Mapping[str, int]) -> list[UnitP
     turns = list(ordered)
     turns[0::2], turns[1::2] = ordered[num_large:], ordered[:num_large]
     return turns
+
+
+def _transfers(builder: ScheduleBuilder, plan: Plan, chosen: Sequence[UnitPlan]) -> None:
+    """Of what autograd keeps. Of two at one boundary, what begins comes before what is waited for in the forward, and
+    after it in the backward."""
+    order = _units_in_order(plan, chosen)
+    away = [
+        (unit.name, Lane(unit.activation_tier), following)
+        for unit, following in zip(order, [*(unit.name for unit in order[1:]), None], strict=True)
+        if unit.activation_tier != "device"
+    ]
+    for name, lane, _ in away:
+        builder.offload(Point.AFTER_FORWARD, name, name, lane, overlaps=True)
+        builder.prefetch(Point.BEFORE_BACKWARD, name, name, lane, overlaps=False)
+    for name, lane, following in away:
+        if following is None:
+            builder.offload(Point.BACKWARD_BEGINS, "", name, lane, overlaps=False)
+        else:
+            builder.offload(Point.AFTER_FORWARD, following, name, lane, overlaps=False)
+            builder.prefetch(Point.BEFORE_BACKWARD, following, name, lane, overlaps=True)
+
+
+def _units_in_order(plan: Plan, chosen: Sequence[UnitPlan]) -> list[UnitPlan]:
+    """Units in order of execution, as far as the plan knows it, without those that run around others."""
+    names = [unit.name for unit in chosen]
+    place = {unit.name: position for position, unit in enumerate(plan.units)}
+    inner = [
+        unit
+        for unit in chosen
+        if not any(
+            other != unit.name and other.startswith(f"{unit.name}." * bool(unit.name)) for other in names
+        )
+    ]
+    return sorted(inner, key=lambda unit: place.get(unit.name, 0)) if set(names) <= set(place) else inner
 
 
 def _gathers(

@@ -155,6 +155,8 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--all-reduce-top",
         "--all-reduce-rank",
         "--offload-optimizer",
+        "--offload-activations",
+        "--offload-units",
     }
     position = 1
     while position < len(words):

@@ -1,7 +1,7 @@
 """`memadvisor run --plan plan.json [--nproc N] SCRIPT [ARGS...]`: apply a plan, profile, compare.
 
-Without --plan, `--zero`, `--policy`, `--update-in-backward`, `--offload-optimizer` and the options of precision.py and
-compression.py make a plan by hand, worked out on the live model.
+Without --plan, `--zero`, `--policy`, `--update-in-backward`, `--offload-optimizer` and the options of precision.py,
+compression.py and offload.py make a plan by hand, worked out on the live model.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from memadvisor.capture.session import profile_script, rank_identity
 from memadvisor.cli.applying import Application, is_applied_to_nothing
 from memadvisor.cli.compression import FLAGS, add_compression_options, compression_of
 from memadvisor.cli.directory import choose_directory
+from memadvisor.cli.offload import FLAGS as OFFLOAD_FLAGS
+from memadvisor.cli.offload import add_offload_options, offload_of, with_disk_directory
 from memadvisor.cli.precision import add_precision_options, precision_of
 from memadvisor.cli.profile import add_recording_options, close, continuation_of, launch, start, target_of
 from memadvisor.errors import MemadvisorError, PlanError, UsageError
@@ -29,7 +31,7 @@ TAKES_SCRIPT = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--optimizer-dtype fp32] [--gather-bits 8] [--reduce-bits 4|8] [--all-reduce-bits 1|4|8] [--all-reduce-top K] [--all-reduce-rank R] [--update-in-backward] [--offload-optimizer host|disk]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
+    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--optimizer-dtype fp32] [--gather-bits 8] [--reduce-bits 4|8] [--all-reduce-bits 1|4|8] [--all-reduce-top K] [--all-reduce-rank R] [--update-in-backward] [--offload-optimizer host|disk] [--offload-activations host|disk[:DIR] [--offload-units NAMES]]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
     parser.add_argument("--plan", metavar="FILE", help="a plan that `memadvisor advise -o` wrote")
     parser.add_argument(
         "--zero", type=int, choices=range(4), metavar="0-3", help="ZeRO stage of a plan made by hand"
@@ -41,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_precision_options(parser)
     add_compression_options(parser)
+    add_offload_options(parser)
     parser.add_argument(
         "--update-in-backward",
         action="store_true",
@@ -60,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments)
     _check_ranks(plan, arguments)
     directory = choose_directory(arguments, target)
+    plan = with_disk_directory(plan, directory)
     save_plan(plan, directory / "plan.json", replace=False)
     if arguments.nproc:
         options = ["--plan", str(directory / "plan.json")]
@@ -71,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     of_plan = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward")
-    flags = (*of_plan, "offload_optimizer", *FLAGS)
+    flags = (*of_plan, "offload_optimizer", *FLAGS, *OFFLOAD_FLAGS)
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:
@@ -90,6 +94,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         compression=compression_of(arguments),
         update_in_backward=bool(arguments.update_in_backward),
         optimizer_tier=arguments.offload_optimizer or "device",
+        **offload_of(arguments),
     )
     check_plan(plan, "This run")
     return plan

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+import tempfile
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.independence import check_independent
 from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, read_model
 from memadvisor.engines.notes import notes_on
+from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.optimizer_state import OptimizerStates
 from memadvisor.engines.owners import Owners
 from memadvisor.engines.recompute import Note, Recompute
@@ -131,6 +134,8 @@ class Applied:
         self._other_model: PlanError | None = None
         self._hooks = Hooks(self, self._undo)
         self._recompute = Recompute(self._hooks, self._note, self._undo)
+        directory = Path(plan.disk_directory or tempfile.gettempdir())
+        self._activations = OffloadedActivations(self._hooks, self._label, self._note, self._undo, directory)
         self._casts = Casts(self._undo)
         self._offload = StateOffload(self.slot_of, self._label, self._note, self._undo)
         if plan.precision.has_masters:
@@ -248,13 +253,15 @@ class Applied:
         return {self.plan.zero_stage, *(unit.zero_stage for unit in self.plan.units)}
 
     def _attach_recompute(self, model: LiveModel, schedule: Schedule, *, is_compiled: bool) -> None:
-        if is_compiled and schedule.stretches:
+        if is_compiled and (schedule.stretches or self.plan.offloads_activations):
+            what = "Recomputation" if schedule.stretches else "Offloading of activations"
             raise PlanError(
-                "Recomputation cannot be applied to a model compiled by torch.compile.",
+                f"{what} cannot be applied to a model compiled by torch.compile.",
                 hint="run without torch.compile.",
             )
         self._recompute.attach(model, schedule)
         self._offload.attach(model, schedule)
+        self._activations.attach(model, schedule)
         self._attached = True
         if self.plan.num_ranks == 1:  # there is nothing to do at a module's call, and no other model to meet
             self._hooks.leave_modules()
@@ -310,6 +317,7 @@ class Applied:
         self._casts.attach(model.root, executor.units.values())
         self._recompute.attach(model, schedule)
         self._offload.attach(model, schedule)
+        self._activations.attach(model, schedule)
         self._attached = True
         for level, text in notes_on(executor):
             self._note(level, text)

@@ -26,6 +26,7 @@ import bisect
 import ctypes
 import os
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -73,15 +74,15 @@ class DiskFile:
             ) from error
         self._pid = os.getpid()
         self._free: list[Block] = []  # by offset, no two of them adjacent
+        self._given_back: deque[Block] = deque()
         self.size_bytes = 0  # of the file, as far as blocks were given out
-        self.used_bytes = 0  # by blocks that have not been given back
 
     def allocate(self, size_bytes: int) -> Block:
         """Room for so many bytes: the smallest free stretch that holds them, else more of the file."""
         if self._pid != os.getpid():
             self._open()
+        self._take_back()
         size_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self.used_bytes += size_bytes
         fitting = [free for free in self._free if free.size_bytes >= size_bytes]
         if not fitting:
             block = Block(self.size_bytes, size_bytes)
@@ -94,10 +95,24 @@ class DiskFile:
         return Block(found.offset, size_bytes)
 
     def free(self, block: Block) -> None:
-        """Give a block back. A write of it that is under way ends before that of whoever gets the room next."""
-        if self._pid != os.getpid():
-            return  # of the parent's file
-        self.used_bytes -= block.size_bytes
+        """Give a block back, from any thread, also in a finalizer.
+
+        A write of it that is under way ends before that of whoever gets the room next.
+        """
+        if self._pid == os.getpid():  # else it is of the parent's file
+            self._given_back.append(block)
+
+    @property
+    def used_bytes(self) -> int:
+        """By blocks that have not been given back."""
+        self._take_back()
+        return self.size_bytes - sum(free.size_bytes for free in self._free)
+
+    def _take_back(self) -> None:
+        while self._given_back:
+            self._add_free(self._given_back.popleft())
+
+    def _add_free(self, block: Block) -> None:
         place = bisect.bisect(self._free, block)
         first, end = block.offset, block.offset + block.size_bytes
         if place < len(self._free) and self._free[place].offset == end:

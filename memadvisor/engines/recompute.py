@@ -99,7 +99,7 @@ class Recompute:
             return False
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         pack = top[0] if top is not None else None
-        pack = _innermost_foreign(pack)
+        pack = innermost_foreign(pack)
         if getattr(pack, "__module__", None) == "torch.utils.checkpoint":
             self._leave_alone(self._units[module], "the script checkpoints it already")
             return False
@@ -208,12 +208,12 @@ class Recompute:
         self._changing[module] = changed
 
 
-def _innermost_foreign(pack: Any) -> Any:
+def innermost_foreign(pack: Any) -> Any:
     """The saved-tensor hook of the script's under ours, if ours is the innermost."""
     while True:
         owner = getattr(pack, "__self__", None)
         outer = getattr(owner, "_outer", None)
-        if type(owner).__name__ != "SavedParameters":
+        if type(owner).__name__ not in ("SavedParameters", "SavedActivations"):
             return pack
         pack = outer[0] if outer is not None else None
 

@@ -47,7 +47,7 @@ class SavedParameters:
     @staticmethod
     def push(executor: Executor) -> int:
         """Install the hooks unless they are the innermost ones already; returns how many were pushed."""
-        outer = _top()
+        outer = top_hooks()
         if outer is not None and getattr(outer[0], "__func__", None) is SavedParameters.pack:
             return 0
         hooks = SavedParameters(executor, outer)
@@ -60,7 +60,7 @@ class SavedParameters:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         executor = self._executor()
-        flat = self._by_storage.get(_storage_of(tensor))
+        flat = self._by_storage.get(storage_id(tensor))
         if flat is None or executor is None:
             return self._outer[0](tensor) if self._outer is not None else tensor
         return _Place(
@@ -87,12 +87,14 @@ class SavedParameters:
         return packed.flat.full.as_strided(packed.size, packed.stride, packed.offset)
 
 
-def _top() -> tuple[Pack, Callable[[Any], Any]] | None:
+def top_hooks() -> tuple[Pack, Callable[[Any], Any]] | None:
+    """The saved-tensor hooks in force, of whoever pushed them last."""
     top = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return top if top is None or top[0] is not None else None
 
 
-def _storage_of(tensor: torch.Tensor) -> int:
+def storage_id(tensor: torch.Tensor) -> int:
+    """What tells a tensor's storage from all others alive; 0 where it has none."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):

@@ -1,0 +1,53 @@
+"""The options that take activations out of the device's memory until their backward, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memadvisor.errors import UsageError
+from memadvisor.plan import Plan
+
+FLAGS = ("offload_activations", "offload_units")
+
+
+def add_offload_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--offload-activations",
+        metavar="host|disk[:DIR]",
+        help="put what autograd keeps of blocks there between their forward and their backward: a GPU's host memory, or a "
+        "file without a name in DIR (default: in the run's directory)",
+    )
+    parser.add_argument(
+        "--offload-units",
+        metavar="NAMES",
+        help="with --offload-activations: of these units alone, as in blocks.0,blocks.1 or 'blocks.*'",
+    )
+
+
+def offload_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Fields of a plan made by hand. Raises UsageError."""
+    value, names = arguments.offload_activations, arguments.offload_units
+    if value is None:
+        if names is not None:
+            raise UsageError("--offload-units needs --offload-activations.", hint="say where: host or disk.")
+        return {}
+    tier, colon, directory = value.partition(":")
+    if tier not in ("host", "disk") or (tier == "host" and colon) or (colon and not directory):
+        raise UsageError(
+            f"--offload-activations {value} names no tier.", hint="it is host, disk, or disk:DIRECTORY."
+        )
+    return {
+        "activation_tier": tier,
+        "activation_units": tuple(name.strip() for name in names.split(",")) if names is not None else (),
+        "disk_directory": str(Path(directory).resolve()) if directory else None,
+    }
+
+
+def with_disk_directory(plan: Plan, directory: Path) -> Plan:
+    """Where a plan names no directory for the disk tier, the run's own: the user has chosen its disk."""
+    if not plan.offloads_activations or plan.disk_directory is not None:
+        return plan
+    return replace(plan, disk_directory=str(directory.resolve()))

@@ -1,0 +1,266 @@
+"""What autograd keeps of a unit's forward: on the device, or on another tier until the backward.
+
+Saved-tensor hooks see each tensor that autograd keeps while the unit's forward runs. What goes is storages, each once,
+however many views of it are kept: a place remembers which view of it autograd asked for. What stays is
+    parameters, buffers, and what the unit is called with that needs no gradient (masks, positions, a batch): others
+    keep them alive anyway;
+    storages below MIN_BYTES, whose transfer costs more calls than it frees memory;
+    tensors that are not plain and dense, and memory that is not torch's own (numpy's, or shared).
+Under hooks autograd no longer notices that a saved tensor was modified in place, so it is noticed here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from memadvisor.engines.lanes import Ticket
+from memadvisor.engines.saved import storage_id, top_hooks
+from memadvisor.engines.tiers import Tier
+
+MIN_BYTES = 64 * 2**10
+
+
+class Holder(Protocol):
+    """The call of a unit's forward that tensors are saved in."""
+
+    def found(self, storage: torch.UntypedStorage, version: int) -> Kept: ...
+    def brings(self, kept: Kept) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A storage's bytes on a tier, or on their way to it."""
+
+    tier: Tier
+    block: Any
+    ticket: Ticket
+
+
+class Kept:
+    """One storage that autograd keeps: here, on a tier, or on the way between the two.
+
+    Who holds this keeps the bytes; what was sent leaves the device with `settle`, if nobody else holds it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_arriving",
+        "_reference",
+        "_sent",
+        "device",
+        "size_bytes",
+        "storage",
+        "version",
+    )
+
+    def __init__(self, storage: torch.UntypedStorage, version: int) -> None:
+        self.storage: torch.UntypedStorage | None = storage
+        self.device = storage.device
+        self.size_bytes = storage.nbytes()
+        self.version = version  # of the tensor that was saved last
+        self._reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch has no types for it
+        self._sent: _Sent | None = None
+        self._arriving: tuple[torch.UntypedStorage, Any] | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is being sent, and has not left."""
+        return self._sent is not None and self.storage is not None
+
+    @property
+    def is_away(self) -> bool:
+        return self.storage is None and self._arriving is None
+
+    def send(self, tier: Tier) -> None:
+        """Begin to send what is here, and has not been sent."""
+        if self.storage is not None and self._sent is None:
+            block = tier.allocate(self.size_bytes)
+            self._sent = _Sent(tier, block, tier.write(block, _bytes_of(self.storage)))
+
+    def settle(self) -> None:
+        """Let what was sent leave the device, when it is over there. Raises OSError, and keeps it, where it is not."""
+        if self._sent is None or self.storage is None:
+            return
+        try:
+            self._sent.ticket.wait()
+        except OSError:
+            self._forget()
+            raise
+        self.storage = None
+
+    def fetch(self, label: Callable[[torch.Tensor], None]) -> None:
+        """Begin to bring it back, unless it is here, or somebody else has kept it."""
+        if not self.is_away or self._sent is None:
+            return
+        if (storage := self.held_elsewhere()) is not None:
+            self.storage = storage
+            self._forget()
+            return
+        target = torch.empty(self.size_bytes, dtype=torch.uint8, device=self.device)
+        label(target)
+        sent = self._sent
+        self._arriving = (target.untyped_storage(), sent.tier.read(sent.block, target))
+
+    def held_elsewhere(self) -> torch.UntypedStorage | None:
+        """The very storage, where somebody else has kept it alive."""
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
+        return storage  # type: ignore[no-any-return]  # torch has no types for it
+
+    def here(self) -> torch.UntypedStorage:
+        """The storage, once it has come. Raises RuntimeError where it cannot be brought back."""
+        if self._arriving is not None:
+            storage, ticket = self._arriving
+            try:
+                ticket.wait()
+            except OSError as error:
+                raise RuntimeError(f"activations could not be read back from disk: {error}") from error
+            self.storage, self._arriving = storage, None
+            self._forget()
+        if self.storage is None:
+            raise AssertionError("what is away is fetched first")
+        return self.storage
+
+    def _forget(self) -> None:
+        """Nothing of it is needed on the tier."""
+        if self._sent is not None:
+            self._sent.tier.free(self._sent.block)
+            self._sent = None
+
+    def __del__(self) -> None:
+        self._forget()
+
+
+class _Place:
+    """Stands for a saved tensor inside autograd: a view of what is kept."""
+
+    __slots__ = ("dtype", "holder", "kept", "offset", "probe", "size", "stride", "version")
+
+    def __init__(self, tensor: torch.Tensor, kept: Kept, holder: Holder) -> None:
+        self.kept = kept
+        self.holder = holder
+        self.dtype = tensor.dtype
+        self.size, self.stride = tensor.size(), tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.version = tensor._version
+        self.probe = _probe(tensor)
+
+
+class _Stays:
+    """Stands for a saved tensor that stays: itself without its graph, or what the hooks outside of ours made of it."""
+
+    __slots__ = ("is_packed", "probe", "value", "version")
+
+    def __init__(self, tensor: torch.Tensor, outer: Callable[[torch.Tensor], Any] | None) -> None:
+        self.version = tensor._version
+        self.is_packed = outer is not None
+        if outer is not None:
+            self.value = outer(tensor)
+            self.probe = _probe(tensor)
+        else:
+            # With its graph, a result of the operator that saves it would keep itself alive.
+            self.value = self.probe = tensor if tensor.grad_fn is None else tensor.detach()
+
+
+class SavedActivations:
+    """Saved-tensor hooks for one call of a unit; `around` are the hooks that were there before."""
+
+    def __init__(self, holder: Holder, stay: Iterable[torch.Tensor]) -> None:
+        self._holder = holder
+        self._stay = {storage_id(tensor) for tensor in stay}
+        self._outer = top_hooks()
+
+    def __enter__(self) -> None:
+        torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
+
+    def __exit__(self, *exception: object) -> None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if self._goes(tensor):
+            kept = self._holder.found(tensor.untyped_storage(), tensor._version)
+            return _Place(tensor, kept, self._holder)
+        return _Stays(tensor, self._outer[0] if self._outer is not None else None)
+
+    def _goes(self, tensor: torch.Tensor) -> bool:
+        if not is_plain(tensor) or isinstance(tensor._base, torch.nn.Parameter):
+            return False
+        storage = tensor.untyped_storage()
+        return (
+            storage.nbytes() >= MIN_BYTES
+            and storage._cdata not in self._stay
+            and storage.resizable()
+            and not storage.is_shared()
+        )
+
+    def unpack(self, packed: Any) -> Any:
+        if packed.probe is not None and packed.probe._version != packed.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"tensor is at version {packed.probe._version}; expected version {packed.version} instead."
+            )
+        if isinstance(packed, _Place):
+            packed.holder.brings(packed.kept)
+            storage = packed.kept.here()
+            whole = torch.empty(0, dtype=packed.dtype, device=storage.device)
+            return whole.set_(storage, packed.offset, packed.size, packed.stride)
+        if packed.is_packed and self._outer is not None:
+            return self._outer[1](packed.value)
+        return packed.value
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but a view of dense memory."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not torch._is_functional_tensor(tensor)
+    )
+
+
+def _probe(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor without elements, that counts what modifies `tensor` in place; None for one of the script's kinds."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    probe = tensor.detach()
+    probe.data = _empty(tensor.dtype, tensor.device)
+    return probe
+
+
+@cache
+def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+class KeptByStorage:
+    """What is kept now, so that units that keep the same storage share it."""
+
+    def __init__(self) -> None:
+        self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+
+    def of(self, storage: torch.UntypedStorage, version: int) -> tuple[Kept, bool]:
+        """What is kept of a storage, and whether it is new."""
+        key = storage._cdata  # of no other storage as long as somebody refers to this one, if weakly
+        kept = self._kept.get(key)
+        if kept is not None and kept.version == version:
+            return kept, False
+        if kept is not None and not kept.is_under_way and kept.storage is not None:
+            kept.version = (
+                version  # nothing has been sent; what was saved before is found out where it is asked for
+            )
+            return kept, False
+        kept = self._kept[key] = Kept(storage, version)
+        return kept, True

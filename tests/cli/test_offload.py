@@ -1,0 +1,48 @@
+"""What `--offload-activations` says of a plan, and that options with values are told from the script."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from memadvisor.capture.script import split_command
+from memadvisor.cli import profile, run
+from memadvisor.cli.offload import offload_of, with_disk_directory
+from memadvisor.errors import UsageError
+from memadvisor.plan import Plan
+
+
+@pytest.mark.parametrize("command", [profile, run])
+def test_every_option_with_a_value_keeps_it_from_being_the_script(command):
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    for action in parser._actions:
+        if action.option_strings and action.nargs is None:
+            words, target = split_command(["run", action.option_strings[0], "value", "train.py"])
+            assert words[-1] == "value" and target.name == "train.py", action.option_strings
+
+
+def asked(activations=None, units=None):
+    return offload_of(argparse.Namespace(offload_activations=activations, offload_units=units))
+
+
+def test_a_tier_a_directory_and_units():
+    assert asked() == {}
+    assert asked("disk") == {"activation_tier": "disk", "activation_units": (), "disk_directory": None}
+    named = asked("disk:/data/it:self", "blocks.*, head")
+    assert named["disk_directory"] == "/data/it:self" and named["activation_units"] == ("blocks.*", "head")
+
+
+@pytest.mark.parametrize("words", [("tape",), ("host:/tmp",), ("disk:",), (None, "blocks.0")])
+def test_what_names_no_tier_is_refused(words):
+    with pytest.raises(UsageError, match="offload-activations"):
+        asked(*words)
+
+
+def test_the_file_is_made_where_the_run_is_unless_the_plan_says_otherwise():
+    plan = Plan(num_ranks=1, zero_stage=0, activation_tier="disk")
+    assert with_disk_directory(plan, Path("/runs/a")).disk_directory == "/runs/a"
+    elsewhere = Plan(num_ranks=1, zero_stage=0, activation_tier="disk", disk_directory="/b")
+    assert with_disk_directory(elsewhere, Path("/runs/a")) == elsewhere
+    nowhere = Plan(num_ranks=1, zero_stage=0)
+    assert with_disk_directory(nowhere, Path("/runs/a")) == nowhere
