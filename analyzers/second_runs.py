@@ -17,7 +17,11 @@ def second_run_cost(rank: RankRun) -> SecondRunCost:
     call_s, tensor_s = rank.process.second_run_call_s, rank.process.second_run_tensor_s
     if call_s is None or tensor_s is None or not rank.process.device.startswith("cpu"):
         return FREE
-    return SecondRunCost(call_s=max(0.0, call_s), tensor_s=max(0.0, tensor_s))
+    return SecondRunCost(
+        call_s=max(0.0, call_s),
+        tensor_s=max(0.0, tensor_s),
+        operator_s=max(0.0, rank.process.second_run_operator_s or 0.0),
+    )
 
 
 def second_runs(
@@ -48,6 +52,7 @@ def second_runs(
             whole_s=earlier + whole_s,
             until_saved_s=stopped,
             num_saved=last - first + (before.num_saved if before is not None else 0),
+            num_operators=len(inside) + (before.num_operators if before is not None else 0),
         )
         work[piece.unit, piece.micro_batch] += tuple((op.name, op.executed_flops) for op in inside)
     types = {unit.name: unit.type_name for unit in rank.units}
@@ -62,6 +67,7 @@ def _mean(runs: Sequence[SecondRun]) -> SecondRun:
         whole_s=sum(run.whole_s for run in runs) / len(runs),
         until_saved_s=sum(run.until_saved_s for run in runs) / len(runs),
         num_saved=runs[0].num_saved,
+        num_operators=runs[0].num_operators,
     )
 
 

@@ -75,7 +75,7 @@ def profile_script(
     continuation: Continuation | None = None,
     when_attached: WhenAttached | None = None,
     after: Callable[[bool], None] | None = None,
-    measure_second_runs: Callable[[], tuple[float, float]] | None = None,
+    measure_second_runs: Callable[[], tuple[float, float, float]] | None = None,
 ) -> None:
     """Run the script in this process and record it into `directory`.
 

@@ -53,7 +53,7 @@ class RecorderOptions:
     trace_step: int = 2
     memory_limit_bytes: int | None = None
     max_bytes: int = 10**9
-    measure_second_runs: Callable[[], tuple[float, float]] | None = None
+    measure_second_runs: Callable[[], tuple[float, float, float]] | None = None
 
 
 class RankWriter:
@@ -69,7 +69,7 @@ class RankWriter:
         self._has_models = False
         self._counters: list[Counter] = []
         self._has_room = True
-        self._second_run_s: tuple[float, float] | None = None
+        self._second_run_s: tuple[float, float, float] | None = None
 
     @property
     def rank(self) -> int:
@@ -221,6 +221,7 @@ class RankWriter:
             mark=own_mark(),
             second_run_call_s=self._second_run_s[0] if self._second_run_s else None,
             second_run_tensor_s=self._second_run_s[1] if self._second_run_s else None,
+            second_run_operator_s=self._second_run_s[2] if self._second_run_s else None,
         )
 
 

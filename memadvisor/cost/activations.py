@@ -98,10 +98,17 @@ class Activations:
         peak, start = level.peak if keeps_all else level.peak_unsaved, level.start
         return {c: peak.get(c, 0) - start.get(c, 0) for c in {**peak, **start} if c not in STATES}
 
-    def seconds_spared(self, stretch: Stretch, micro_batch: int | None) -> float:
-        """What a run again of one unit does not take, because results are there."""
+    def again_s(self, stretch: Stretch, micro_batch: int | None) -> float:
+        """Its units' second forwards; the last one ends with the last tensor that it saves, and skips what is kept."""
+        units = [unit for item in self.stretches.runs(stretch) for unit in item]
+        runs = {unit: run for unit in units if (run := self.step.second_runs.get((unit, micro_batch)))}
+        cost = self.step.second_run_cost
+        again_s = sum(run.seconds(cost, stops=unit == stretch[-1]) for unit, run in runs.items())
         places = self._places_in(stretch[0], micro_batch) if len(stretch) == 1 else ()
-        return self._operators_of(stretch[0], micro_batch).seconds(places) if places else 0.0
+        if not places:
+            return again_s
+        keeping_s = runs[stretch[0]].keeping_s(cost) if stretch[0] in runs else 0.0
+        return again_s + keeping_s - self._operators_of(stretch[0], micro_batch).seconds(places)
 
     def _places_in(self, unit: str, micro_batch: int | None) -> Collection[int]:
         return self._places.get(self.step.forward_at.get((unit, micro_batch), -1), ())

@@ -3,7 +3,8 @@
 The operators until the last tensor is saved take what they took in the first forward; what follows them is run only
 where something after it is needed. Beside that, a call that is run again keeps its arguments, random state and casts
 and has them again, and each tensor that autograd saves passes through hooks three times: saved in the first run, saved
-in the second, and asked for. Both are work of the CPU: where a device runs behind it, nobody waits for it.
+in the second, and asked for. Where outputs of operators are kept, each operator of both runs is looked at (engines/kept.py). All that
+is work of the CPU: where a device runs behind it, nobody waits for it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondRunCost:
-    """Seconds beside the forward itself, of a call and of each tensor that it saves, as measured in the run."""
+    """Seconds beside the forward itself, of a call and of each tensor that it saves, as measured in the run.
+
+    `operator_s`: of each operator, in either run, of a unit that keeps outputs.
+    """
 
     call_s: float
     tensor_s: float
+    operator_s: float = 0.0
 
 
 FREE = SecondRunCost(call_s=0.0, tensor_s=0.0)
@@ -29,8 +34,13 @@ class SecondRun:
     whole_s: float
     until_saved_s: float
     num_saved: int
+    num_operators: int = 0
 
     def seconds(self, cost: SecondRunCost, *, stops: bool = True) -> float:
         """`stops`: nothing after the last saved tensor is needed."""
         forward_s = self.until_saved_s if stops else self.whole_s
         return forward_s + cost.call_s + cost.tensor_s * self.num_saved
+
+    def keeping_s(self, cost: SecondRunCost) -> float:
+        """What it takes more, in both runs, to keep outputs of some operators: those that are spared are looked at too."""
+        return 2 * cost.operator_s * self.num_operators

@@ -23,7 +23,6 @@ from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Prediction
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
-from memadvisor.stretches import Stretch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +188,7 @@ class _Player:
             name = f"recomputation of {stretch[0]}"
             name += f" to {stretch[-1]}" if len(stretch) > 1 else ""
             self._moment(name, position, level)
-            self.lanes.compute(name, self._again_s(stretch, micro_batch))
+            self.lanes.compute(name, self.activations.again_s(stretch, micro_batch))
             if self.watcher is not None:
                 self.watcher.recomputation(position)
 
@@ -347,16 +346,6 @@ class _Player:
     def _moment(self, place: str, segment: int, activations: Bytes) -> None:
         total = added(activations, self.engine.held())
         self.moments.append(Moment(position=place, segment=segment, by_category_bytes=total))
-
-    def _again_s(self, stretch: Stretch, micro_batch: int | None) -> float:
-        """Its units' second forwards; the last one ends with the last tensor that it saves, and skips what is kept."""
-        units = [unit for item in self.stretches.runs(stretch) for unit in item]
-        again_s = sum(
-            run.seconds(self.step.second_run_cost, stops=unit == stretch[-1])
-            for unit in units
-            if (run := self.step.second_runs.get((unit, micro_batch))) is not None
-        )
-        return again_s - self.activations.seconds_spared(stretch, micro_batch)
 
 
 _POINTS = {

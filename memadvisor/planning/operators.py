@@ -40,7 +40,10 @@ _TOLERANCE = 2e-6  # of the budget: HiGHS takes a bound for kept within half of 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Operators of a unit that stay: seconds that they spare in a step, and bytes of one forward."""
+    """Operators of a unit that stay: seconds that they spare in a step, and bytes of one forward.
+
+    In a programme, less what it takes to keep any.
+    """
 
     seconds: float
     size_bytes: int
@@ -302,7 +305,14 @@ def _choices(step: CapturedStep) -> dict[str, list[Choice]]:
         all_operators = _of_all(forwards.get(unit, []), step.repeats)
         if all_operators not in known:
             known[all_operators] = curve(all_operators)
-        found[unit] = known[all_operators]
+        keeping_s = step.repeats * sum(
+            run.keeping_s(step.second_run_cost) for (name, _), run in step.second_runs.items() if name == unit
+        )
+        found[unit] = [
+            replace(choice, seconds=choice.seconds - keeping_s) if choice.names else choice
+            for choice in known[all_operators]
+            if choice.seconds > keeping_s or not choice.names
+        ]
     return found
 
 

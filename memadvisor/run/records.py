@@ -338,7 +338,8 @@ TABLES: dict[str, type] = {
 class ProcessInfo:
     """Who wrote a journal. `mark` tells the process from all others of its number: the machine's boot, the namespace of
     processes, and when it started; None where the system does not say. What recomputing takes beside the forward
-    itself, for a call and for each tensor that it saves, is measured after the traced step; None on GPUs."""
+    itself, for a call, for each tensor that it saves, and for each operator in either run of a unit that keeps outputs, is
+    measured after the traced step; None on GPUs."""
 
     rank: int
     world_size: int
@@ -356,6 +357,7 @@ class ProcessInfo:
     mark: str | None = None
     second_run_call_s: float | None = None
     second_run_tensor_s: float | None = None
+    second_run_operator_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from memadvisor.run.records import Operator, Saved
 from memadvisor.write_schedule import write_schedule
 from tests.make_run import make_run
 
-COST = SecondRunCost(call_s=1e-3, tensor_s=1e-4)
+COST = SecondRunCost(call_s=1e-3, tensor_s=1e-4, operator_s=1e-5)
 
 
 def operator(start_s, end_s):
@@ -62,7 +62,9 @@ def test_operators_after_the_last_saved_tensor_do_not_run_again():
     rank = rank_with([operator(1, 2), operator(2, 4), operator(4.2, 7.2)], [saved(1.5), saved(4.1)])
     found = second_runs(rank, pieces((0, 8)), [0.8], 1)
 
-    assert found == {("u", 0): SecondRun(whole_s=0.8, until_saved_s=pytest.approx(0.4), num_saved=2)}
+    assert found == {
+        ("u", 0): SecondRun(whole_s=0.8, until_saved_s=pytest.approx(0.4), num_saved=2, num_operators=3)
+    }
 
 
 def test_a_forward_in_two_parts_runs_again_up_to_the_last_part_that_saves():
@@ -92,7 +94,11 @@ def test_units_of_one_class_that_run_the_same_share_their_times_and_others_do_no
 
 
 def test_what_was_not_measured_or_runs_on_a_device_costs_nothing_beside():
-    measured = {"second_run_call_s": 1e-3, "second_run_tensor_s": 1e-4}
+    measured = {
+        "second_run_call_s": 1e-3,
+        "second_run_tensor_s": 1e-4,
+        "second_run_operator_s": 1e-5,
+    }
     assert second_run_cost(rank_with([], [], device="cpu", **measured)) == COST
     assert second_run_cost(rank_with([], [], device="cuda:0", **measured)) == FREE
     assert second_run_cost(rank_with([], [], device="cpu")) == FREE

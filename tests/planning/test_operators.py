@@ -1,5 +1,6 @@
 """What recomputed units keep: the curve against all subsets, the programme against all choices of all units."""
 
+from dataclasses import replace
 from itertools import chain, combinations, product
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.kept import KeepableOperator, KeepableStorage
+from memadvisor.cost.second_run import SecondRunCost
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import UnitPlan
 from memadvisor.planning.operators import OperatorSearch, curve
@@ -79,12 +81,14 @@ def test_few_points_are_those_that_spare_most_for_a_byte_and_the_ends():
     shape=st.sampled_from([(2, 1, 0), (1, 2, 0), (1, 1, 2), (1, 1, 3)]),
     share=st.floats(0, 1),
     head_s=st.floats(0.001, 0.05),
+    looked_at_s=st.sampled_from([0.0, 1e-4, 1e-3]),
 )
 @settings(max_examples=8, deadline=None, phases=[Phase.generate])
-def test_no_choice_of_units_and_of_what_they_keep_is_faster(shape, share, head_s):
+def test_no_choice_of_units_and_of_what_they_keep_is_faster(shape, share, head_s, looked_at_s):
     """Every unit as it is or recomputed with any subset of its operators: all of them simulated."""
     blocks, batches, stage = shape
     step = captured_step(make_run(num_blocks=blocks, num_micro_batches=batches, head_s=head_s))
+    step = replace(step, second_run_cost=SecondRunCost(call_s=0.0, tensor_s=0.0, operator_s=looked_at_s))
     evaluate = evaluator(step, stage)
     options = {unit: [None, ()] for unit in step.recomputable}
     for position, operators in step.operators.items():
