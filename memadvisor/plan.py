@@ -137,6 +137,12 @@ class Plan:
         )
 
     @property
+    def uses_disk(self) -> bool:
+        """Whether anything waits on disk."""
+        activation_tiers = {self.activation_tier, *(unit.activation_tier for unit in self.units)}
+        return "disk" in self.optimizer_tiers | activation_tiers
+
+    @property
     def is_mixed(self) -> bool:
         """Whether its units differ in stage, or in what they keep until the backward."""
         return len({(unit.zero_stage, unit.is_kept) for unit in self.units}) > 1

@@ -48,6 +48,6 @@ def offload_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def with_disk_directory(plan: Plan, directory: Path) -> Plan:
     """Where a plan names no directory for the disk tier, the run's own: the user has chosen its disk."""
-    if not plan.offloads_activations or plan.disk_directory is not None:
+    if not plan.uses_disk or plan.disk_directory is not None:
         return plan
     return replace(plan, disk_directory=str(directory.resolve()))

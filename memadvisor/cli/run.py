@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offload-optimizer",
         choices=("host", "disk"),
-        help="where the optimizer's state lies between updates: a GPU's host, or a file in TMPDIR",
+        help="where the optimizer's state lies between updates: a GPU's host memory, or a file without a name in the run's directory",
     )
     add_recording_options(parser)
 

@@ -137,7 +137,7 @@ class Applied:
         directory = Path(plan.disk_directory or tempfile.gettempdir())
         self._activations = OffloadedActivations(self._hooks, self._label, self._note, self._undo, directory)
         self._casts = Casts(self._undo)
-        self._offload = StateOffload(self.slot_of, self._label, self._note, self._undo)
+        self._offload = StateOffload(self.slot_of, self._label, self._note, self._undo, directory)
         if plan.precision.has_masters:
             self._note("warning", f"This plan changes the updates: {masters_text(plan.precision)}")
         if plan.precision.is_lossy:

@@ -21,7 +21,7 @@ from memadvisor.engines.lanes import Ticket
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.parcels import Failed, Parcel
 from memadvisor.engines.sharded_step import SCALARS, FindSlot, Swap
-from memadvisor.engines.state_tiers import Tier
+from memadvisor.engines.tiers import Tier
 from memadvisor.engines.unit_step import plain_step
 from memadvisor.schedule import Action, ActionKind
 

@@ -18,7 +18,7 @@ import torch
 from memadvisor.engines.lanes import Ticket
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.sources import Part
-from memadvisor.engines.state_tiers import Tier
+from memadvisor.engines.tiers import Tier
 
 _ALIGNMENT_BYTES = 64  # of a tensor in a parcel, as the allocator aligns them
 
@@ -90,11 +90,24 @@ class Parcel:
             self.memory = None
 
     def read_into(self, packed: torch.Tensor, after: Sequence[Ticket] = ()) -> Ticket:
-        """Have all of it brought into a buffer."""
-        return self.tier.read(self.block, packed[: self.size_bytes], after=after)
+        """Have all of it brought into a buffer, if what `after` stands for ends well."""
+        ended = [_EndedWell(ticket) for ticket in after]
+        return self.tier.read(self.block, packed[: self.size_bytes], after=ended)
 
     def part(self, entry: Entry) -> Any:
         return self.tier.part(self.block, entry.start, entry.size_bytes)
+
+
+class _EndedWell:
+    """A ticket that whoever follows it must see succeed: what it was to have written may be there alone."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+
+    def wait(self) -> Any:
+        return self._ticket.wait()
+
+    join = wait
 
 
 class StateSource:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from memadvisor.engines.late import LateTensor
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.paged_step import Kept, Optimizer, PagedStep, Parameters
 from memadvisor.engines.sharded_step import FindSlot, Swap, is_elementwise, parameters_of
-from memadvisor.engines.state_tiers import make_tier
+from memadvisor.engines.tiers import make_tier
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
 from memadvisor.run.living import living
@@ -53,8 +54,9 @@ class _Model:
 class StateOffload:
     """Part of a plan in force: all models and optimizers whose state is put away."""
 
-    def __init__(self, slot_of: FindSlot, label: Label, note: Note, undo: Undo) -> None:
+    def __init__(self, slot_of: FindSlot, label: Label, note: Note, undo: Undo, directory: Path) -> None:
         self._slot_of = slot_of
+        self._directory = directory
         self._label = label
         self._note = note
         self._models: list[_Model] = []
@@ -152,7 +154,8 @@ class StateOffload:
         by_model = self._kept.setdefault(optimizer, {})
         if number not in by_model:
             device = next(iter(members.values()))[0].device
-            kept = by_model[number] = Kept(make_tier(self._models[number].tier, device), lambda error: None)
+            tier = make_tier(self._models[number].tier, device, self._directory, self._note)
+            kept = by_model[number] = Kept(tier, lambda error: None)
             kept.failed = partial(_keep_in_memory, weakref.ref(kept), self._note)
         label = partial(_label_state, self._label)
         return PagedStep(optimizer, members, by_model[number], self._slot_of, label)

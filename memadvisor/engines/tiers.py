@@ -26,13 +26,14 @@ from memadvisor.schedule import Lane as Transfers
 
 
 class Tier(Protocol):
-    """Blocks of bytes outside of the device's memory. Transfers are of dense tensors; `wait` raises OSError.
+    """Blocks of bytes outside of the device's memory. Transfers are of dense 1-D tensors; `wait` raises OSError.
 
-    `free` may be called from any thread, also in a finalizer.
+    `free` may be called from any thread, also in a finalizer. `part`: bytes of a block, to be written and read alone.
     """
 
     def allocate(self, size_bytes: int) -> Any: ...
     def free(self, block: Any) -> None: ...
+    def part(self, block: Any, start: int, size_bytes: int) -> Any: ...
     def write(self, block: Any, source: torch.Tensor) -> Ticket: ...
     def read(self, block: Any, target: torch.Tensor, *, after: Sequence[Ticket] = ()) -> Ticket: ...
 
@@ -92,14 +93,19 @@ class HostTier:
         # Whoever gets it next writes it on the lane that wrote it, behind that.
         self.memory.give(block)
 
+    def part(self, block: torch.Tensor, start: int, size_bytes: int) -> torch.Tensor:
+        return block[start : start + size_bytes]
+
     def write(self, block: torch.Tensor, source: torch.Tensor) -> Ticket:
+        there, data = block[: source.nbytes], source.view(torch.uint8)
         return self._writes.submit(
-            lambda: block.copy_(source, non_blocking=True), reads=[source], writes=[block]
+            lambda: there.copy_(data, non_blocking=True), reads=[source], writes=[block]
         )
 
     def read(self, block: torch.Tensor, target: torch.Tensor, *, after: Sequence[Ticket] = ()) -> Ticket:
+        there, data = block[: target.nbytes], target.view(torch.uint8)
         return self._reads.submit(
-            lambda: target.copy_(block, non_blocking=True), after=after, reads=[block], writes=[target]
+            lambda: data.copy_(there, non_blocking=True), after=after, reads=[block], writes=[target]
         )
 
 
@@ -114,6 +120,9 @@ class DiskTier:
 
     def free(self, block: Block) -> None:
         self._file.free(block)
+
+    def part(self, block: Block, start: int, size_bytes: int) -> Block:
+        return Block(block.offset + start, size_bytes)
 
     def write(self, block: Block, source: torch.Tensor) -> Ticket:
         return self._file.write(block, source)

@@ -42,6 +42,8 @@ def test_what_names_no_tier_is_refused(words):
 def test_the_file_is_made_where_the_run_is_unless_the_plan_says_otherwise():
     plan = Plan(num_ranks=1, zero_stage=0, activation_tier="disk")
     assert with_disk_directory(plan, Path("/runs/a")).disk_directory == "/runs/a"
+    state = Plan(num_ranks=1, zero_stage=0, optimizer_tier="disk")
+    assert with_disk_directory(state, Path("/runs/a")).disk_directory == "/runs/a"
     elsewhere = Plan(num_ranks=1, zero_stage=0, activation_tier="disk", disk_directory="/b")
     assert with_disk_directory(elsewhere, Path("/runs/a")) == elsewhere
     nowhere = Plan(num_ranks=1, zero_stage=0)

@@ -15,9 +15,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.capture.cpu_account import open_cpu_account
+from memadvisor.engines.disk import DiskFile
 from memadvisor.engines.late import LateTensor
-from memadvisor.engines.state_tiers import HostTier, StagedDiskTier
 from memadvisor.engines.thread_lane import ThreadLane
+from memadvisor.engines.tiers import HostTier, PinnedMemory, StagedDiskTier
 from memadvisor.errors import PlanError
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import Model, Training, applied, make_optimizer, make_plan
@@ -181,11 +182,15 @@ def test_state_that_cannot_be_read_back_ends_the_training(monkeypatch):
         train("adamw", ON_DISK, each_step=break_disk)
 
 
-@pytest.mark.parametrize("kind", [HostTier, StagedDiskTier])
-def test_the_tiers_of_a_gpu_keep_what_they_are_given(monkeypatch, kind):
-    """Their logic, with a worker thread in the place of a stream, and memory that cannot be pinned."""
-    monkeypatch.setattr("memadvisor.engines.state_tiers.CudaLane", lambda device: ThreadLane())
-    monkeypatch.setattr("memadvisor.engines.state_offload.make_tier", lambda lane, device: kind(device))
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_the_tiers_of_a_gpu_keep_what_they_are_given(monkeypatch, is_staged):
+    """Their logic, with worker threads in the place of streams, and memory that cannot be pinned."""
+
+    def make_tier(lane, device, directory, note):
+        host = HostTier(ThreadLane(), ThreadLane(), PinnedMemory(note))
+        return StagedDiskTier(DiskFile(directory), host) if is_staged else host
+
+    monkeypatch.setattr("memadvisor.engines.state_offload.make_tier", make_tier)
     assert_same(train("adamw", ON_DISK), train("adamw"))
 
 
