@@ -128,6 +128,13 @@ class OffloadedActivations:
             return
         if not self._plays:
             self._hooks.observe(self, set())
+        again = [name for name in moved if any(name in stretch for stretch in schedule.stretches)]
+        if again:
+            self._note(
+                "warning",
+                f"what {len(again)} recomputed units keep, their inputs, stays in memory: {', '.join(again[:3])}"
+                f"{' and others' if len(again) > 3 else ''}",
+            )
         plays = _Plays(schedule, self._label)
         self._plays.append(plays)
         unit_modules = {id(unit.module) for unit in model.units}

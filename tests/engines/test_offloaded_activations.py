@@ -140,7 +140,7 @@ def test_losses_and_weights_are_bitwise_equal(training, away, again):
             goes = away - again - {"tokens"}
             assert tier_of(found)._file.size_bytes > 0 or not goes or dict(training.options)["checkpointed"]
             assert tier_of(found)._file.used_bytes == 0  # all room has been given back
-    assert notes == []
+    assert ["recomputed units keep" in text for text in notes] == [True] * bool(again & away)
     assert_equal(training.run(), plain)
 
 
