@@ -31,7 +31,7 @@ TAKES_SCRIPT = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "memadvisor run (--plan FILE | [--zero 0-3] [--policy NAME] [--param-dtype DTYPE] [--reduce-dtype DTYPE] [--optimizer-dtype fp32] [--gather-bits 8] [--reduce-bits 4|8] [--all-reduce-bits 1|4|8] [--all-reduce-top K] [--all-reduce-rank R] [--update-in-backward] [--offload-optimizer host|disk] [--offload-activations host|disk[:DIR] [--offload-units NAMES]]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
+    parser.usage = "memadvisor run (--plan FILE | [OPTIONS OF A PLAN]) [--nproc N] [--out DIR] SCRIPT|-m MODULE [ARGS...]"
     parser.add_argument("--plan", metavar="FILE", help="a plan that `memadvisor advise -o` wrote")
     parser.add_argument(
         "--zero", type=int, choices=range(4), metavar="0-3", help="ZeRO stage of a plan made by hand"
