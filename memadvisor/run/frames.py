@@ -3,6 +3,9 @@
 A frame is a 32-byte header and a payload. Its CRC covers both, so a flipped bit loses one frame and never
 yields a wrong row; the journal's random id and the frame's number in it tell a frame that stands twice,
 or that belongs to another journal, from one that is in its place.
+
+numpy is imported with the first column, not before: by then a script that is recorded has imported torch, and so has
+chosen how many threads numpy may use (OPENBLAS_NUM_THREADS and the like are read when it is loaded).
 """
 
 from __future__ import annotations
@@ -12,8 +15,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 MAGIC = b"MADV"
 MAJOR, MINOR = 1, 0
@@ -29,7 +30,7 @@ MISSING_INT = -(2**63)
 # as missing: sums and quotients of what is left stay finite, whatever a file says.
 LARGEST_WHOLE = 2**56
 LARGEST_FRACTION, SMALLEST_FRACTION = 1e15, 1e-30
-_FLIPPABLE = np.dtype("<i8")
+_FLIPPABLE = "<i8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,8 @@ def _stored_bytes(data: bytes, position: int) -> int:
 
 def pack_column(values: Any, *, fraction: bool) -> bytes:
     """One column of 8-byte values: whole numbers as differences, both kinds byte-transposed."""
+    import numpy as np
+
     if fraction:
         bits = np.asarray(values, dtype="<f8").view(_FLIPPABLE)
     else:
@@ -156,6 +159,8 @@ def pack_column(values: Any, *, fraction: bool) -> bytes:
 
 def unpack_column(data: bytes, num_rows: int, *, fraction: bool) -> list[Any]:
     """The inverse of `pack_column`, with None for what was missing, or can be no number of a training."""
+    import numpy as np
+
     table = np.frombuffer(data, dtype=np.uint8).reshape(8, num_rows).T
     bits = np.ascontiguousarray(table).view(_FLIPPABLE).reshape(num_rows)
     if fraction:
