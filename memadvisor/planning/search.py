@@ -28,8 +28,8 @@ from memadvisor.write_schedule import write_schedule
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
 _SEGMENTS_PLAYED = 15_000  # what one walk of the local search may simulate, in segments
-# What keeping outputs of operators must save: what it costs to count a unit's operators is not predicted.
-_WORTH_KEEPING = 0.002
+# Of the step's time, what keeping outputs of operators must save: second runs are known to some per cent.
+_WORTH_KEEPING = 0.03
 
 
 class Search:
