@@ -201,10 +201,11 @@ def _optimizer_states(
     rows: dict[tuple[str, str], list[OptimizerState]] = defaultdict(list)
     for state in rank.optimizer_states:
         rows[state.component, state.dtype].append(state)
-    return [
+    found = [
         _optimizer_component(component, dtype, states, rank, stages, num_ranks, away)
         for (component, dtype), states in rows.items()
     ]
+    return [row for row in found if row.num_elements]  # none of it, where all of it is elsewhere
 
 
 def _optimizer_component(
@@ -217,6 +218,8 @@ def _optimizer_component(
     away: frozenset[str],
 ) -> StateComponent:
     own = {parameter.name: parameter for parameter in _own_parameters(rank)}
+    if any(state.num_elements > 1 for state in states):
+        states = [s for s in states if s.parameter not in own or own[s.parameter].unit not in away]
     recorded = {state.parameter: state for state in states}
     item_bytes = max((s.size_bytes // s.num_elements for s in states if s.num_elements), default=0)
     share = _Share(num_ranks)

@@ -46,6 +46,12 @@ class UnitPlan:
         """Whether sharded parameters stay from the forward until the backward is over."""
         return self.zero_stage == 3 and not self.reshard
 
+    @property
+    def elsewhere(self) -> str:
+        """What is not on the device between its uses, in words; nothing where all is."""
+        tiers = {"optimizer state": self.optimizer_tier, "activations": self.activation_tier}
+        return ", ".join(f"{what} on {tier}" for what, tier in tiers.items() if tier != "device")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:

@@ -28,7 +28,7 @@ _COMPARED = (
     Column("measured", is_number=True),
     Column("error", is_number=True),
 )
-_UNITS = (Column("unit"), Column("ZeRO stage", is_number=True), Column("forward"))
+_UNITS = (Column("unit"), Column("ZeRO stage", is_number=True), Column("forward"), Column("elsewhere"))
 
 
 class PlanPane(Pane):
@@ -122,5 +122,6 @@ def _unit_row(position: int, plan: Plan) -> Row:
             words(unit.name or "(model)"),
             number(f"{unit.zero_stage}{' kept' if unit.is_kept else ''}"),
             words("recomputed" if is_again else "kept", "#f2c14e" if is_again else ""),
+            words(unit.elsewhere or "-", "" if unit.elsewhere else "dim"),
         ),
     )

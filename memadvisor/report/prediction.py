@@ -136,11 +136,13 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
     return [
         table(
             "The plan, unit by unit",
-            ("unit", "forward in the backward", "ZeRO stage"),
+            ("unit", "forward in the backward", "elsewhere", "ZeRO stage"),
             (
                 (
                     unit_name(unit.name),
-                    "recomputed" if unit.recompute or unit.name in again else "kept",
+                    ("recomputed" if unit.recompute or unit.name in again else "kept")
+                    + (f", but for {len(unit.kept)} outputs" if unit.kept else ""),
+                    unit.elsewhere or "-",
                     f"{unit.zero_stage}{', parameters kept until the backward' if unit.is_kept else ''}",
                 )
                 for unit in chosen[:MAX_UNITS]
@@ -154,7 +156,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
             + (", reductions one unit behind" if plan.overlap else "")
             + (", units updated in the backward" if plan.update_in_backward else ""),
-            num_text=2,
+            num_text=3,
             note=f"Micro-batch {batch}, accumulation {accumulation}."
             + (f" {more} further units are left out." if more > 0 else ""),
         ),

@@ -4,6 +4,7 @@ import pytest
 
 from memadvisor.analyzers.model_states import model_states
 from memadvisor.plan import Plan, UnitPlan
+from memadvisor.policies import resolve_units
 from memadvisor.run.records import OptimizerState, Parameter, ShardGroup
 from tests.make_run import make_run
 
@@ -51,6 +52,15 @@ def test_state_on_another_tier_is_none_of_the_devices():
     states = model_states(make_run(num_ranks=2).ranks[0], away)
 
     assert states.expected_bytes == 16 * P - 8 * 512 * 64
+    moments = [row for row in states.components if row.component in ("exp_avg", "exp_avg_sq")]
+    assert [row.recorded_bytes for row in moments] == [4 * (P - 512 * 64)] * 2
+
+    units = tuple(
+        dataclasses.replace(unit, optimizer_tier="disk")
+        for unit in resolve_units(plan(0), make_run().ranks[0].units)
+    )
+    states = model_states(make_run(num_ranks=2).ranks[0], plan(0, units=units))
+    assert {row.component for row in states.components} == {"parameter", "gradient", "step"}
 
 
 def test_a_plan_shards_nothing_on_a_single_rank():
