@@ -88,7 +88,9 @@ class StateOffload:
             of_tier = tuple(action for action in actions if action.unit in units)
             self._models.append(_Model(units, of_tier, tier))
         for optimizer in living(torch.optim.Optimizer):
-            if hasattr(optimizer, "param_groups"):
+            if "param_groups" in vars(
+                optimizer
+            ):  # one that wraps another, as accelerate's, has none of its own
                 self.put_away(optimizer)  # what has been loaded already, or made with the optimizer
 
     def applies(self, optimizer: Optimizer) -> bool:

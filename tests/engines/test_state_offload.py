@@ -194,6 +194,26 @@ def test_the_tiers_of_a_gpu_keep_what_they_are_given(monkeypatch, is_staged):
     assert_same(train("adamw", ON_DISK), train("adamw"))
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Stands before another optimizer, as accelerate's does."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+
+
+def test_an_optimizer_that_wraps_another_is_not_named():
+    model, notes = Model(), []
+    wrapper = Wrapper(make_optimizer("adamw", model))
+    with applied(ON_DISK, note=lambda level, text: notes.append(text)):
+        model(torch.arange(6)[None]).sum().backward()
+        wrapper.optimizer.step()
+        held = [value for state in wrapper.state.values() for value in state.values()]
+    assert notes == [] and any(isinstance(value, LateTensor) for value in held)
+
+
 def test_only_optimizers_that_update_by_element():
     notes = []
     ours = train("Adafactor", ON_DISK, note=lambda level, text: notes.append(text))
