@@ -133,7 +133,7 @@ class Applied:
         self._has_wrapped = False
         self._other_model: PlanError | None = None
         self._hooks = Hooks(self, self._undo)
-        self._recompute = Recompute(self._hooks, self._note, self._undo)
+        self._recompute = Recompute(self._hooks, self._label, self._note, self._undo)
         directory = Path(plan.disk_directory or tempfile.gettempdir())
         self._activations = OffloadedActivations(self._hooks, self._label, self._note, self._undo, directory)
         self._casts = Casts(self._undo)

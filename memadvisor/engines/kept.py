@@ -107,11 +107,18 @@ def _is_plain(value: Any) -> bool:
 
 
 class KeptOutputs:
-    """Of one call of a unit. `names` are of plan.UnitPlan's `kept`; `miss` is told those that no call bore."""
+    """Of one call of a unit. `names` are of plan.UnitPlan's `kept`; `miss` is told those that no call bore, `label` of
+    each output that is kept."""
 
-    def __init__(self, names: Collection[str], miss: Callable[[set[str]], None]) -> None:
+    def __init__(
+        self,
+        names: Collection[str],
+        miss: Callable[[set[str]], None],
+        label: Callable[[torch.Tensor], None] = lambda tensor: None,
+    ) -> None:
         self.names = names
         self.miss = miss
+        self.label = label
         self.outputs: dict[tuple[str, int], _Output] = {}
 
     def first_run(self) -> TorchDispatchMode:
@@ -185,6 +192,9 @@ class _FirstRun(_Mode):  # type: ignore[no-untyped-call]
         is_wanted = known.name in names or f"{known.name}#{call[1]}" in names
         if is_wanted and not known.is_in_place and _can_be_kept(out, args):
             self._open = self._kept.outputs[call] = _Output(out, self._place, draws)
+            for tensor in self._open.tensors:
+                if tensor is not None:
+                    self._kept.label(tensor)
         elif draws:
             self._kept.forget_drawn()
         return out

@@ -28,14 +28,16 @@ from memadvisor.schedule import Schedule
 from memadvisor.stretches import Stretch
 
 Note = Callable[[str, str], None]
+Label = Callable[[torch.Tensor, str, str], None]
 Buffers = list[tuple[dict[str, Any], str, torch.Tensor]]  # a module's buffers, name, value before the forward
 
 
 class Recompute:
     """All recomputed units of a process. Modules are held weakly."""
 
-    def __init__(self, hooks: Hooks, note: Note, undo: Undo) -> None:
+    def __init__(self, hooks: Hooks, label: Label, note: Note, undo: Undo) -> None:
         self._hooks = hooks
+        self._label = label
         self._note = note
         self._undo = undo
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
@@ -134,7 +136,12 @@ class Recompute:
 
     def _outputs_kept(self, module: torch.nn.Module) -> KeptOutputs | None:
         names, unit = self._kept.get(module, ()), self._units[module]
-        return KeptOutputs(names, functools.partial(self._miss, unit)) if names else None
+        if not names:
+            return None
+        label = self._label
+        return KeptOutputs(
+            names, functools.partial(self._miss, unit), lambda tensor: label(tensor, "activation", unit)
+        )
 
     def _miss(self, unit: str, names: set[str]) -> None:
         reason = "its forward does not call all operators whose outputs the plan keeps"
