@@ -28,8 +28,6 @@ from memadvisor.write_schedule import write_schedule
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
 _SEGMENTS_PLAYED = 15_000  # what one walk of the local search may simulate, in segments
-# Of the step's time, what keeping outputs of operators must save: second runs are known to some per cent.
-_WORTH_KEEPING = 0.03
 
 
 class Search:
@@ -198,8 +196,8 @@ class Search:
         return best
 
     def _keeping(self, step: CapturedStep) -> RankedPlan | None:
-        """The best plan's way of sharding, with units that keep some of what they would recompute; None where
-        that brings nothing."""
+        """The best plan's way of sharding, with units that keep some of what they would recompute: where units as
+        they are do not fit. It has not been measured to be faster where they do (docs/planning.md)."""
         if step.repeats > 1 or not self._kinds:
             return None
         place = min(range(len(self._kinds)), key=lambda place: order(self._kinds[place].ranked))
@@ -208,8 +206,7 @@ class Search:
         if choice is None:
             return None
         ranked = self._ranked(step, choice, kind.predict(choice))
-        limit_s = kind.ranked.prediction.step_time_s * (1 - _WORTH_KEEPING)
-        if not ranked.fits or (kind.ranked.fits and ranked.prediction.step_time_s >= limit_s):
+        if not ranked.fits or kind.ranked.fits:
             return None
         self.needs.append(ranked.prediction.needed_bytes)
         self._kinds[place] = replace(kind, ranked=ranked, choose=faster_of(kind, self.budget_bytes))

@@ -66,7 +66,7 @@ def test_a_wait_belongs_to_the_operation_whose_work_was_waited_for(recorded):
 
 @pytest.mark.timeout(170)
 def test_the_rank_that_is_slow_by_construction_is_named(tmp_path):
-    """Rank 2 of 4 sleeps 150 ms in its forward; what the others wait is that, and the transfer is not."""
+    """Rank 2 of 4 sleeps 400 ms in its forward; what the others wait is that, and the transfer is not."""
     _, run = profiled(tmp_path / "run", 4, SCRIPTS / "straggler.py", 2)
     analysis = analyze(run)
 

