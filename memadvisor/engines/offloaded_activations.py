@@ -23,11 +23,12 @@ from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
-from memadvisor.engines.recompute import Note, innermost_foreign
-from memadvisor.engines.saved import top_hooks
+from memadvisor.engines.recompute import Note
+from memadvisor.engines.saved import is_in_checkpoint
 from memadvisor.engines.saved_activations import Kept, KeptByStorage, SavedActivations
 from memadvisor.engines.tiers import Tier, make_tier
 from memadvisor.engines.undo import Undo
+from memadvisor.engines.unit_forwards import UnitForwards, obstacles
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Schedule
 
@@ -110,8 +111,7 @@ class OffloadedActivations:
         self._plays: list[_Plays] = []
         self._moved: weakref.WeakKeyDictionary[torch.nn.Module, Lane] = weakref.WeakKeyDictionary()
         self._tiers: dict[tuple[Lane, torch.device], Tier] = {}
-        self._wrapped: set[type] = set()
-        self._running: set[int] = set()  # a class may call the forward of its base class
+        self._forwards = UnitForwards(self, undo)
         self._has_failed = self._was_late = False
         self._noted: set[str] = set()
         undo.add(self._units.clear)
@@ -137,21 +137,18 @@ class OffloadedActivations:
             )
         plays = _Plays(schedule, self._label)
         self._plays.append(plays)
-        unit_modules = {id(unit.module) for unit in model.units}
+        alone = obstacles(model)
         for unit in model.units:
             if not plays.has_actions(unit.name):
                 continue
-            inside = [module for module in unit.module.modules() if module is not unit.module]
-            if any(id(module) in unit_modules for module in inside):
-                self._leave_alone(unit.name, "it contains other units")
-            elif "forward" in vars(unit.module):
-                self._leave_alone(unit.name, "the script has replaced its forward")
+            if unit.name in alone:
+                self._leave_alone(unit.name, alone[unit.name])
             else:
                 self._units[unit.module] = (unit.name, plays)
                 if (tier := moved.get(unit.name)) is not None:
                     self._check_tier(tier, unit.module)
                     self._moved[unit.module] = tier
-                self._wrap(type(unit.module))
+                self._forwards.wrap(type(unit.module))
 
     def _check_tier(self, tier: Lane, module: torch.nn.Module) -> None:
         """Raise PlanError where a tier is no other than the device itself, or nothing can be put there."""
@@ -178,48 +175,28 @@ class OffloadedActivations:
 
     # ---- forward -----------------------------------------------------------------------------
 
-    def _wrap(self, kind: type) -> None:
-        if kind in self._wrapped:
-            return
-        self._wrapped.add(kind)
-        original: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
-        this = weakref.ref(self)
-
-        @functools.wraps(original)
-        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            owner = this()
-            if owner is None or module not in owner._units or not owner._applies(module):
-                return original(module, *args, **kwargs)
-            return owner._run(original, module, args, kwargs)
-
-        self._undo.replace(kind, "forward", forward)
-
-    def _applies(self, module: torch.nn.Module) -> bool:
+    def applies(self, module: torch.nn.Module) -> bool:
+        if module not in self._units:
+            return False
         if torch.compiler.is_compiling():
             raise PlanError(
                 "Activations of a model compiled by torch.compile cannot be offloaded.",
                 hint="run without torch.compile.",
             )
-        if not torch.is_grad_enabled() or self._hooks.in_backward or id(module) in self._running:
+        if not torch.is_grad_enabled() or self._hooks.in_backward:
             return False
-        outer = top_hooks()
-        # What a checkpoint of the script's saves is made again, and kept by nobody.
-        return getattr(innermost_foreign(outer and outer[0]), "__module__", None) != "torch.utils.checkpoint"
+        return not is_in_checkpoint()  # what it saves is made again, and kept by nobody
 
-    def _run(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def run(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         unit, plays = self._units[module]
         call = Call(self, plays, unit)
-        self._running.add(id(module))
-        try:
-            autograd: Any = torch._C._autograd
-            if module in self._moved and autograd._saved_tensors_hooks_is_enabled():
-                stay = [*module.parameters(), *module.buffers(), *_without_gradient((args, kwargs))]
-                with SavedActivations(call, stay):
-                    output = original(module, *args, **kwargs)
-            else:
+        autograd: Any = torch._C._autograd
+        if module in self._moved and autograd._saved_tensors_hooks_is_enabled():
+            stay = [*module.parameters(), *module.buffers(), *_without_gradient((args, kwargs))]
+            with SavedActivations(call, stay):
                 output = original(module, *args, **kwargs)
-        finally:
-            self._running.discard(id(module))
+        else:
+            output = original(module, *args, **kwargs)
         plays.latest[unit] = weakref.ref(call)
         self._announce_backward(call, output)
         for action in plays.at(Point.AFTER_FORWARD, unit):

@@ -1,10 +1,10 @@
 """Units whose forward keeps nothing but its inputs, and runs again in the backward.
 
-The forward of a unit's class is wrapped, not the module: nothing of ours is copied or pickled with the
-model, and the script's hooks on the unit itself fire once, around the first run. second_run.py does the
-work, with the random state and autocast of the first run; buffers that a forward changes (running
-statistics) are put back to their first-run values for the second run, so that they are updated once. Stretches of several units are stretches.py's; one whose units the script does not call one
-after the other, each with what the one before it returned, is left to its units, each by itself.
+The first run is the script's own call (unit_forwards.py). second_run.py does the work, with the random state and
+autocast of the first run; buffers that a forward changes (running statistics) are put back to their first-run values
+for the second run, so that they are updated once. Stretches of several units are stretches.py's; one whose units the
+script does not call one after the other, each with what the one before it returned, is left to its units, each by
+itself.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.kept import KeptOutputs
 from memadvisor.engines.live import LiveModel
+from memadvisor.engines.saved import is_in_checkpoint
 from memadvisor.engines.second_run import run_keeping_arguments
 from memadvisor.engines.stretches import Pass
 from memadvisor.engines.undo import Undo
+from memadvisor.engines.unit_forwards import UnitForwards, obstacles
 from memadvisor.schedule import Schedule
 from memadvisor.stretches import Stretch
 
@@ -45,8 +47,7 @@ class Recompute:
             weakref.WeakKeyDictionary()  # layers inside, and which of their buffers a forward changes
         )
         self._noted: set[tuple[str, str]] = set()
-        self._wrapped: set[type] = set()
-        self._running: set[int] = set()  # a class may call the forward of its base class
+        self._forwards = UnitForwards(self, undo)
         self._stretch_of: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Stretches, Stretch]] = (
             weakref.WeakKeyDictionary()
         )
@@ -58,56 +59,33 @@ class Recompute:
 
     def attach(self, model: LiveModel, schedule: Schedule) -> None:
         """Play the RECOMPUTE actions of a schedule on a model."""
-        unit_modules = {id(unit.module) for unit in model.units}
-        stretches = Stretches(schedule.stretches)
+        stretches, kept, alone = Stretches(schedule.stretches), schedule.kept, obstacles(model)
         for unit in model.units:
             if unit.name not in stretches:
                 continue
-            inside = [module for module in unit.module.modules() if module is not unit.module]
-            if any(id(module) in unit_modules for module in inside):
-                self._leave_alone(unit.name, "it contains other units")
-            elif "forward" in vars(unit.module):
-                self._leave_alone(unit.name, "the script has replaced its forward")
+            if unit.name in alone:
+                self._leave_alone(unit.name, alone[unit.name])
             else:
                 self._units[unit.module] = unit.name
-                if unit.name in schedule.kept:
-                    self._kept[unit.module] = frozenset(schedule.kept[unit.name])
+                if unit.name in kept:
+                    self._kept[unit.module] = frozenset(kept[unit.name])
                 self._stretch_of[unit.module] = (stretches, stretches.around(unit.name)[0])
-                self._wrap(type(unit.module))
+                self._forwards.wrap(type(unit.module))
 
     def _leave_alone(self, unit: str, reason: str) -> None:
         if (unit, reason) not in self._noted:
             self._noted.add((unit, reason))
             self._note("warning", f"unit {unit!r} is not recomputed: {reason}")
 
-    def _wrap(self, kind: type) -> None:
-        if kind in self._wrapped:
-            return
-        self._wrapped.add(kind)
-        original: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
-        this = weakref.ref(self)
-
-        @functools.wraps(original)
-        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            owner = this()
-            if owner is None or module not in owner._units or not owner._applies(module):
-                return original(module, *args, **kwargs)
-            return owner._run(original, module, args, kwargs)
-
-        self._undo.replace(kind, "forward", forward)
-
-    def _applies(self, module: torch.nn.Module) -> bool:
-        if not torch.is_grad_enabled() or self._hooks.in_backward or id(module) in self._running:
+    def applies(self, module: torch.nn.Module) -> bool:
+        if module not in self._units or not torch.is_grad_enabled() or self._hooks.in_backward:
             return False
-        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        pack = top[0] if top is not None else None
-        pack = innermost_foreign(pack)
-        if getattr(pack, "__module__", None) == "torch.utils.checkpoint":
+        if is_in_checkpoint():
             self._leave_alone(self._units[module], "the script checkpoints it already")
             return False
         return True
 
-    def _run(
+    def run(
         self,
         original: Callable[..., Any],
         module: torch.nn.Module,
@@ -117,17 +95,13 @@ class Recompute:
         before = self._buffers(module)
         forward = functools.partial(original, module)
         current = self._pass_with(module)
-        self._running.add(id(module))
-        try:
-            if current is not None:
-                output = self._call_in(current, forward, args, kwargs, before)
-            else:
-                unit = self._units[module]
-                output = run_keeping_arguments(
-                    unit, forward, args, kwargs, lambda: _WithBuffers(before), self._outputs_kept(module)
-                )
-        finally:
-            self._running.discard(id(module))
+        if current is not None:
+            output = self._call_in(current, forward, args, kwargs, before)
+        else:
+            unit = self._units[module]
+            output = run_keeping_arguments(
+                unit, forward, args, kwargs, lambda: _WithBuffers(before), self._outputs_kept(module)
+            )
         self._learn_changing(module, before)
         if not _is_plain(output):
             self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
@@ -213,16 +187,6 @@ class Recompute:
         names = [(path, name) for path, _, name, _ in _named_buffers(module)]
         before[:] = [entry for name, entry in zip(names, before, strict=True) if name in changed]
         self._changing[module] = changed
-
-
-def innermost_foreign(pack: Any) -> Any:
-    """The saved-tensor hook of the script's under ours, if ours is the innermost."""
-    while True:
-        owner = getattr(pack, "__self__", None)
-        outer = getattr(owner, "_outer", None)
-        if type(owner).__name__ not in ("SavedParameters", "SavedActivations"):
-            return pack
-        pack = outer[0] if outer is not None else None
 
 
 def _norms(module: torch.nn.Module) -> set[str]:

@@ -99,3 +99,20 @@ def storage_id(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def is_in_checkpoint() -> bool:
+    """Whether what is saved now is saved by a checkpoint of the script's, in whose forward ours may be the innermost
+    hooks."""
+    top = top_hooks()
+    return getattr(_innermost_foreign(top and top[0]), "__module__", None) == "torch.utils.checkpoint"
+
+
+def _innermost_foreign(pack: Any) -> Any:
+    """The saved-tensor hook of the script's under ours, if ours is the innermost."""
+    while True:
+        owner = getattr(pack, "__self__", None)
+        outer = getattr(owner, "_outer", None)
+        if type(owner).__name__ not in ("SavedParameters", "SavedActivations"):
+            return pack
+        pack = outer[0] if outer is not None else None
