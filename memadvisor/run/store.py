@@ -67,8 +67,9 @@ def join_run_directory(directory: Path, launch: str) -> None:
     marker = directory / ".launch"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Another rank may be writing the marker just now, under a name that begins with the marker's.
-        if all(path.name.startswith(marker.name) for path in directory.iterdir()):
+        # Another rank may be writing the marker just now, under the names of write_private_file's.
+        names = (marker.name, f".{marker.name}.")
+        if all(path.name.startswith(names) for path in directory.iterdir()):
             write_private_file(marker, launch, replace=False)
         if marker.exists() and marker.read_text(encoding="utf-8") == launch:
             return

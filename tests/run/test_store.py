@@ -7,6 +7,7 @@ import random
 import stat
 import time
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -294,6 +295,22 @@ def test_a_file_in_the_way_is_one_line(tmp_path):
             make(tmp_path / "file")
         with pytest.raises(UsageError, match="--out"):
             make(tmp_path / "file" / "below")
+
+
+def test_a_rank_that_comes_while_another_makes_the_directory_joins_it(tmp_path, monkeypatch):
+    link, came = Path.hardlink_to, []
+
+    def another_comes(path, target):
+        monkeypatch.setattr(Path, "hardlink_to", link)
+        assert [other.name.startswith(".") for other in tmp_path.iterdir()] == [True]
+        join_run_directory(tmp_path, "launch")
+        came.append(path)
+        link(path, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", another_comes)
+    join_run_directory(tmp_path, "launch")
+    assert came == [tmp_path / ".launch"]
+    assert [path.name for path in tmp_path.iterdir()] == [".launch"]
 
 
 def test_ranks_of_one_launch_share_a_directory_and_those_of_the_next_do_not(tmp_path):
