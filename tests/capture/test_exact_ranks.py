@@ -1,4 +1,9 @@
-"""On several ranks too the captured peak is the allocator's own, under each of torch's ways to share a model."""
+"""On several ranks too the captured peak is the allocator's own, under each of torch's ways to share a model.
+
+A thread of Gloo's that lets go of its buffer a moment later makes the very same step a buffer higher, with us and
+without (FSDP2: 0.4 % in one plain run of six, alone on the machine; tensor parallel 8 % in one of many, on a busy one).
+So a rank whose step came out otherwise than the witness's is profiled again; one that is never the same fails.
+"""
 
 import json
 import os
@@ -17,6 +22,7 @@ from tests.warm_python import warm_python
 HERE = Path(__file__).parent
 KINDS = kinds_of("parallel")
 NUM_RANKS = 2
+PROFILES = 4
 
 
 def run_world(*words: str | Path) -> list[tuple[int, str, str]]:
@@ -40,43 +46,62 @@ def run_world(*words: str | Path) -> list[tuple[int, str, str]]:
     return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
 
 
+def run_completed(*words: str | Path, anew: Path | None = None) -> list[tuple[int, str, str]]:
+    """From the first time that torch did not abort at its end; `anew` is removed before each."""
+    for _ in range(TIMES):
+        if anew is not None:
+            shutil.rmtree(anew, ignore_errors=True)
+        done = run_world(*words)
+        if not any(ABORTED in errors for _, _, errors in done):
+            break
+    assert all(code == 0 for code, _, _ in done), done
+    return done
+
+
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
     """The same trainings under the witness and under memadvisor, and where the latter's runs are."""
     directory = tmp_path_factory.mktemp("ranks")
-    found = []
-    for script in (["true_peak.py", "--zoo"], ["profile_zoo.py", directory]):
-        for _ in range(TIMES):
-            shutil.rmtree(directory, ignore_errors=True)
-            done = run_world(HERE / script[0], *script[1:], *KINDS)
-            if not any(ABORTED in errors for _, _, errors in done):
-                break
-        assert all(code == 0 for code, _, _ in done), done
-        found.append(done)
-    return *found, directory
+    witness = run_completed(HERE / "true_peak.py", "--zoo", *KINDS)
+    return witness, run_completed(HERE / "profile_zoo.py", directory, *KINDS, anew=directory), directory
+
+
+def faults(rank, true_peak_bytes: int) -> list[str]:
+    """What of a rank's traced step is not as the witness says."""
+    step = rank.traced_step
+    assert step is not None, rank.notes
+    peak_bytes = step.peak_allocated_bytes
+    unexplained_bytes = max(row.unexplained_bytes for row in rank.residuals)
+    rows_bytes = explained_peak_bytes(rank)
+    said = {
+        f"peak {peak_bytes}, the witness's {true_peak_bytes}": peak_bytes
+        == pytest.approx(true_peak_bytes, rel=1e-3),
+        f"unexplained {unexplained_bytes} of {peak_bytes}": unexplained_bytes < 0.01 * peak_bytes,
+        f"rows {rows_bytes} of {peak_bytes}": rows_bytes == pytest.approx(peak_bytes, rel=1e-2),
+    }
+    return [words for words, holds in said.items() if not holds]
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", KINDS)
-def test_captured_peak_of_each_rank_is_the_allocators(kind, worlds):
+def test_captured_peak_of_each_rank_is_the_allocators(kind, worlds, tmp_path):
     witness, _, directory = worlds
-    run = load_run(directory / kind)
-    assert [rank.process.rank for rank in run.ranks] == list(range(NUM_RANKS))
-    for rank, (_, _, told) in zip(run.ranks, witness, strict=True):
-        peaks_bytes = json.loads(told.strip().splitlines()[-1])[kind]
-        true_peak_bytes = min(peaks_bytes) if kind.startswith("fsdp2") else peaks_bytes[1]
-        step = rank.traced_step
-        assert step is not None, rank.notes
-        # FSDP2 waits for no thread of Gloo's: one that lets go of its buffer a moment later makes the very same step
-        # a buffer higher, with us and without (0.4 % in one plain run of six; more on a busy machine).
-        if kind.startswith("fsdp2"):
-            assert true_peak_bytes * 0.999 <= step.peak_allocated_bytes <= true_peak_bytes * 1.05
-        else:
-            assert step.peak_allocated_bytes == pytest.approx(true_peak_bytes, rel=1e-3)
-        assert max(row.unexplained_bytes for row in rank.residuals) < 0.01 * step.peak_allocated_bytes
-        # Buffers of collectives go on Gloo's thread, for the account and for the rows at moments of their own.
-        tolerance = 1e-2 if kind.startswith("ddp") else 3e-2
-        assert explained_peak_bytes(rank) == pytest.approx(step.peak_allocated_bytes, rel=tolerance)
+    said: dict[int, list[list[str]]] = {rank: [] for rank in range(NUM_RANKS)}
+    for profile in range(PROFILES):
+        if profile:
+            directory = tmp_path / str(profile)
+            run_completed(HERE / "profile_zoo.py", directory, kind, anew=directory)
+        run = load_run(directory / kind)
+        assert [rank.process.rank for rank in run.ranks] == list(range(NUM_RANKS))
+        for rank, (_, _, told) in zip(run.ranks, witness, strict=True):
+            peaks_bytes = json.loads(told.strip().splitlines()[-1])[kind]
+            true_peak_bytes = peaks_bytes[1] if kind.startswith("ddp") else min(peaks_bytes)
+            if rank.process.rank in said:
+                said[rank.process.rank].append(faults(rank, true_peak_bytes))
+        said = {rank: lines for rank, lines in said.items() if lines[-1]}
+        if not said:
+            return
+    pytest.fail(f"by rank, in {PROFILES} profiles: {said}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
