@@ -202,11 +202,13 @@ class Search:
             return None
         place = min(range(len(self._kinds)), key=lambda place: order(self._kinds[place].ranked))
         kind = self._kinds[place]
-        choice = kind.keep(self.budget_bytes, False) if kind.keep is not None else None
+        if kind.keep is None or kind.ranked.fits:
+            return None
+        choice = kind.keep(self.budget_bytes, False)
         if choice is None:
             return None
         ranked = self._ranked(step, choice, kind.predict(choice))
-        if not ranked.fits or kind.ranked.fits:
+        if not ranked.fits:
             return None
         self.needs.append(ranked.prediction.needed_bytes)
         self._kinds[place] = replace(kind, ranked=ranked, choose=faster_of(kind, self.budget_bytes))
