@@ -18,13 +18,12 @@ from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.cost.kept import Event, ForwardOperators, KeepableOperator, KeepableStorage, cut
 from memadvisor.cost.step import STATES, Bytes
 from memadvisor.hardware.load import named_hardware
+from memadvisor.operator_calls import UNCOUNTED
 from memadvisor.run.records import Operator
 from memadvisor.run.run import RankRun
 
 _SLACK_S = 1e-5  # two clocks: a storage may seem to be born a little beside its operator
 _BESIDE_S = 1e-5  # an operator's share of modules' calls and of making a graph, on common processors
-# Made anew wherever autocast's cache is empty, so a run again may call them at other times than the first run.
-_UNCOUNTED = ("aten::_to_copy", "aten::detach")
 
 
 class Change(Protocol):
@@ -193,7 +192,7 @@ def _groups(
         is_final = all(last_change.get(storage_id, 0) < end for storage_id in ids)
         is_needed = rows[end - 1].end_s <= last_saved_s
         own = all(_is_own(number, placed, position, kept) for number in outputs.get(place, ()))
-        if made and is_final and is_needed and own and row.name not in _UNCOUNTED:
+        if made and is_final and is_needed and own and row.name not in UNCOUNTED:
             yield Group(name, tuple(rows[place:end]), tuple(outputs[place]))
 
 

@@ -1,4 +1,5 @@
-"""Which calls of torch's operators draw random numbers: what the recorder notes and the engines act upon.
+"""What operators are called, and which calls draw random numbers or count: as the recorder notes it, the analyzers
+read it, and the engines find it again.
 
 torch marks operators that may draw (`nondeterministic_seeded`), attention among them, which draws only where its
 `dropout_p` is above 0. Operators are asked by their attributes, so torch is not imported here.
@@ -8,6 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+# Not counted among a unit's operators: autocast makes casts of weights where its cache has none, and a saved tensor is
+# detached in a second run alone, so a second run may call them at other times than the first.
+UNCOUNTED = ("aten::_to_copy", "aten::detach")
+
+
+def operator_name(operator: Any) -> str:
+    """Of an `OpOverload`, without its overload: `aten::add_`."""
+    return f"{operator.namespace}::{operator._schema.name.partition('::')[2]}"
 
 
 def may_draw(operator: Any) -> bool:

@@ -136,17 +136,9 @@ class Plan:
         return {self.optimizer_tier, *(unit.optimizer_tier for unit in self.units)}
 
     @property
-    def offloads_activations(self) -> bool:
-        """Whether what autograd keeps of any unit waits elsewhere for the backward."""
-        return any(
-            tier != "device" for tier in (self.activation_tier, *(u.activation_tier for u in self.units))
-        )
-
-    @property
-    def uses_disk(self) -> bool:
-        """Whether anything waits on disk."""
-        activation_tiers = {self.activation_tier, *(unit.activation_tier for unit in self.units)}
-        return "disk" in self.optimizer_tiers | activation_tiers
+    def activation_tiers(self) -> set[str]:
+        """Where what autograd keeps of any unit waits for the backward."""
+        return {self.activation_tier, *(unit.activation_tier for unit in self.units)}
 
     @property
     def is_mixed(self) -> bool:

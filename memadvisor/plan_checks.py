@@ -127,5 +127,5 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,
         "updates in the backward": plan.update_in_backward,
         "optimizer state on host or disk": plan.optimizer_tiers != {"device"},
-        "offloaded activations": plan.offloads_activations,
+        "offloaded activations": plan.activation_tiers != {"device"},
     }

@@ -18,19 +18,25 @@ from memadvisor.run.files import write_private_file
 
 FORMAT = 1
 
-_OLDEST_OF_UNIT = ("name", "zero_stage", "recompute", "reshard")
-_NEWER = (
-    "precision",
-    "update_in_backward",
-    "compression",
-    "executor",
-    "algorithms",
-    "stretches",
-    "optimizer_tier",
-    "activation_tier",
-    "activation_units",
-    "disk_directory",
+# What the first files of this format had, and every file has. All else is left out where it is as usual.
+_OLDEST = frozenset(
+    (
+        "fingerprint",
+        "num_ranks",
+        "zero_stage",
+        "policy",
+        "units",
+        "micro_batch_size",
+        "grad_accum",
+        "prediction",
+        "budget_bytes",
+        "why",
+        "overlap",
+        "gather_depth",
+        "shard_ranks",
+    )
 )
+_OLDEST_OF_UNIT = frozenset(("name", "zero_stage", "recompute", "reshard"))
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -38,7 +44,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     value = {"format": FORMAT, **dataclasses.asdict(plan)}
     value["units"] = [_unit_to_json(unit) for unit in plan.units]
     for field in dataclasses.fields(plan):
-        if field.name in _NEWER and getattr(plan, field.name) == field.default:
+        if field.name not in _OLDEST and getattr(plan, field.name) == field.default:
             del value[field.name]
     return value
 

@@ -96,10 +96,11 @@ class Action:
     does not overlap; for a reduce to shards, the next reduce; for every reduce, the backward's end. Without
     it compute waits where the action stands. An update never runs beside compute: one that overlaps follows a
     reduce that does, and is put off until that is over: behind the next reduce, which then runs under it, or at
-    the backward's end. A prefetch before the optimizer is waited for by the unit's update, an offload by the next offload
-    (its bytes are free then), and the last one at the step's end. Prefetches take turns with two buffers: each begins
-    when the offload of the unit before the last is over. An offload of what autograd keeps is waited for, and its bytes are free then, by the offload of the
-    same unit that does not overlap; a prefetch of it by the unit's backward, tensor by tensor.
+    the backward's end. A prefetch before the optimizer is waited for by the unit's update, an offload by the next
+    offload (its bytes are free then), and the last one at the step's end. Prefetches take turns with two buffers: each
+    begins when the offload of the unit before the last is over. An offload of what autograd keeps is waited for, and
+    its bytes are free then, by the offload of the same unit that does not overlap; a prefetch of it by the unit's
+    backward, tensor by tensor.
     units: of a recompute, all units that run without saving, and again as one, in order of execution; the boundary is
     the first one's. Of two at one boundary the first holds the second, and what is held runs again by itself.
     kept: of a recompute of one unit, operators whose outputs stay (plan.UnitPlan).

@@ -22,7 +22,7 @@ DATA = (
     "memadvisor.write_schedule",
     "memadvisor.write_fsdp2",
     "memadvisor.stretches",
-    "memadvisor.random_calls",
+    "memadvisor.operator_calls",
 )
 COST = "memadvisor.cost"
 ANALYZERS = "memadvisor.analyzers"

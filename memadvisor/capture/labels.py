@@ -35,7 +35,7 @@ from memadvisor.capture.tensor_storage import (
     plain_tensors,
     storage_address,
 )
-from memadvisor.random_calls import dropout_position, is_without_dropout, may_draw
+from memadvisor.operator_calls import dropout_position, is_without_dropout, may_draw, operator_name
 
 # What a step remembers of an operator takes about 1 kB until it is written: at most 100 MB.
 MOST_OPERATORS = 100_000
@@ -59,10 +59,9 @@ _operators: dict[int, _Operator] = {}
 
 
 def _learn(func: Any) -> _Operator:
-    name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
     known = _operators[id(func)] = _Operator(
         func,
-        name,
+        operator_name(func),
         func.namespace in NAMESPACES_OF_COLLECTIVES,
         func.namespace == NAMESPACE,
         may_draw(func),

@@ -1,4 +1,4 @@
-"""The options that take activations out of the device's memory until their backward, and what they mean."""
+"""The options that put optimizer state and activations elsewhere while nobody needs them, and what they mean."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any
 from memadvisor.errors import UsageError
 from memadvisor.plan import Plan
 
-FLAGS = ("offload_activations", "offload_units")
+FLAGS = ("offload_optimizer", "offload_activations", "offload_units")
 
 
 def add_offload_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--offload-optimizer",
+        choices=("host", "disk"),
+        help="where the optimizer's state lies between updates: a GPU's host memory, or a file without a name in the run's directory",
+    )
     parser.add_argument(
         "--offload-activations",
         metavar="host|disk[:DIR]",
@@ -30,16 +35,18 @@ def add_offload_options(parser: argparse.ArgumentParser) -> None:
 def offload_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fields of a plan made by hand. Raises UsageError."""
     value, names = arguments.offload_activations, arguments.offload_units
+    fields = {"optimizer_tier": arguments.offload_optimizer or "device"}
     if value is None:
         if names is not None:
             raise UsageError("--offload-units needs --offload-activations.", hint="say where: host or disk.")
-        return {}
+        return fields
     tier, colon, directory = value.partition(":")
     if tier not in ("host", "disk") or (tier == "host" and colon) or (colon and not directory):
         raise UsageError(
             f"--offload-activations {value} names no tier.", hint="it is host, disk, or disk:DIRECTORY."
         )
     return {
+        **fields,
         "activation_tier": tier,
         "activation_units": tuple(name.strip() for name in names.split(",")) if names is not None else (),
         "disk_directory": str(Path(directory).resolve()) if directory else None,
@@ -48,6 +55,6 @@ def offload_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def with_disk_directory(plan: Plan, directory: Path) -> Plan:
     """Where a plan names no directory for the disk tier, the run's own: the user has chosen its disk."""
-    if not plan.uses_disk or plan.disk_directory is not None:
+    if "disk" not in plan.optimizer_tiers | plan.activation_tiers or plan.disk_directory is not None:
         return plan
     return replace(plan, disk_directory=str(directory.resolve()))

@@ -1,7 +1,7 @@
 """`memadvisor run --plan plan.json [--nproc N] SCRIPT [ARGS...]`: apply a plan, profile, compare.
 
-Without --plan, `--zero`, `--policy`, `--update-in-backward`, `--offload-optimizer` and the options of precision.py,
-compression.py and offload.py make a plan by hand, worked out on the live model.
+Without --plan, `--zero`, `--policy`, `--update-in-backward` and the options of precision.py, compression.py and
+offload.py make a plan by hand, worked out on the live model.
 """
 
 from __future__ import annotations
@@ -50,11 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="with ZeRO stages 2 and 3: update each unit, and free its gradients, as soon as they are reduced",
     )
-    parser.add_argument(
-        "--offload-optimizer",
-        choices=("host", "disk"),
-        help="where the optimizer's state lies between updates: a GPU's host memory, or a file without a name in the run's directory",
-    )
     add_recording_options(parser)
 
 
@@ -75,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     of_plan = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward")
-    flags = (*of_plan, "offload_optimizer", *FLAGS, *OFFLOAD_FLAGS)
+    flags = (*of_plan, *FLAGS, *OFFLOAD_FLAGS)
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:
@@ -93,7 +88,6 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         precision=precision_of(arguments),
         compression=compression_of(arguments),
         update_in_backward=bool(arguments.update_in_backward),
-        optimizer_tier=arguments.offload_optimizer or "device",
         **offload_of(arguments),
     )
     check_plan(plan, "This run")

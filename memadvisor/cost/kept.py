@@ -131,11 +131,11 @@ def _highest(
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change of live bytes in a forward. `operator`, `keepable`: of a keepable storage's birth or death."""
+    """A change of live bytes in a forward. `operator`: whose keepable output comes, or goes."""
 
     delta_bytes: int
     category: str
-    operator: int | None = None  # whose output comes, or goes
+    operator: int | None = None
 
 
 def cut(

@@ -253,7 +253,7 @@ class Applied:
         return {self.plan.zero_stage, *(unit.zero_stage for unit in self.plan.units)}
 
     def _attach_recompute(self, model: LiveModel, schedule: Schedule, *, is_compiled: bool) -> None:
-        if is_compiled and (schedule.stretches or self.plan.offloads_activations):
+        if is_compiled and (schedule.stretches or self.plan.activation_tiers != {"device"}):
             what = "Recomputation" if schedule.stretches else "Offloading of activations"
             raise PlanError(
                 f"{what} cannot be applied to a model compiled by torch.compile.",

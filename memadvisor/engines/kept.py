@@ -20,10 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memadvisor.random_calls import dropout_position, is_without_dropout, may_draw
-
-# Autocast makes casts of weights where its cache has none; a saved tensor is detached in the second run alone.
-_UNCOUNTED = ("aten::_to_copy", "aten::detach")
+from memadvisor.operator_calls import UNCOUNTED, dropout_position, is_without_dropout, may_draw, operator_name
 
 
 class _Operator(NamedTuple):
@@ -43,9 +40,9 @@ _operators: dict[Any, _Operator] = {}
 def _learn(func: Any) -> _Operator:
     if not isinstance(func, OpOverload):  # it runs operators where no mode sees them
         return _Operator(str(func), False, False, False, None)
-    name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
+    name = operator_name(func)
     known = _operators[func] = _Operator(
-        name, name not in _UNCOUNTED, name.endswith("_"), may_draw(func), dropout_position(func)
+        name, name not in UNCOUNTED, name.endswith("_"), may_draw(func), dropout_position(func)
     )
     return known
 

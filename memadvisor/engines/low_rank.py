@@ -50,6 +50,15 @@ class _Kept:
     residual: torch.Tensor
     thin: torch.Tensor
 
+    def plain_in(
+        self, values: torch.Tensor, message: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The parts of `values` that are sent as they are, each with its place at the message's end."""
+        place = self.num_first - sum(end - start for start, end in self.plain)
+        for start, end in self.plain:
+            yield values[start:end], message[place : place + end - start]
+            place += end - start
+
 
 class LowRank:
     """Of one model; what it keeps goes with the executor."""
@@ -109,9 +118,11 @@ class LowRank:
         own = first.chunk(self._wire.num_ranks)[self._wire.rank]
         for matrix in kept.matrices:
             torch.mm(matrix.of(left), self._q(matrix, kept.thin), out=self._p(matrix, own))
-        _copy_parts(left, own, kept, out=True)
+        for part, there in kept.plain_in(left, own):
+            there.copy_(part)
         means = self._mean_of(first, unit, number)
-        _copy_parts(grad, means, kept, out=False)
+        for part, there in kept.plain_in(grad, means):
+            part.copy_(there)
         own = second.chunk(self._wire.num_ranks)[self._wire.rank]
         for matrix in kept.matrices:
             p = self._p(matrix, means)
@@ -142,15 +153,3 @@ class LowRank:
     def _q(self, matrix: _Matrix, message: torch.Tensor) -> torch.Tensor:
         end = matrix.second + matrix.columns * self._rank
         return message[matrix.second : end].view(matrix.columns, self._rank)
-
-
-def _copy_parts(values: torch.Tensor, message: torch.Tensor, kept: _Kept, *, out: bool) -> None:
-    """What is sent as it is stands at a message's end: put there with `out`, else taken from there."""
-    place = kept.num_first - sum(end - start for start, end in kept.plain)
-    for start, end in kept.plain:
-        part, there = values[start:end], message[place : place + end - start]
-        if out:
-            there.copy_(part)
-        else:
-            part.copy_(there)
-        place += end - start

@@ -133,9 +133,7 @@ class PagedStep:
                 self._handed[unit] = tensors
         for parameter in self._members[unit]:
             for key, value in self._state_of(parameter):
-                if (
-                    type(value) is LateTensor
-                ):  # it came from elsewhere, as from another optimizer's state dict
+                if type(value) is LateTensor:  # from elsewhere, as from another optimizer's state dict
                     source = value.source
                     self._optimizer.state[parameter][key] = source.copy().as_strided(
                         source.shape, source.stride
