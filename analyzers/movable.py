@@ -44,14 +44,9 @@ def boundary_tensors(placed: Sequence[Placed], freed: set[int], passes: Passes) 
         crossing = item.death > item.birth and item.death < len(passes.pieces)
         if number in freed or row.category in STATES or not crossing:
             continue
-        input_of = _units_fed(item, passes)
+        input_of = units_fed(item, passes)
         if not input_of:
             continue
-        saved_until: dict[str, int] = {}
-        for saved in item.saved:
-            end_s = saved.released_s if saved.released_s is not None else row.death_s or saved.saved_s
-            until = max(0, bisect_left(starts, end_s) - 1)
-            saved_until[saved.unit] = max(until, saved_until.get(saved.unit, 0))
         last_use_s = row.last_forward_use_s
         found[number] = BoundaryTensor(
             category=row.category,
@@ -59,13 +54,22 @@ def boundary_tensors(placed: Sequence[Placed], freed: set[int], passes: Passes) 
             birth_segment=item.birth,
             death_segment=item.death,
             last_use_segment=item.birth if last_use_s is None else bisect_left(starts, last_use_s) - 1,
-            saved_until=saved_until,
+            saved_until=saved_until(item, starts),
             input_of=input_of,
         )
     return found
 
 
-def _units_fed(item: Placed, passes: Passes) -> dict[str, int]:
+def saved_until(item: Placed, starts: Sequence[float]) -> dict[str, int]:
+    """For each unit that autograd keeps a storage for, the segment in which it lets go of it."""
+    until: dict[str, int] = {}
+    for saved in item.saved:
+        end_s = saved.released_s if saved.released_s is not None else item.row.death_s or saved.saved_s
+        until[saved.unit] = max(0, bisect_left(starts, end_s) - 1, until.get(saved.unit, 0))
+    return until
+
+
+def units_fed(item: Placed, passes: Passes) -> dict[str, int]:
     """Units that use a storage born before their forward, with the segment of their backward."""
     times = [item.row.last_forward_use_s, *(saved.saved_s for saved in item.saved)]
     fed: dict[str, int] = {}

@@ -90,11 +90,15 @@ class Passes:
             position += 1
         return position
 
+    def segment_at(self, time_s: float) -> int:
+        """The segment that contains a time, or ends at it."""
+        return bisect_left(self.pieces, time_s, key=lambda piece: piece.start_s) - 1
+
     def forward_at(self, time_s: float | None) -> int | None:
         """The forward segment of a whole unit that contains a time."""
         if time_s is None:
             return None
-        position = bisect_left(self.pieces, time_s, key=lambda piece: piece.start_s) - 1
+        position = self.segment_at(time_s)
         return position if position in self.forward else None
 
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from memadvisor.analyzers.batch_sizes import is_weight_cast
 from memadvisor.analyzers.movable import boundary_tensors, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
+from memadvisor.analyzers.saved_storages import grouped, saved_storages
 from memadvisor.analyzers.step_storages import step_storages
 from memadvisor.analyzers.unit_operators import Forward, unit_forwards
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level, StepStorage
 from memadvisor.precision import Precision, bytes_in
 from memadvisor.run.records import UNEXPLAINED, Parameter, Step
@@ -42,6 +44,7 @@ class Memory:
     levels: tuple[SegmentLevels, ...]
     inner: tuple[Inner, ...]
     boundaries: tuple[BoundaryTensor, ...]
+    saved: tuple[SavedStorages, ...]
     storages: tuple[StepStorage, ...]
     operators: Mapping[int, ForwardOperators]  # by forward segment, with the seconds of the traced step
     unit_forwards: Mapping[int, Forward]
@@ -110,11 +113,13 @@ def segment_memory(
             operators[position] = forwards[position].operators(start, unsaved, events[position], placed)
         _apply(start, events[position])
     boundaries = boundary_tensors(placed, freed, passes)
+    saved = saved_storages(rank, placed, casts, passes)
     return Memory(
         levels=tuple(levels),
         inner=tuple(inner_storages(placed, freed, casts, passes)),
         boundaries=tuple(boundaries.values()),
-        storages=step_storages(rank, step, placed, passes, boundaries, freed=freed, casts=casts),
+        saved=grouped(saved.values()),
+        storages=step_storages(rank, step, placed, passes, boundaries, saved=saved, freed=freed, casts=casts),
         operators=operators,
         unit_forwards=forwards,
         peak_bytes=max(sum(level.captured.peak.values()) for level in levels),

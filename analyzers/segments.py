@@ -92,6 +92,7 @@ def captured_step(
         segments=_segments(pieces, durations, memory, micro_batch_divisor),
         inner=memory.inner,
         boundaries=memory.boundaries,
+        saved=memory.saved,
         storages=memory.storages,
         recomputable=_recomputable(rank, memory, runs, cost, micro_batch_divisor),
         second_runs=runs,

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from memadvisor.analyzers.batch_sizes import dimensions
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES, SMALL_BYTES
+from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.step import STATES, BoundaryTensor, StepStorage
 from memadvisor.run.records import UNEXPLAINED, Step, Storage
 from memadvisor.run.run import RankRun
@@ -27,6 +28,7 @@ def step_storages(
     passes: Passes,
     boundaries: Mapping[int, BoundaryTensor],
     *,
+    saved: Mapping[int, SavedStorages] | None = None,
     freed: Collection[int] = (),
     casts: Collection[int] = (),
 ) -> tuple[StepStorage, ...]:
@@ -52,6 +54,7 @@ def step_storages(
                 freed_by=unit if number in freed else None,
                 unsaved_death=_unsaved_death(item, passes, is_cast=number in casts),
                 boundary=boundaries.get(number),
+                saved=(saved or {}).get(number),
                 runs_again=(
                     unit is not None
                     and row.category not in STATES

@@ -28,7 +28,9 @@ class SeenCall:
     start_ns: int
     versions: list[tuple[int, int]]  # of the positional tensors when it began: (id, version)
     end_ns: int | None = None
-    inputs: tuple[tuple[int, bool], ...] = ()  # (address, whether the call wrote into it)
+    inputs: tuple[
+        tuple[int, bool, bool], ...
+    ] = ()  # (address, whether the call wrote into it, needs gradient)
     outputs: tuple[int, ...] = ()
 
 
@@ -56,12 +58,13 @@ class ModuleCallLog:
             return
         call.end_ns = time.time_ns()
         before = dict(call.versions)
-        inputs: dict[int, bool] = {}
+        inputs: dict[int, tuple[bool, bool]] = {}
         for tensor in _tensors((args, kwargs)):
             changed = not tensor.is_inference() and tensor._version != before.get(id(tensor), tensor._version)
             for address in self._addresses(tensor):
-                inputs[address] = inputs.get(address, False) or changed
-        call.inputs = tuple(inputs.items())
+                was_changed, needed = inputs.get(address, (False, True))
+                inputs[address] = was_changed or changed, needed and tensor.requires_grad
+        call.inputs = tuple((address, *known) for address, known in inputs.items())
         call.outputs = tuple(
             dict.fromkeys(address for tensor in _tensors(output) for address in self._addresses(tensor))
         )

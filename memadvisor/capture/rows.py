@@ -55,14 +55,16 @@ def module_call_rows(trace: Trace) -> tuple[list[ModuleCall], list[CallTensor]]:
                 end_s=(end_ns + trace.offset_ns) / 1e9,
             )
         )
-        found = [
-            (trace.account.storage_at(address, call.start_ns), "input", is_changed)
-            for address, is_changed in call.inputs
+        found: list[tuple[int | None, str, bool, bool | None]] = [
+            (trace.account.storage_at(address, call.start_ns), "input", is_changed, needs_gradient)
+            for address, is_changed, needs_gradient in call.inputs
         ]
-        found += [(trace.account.storage_at(address, end_ns), "output", False) for address in call.outputs]
+        found += [
+            (trace.account.storage_at(address, end_ns), "output", False, None) for address in call.outputs
+        ]
         tensors += [
-            CallTensor(number, storage_id, role, is_changed)
-            for storage_id, role, is_changed in found
+            CallTensor(number, storage_id, role, is_changed, needs_gradient)
+            for storage_id, role, is_changed, needs_gradient in found
             if storage_id is not None
         ]
     return calls, tensors

@@ -5,6 +5,7 @@ them for is run again: before its own backward, or that of the stretch's last un
 (`BoundaryTensor`) lives until its last use in the forward, the release by every unit that still saves it, and
 the end of every recomputed unit that takes it as input from outside of its stretches. What a stretch makes again
 of it lives from there on until the last release by a unit that saves it or takes it into an inner stretch.
+What waits on another tier meanwhile: moved_activations.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import accumulate
 from typing import Literal
 
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.moved_activations import Away, Moves
 from memadvisor.cost.step import STATES, BoundaryTensor, Bytes, CapturedStep, Level, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.stretches import Stretch
@@ -29,17 +31,27 @@ RNG_STATE_BYTES = 5056
 
 
 class Activations:
-    """Levels of a step under a choice of stretches; `view` names one of cost/step.py's."""
+    """Levels of a step under a choice of stretches, and of units whose activations are `away`; `view` names one of
+    cost/step.py's."""
 
-    def __init__(self, step: CapturedStep, stretches: Stretches, kept: Kept | None = None) -> None:
+    def __init__(
+        self,
+        step: CapturedStep,
+        stretches: Stretches,
+        kept: Kept | None = None,
+        away: Mapping[str, Away] | None = None,
+    ) -> None:
         self.step = step
         self.stretches = stretches
         self.kept = dict(kept or {})
+        self.choices = stretches, self.kept, dict(away or {})
+        self.moves = Moves(step, self.choices[-1], stretches)
         self._places = _places_kept(step, self.kept)
         num_segments = len(step.segments)
         during = _Changes(num_segments)
         at_start = _Changes(num_segments)
-        for change in (*_changes(step, stretches), *_changes_of_kept(step, stretches, self._places)):
+        changes = (*_changes(step, stretches), *_changes_of_kept(step, stretches, self._places))
+        for change in (*changes, *_changes_of_moved(self.moves)):
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
             first = change.first + change.begins_inside
             at_start.add(change.category, first, change.last, change.delta_bytes)
@@ -217,6 +229,13 @@ def _changes_of_kept(
         for item in step.operators[position].storages(chosen):
             last = again if item.death_segment is None else min(item.death_segment, again)
             yield _Change(item.category, position + 1, last, item.size_bytes, ends_inside=True)
+
+
+def _changes_of_moved(moves: Moves) -> Iterable[_Change]:
+    """What waits on another tier is gone for whole segments."""
+    for absence in moves.absences:
+        storages = absence.storages
+        yield _Change(storages.category, absence.first, absence.last, -storages.size_bytes)
 
 
 def _run_again_at(step: CapturedStep, stretches: Stretches, unit: str, forward: int) -> int:

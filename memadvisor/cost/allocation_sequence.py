@@ -19,6 +19,7 @@ from typing import Protocol
 from memadvisor.cost.activations import needed_until
 from memadvisor.cost.allocator_replay import Change
 from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.moved_activations import Absence, absence_of, units_away
 from memadvisor.cost.simulate import memory_of, simulate
 from memadvisor.cost.step import STATES, CapturedStep, StepStorage
 from memadvisor.cost.stretches import Stretches
@@ -68,7 +69,15 @@ def planned_sequence(
     if not stretches.are_alone:
         raise AssertionError("what stretches of several units reserve is not known")
     recomputed = frozenset(stretches.units)
-    log = AllocationLog(step.storages, step.segments, recomputed, models_states=models_states)
+    away = units_away(schedule)
+    absences = {
+        number: absence
+        for number, item in enumerate(step.storages if away else ())
+        if item.saved is not None and (absence := absence_of(item.saved, step, away, stretches)) is not None
+    }
+    log = AllocationLog(
+        step.storages, step.segments, recomputed, models_states=models_states, absences=absences
+    )
     if models_states:
         log.states(memory_of(step, schedule).tensors())
     for number in range(NUM_STEPS):
@@ -82,7 +91,8 @@ class AllocationLog:
     """Turns what a simulation does into changes. Implements simulate.Watcher.
 
     `models_states`: parameters, gradients and optimizer state are those of `tensors`; the captured ones are left
-    out, but for gradients at their birth, which are there until something takes them over.
+    out, but for gradients at their birth, which are there until something takes them over. `absences`: by number of the
+    storage, what is on another tier meanwhile.
     """
 
     def __init__(
@@ -92,9 +102,11 @@ class AllocationLog:
         recomputed: Collection[str],
         *,
         models_states: bool,
+        absences: Mapping[int, Absence] | None = None,
     ) -> None:
         self.changes: list[Change] = []
         self._storages = storages
+        self._absences = absences or {}
         self._segments = segments
         self._models_states = models_states
         self._events: list[list[_Event]] = [[] for _ in segments]
@@ -224,6 +236,10 @@ class AllocationLog:
             if death[0] < num_segments:
                 kind = _DEATH_AT_BIRTH if death == (item.birth_segment, item.birth_s) else _DEATH
                 self._events[death[0]].append((death[1], kind, number, False))
+        for number, absence in self._absences.items():
+            if absence.is_away:  # from the end of the segment before to that of the last one
+                self._events[absence.first - 1].append((math.inf, _DEATH, number, False))
+                self._events[absence.last].append((math.inf, _BIRTH, number, False))
         for events in self._events:
             events.sort()
         forwards: dict[tuple[str | None, int | None], int] = {

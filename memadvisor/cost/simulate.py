@@ -17,6 +17,7 @@ from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import Lanes
+from memadvisor.cost.moved_activations import MovedActivations, units_away
 from memadvisor.cost.paged_updates import PagedUpdates
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
@@ -89,13 +90,13 @@ def simulate(
 ) -> Simulation:
     """Play `schedule` over `step`. `times` may be None where one rank needs no collective, `transfers` without other tiers.
 
-    `activations`: those of the same step, stretches and kept operators, where they are at hand.
+    `activations`: those of the same step and choices, where they are at hand.
     """
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
-    stretches, kept = Stretches(schedule.stretches), schedule.kept
-    if activations is None or activations.stretches != stretches or activations.kept != kept:
-        activations = Activations(step, stretches, kept)
+    choices = Stretches(schedule.stretches), schedule.kept, units_away(schedule)
+    if activations is None or activations.choices != choices:
+        activations = Activations(step, *choices)
     return _Player(step, schedule, times, watcher, activations, transfers).play()
 
 
@@ -127,6 +128,7 @@ class _Player:
         self.paged = PagedUpdates(
             schedule, self.lanes, transfers, self.engine.state_bytes, lambda unit: self._update_s((unit,))
         )
+        self.moved = MovedActivations(activations.moves, self.lanes, transfers)
         self.moments: list[Moment] = []
         self.arriving_s: dict[str, float] = {}  # units gathered ahead, and when they will be there
         self.sent_bytes = 0.0
@@ -244,6 +246,9 @@ class _Player:
             if point is Point.BEFORE_OPTIMIZER and action.unit in self.paged:
                 self.paged.play(action)
                 self.engine.act(action)
+                continue
+            if action.kind in (ActionKind.OFFLOAD, ActionKind.PREFETCH):
+                self.moved.play(action, segment.micro_batch, segment.duration_s)
                 continue
             self._wait_for_what_precedes(action)
             leaves_shards = action.shard or action.ranks is Ranks.ACROSS

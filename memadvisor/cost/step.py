@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Parameter, ShardGroup, Unit
@@ -100,7 +101,7 @@ class StepStorage:
 
     Segments are as above (-1: before the step; their number: after it); times order what happens within one.
     `freed_by`: the unit whose recomputation sets it free; it then dies at `unsaved_death` (segment, time).
-    `boundary` is set for what flows between units. `runs_again`: a recomputation of its unit allocates it too.
+    `boundary` is set for what flows between units, `saved` for what an engine may take meanwhile. `runs_again`: a recomputation of its unit allocates it too.
     """
 
     category: str
@@ -112,6 +113,7 @@ class StepStorage:
     freed_by: str | None = None
     unsaved_death: tuple[int, float] = (0, 0.0)
     boundary: BoundaryTensor | None = None
+    saved: SavedStorages | None = None
     runs_again: bool = False
 
 
@@ -171,6 +173,7 @@ class CapturedStep:
     segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`:
     that of the schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the
     optimizer step, as far as is known. `shard_groups`: those of a script that shares its model by FSDP2.
+    `saved`: what units' forwards keep for their backwards and may wait elsewhere.
     `second_runs`: what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside.
     """
 
@@ -196,6 +199,7 @@ class CapturedStep:
     precision: Precision = FULL_PRECISION
     leaves_gradients_alone: bool = False
     shard_groups: tuple[ShardGroup, ...] = ()
+    saved: tuple[SavedStorages, ...] = ()
     second_runs: Mapping[tuple[str, int | None], SecondRun] = field(default_factory=dict)
     second_run_cost: SecondRunCost = FREE
 
@@ -224,6 +228,15 @@ class CapturedStep:
         for position, segment in enumerate(self.segments):
             if segment.phase == "backward":
                 found.setdefault((segment.unit, segment.micro_batch), position)
+        return found
+
+    @cached_property
+    def backward_begins(self) -> Mapping[int | None, int]:
+        """The first segment of each micro-batch's backward."""
+        found: dict[int | None, int] = {}
+        for position, segment in enumerate(self.segments):
+            if segment.phase in ("backward", "recompute"):
+                found.setdefault(segment.micro_batch, position)
         return found
 
     @cached_property

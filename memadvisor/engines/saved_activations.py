@@ -20,11 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memadvisor.cost.saved import MIN_BYTES
 from memadvisor.engines.lanes import Ticket
 from memadvisor.engines.saved import storage_id, top_hooks
 from memadvisor.engines.tiers import Tier
-
-MIN_BYTES = 64 * 2**10
 
 
 class Holder(Protocol):

@@ -229,13 +229,15 @@ class ModuleCall:
 class CallTensor:
     """A storage that a module call took or returned: role is input or output.
 
-    `is_changed`: the call wrote into this input.
+    `is_changed`: the call wrote into this input. `needs_gradient`: all tensors of this input on the storage do; None of
+    outputs, and in older runs.
     """
 
     call_id: int
     storage_id: int
     role: str
     is_changed: bool
+    needs_gradient: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

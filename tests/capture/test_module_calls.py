@@ -54,6 +54,9 @@ def test_calls_nest_and_hand_storages_on(tmp_path):
     assert tensors["output"][first.call_id] == tensors["input"][inner.call_id]
     assert tensors["output"][relu.call_id] == tensors["input"][last.call_id]
     assert tensors["output"][last.call_id] == tensors["output"][whole.call_id]
+    needing = {row.call_id for row in rank.call_tensors if row.needs_gradient}
+    assert needing == {inner.call_id, relu.call_id, last.call_id}  # the batch needs none
+    assert {row.needs_gradient for row in rank.call_tensors if row.role == "output"} == {None}
 
 
 def test_a_call_that_writes_into_its_input_says_so(tmp_path):

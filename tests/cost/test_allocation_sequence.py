@@ -8,10 +8,16 @@ from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import StepStorage
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.hardware.hardware import TierBandwidth
+from memadvisor.plan import UnitPlan
 from memadvisor.precision import Precision
+from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES, plan
 from tests.make_run import make_run
+
+HOST = TransferTimes({Lane.HOST: TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)}, "a test")
 
 
 def exact_peak(changes):
@@ -28,24 +34,40 @@ def exact_peak(changes):
     return peak
 
 
+def units_of(step, stage, which):
+    """With some units recomputed, or with what some keep on another tier."""
+    again = set(chosen(step, "first" if which == "one away" else "none" if which == "away" else which))
+    away = {"away": set(step.recomputable), "one away": set(chosen(step, "middle"))}.get(which, set())
+    return tuple(
+        UnitPlan(
+            name=unit.name,
+            zero_stage=stage,
+            recompute=unit.name in again,
+            activation_tier="host" if unit.name in away else "device",
+        )
+        for unit in step.units
+    )
+
+
 def chosen(step, which):
     units = list(step.recomputable)
     return {"none": [], "first": units[:1], "middle": units[1:3], "all": units}[which]
 
 
 # On a device where checkpointing keeps no generator's state, so that all bytes are in both.
-@pytest.mark.parametrize("which", ["none", "first", "middle", "all"])
+@pytest.mark.parametrize("which", ["none", "first", "middle", "all", "away", "one away"])
 @pytest.mark.parametrize(
     ("recorded", "ranks", "stage"), [(1, 1, 0), (1, 2, 3), (2, 2, 0), (2, 2, 1), (2, 4, 2)]
 )
 @pytest.mark.parametrize("num_micro_batches", [1, 2])
 def test_the_sequence_and_the_simulator_agree_on_the_peak(recorded, ranks, stage, which, num_micro_batches):
-    run = make_run(num_ranks=recorded, device="cuda:0", num_micro_batches=num_micro_batches)
+    run = make_run(num_ranks=recorded, device="cuda:0", num_micro_batches=num_micro_batches, sequence=64)
     step = captured_step(run)
-    schedule = write_schedule(plan(ranks=ranks, stage=stage, recompute=chosen(step, which)), step.units)
+    wanted = plan(ranks=ranks, stage=stage, units=units_of(step, stage, which))
+    schedule = write_schedule(wanted, step.units)
 
-    changes = planned_sequence(step, schedule, TIMES)
-    assert exact_peak(changes) == simulate(step, schedule, TIMES).peak.total_bytes
+    changes = planned_sequence(step, schedule, TIMES, HOST)
+    assert exact_peak(changes) == simulate(step, schedule, TIMES, transfers=HOST).peak.total_bytes
 
 
 @pytest.mark.parametrize("which", ["none", "middle", "all"])

@@ -62,7 +62,8 @@ def plain(plain_run):
 
 
 def mixture(plain):
-    """Every stage, a block that stays from forward to backward, two gathers ahead, recomputation, state on disk."""
+    """Every stage, a block that stays from forward to backward, two gathers ahead, recomputation, state and what other
+    blocks keep on disk."""
     stages = itertools.cycle((3, 2, 3, 0, 3, 1))
     units = tuple(
         UnitPlan(
@@ -71,6 +72,7 @@ def mixture(plain):
             recompute=unit.is_block and number % 2 == 0,
             reshard=number != 2,
             optimizer_tier="disk" if number % 2 else "device",
+            activation_tier="disk" if unit.is_block and number % 2 else "device",
         )
         for number, (unit, stage) in enumerate(zip(plain.units, stages, strict=False))
     )
@@ -80,7 +82,7 @@ def mixture(plain):
 @pytest.mark.parametrize(
     "options",
     [
-        ("--zero", "1", "--all-reduce-bits", "1"),
+        ("--zero", "1", "--all-reduce-bits", "1", "--offload-activations", "disk"),
         ("--plan", "mixture.json"),
         (
             *("--zero", "3", "--policy", "every-layer", "--gather-bits", "8", "--reduce-bits", "4"),

@@ -1,0 +1,110 @@
+"""Which storages of the traced step autograd keeps for a unit's backward, who else holds them, and which may be moved."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from memadvisor.analyzers.movable import saved_until, units_fed
+from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.cost.saved import MIN_BYTES, SavedStorages
+from memadvisor.cost.step import STATES
+from memadvisor.run.run import RankRun
+
+
+def saved_storages(
+    rank: RankRun, placed: Sequence[Placed], casts: Collection[int], passes: Passes
+) -> dict[int, SavedStorages]:
+    """By number of the placed storage, of those that a unit's forward saves and an engine may take.
+
+    `casts`: weights that autocast has cast, which its cache holds until the forward's context is left.
+    """
+    arguments = _arguments_that_stay(rank, placed)
+    starts = [piece.start_s for piece in passes.pieces]
+    found: dict[int, SavedStorages] = {}
+    for number, item in enumerate(placed):
+        row = item.row
+        lives = 0 <= item.birth < item.death < len(passes.pieces)
+        if not item.saved or row.category in STATES or row.size_bytes < MIN_BYTES or not lives:
+            continue
+        if any(saved.released_s is None for saved in item.saved):
+            continue
+        until = saved_until(item, starts)
+        movable = _units_that_may_move(item, until, arguments, passes)
+        if movable:
+            found[number] = SavedStorages(
+                category=row.category,
+                dtype=row.dtype,
+                size_bytes=row.size_bytes,
+                num_storages=1,
+                micro_batch=passes.pieces[item.birth].micro_batch,
+                birth_segment=item.birth,
+                death_segment=item.death,
+                saved_until=until,
+                movable_by=movable,
+                held_until=_held_until(item, until, passes, is_cast=number in casts),
+                input_of=units_fed(item, passes),
+                maker=passes.forward.get(item.birth, (None, 0))[0],
+            )
+    return found
+
+
+def grouped(found: Collection[SavedStorages]) -> tuple[SavedStorages, ...]:
+    """Those that are alike in all but their size as one, in order of birth."""
+    groups: dict[object, SavedStorages] = {}
+    for one in sorted(found, key=lambda one: one.birth_segment):
+        key = (
+            *(one.category, one.dtype, one.micro_batch, one.birth_segment, one.death_segment, one.held_until),
+            *(one.movable_by, one.maker, tuple(one.saved_until.items()), tuple(one.input_of.items())),
+        )
+        known = groups.get(key)
+        if known is not None:
+            size_bytes, num_storages = known.size_bytes + one.size_bytes, known.num_storages + 1
+            one = replace(known, size_bytes=size_bytes, num_storages=num_storages)
+        groups[key] = one
+    return tuple(groups.values())
+
+
+def _units_that_may_move(
+    item: Placed, until: Mapping[str, int], arguments: Mapping[str, set[int]], passes: Passes
+) -> tuple[str, ...]:
+    """Units in one piece whose forward saves the storage for longer than itself, in order of saving."""
+    movable: dict[str, None] = {}
+    for saved in sorted(item.saved, key=lambda saved: saved.saved_s):
+        position = passes.forward_at(saved.saved_s)
+        if position is None or passes.forward[position][0] != saved.unit:
+            continue
+        if until[saved.unit] > position and item.row.storage_id not in arguments.get(saved.unit, ()):
+            movable[saved.unit] = None
+    return tuple(movable)
+
+
+def _arguments_that_stay(rank: RankRun, placed: Sequence[Placed]) -> dict[str, set[int]]:
+    """By unit, what it is called with that needs no gradient. In older runs: what is no activation."""
+    activations = {item.row.storage_id for item in placed if item.row.category == "activation"}
+    units = {unit.name for unit in rank.units}
+    calls = {
+        call.call_id: call.unit
+        for call in rank.module_calls
+        if call.phase == "forward" and call.module == call.unit and call.unit in units
+    }
+    stay: dict[str, set[int]] = defaultdict(set)
+    for row in rank.call_tensors:
+        if row.role != "input" or row.call_id not in calls:
+            continue
+        needs_gradient = row.needs_gradient
+        if needs_gradient is None:
+            needs_gradient = row.storage_id in activations
+        if not needs_gradient:
+            stay[calls[row.call_id]].add(row.storage_id)
+    return stay
+
+
+def _held_until(item: Placed, until: Mapping[str, int], passes: Passes, *, is_cast: bool) -> int:
+    """Its last use in the forward; its death, where that comes later than the last release explains."""
+    if item.death > passes.last_of_backward(max(until.values())):
+        return item.death
+    last_use_s = item.row.last_forward_use_s
+    used = item.birth if last_use_s is None else max(item.birth, passes.segment_at(last_use_s))
+    return max(used, passes.end_of_forward(item.birth)) if is_cast else used

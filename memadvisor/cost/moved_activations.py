@@ -1,0 +1,207 @@
+"""What autograd keeps of units whose activations wait on another tier: when it leaves memory, and when it is back.
+
+The law of the moments, as memadvisor/engines/offloaded_activations.py plays a schedule (write_schedule.py):
+
+- *What goes*: storages of at least MIN_BYTES that a unit's forward saves (`SavedStorages.movable_by`), each once
+  however many units save it. A unit that is recomputed keeps its input, which stays.
+- *Leaving*: the write begins after the forward of the first unit that saves a storage, and is waited for after the forward
+  of the unit behind it, or where the backward begins if there is none. From the next segment on the storage is gone,
+  unless somebody else holds it: the forward that still uses it, a unit that saves it and keeps what it saves, a
+  recomputed unit that takes it as input, the script, autocast's cache. Then it goes when the last of these lets go.
+- *Coming back*: all that a unit keeps is asked for before the backward of the unit behind it (before its own, if there is
+  none), and takes memory at once; of several units that save a storage the first one to ask in the backward counts. What
+  is still in memory then stays, and is not read. It dies where it was captured to die.
+- *Waiting*: transfers of a lane go one after another. Compute waits for a unit's write as above, and for its reads in
+  its own backward, storage by storage: it is taken to use them at an even pace, in the order in which they come.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from memadvisor.cost.lanes import Lanes
+from memadvisor.cost.saved import SavedStorages
+from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.stretches import Stretches
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.schedule import Action, ActionKind, Lane, Point, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A unit whose activations wait on a lane's tier. `gone_after`: the unit after whose forward their memory is free;
+    None: where the backward begins. `back_before`: units before whose backward they are asked for."""
+
+    lane: Lane
+    gone_after: str | None
+    back_before: tuple[str, ...]
+
+
+def units_away(schedule: Schedule) -> dict[str, Away]:
+    """By name, the units whose activations a schedule puts elsewhere."""
+    lanes: dict[str, Lane] = {}
+    gone_after: dict[str, str] = {}
+    back_before: dict[str, list[str]] = defaultdict(list)
+    for boundary, actions in schedule.actions.items():
+        if boundary.point not in (Point.AFTER_FORWARD, Point.BEFORE_BACKWARD):
+            continue
+        for action in actions:
+            if action.kind is ActionKind.PREFETCH:
+                back_before[action.unit].append(boundary.unit)
+            elif action.kind is ActionKind.OFFLOAD and action.overlaps:
+                lanes[action.unit] = action.lane
+            elif action.kind is ActionKind.OFFLOAD:
+                gone_after[action.unit] = boundary.unit
+    return {unit: Away(lane, gone_after.get(unit), tuple(back_before[unit])) for unit, lane in lanes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Storages that a schedule moves: out of memory from the start of segment `first` to the end of `last`.
+
+    `written_by`: the unit after whose forward they are sent. `read_for`: the one that asks for them first.
+    """
+
+    storages: SavedStorages
+    first: int
+    last: int
+    written_by: str
+    read_for: str
+
+    @property
+    def is_away(self) -> bool:
+        """Whether they ever leave, be it for no segment at all. Else they are written, and never read."""
+        return self.first <= self.last + 1
+
+
+def absence_of(
+    storages: SavedStorages, step: CapturedStep, away: Mapping[str, Away], stretches: Stretches
+) -> Absence | None:
+    """When storages are elsewhere, if units in `away` have theirs there; None where none of them moves these."""
+    movers = [unit for unit in storages.movable_by if unit in away and unit not in stretches]
+    if not movers:
+        return None
+    micro_batch = storages.micro_batch
+    gone_after = away[movers[0]].gone_after
+    waited = step.forward_at.get((gone_after, micro_batch)) if gone_after is not None else None
+    if waited is None or waited < storages.birth_segment:
+        waited = step.backward_begins.get(micro_batch, len(step.segments)) - 1
+    back = {
+        unit: min(
+            step.backwards.get((other, micro_batch), len(step.segments))
+            for other in (unit, *away[unit].back_before)
+        )
+        for unit in movers
+    }
+    read_for = min(movers, key=lambda unit: back[unit])
+    held_until = max(waited, _held_until(storages, movers, stretches))
+    return Absence(storages, held_until + 1, back[read_for] - 1, movers[0], read_for)
+
+
+def _held_until(storages: SavedStorages, movers: list[str], stretches: Stretches) -> int:
+    """The last segment in which anybody but the units that move them holds storages."""
+    holds = [storages.held_until]
+    holds += [
+        until for unit, until in storages.saved_until.items() if unit not in movers and unit not in stretches
+    ]
+    holds += [
+        until
+        for unit, until in storages.input_of.items()
+        if unit in stretches and storages.maker not in stretches.around(unit)[0]
+    ]
+    return max(holds)
+
+
+class Moves:
+    """All that a schedule moves of a step. Bytes by unit and micro-batch."""
+
+    def __init__(self, step: CapturedStep, away: Mapping[str, Away], stretches: Stretches) -> None:
+        found = (absence_of(storages, step, away, stretches) for storages in step.saved) if away else ()
+        self.absences = tuple(absence for absence in found if absence is not None)
+
+    @cached_property
+    def written(self) -> Mapping[tuple[str, int | None], Transfer]:
+        return _sums((absence.written_by, absence.storages) for absence in self.absences)
+
+    @cached_property
+    def read(self) -> Mapping[tuple[str, int | None], Transfer]:
+        return _sums((absence.read_for, absence.storages) for absence in self.absences if absence.is_away)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What goes at one time."""
+
+    size_bytes: int = 0
+    num_storages: int = 0
+
+
+def _sums(found: Iterator[tuple[str, SavedStorages]]) -> dict[tuple[str, int | None], Transfer]:
+    sums: dict[tuple[str, int | None], Transfer] = {}
+    for unit, storages in found:
+        known = sums.get((unit, storages.micro_batch), Transfer())
+        sums[unit, storages.micro_batch] = Transfer(
+            known.size_bytes + storages.size_bytes, known.num_storages + storages.num_storages
+        )
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """Reads that end at `end_s`, of `num_storages` that take `duration_s` in all."""
+
+    end_s: float
+    duration_s: float
+    num_storages: int
+
+
+@dataclass(slots=True)
+class MovedActivations:
+    """The time of a schedule's transfers of activations, while it is played."""
+
+    moves: Moves
+    lanes: Lanes
+    times: TransferTimes | None  # of all lanes that anything goes by
+    _leaving_s: dict[str, float] = field(default_factory=dict)
+    _arriving: dict[str, _Arriving] = field(default_factory=dict)
+
+    def play(self, action: Action, micro_batch: int | None, backward_s: float) -> None:
+        """One transfer around a forward or backward; `backward_s`: what the backward takes that it stands before."""
+        if action.kind is ActionKind.OFFLOAD and action.overlaps:
+            self._write(action, self.moves.written.get((action.unit, micro_batch), Transfer()))
+        elif action.kind is ActionKind.OFFLOAD:
+            self.lanes.wait_for_transfer(self._leaving_s.pop(action.unit, 0.0))
+        else:
+            if action.unit not in self._arriving:
+                self._read(action, self.moves.read.get((action.unit, micro_batch), Transfer()))
+            if not action.overlaps:
+                self._wait_for(self._arriving.pop(action.unit, None), backward_s)
+
+    def _write(self, action: Action, written: Transfer) -> None:
+        self.lanes.wait_for_transfer(self._leaving_s.pop(action.unit, 0.0))  # of an earlier call
+        if written.size_bytes:
+            write_s = self._times_of(action).write_s(action.lane, written.size_bytes)
+            label = f"{action.kind} of {action.unit}"
+            self._leaving_s[action.unit] = self.lanes.transfer(action.lane, label, write_s)
+
+    def _read(self, action: Action, read: Transfer) -> None:
+        if read.size_bytes:
+            read_s = self._times_of(action).read_s(action.lane, read.size_bytes)
+            end_s = self.lanes.transfer(action.lane, f"{action.kind} of {action.unit}", read_s)
+            self._arriving[action.unit] = _Arriving(end_s, read_s, read.num_storages)
+
+    def _times_of(self, action: Action) -> TransferTimes:
+        if self.times is None or action.lane not in self.times.bandwidths:
+            raise AssertionError("transfers need bandwidths")
+        return self.times
+
+    def _wait_for(self, arriving: _Arriving | None, backward_s: float) -> None:
+        """Until the backward that begins now never has to wait for a storage, if it did so all at once here."""
+        if arriving is None:
+            return
+        others = 1 - 1 / arriving.num_storages  # the share of all but one
+        first_s = arriving.end_s - arriving.duration_s * others
+        self.lanes.wait_for_transfer(max(first_s, arriving.end_s - backward_s * others))
