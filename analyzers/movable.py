@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner
@@ -35,7 +35,9 @@ def inner_storages(
         )
 
 
-def boundary_tensors(placed: Sequence[Placed], freed: set[int], passes: Passes) -> dict[int, BoundaryTensor]:
+def boundary_tensors(
+    placed: Sequence[Placed], freed: set[int], passes: Passes, missed: Mapping[int, int]
+) -> dict[int, BoundaryTensor]:
     """By number: crossing storages that a unit takes as input, or that autograd keeps for units of several sorts."""
     found: dict[int, BoundaryTensor] = {}
     starts = [piece.start_s for piece in passes.pieces]
@@ -53,6 +55,7 @@ def boundary_tensors(placed: Sequence[Placed], freed: set[int], passes: Passes) 
             size_bytes=row.size_bytes,
             birth_segment=item.birth,
             death_segment=item.death,
+            missed_bytes=missed.get(number, 0),
             last_use_segment=item.birth if last_use_s is None else bisect_left(starts, last_use_s) - 1,
             saved_until=saved_until(item, starts),
             input_of=input_of,

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from memadvisor.analyzers.batch_sizes import is_weight_cast
 from memadvisor.analyzers.movable import boundary_tensors, inner_storages
@@ -104,15 +105,17 @@ def segment_memory(
     buffers = _buffers(parameters, precision)
     forwards = unit_forwards(rank, passes, placed, freed - casts)
     levels = []
+    missed: dict[int, int] = {}
     operators = {}
     for position, piece in enumerate(pieces):
         unsaved = _without_saving(piece, events[position], placed, freed, casts)
         level = _levels(piece, start, events[position], unsaved, placed, parameters, buffers)
         levels.append(level)
+        missed.update(_missed_by_deaths(start, events[position]))
         if position in forwards:
             operators[position] = forwards[position].operators(start, unsaved, events[position], placed)
         _apply(start, events[position])
-    boundaries = boundary_tensors(placed, freed, passes)
+    boundaries = boundary_tensors(placed, freed, passes, missed)
     saved = saved_storages(rank, placed, casts, passes)
     return Memory(
         levels=tuple(levels),
@@ -181,6 +184,17 @@ def _highest(start: Mapping[str, int], events: Sequence[_Event]) -> dict[str, in
     level = Counter(start)
     _apply(level, events[:count])
     return _plain(level)
+
+
+def _missed_by_deaths(start: Mapping[str, int], events: Sequence[_Event]) -> Iterable[tuple[int, int]]:
+    """By number of each storage that dies here: what the highest instant would be above what it is, if it lived on."""
+    levels = list(accumulate((event.delta_bytes for event in events), initial=sum(start.values())))
+    highest = max(levels)
+    after = 0
+    for event, level in zip(reversed(events), reversed(levels[1:]), strict=True):
+        after = max(after, level)
+        if event.delta_bytes < 0 and event.number >= 0:
+            yield event.number, max(0, after - event.delta_bytes - highest)
 
 
 def _plain(level: Mapping[str, int]) -> dict[str, int]:

@@ -206,6 +206,7 @@ def _changes(step: CapturedStep, stretches: Stretches) -> Iterable[_Change]:
         if needed < death:
             yield _Change(tensor.category, needed + 1, death, -size_bytes)
         elif needed > death:
+            yield _Change(tensor.category, death, death, tensor.missed_bytes, begins_inside=True)
             yield _Change(tensor.category, death + 1, needed, size_bytes)
         for first, last in _made_again(step, tensor, stretches, maker, needed):
             yield _Change(tensor.category, first, last, size_bytes, begins_inside=True)

@@ -83,13 +83,15 @@ class BoundaryTensor:
 
     `last_use_segment` is its last use in the forward. `saved_until` says for each unit that autograd keeps
     it for, in which segment it is released. `input_of` gives the backward segment of each unit that takes
-    it as input: recomputing that unit keeps it so long.
+    it as input: recomputing that unit keeps it so long. `missed_bytes`: what the segment that it dies in would reach
+    beyond what it does, if it lived on; all of it where it dies before that segment's highest instant.
     """
 
     category: str
     size_bytes: int
     birth_segment: int
     death_segment: int
+    missed_bytes: int
     last_use_segment: int
     saved_until: Mapping[str, int]
     input_of: Mapping[str, int]

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.segments import captured_step, cut_step, observed_collectives
+from memadvisor.cost.activations import Activations
+from memadvisor.cost.stretches import Stretches
 from memadvisor.errors import UsageError
 from memadvisor.plan import Plan
 from memadvisor.run.records import Span, Storage
@@ -77,6 +79,37 @@ def test_what_a_unit_alone_keeps_is_free_when_it_is_recomputed_and_its_input_sta
 
     assert kept["blocks.1"] == 4 * 32 * 9 * 64 * 4
     assert captured.recomputable["blocks.1"] == pytest.approx(0.008)
+
+
+_INSTANTS = st.floats(0.001, 0.999)
+
+
+@given(_INSTANTS, st.lists(st.tuples(_INSTANTS, _INSTANTS, st.integers(1, 200_000)), max_size=4))
+def test_an_input_that_lives_on_is_counted_in_the_segment_that_it_died_in(death, others):
+    """What only block 1 uses, and drops in the head's forward, stays until block 1's backward if that runs again."""
+    plain = make_run(num_ranks=1, num_blocks=2)
+    times = {(s.kind, s.unit): s for s in plain.ranks[0].spans if s.step == plain.ranks[0].traced_step.index}
+    made, used, head = (times["unit_forward", unit] for unit in ("blocks.0", "blocks.1", "head"))
+
+    def at(span, fraction):
+        return span.start_s + fraction * (span.end_s - span.start_s)
+
+    def forward_peak(death_s):
+        rows = [storage(storage_id=900, birth_s=at(made, 0.5), death_s=death_s, size_bytes=100_000)]
+        rows[0] = dataclasses.replace(rows[0], category="temporary", last_forward_use_s=at(used, 0.5))
+        for number, (birth, end, size_bytes) in enumerate(others):
+            lives = {"birth_s": at(head, min(birth, end)), "death_s": at(head, max(birth, end))}
+            rows.append(
+                storage(storage_id=901 + number, size_bytes=size_bytes, category="temporary", **lives)
+            )
+        rank = dataclasses.replace(plain.ranks[0], storages=(*plain.ranks[0].storages, *rows))
+        captured = captured_step(dataclasses.replace(plain, ranks=(rank,)))
+        (place,) = (n for n, s in enumerate(captured.segments) if (s.phase, s.unit) == ("forward", "head"))
+        peak = Activations(captured, Stretches.alone({"blocks.1"})).peak(place, "captured")
+        return sum(peak.values())
+
+    lives_on = forward_peak(times["unit_backward", "blocks.1"].end_s)
+    assert forward_peak(at(head, death)) == lives_on
 
 
 def test_a_unit_that_the_script_already_recomputes_is_left_alone():
