@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
+from pathlib import Path
 
 import torch
 
@@ -14,8 +16,22 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 
 
-def calibrate(num_ranks: int | None = None, *, sizes_bytes: tuple[int, ...] = SIZES_BYTES) -> Hardware:
-    """Hardware of kind `measured`. One rank measures no collectives; None means all devices, or 2 on CPU."""
+def calibrate(
+    num_ranks: int | None = None,
+    *,
+    directory: Path | None = None,
+    sizes_bytes: tuple[int, ...] = SIZES_BYTES,
+) -> Hardware:
+    """Hardware of kind `measured`. One rank measures no collectives; None means all devices, or 2 on CPU.
+
+    `directory`: on the disk that is measured; None: the working directory, as runs go there. Raises UsageError.
+    """
+    directory = Path.cwd() if directory is None else directory
+    if not os.access(directory, os.W_OK | os.X_OK) or not directory.is_dir():
+        raise UsageError(
+            f"--disk {str(directory)!r} is no directory that files can be made in.",
+            hint="name one on the disk that plans should use.",
+        )
     on_cuda = torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_cuda else torch.device("cpu")
     if num_ranks is None:
@@ -36,8 +52,8 @@ def calibrate(num_ranks: int | None = None, *, sizes_bytes: tuple[int, ...] = SI
         memory_bandwidth_bytes_per_s=measure_bandwidth(device),
         peak_flops_per_s=measure_flops(device),
         collectives=curves,
-        disk=measure_disk(),
-        page_cache=measure_page_cache(),
+        disk=measure_disk(directory),
+        page_cache=measure_page_cache(directory),
         host=measure_host(device),
     )
 

@@ -19,14 +19,14 @@ _HOST_BYTES = 64 * 2**20
 _NUM_RUNS = 5
 
 
-def measure_disk(size_bytes: int = _DISK_BYTES) -> TierBandwidth | None:
-    """A new file in the directory for temporary ones: written until it is on the disk, read when no cache has it.
+def measure_disk(directory: Path, size_bytes: int = _DISK_BYTES) -> TierBandwidth | None:
+    """A new file without a name in the directory: written until it is on the disk, read when no cache has it.
 
     None where there is no room for it.
     """
     piece = os.urandom(min(_PIECE_BYTES, size_bytes))
     try:
-        with tempfile.TemporaryFile(prefix="memadvisor-", buffering=0) as file:
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             written_s = _written_s(file.fileno(), piece, size_bytes, until_there=True)
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -36,7 +36,7 @@ def measure_disk(size_bytes: int = _DISK_BYTES) -> TierBandwidth | None:
     return TierBandwidth(read_bytes_per_s=size_bytes / read_s, write_bytes_per_s=size_bytes / written_s)
 
 
-def measure_page_cache(size_bytes: int = _DISK_BYTES) -> PageCache | None:
+def measure_page_cache(directory: Path, size_bytes: int = _DISK_BYTES) -> PageCache | None:
     """The same of a file that has just been written, and stays in the kernel's memory.
 
     None where there is no room for it, or the kernel does not tell how much memory is free.
@@ -44,7 +44,7 @@ def measure_page_cache(size_bytes: int = _DISK_BYTES) -> PageCache | None:
     piece = os.urandom(min(_PIECE_BYTES, size_bytes))
     try:
         free_bytes = _free_bytes()
-        with tempfile.TemporaryFile(prefix="memadvisor-", buffering=0) as file:
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             _written_s(file.fileno(), piece, size_bytes)
             written_s = median(_written_s(file.fileno(), piece, size_bytes) for _ in range(3))
             read_s = median(_read_s(file.fileno(), piece, size_bytes) for _ in range(3))

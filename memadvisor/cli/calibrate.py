@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -21,12 +22,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes for the collectives (default: all devices, 2 on CPU)",
     )
+    parser.add_argument(
+        "--disk",
+        type=Path,
+        metavar="DIR",
+        help="measure the disk of this directory (default: of the working directory, where runs go)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from memadvisor.calibrate.calibrate import calibrate  # torch takes seconds to import
 
-    hardware = calibrate(arguments.ranks)
+    hardware = calibrate(arguments.ranks, directory=arguments.disk)
     _print(hardware)
     if arguments.output is not None:
         save_hardware(hardware, arguments.output)

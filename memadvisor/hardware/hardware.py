@@ -43,7 +43,7 @@ class Hardware:
     """`kind` says where the figures come from: `datasheet`, `measured` (calibrate) or `given` (by the user).
 
     Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`). `disk`: of files in
-    the directory for temporary ones; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
+    the directory that was measured; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
     """
 
     name: str
