@@ -26,6 +26,8 @@ class UnitPlan:
     `reshard`: with stage 3, the full parameters are freed after the forward and gathered again for the
     backward; without it they stay from the forward until the unit's backward is over.
     `optimizer_tier`: where the optimizer's state lies between updates: "device", "host" (a GPU's) or "disk".
+    `optimizer_bits`: 8 where its larger states are kept in 8 bits an element between updates (coded_states.py); None: as
+    they are. Lossy.
     `kept`: operators of a unit that is recomputed by itself whose outputs stay nevertheless: `aten::addmm#1` for the
     second call of aten::addmm in its forward, `aten::addmm` for all of them. `aten::_to_copy` and `aten::detach` are
     never among them.
@@ -40,6 +42,7 @@ class UnitPlan:
     optimizer_tier: str = "device"
     kept: tuple[str, ...] = ()
     activation_tier: str = "device"
+    optimizer_bits: int | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -48,9 +51,11 @@ class UnitPlan:
 
     @property
     def elsewhere(self) -> str:
-        """What is not on the device between its uses, in words; nothing where all is."""
+        """What is not on the device as it is between its uses, in words; nothing where all is."""
         tiers = {"optimizer state": self.optimizer_tier, "activations": self.activation_tier}
-        return ", ".join(f"{what} on {tier}" for what, tier in tiers.items() if tier != "device")
+        coded = [f"optimizer state in {self.optimizer_bits} bits"] if self.optimizer_bits is not None else []
+        away = [f"{what} on {tier}" for what, tier in tiers.items() if tier != "device"]
+        return ", ".join([*coded, *away])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +98,7 @@ class Plan:
     `algorithms`: how collectives go; empty, as is usual on the backend.
     `stretches`: first and last names of runs of units of which only the first one's input is kept, and whose forwards
     run again, as one, before the last one's backward; they nest, and a unit's own `recompute` is the innermost.
-    `optimizer_tier`: that of a plan made by hand, for all units.
+    `optimizer_tier` and `optimizer_bits`: those of a plan made by hand, for all units.
     `activation_tier` and `activation_units` are of a plan made by hand: which units keep nothing on the device, by name
     or shell pattern; all blocks where there is none.
     `disk_directory`: where the disk tier makes its file; None: the directory for temporary files.
@@ -124,6 +129,7 @@ class Plan:
     activation_tier: str = "device"
     activation_units: tuple[str, ...] = ()
     disk_directory: str | None = None
+    optimizer_bits: int | None = None
 
     @property
     def group_ranks(self) -> int:
@@ -139,6 +145,12 @@ class Plan:
     def activation_tiers(self) -> set[str]:
         """Where what autograd keeps of any unit waits for the backward."""
         return {self.activation_tier, *(unit.activation_tier for unit in self.units)}
+
+    @property
+    def optimizer_codes(self) -> set[int]:
+        """Bits of an element of coded optimizer state, of any unit; empty where all is as it is."""
+        found = {self.optimizer_bits, *(unit.optimizer_bits for unit in self.units)}
+        return {bits for bits in found if bits is not None}
 
     @property
     def is_mixed(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from memadvisor.coded_states import check_optimizer_bits
 from memadvisor.compression import check_compression
 from memadvisor.errors import PlanError
 from memadvisor.executors import check_executor
@@ -72,6 +73,14 @@ def check_plan(plan: Plan, source: str) -> None:
             hint="it needs several ranks and stage 2 or 3.",
         )
     _check_optimizer_tiers(plan, source)
+    check_optimizer_bits(
+        plan.optimizer_codes,
+        {
+            "updates in the backward": plan.update_in_backward,
+            "keeps optimizer state on host or disk": plan.optimizer_tiers != {"device"},
+        },
+        source,
+    )
 
 
 def _check_optimizer_tiers(plan: Plan, source: str) -> None:
@@ -127,5 +136,6 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,
         "updates in the backward": plan.update_in_backward,
         "optimizer state on host or disk": plan.optimizer_tiers != {"device"},
+        "optimizer state in 8 bits": bool(plan.optimizer_codes),
         "offloaded activations": plan.activation_tiers != {"device"},
     }

@@ -86,6 +86,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             activation_tier=_typed(value.get("activation_tier", "device"), str),
             activation_units=tuple(_typed(name, str) for name in value.get("activation_units", ())),
             disk_directory=_typed(value.get("disk_directory"), str, optional=True),
+            optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -136,6 +137,7 @@ def _unit_from_json(value: Any) -> UnitPlan:
         optimizer_tier=_typed(value.get("optimizer_tier", "device"), str),
         kept=tuple(_typed(name, str) for name in value.get("kept", ())),
         activation_tier=_typed(value.get("activation_tier", "device"), str),
+        optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
     )
 
 

@@ -45,7 +45,7 @@ class ActionKind(StrEnum):
     before the backward of the last one). update: step the optimizer on what this rank holds; after a
     backward that is the last one of a step, and frees the gradient shard. prefetch: bring what lies on the lane's
     tier into memory; before the optimizer that is the unit's optimizer state, before its backward what autograd keeps
-    of it. offload: write it there, and free it.
+    of it. offload: write it there, and free it. Both, of optimizer state and on the compute lane: decode and code it.
     """
 
     GATHER = "gather"
@@ -164,7 +164,8 @@ class Schedule:
 
     @property
     def offloaded_states(self) -> dict[str, Lane]:
-        """Units whose optimizer state lies elsewhere between updates, and the lane that brings it, in their order."""
+        """Units whose optimizer state lies elsewhere between updates, or is coded, and the lane that brings it, in their
+        order."""
         return {
             action.unit: action.lane
             for action in self.at(Point.BEFORE_OPTIMIZER)
@@ -236,6 +237,13 @@ class ScheduleBuilder:
                 self._transfer(ActionKind.PREFETCH, *units[place + 1], overlaps=True)
             self.update(unit)
             self._transfer(ActionKind.OFFLOAD, unit, lane, overlaps=True)
+
+    def update_coded(self, units: Sequence[str]) -> None:
+        """Update units whose optimizer state is in codes, each decoded before its update and coded after it."""
+        for unit in units:
+            self._transfer(ActionKind.PREFETCH, unit, Lane.COMPUTE, overlaps=False)
+            self.update(unit)
+            self._transfer(ActionKind.OFFLOAD, unit, Lane.COMPUTE, overlaps=False)
 
     def _transfer(self, kind: ActionKind, unit: str, lane: Lane, *, overlaps: bool) -> None:
         self._add(Point.BEFORE_OPTIMIZER, "", Action(kind=kind, unit=unit, lane=lane, overlaps=overlaps))

@@ -36,6 +36,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     - Units whose `optimizer_tier` is not the device are updated one after another in the optimizer step, each while the
       next one's state is fetched and that of the one before is written. Larger ones take turns with smaller ones, so
       that the two buffers are not both as large as the largest.
+    - Units with `optimizer_bits` are updated one after another too, each decoded before and coded after its update. That
+      is done by what computes, so nothing of it runs beside the updates.
     - What autograd keeps of a unit whose `activation_tier` is not the device begins to leave after its forward, under
       that of the next unit in order of execution, after which it is waited for, and its memory free; and begins to
       come back before the backward of that next unit, under it. So of all that is offloaded, at most what two units keep
@@ -62,6 +64,7 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     sizes = {unit.name: unit.trainable_bytes for unit in units}
     away = [unit for unit in chosen if unit.optimizer_tier != "device" and unit.name in trainable]
     builder.update_offloaded([(unit.name, Lane(unit.optimizer_tier)) for unit in _in_turns(away, sizes)])
+    builder.update_coded([u.name for u in chosen if u.optimizer_bits is not None and u.name in trainable])
     _transfers(builder, plan, chosen)
     return builder.schedule(plan, chosen)
 
@@ -149,7 +152,7 @@ def _reductions(builder: ScheduleBuilder, plan: Plan, name: str, stage: int) -> 
 
 def _updates(builder: ScheduleBuilder, plan: Plan, unit: UnitPlan, stage: int, *, is_shared: bool) -> None:
     name = unit.name
-    if unit.optimizer_tier != "device":
+    if unit.optimizer_tier != "device" or unit.optimizer_bits is not None:
         pass  # with the others of its kind (update_offloaded)
     elif plan.update_in_backward and stage >= 2 and not is_shared:
         builder.update_early(name, overlaps=plan.overlap)

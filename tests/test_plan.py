@@ -111,6 +111,14 @@ def test_where_optimizer_state_lies_comes_back_and_a_plan_without_has_no_word_of
     assert "optimizer_tier" not in json.dumps(plan_to_json(PLAN))
 
 
+def test_how_optimizer_state_is_coded_comes_back_and_a_plan_without_has_no_word_of_it():
+    coded = dataclasses.replace(PLAN.units[0], optimizer_bits=8)
+    plan = dataclasses.replace(PLAN, units=(coded, PLAN.units[1]), optimizer_bits=8)
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "plan") == plan
+    assert plan.optimizer_codes == {8} and coded.elsewhere == "optimizer state in 8 bits"
+    assert "optimizer_bits" not in json.dumps(plan_to_json(PLAN))
+
+
 def test_a_plan_that_updates_in_the_backward_comes_back_and_another_has_no_word_of_it():
     plan = dataclasses.replace(PLAN, update_in_backward=True)
     assert plan_from_json(plan_to_json(plan), "plan") == plan
@@ -279,6 +287,16 @@ def test_no_json_value_raises_anything_but_a_plan_error(value):
         ({"update_in_backward": True, "units": [], "num_ranks": 1}, "in the backward with one rank"),
         ({"update_in_backward": 1}, "1 stands where bool belongs"),
         ({"optimizer_tier": "tape"}, "names the optimizer tier 'tape'"),
+        ({"optimizer_bits": 4}, "optimizer_bits 4"),
+        ({"optimizer_bits": "8"}, "'8' stands where int belongs"),
+        (
+            {"optimizer_bits": 8, "optimizer_tier": "disk"},
+            "in 8 bits, and keeps optimizer state on host or disk",
+        ),
+        (
+            {"update_in_backward": True, "units": [], "zero_stage": 2, "optimizer_bits": 8},
+            "in 8 bits, and updates in the backward",
+        ),
         (
             {"update_in_backward": True, "units": [], "zero_stage": 2, "optimizer_tier": "disk"},
             "keeps optimizer state on the disk",

@@ -29,6 +29,15 @@ def add_precision_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_optimizer_bits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--optimizer-bits",
+        type=int,
+        choices=(8,),
+        help="bits of an element of the larger optimizer states between updates (lossy)",
+    )
+
+
 def precision_of(arguments: argparse.Namespace) -> Precision:
     return Precision(
         param_dtype=_DTYPES.get(arguments.param_dtype),

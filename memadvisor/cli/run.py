@@ -18,7 +18,7 @@ from memadvisor.cli.compression import FLAGS, add_compression_options, compressi
 from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.offload import FLAGS as OFFLOAD_FLAGS
 from memadvisor.cli.offload import add_offload_options, offload_of, with_disk_directory
-from memadvisor.cli.precision import add_precision_options, precision_of
+from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
 from memadvisor.cli.profile import add_recording_options, close, continuation_of, launch, start, target_of
 from memadvisor.errors import MemadvisorError, PlanError, UsageError
 from memadvisor.plan import Plan
@@ -42,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="which blocks a plan made by hand recomputes",
     )
     add_precision_options(parser)
+    add_optimizer_bits(parser)
     add_compression_options(parser)
     add_offload_options(parser)
     parser.add_argument(
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     of_plan = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward")
-    flags = (*of_plan, *FLAGS, *OFFLOAD_FLAGS)
+    flags = (*of_plan, "optimizer_bits", *FLAGS, *OFFLOAD_FLAGS)
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:
@@ -88,6 +89,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         precision=precision_of(arguments),
         compression=compression_of(arguments),
         update_in_backward=bool(arguments.update_in_backward),
+        optimizer_bits=arguments.optimizer_bits,
         **offload_of(arguments),
     )
     check_plan(plan, "This run")

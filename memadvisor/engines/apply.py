@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from memadvisor.compression import compression_loss_text
 from memadvisor.engines import ddp as ddp_patch
 from memadvisor.engines import norms, sources
 from memadvisor.engines.casts import Casts, check_castable
@@ -31,7 +30,7 @@ from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.independence import check_independent
 from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, read_model
-from memadvisor.engines.notes import notes_on
+from memadvisor.engines.notes import notes_on, warnings_of
 from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.optimizer_state import OptimizerStates
 from memadvisor.engines.owners import Owners
@@ -47,7 +46,6 @@ from memadvisor.engines.whole_step import OwnedSwap, slots_of
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
 from memadvisor.plan_checks import check_plan
-from memadvisor.precision import loss_text, masters_text
 from memadvisor.run.cut import unwrap
 from memadvisor.schedule import Schedule
 from memadvisor.write_schedule import write_schedule
@@ -138,12 +136,8 @@ class Applied:
         self._activations = OffloadedActivations(self._hooks, self._label, self._note, self._undo, directory)
         self._casts = Casts(self._undo)
         self._offload = StateOffload(self.slot_of, self._label, self._note, self._undo, directory)
-        if plan.precision.has_masters:
-            self._note("warning", f"This plan changes the updates: {masters_text(plan.precision)}")
-        if plan.precision.is_lossy:
-            self._note("warning", f"This plan is lossy: {loss_text(plan.precision)}")
-        if plan.compression.is_lossy:
-            self._note("warning", f"This plan is lossy: {compression_loss_text(plan.compression)}")
+        for text in warnings_of(plan):
+            self._note("warning", text)
         if plan.num_ranks > 1:
             ddp_patch.patch(self._wrap, self._undo)
             norms.patch(self.slot_of, self._undo)
@@ -156,6 +150,7 @@ class Applied:
 
     def labelled_tensors(self) -> Iterable[Labelled]:
         """Every buffer of the engine that is alive now: (tensor, category, unit)."""
+        yield from self._offload.labelled_tensors()
         for executor in self._executors:
             yield from executor.labelled_tensors()
             yield from ((kept, "communication", "") for kept in executor.reductions.feedback.left_over())

@@ -6,8 +6,24 @@ from collections.abc import Iterator
 
 import torch
 
+from memadvisor.coded_states import optimizer_bits_text
+from memadvisor.compression import compression_loss_text
 from memadvisor.engines.executor import Executor
+from memadvisor.plan import Plan
+from memadvisor.precision import loss_text, masters_text
 from memadvisor.units import format_bytes
+
+
+def warnings_of(plan: Plan) -> Iterator[str]:
+    """How a training will differ from what it is without the plan."""
+    if plan.precision.has_masters:
+        yield f"This plan changes the updates: {masters_text(plan.precision)}"
+    if plan.precision.is_lossy:
+        yield f"This plan is lossy: {loss_text(plan.precision)}"
+    if plan.compression.is_lossy:
+        yield f"This plan is lossy: {compression_loss_text(plan.compression)}"
+    for bits in plan.optimizer_codes:
+        yield f"This plan is lossy: {optimizer_bits_text(bits)}"
 
 
 def notes_on(executor: Executor) -> Iterator[tuple[str, str]]:

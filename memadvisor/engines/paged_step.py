@@ -2,7 +2,7 @@
 
 Two buffers take turns: while one unit is updated in the first, the state of the unit before is written from the
 second, and then that of the next unit is read into it. So at most two units' states are in memory, and both buffers
-go when the step is over. State that the optimizer makes in its first step is put away from where it has made it.
+go when the step is over. State in codes (coded_tier.py) needs one buffer alone, as nothing runs beside the updates. State that the optimizer makes in its first step is put away from where it has made it.
 
 At every moment `optimizer.state` tells the truth: a plain tensor is the state, a late one (parcels.py) says where it
 is. So a step that is interrupted, or a tier that fails, leaves nothing to repair.
@@ -17,12 +17,15 @@ from typing import Any
 
 import torch
 
+from memadvisor.coded_states import is_coded
+from memadvisor.engines.coded_tier import CodedTier, codes_in
 from memadvisor.engines.lanes import Ticket
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.parcels import Failed, Parcel
 from memadvisor.engines.sharded_step import SCALARS, FindSlot, Swap
 from memadvisor.engines.tiers import Tier
 from memadvisor.engines.unit_step import plain_step
+from memadvisor.run.torch_names import dtype_name
 from memadvisor.schedule import Action, ActionKind
 
 Optimizer = torch.optim.Optimizer
@@ -39,6 +42,11 @@ class Kept:
     parcels: dict[str, Parcel] = field(default_factory=dict)
     has_failed: bool = False
     num_steps: int = 0
+
+    def codes(self) -> Iterator[tuple[torch.Tensor, str]]:
+        """Codes in the device's memory, with their units."""
+        for unit, parcel in self.parcels.items():
+            yield from ((codes, unit) for codes in codes_in(parcel.block))
 
 
 class PagedStep:
@@ -57,14 +65,15 @@ class PagedStep:
         self._kept = kept
         self._slot_of = slot_of
         self._label = label
-        self._sides = {unit: place % 2 for place, unit in enumerate(members)}
+        self._is_coded = isinstance(kept.tier, CodedTier)
+        self._sides = {unit: 0 if self._is_coded else place % 2 for place, unit in enumerate(members)}
         self._buffers: dict[int, torch.Tensor] = {}
         self._writing: dict[int, Parcel] = {}  # by the buffer that it is written from
         self._reading: dict[str, Ticket] = {}
         self._handed: dict[str, list[torch.Tensor]] = {}  # views of a buffer that stand in the state
         self._unsettled: list[Parcel] = []
         self.moved_bytes = 0  # read and written
-        self.waited_s = 0.0  # for transfers, in which nothing was updated
+        self.waited_s = 0.0  # for transfers and codes, in which nothing was updated
 
     def play(self, actions: Iterable[Action]) -> None:
         """Update the units whose state is put away, in the order of `actions`."""
@@ -199,11 +208,14 @@ class PagedStep:
             return
         if not found:
             return
-        parcel = self._kept.parcels.get(unit)
+        start_s, parcel = time.perf_counter(), self._kept.parcels.get(unit)
         if parcel is not None and handed is not None and _are_same(found, handed):
             parcel.write_back(self._buffers[side], handed)
         else:
             parcel = self._kept.parcels[unit] = Parcel(self._kept.tier, found, self._kept.failed)
+            for codes in codes_in(parcel.block):
+                self._label(codes, unit)
+        self.waited_s += time.perf_counter() - start_s
         self._writing[side] = parcel
         for entry, source in zip(parcel.entries, parcel.sources, strict=True):
             parameter = entry.parameter()
@@ -211,7 +223,7 @@ class PagedStep:
                 self._optimizer.state[parameter][entry.key] = LateTensor(source)  # type: ignore[arg-type]  # as a Source
         self.moved_bytes += parcel.size_bytes
         self._unsettled.append(parcel)
-        self._settle(but=1)
+        self._settle(but=0 if self._is_coded else 1)
 
     def _settle(self, *, but: int) -> None:
         start_s = time.perf_counter()
@@ -226,6 +238,10 @@ class PagedStep:
     def _is_movable(self, parameter: torch.Tensor, key: str, value: Any) -> bool:
         """Whether it is a state with an element for each of the parameter's that this rank updates."""
         if type(value) is not torch.Tensor or key in SCALARS or not value.numel():
+            return False
+        if self._is_coded and not is_coded(
+            key, self._optimizer.state[parameter], dtype_name(value.dtype), parameter.numel()
+        ):
             return False
         slot = self._slot_of(parameter)
         if slot is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from memadvisor.engines.coded_tier import tables_of
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.paged_step import Kept, Optimizer, PagedStep, Parameters
@@ -108,6 +109,13 @@ class StateOffload:
             )
         return False
 
+    def labelled_tensors(self) -> Iterator[tuple[torch.Tensor, str, str]]:
+        """Codes of state in the device's memory, and what they are looked up in: (tensor, category, unit)."""
+        for by_model in list(self._kept.values()):
+            for kept in by_model.values():
+                yield from ((codes, "optimizer_state", unit) for codes, unit in kept.codes())
+                yield from ((table, "other", "") for table in tables_of(kept.tier))
+
     # ---- the step ----------------------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer, then: Callable[[Swap], None]) -> None:
@@ -145,12 +153,18 @@ class StateOffload:
         kept.num_steps += 1
         if kept.num_steps == _TOLD_STEP and not kept.has_failed:
             size_bytes = sum(parcel.size_bytes for parcel in kept.parcels.values())
-            self._note(
-                "info",
-                f"{format_bytes(size_bytes)} of optimizer state of {len(kept.parcels)} units on {self._models[number].tier}: "
-                f"the update in step {kept.num_steps} moved {format_bytes(step.moved_bytes)} and took "
-                f"{format_seconds(duration_s)}, {format_seconds(step.waited_s)} of it waiting for transfers",
-            )
+            state = f"{format_bytes(size_bytes)} of optimizer state of {len(kept.parcels)} units"
+            took = f"took {format_seconds(duration_s)}, {format_seconds(step.waited_s)} of it"
+            if self._models[number].tier is Lane.COMPUTE:
+                coded_bytes = sum(codes.nbytes for codes, _ in kept.codes())
+                text = f"{state} in 8 bits, {format_bytes(coded_bytes)}: the update in step {kept.num_steps} {took} coding"
+            else:
+                moved = f"moved {format_bytes(step.moved_bytes)}"
+                text = (
+                    f"{state} on {self._models[number].tier}: the update in step {kept.num_steps} {moved} and {took} "
+                    "waiting for transfers"
+                )
+            self._note("info", text)
 
     def _step(self, optimizer: Optimizer, number: int, members: dict[str, Parameters]) -> PagedStep:
         by_model = self._kept.setdefault(optimizer, {})
@@ -158,6 +172,8 @@ class StateOffload:
             device = next(iter(members.values()))[0].device
             tier = make_tier(self._models[number].tier, device, self._directory, self._note)
             kept = by_model[number] = Kept(tier, lambda error: None)
+            for table in tables_of(tier):
+                self._label(table, "other", "")
             kept.failed = partial(_keep_in_memory, weakref.ref(kept), self._note)
         label = partial(_label_state, self._label)
         return PagedStep(optimizer, members, by_model[number], self._slot_of, label)

@@ -7,7 +7,7 @@
 
 On a CPU a tensor is written to the file, and read from it, as it is. For a GPU the host tier copies between the device
 and pinned memory that stays, on a stream for each direction; the disk tier has a pinned copy of each transfer between
-the two. The GPU's ones have not been run on a GPU.
+the two. The GPU's ones have not been run on a GPU. Codes in the device's own memory are a tier too (coded_tier.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from memadvisor.engines.coded_tier import CodedTier
 from memadvisor.engines.disk import Block, DiskFile
 from memadvisor.engines.lanes import Lane, Ticket
 from memadvisor.engines.wire import lane_for
@@ -42,6 +43,8 @@ def make_tier(
     lane: Transfers, device: torch.device, directory: Path, note: Callable[[str, str], None]
 ) -> Tier:
     """The tier that a lane reaches from `device`. Raises UsageError where no file can be made in `directory`."""
+    if lane is Transfers.COMPUTE:
+        return CodedTier(device)
     if device.type == "cpu":
         return DiskTier(DiskFile(directory))
     host = HostTier(lane_for(device), lane_for(device), PinnedMemory(note))

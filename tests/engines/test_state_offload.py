@@ -246,7 +246,7 @@ def test_on_a_cpu_the_host_is_no_other_tier():
 
 
 def on_ranks(rank, num_ranks):
-    """For each stage: the largest difference of losses and weights, and whether the state was away."""
+    """For each stage: the largest difference of losses and weights, and whether the state was away; and coded ones."""
     training, found = Training(optimizer="groups", model=(("tied", True),), steps=5), {}
 
     def save_and_load(ddp, optimizer, step):
@@ -269,15 +269,41 @@ def on_ranks(rank, num_ranks):
         torch.testing.assert_close(weights, plain[1], rtol=0, atol=0)
         torch.testing.assert_close(state, plain[2], rtol=0, atol=0)
         found[zero] = num_late
+    return found, coded_on_ranks(rank, num_ranks)
+
+
+def coded_on_ranks(rank, num_ranks):
+    """For each stage: losses, how many states are in codes, and whether what is saved is whole; with 8 bits."""
+    training, found = Training(optimizer="groups", model=(("dim", 48),), steps=6), {}
+
+    def look(ddp, optimizer, step):
+        late.append(len(late_states(optimizer)))
+        if step == 3:
+            saved = copy.deepcopy(optimizer.state_dict())
+            optimizer.load_state_dict(saved)
+            shapes.append([tuple(s["exp_avg"].shape) for s in saved["state"].values()])
+            whole = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
+            shapes.append([whole[number] for number in saved["state"]])
+
+    for zero in (None, 0, 1, 2, 3):
+        late, shapes = [], []
+        plan = make_plan(num_ranks, zero or 0, overlap=True, gather_depth=1, optimizer_bits=8)
+        with contextlib.nullcontext() if zero is None else applied(plan):
+            losses, _ = train_ddp(training, rank, look)
+        found[zero] = losses, late[-1], shapes[0] == shapes[1]
     return found
 
 
 @pytest.mark.timeout(120)
 def test_ranks_put_their_own_pieces_away():
     """Stages 0 to 3, with state dicts that are whole on every rank."""
-    for found in run_ranks(on_ranks, 2, 2):
+    for found, coded in run_ranks(on_ranks, 2, 2):
         assert list(found) == [0, 1, 2, 3]
         assert min(found.values()) >= 15
+        plain, *_ = coded.pop(None)
+        for zero, (losses, num_coded, is_whole) in coded.items():
+            assert num_coded >= 6 and is_whole, zero
+            assert losses != plain and losses == pytest.approx(plain, rel=2e-3), zero
 
 
 class Highest(TorchDispatchMode):
