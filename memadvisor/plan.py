@@ -33,6 +33,8 @@ class UnitPlan:
     never among them.
     `activation_tier`: where what autograd keeps of the unit is between its forward and its backward: "device", "host" (of
     a GPU) or "disk". What a recomputed unit keeps, its input, stays.
+    `activation_bits`: 8, 4 or 2: what autograd keeps of the unit is rounded to so many bits an element until its backward
+    (lossy; activation_bits.py). None: as it is.
     """
 
     name: str
@@ -43,6 +45,7 @@ class UnitPlan:
     kept: tuple[str, ...] = ()
     activation_tier: str = "device"
     optimizer_bits: int | None = None
+    activation_bits: int | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -55,7 +58,8 @@ class UnitPlan:
         tiers = {"optimizer state": self.optimizer_tier, "activations": self.activation_tier}
         coded = [f"optimizer state in {self.optimizer_bits} bits"] if self.optimizer_bits is not None else []
         away = [f"{what} on {tier}" for what, tier in tiers.items() if tier != "device"]
-        return ", ".join([*coded, *away])
+        rounded = [f"activations in {self.activation_bits} bits"] if self.activation_bits is not None else []
+        return ", ".join([*coded, *rounded, *away])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,8 @@ class Plan:
     run again, as one, before the last one's backward; they nest, and a unit's own `recompute` is the innermost.
     `optimizer_tier` and `optimizer_bits`: those of a plan made by hand, for all units.
     `activation_tier` and `activation_units` are of a plan made by hand: which units keep nothing on the device, by name
-    or shell pattern; all blocks where there is none.
+    or shell pattern; all blocks where there is none. `activation_bits` and `compressed_units` likewise: which units'
+    activations are rounded.
     `disk_directory`: where the disk tier makes its file; None: the directory for temporary files.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
@@ -128,6 +133,8 @@ class Plan:
     optimizer_tier: str = "device"
     activation_tier: str = "device"
     activation_units: tuple[str, ...] = ()
+    activation_bits: int | None = None
+    compressed_units: tuple[str, ...] = ()
     disk_directory: str | None = None
     optimizer_bits: int | None = None
 
@@ -150,6 +157,12 @@ class Plan:
     def optimizer_codes(self) -> set[int]:
         """Bits of an element of coded optimizer state, of any unit; empty where all is as it is."""
         found = {self.optimizer_bits, *(unit.optimizer_bits for unit in self.units)}
+        return {bits for bits in found if bits is not None}
+
+    @property
+    def rounded_to(self) -> set[int]:
+        """The bits that activations of any unit are rounded to; empty where none are."""
+        found = {self.activation_bits, *(unit.activation_bits for unit in self.units)}
         return {bits for bits in found if bits is not None}
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from memadvisor.activation_bits import BITS
 from memadvisor.coded_states import check_optimizer_bits
 from memadvisor.compression import check_compression
 from memadvisor.errors import PlanError
@@ -65,6 +66,7 @@ def check_plan(plan: Plan, source: str) -> None:
     check_stretches(plan.stretches, gathered, source)
     _check_kept(plan, source)
     _check_offload(plan, source)
+    _check_activation_bits(plan, source)
     used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
     if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
         where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"
@@ -128,6 +130,28 @@ def _check_offload(plan: Plan, source: str) -> None:
         )
 
 
+def _check_activation_bits(plan: Plan, source: str) -> None:
+    if not plan.rounded_to <= set(BITS):
+        raise PlanError(
+            f"{source} rounds activations to {min(plan.rounded_to - set(BITS))} bits.", hint="use 8, 4 or 2."
+        )
+    both = [unit.name for unit in plan.units if unit.activation_bits and unit.activation_tier != "device"]
+    if both or (plan.activation_bits and plan.activation_tier != "device"):
+        whose = f"of {both[0]!r} " if both else ""
+        raise PlanError(
+            f"{source} rounds activations {whose}and offloads them too.", hint="leave one of them out."
+        )
+    again = {name for stretch in plan.unit_stretches for name in stretch}
+    lost = [
+        unit.name for unit in plan.units if unit.activation_bits and (unit.recompute or unit.name in again)
+    ]
+    if lost:
+        raise PlanError(
+            f"{source} rounds activations of {lost[0]!r}, which is recomputed and keeps its input alone, exactly.",
+            hint="leave one of them out.",
+        )
+
+
 def beside_fsdp2(plan: Plan) -> dict[str, bool]:
     """What FSDP2 is not told by a plan, in words, and whether this one asks for it."""
     return {
@@ -138,4 +162,5 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "optimizer state on host or disk": plan.optimizer_tiers != {"device"},
         "optimizer state in 8 bits": bool(plan.optimizer_codes),
         "offloaded activations": plan.activation_tiers != {"device"},
+        "rounded activations": bool(plan.rounded_to),
     }

@@ -85,6 +85,8 @@ def plan_from_json(value: Any, source: str) -> Plan:
             optimizer_tier=_typed(value.get("optimizer_tier", "device"), str),
             activation_tier=_typed(value.get("activation_tier", "device"), str),
             activation_units=tuple(_typed(name, str) for name in value.get("activation_units", ())),
+            activation_bits=_typed(value.get("activation_bits"), int, optional=True),
+            compressed_units=tuple(_typed(name, str) for name in value.get("compressed_units", ())),
             disk_directory=_typed(value.get("disk_directory"), str, optional=True),
             optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
@@ -138,6 +140,7 @@ def _unit_from_json(value: Any) -> UnitPlan:
         kept=tuple(_typed(name, str) for name in value.get("kept", ())),
         activation_tier=_typed(value.get("activation_tier", "device"), str),
         optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
+        activation_bits=_typed(value.get("activation_bits"), int, optional=True),
     )
 
 

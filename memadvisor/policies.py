@@ -32,12 +32,17 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
     that stand side by side in the model. `selective` recomputes every block, and keeps what its matrix products,
     convolutions and attention give: what is left is large and cheap (arXiv:2205.05198, section 5).
     that stand side by side in the model.
-    `activation_units` are taken out of the device's memory, or all blocks where none is named. Raises PlanError
-    where a name, or a pattern, is no unit's.
+    `activation_units` are taken out of the device's memory, activations of `compressed_units` are rounded, or those of
+    all blocks where none is named; what is recomputed keeps no more than its input, exactly. Raises PlanError where a name, or a pattern, is no unit's.
     """
     given = {unit.name: unit for unit in plan.units}
     recomputed = _recomputed_by_policy(plan.policy, blocks_of(units))
-    offloaded = _offloaded_by_hand(plan, units)
+    offloaded = (
+        _named(plan.activation_units, units, "offload") if plan.activation_tier != "device" else frozenset()
+    )
+    rounded = (
+        _named(plan.compressed_units, units, "compress") if plan.activation_bits is not None else frozenset()
+    )
     return tuple(
         given.get(
             unit.name,
@@ -49,6 +54,7 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
                 optimizer_bits=plan.optimizer_bits,
                 kept=SELECTIVE if plan.policy == "selective" and unit.name in recomputed else (),
                 activation_tier=plan.activation_tier if unit.name in offloaded else "device",
+                activation_bits=plan.activation_bits if unit.name in rounded - recomputed else None,
             ),
         )
         for unit in units
@@ -63,17 +69,15 @@ def blocks_of(units: Sequence[Unit]) -> tuple[str, ...]:
     )
 
 
-def _offloaded_by_hand(plan: Plan, units: Sequence[Unit]) -> frozenset[str]:
-    if plan.activation_tier == "device":
-        return frozenset()
-    if not plan.activation_units:
+def _named(patterns: Sequence[str], units: Sequence[Unit], verb: str) -> frozenset[str]:
+    if not patterns:
         return frozenset(blocks_of(units))
     found: set[str] = set()
-    for pattern in plan.activation_units:
+    for pattern in patterns:
         matching = {unit.name for unit in units if fnmatchcase(unit.name, pattern)}
         if not matching:
             raise PlanError(
-                f"The model has no unit {pattern!r} to offload.",
+                f"The model has no unit {pattern!r} to {verb}.",
                 hint=f"name one of {', '.join(repr(unit.name) for unit in units[:8])}{', ...' * (len(units) > 8)}.",
             )
         found |= matching

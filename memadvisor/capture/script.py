@@ -158,6 +158,8 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--optimizer-bits",
         "--offload-activations",
         "--offload-units",
+        "--compress-activations",
+        "--compress-units",
     }
     position = 1
     while position < len(words):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from memadvisor.capture.script import Target
 from memadvisor.capture.session import profile_script, rank_identity
+from memadvisor.cli.activation_bits import FLAGS as ROUNDING_FLAGS
+from memadvisor.cli.activation_bits import add_rounding_options, rounding_of
 from memadvisor.cli.applying import Application, is_applied_to_nothing
 from memadvisor.cli.compression import FLAGS, add_compression_options, compression_of
 from memadvisor.cli.directory import choose_directory
@@ -45,6 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_optimizer_bits(parser)
     add_compression_options(parser)
     add_offload_options(parser)
+    add_rounding_options(parser)
     parser.add_argument(
         "--update-in-backward",
         action="store_true",
@@ -71,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     of_plan = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward")
-    flags = (*of_plan, "optimizer_bits", *FLAGS, *OFFLOAD_FLAGS)
+    flags = (*of_plan, "optimizer_bits", *FLAGS, *OFFLOAD_FLAGS, *ROUNDING_FLAGS)
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:
@@ -91,6 +94,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         update_in_backward=bool(arguments.update_in_backward),
         optimizer_bits=arguments.optimizer_bits,
         **offload_of(arguments),
+        **rounding_of(arguments),
     )
     check_plan(plan, "This run")
     return plan

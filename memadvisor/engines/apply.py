@@ -24,13 +24,14 @@ from memadvisor.engines import ddp as ddp_patch
 from memadvisor.engines import norms, sources
 from memadvisor.engines.casts import Casts, check_castable
 from memadvisor.engines.closures import with_closure_done
+from memadvisor.engines.compressed_activations import CompressedActivations
 from memadvisor.engines.executor import Executor, Label, Labelled
 from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.independence import check_independent
 from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, read_model
-from memadvisor.engines.notes import notes_on, warnings_of
+from memadvisor.engines.notes import notes_on, touched_activations, warnings_of
 from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.optimizer_state import OptimizerStates
 from memadvisor.engines.owners import Owners
@@ -134,6 +135,7 @@ class Applied:
         self._recompute = Recompute(self._hooks, self._label, self._note, self._undo)
         directory = Path(plan.disk_directory or tempfile.gettempdir())
         self._activations = OffloadedActivations(self._hooks, self._label, self._note, self._undo, directory)
+        self._rounding = CompressedActivations(self._hooks, self._label, self._note, self._undo)
         self._casts = Casts(self._undo)
         self._offload = StateOffload(self.slot_of, self._label, self._note, self._undo, directory)
         for text in warnings_of(plan):
@@ -248,8 +250,7 @@ class Applied:
         return {self.plan.zero_stage, *(unit.zero_stage for unit in self.plan.units)}
 
     def _attach_recompute(self, model: LiveModel, schedule: Schedule, *, is_compiled: bool) -> None:
-        if is_compiled and (schedule.stretches or self.plan.activation_tiers != {"device"}):
-            what = "Recomputation" if schedule.stretches else "Offloading of activations"
+        if is_compiled and (what := touched_activations(schedule)):
             raise PlanError(
                 f"{what} cannot be applied to a model compiled by torch.compile.",
                 hint="run without torch.compile.",
@@ -257,6 +258,7 @@ class Applied:
         self._recompute.attach(model, schedule)
         self._offload.attach(model, schedule)
         self._activations.attach(model, schedule)
+        self._rounding.attach(model, schedule)
         self._attached = True
         if self.plan.num_ranks == 1:  # there is nothing to do at a module's call, and no other model to meet
             self._hooks.leave_modules()
@@ -313,6 +315,7 @@ class Applied:
         self._recompute.attach(model, schedule)
         self._offload.attach(model, schedule)
         self._activations.attach(model, schedule)
+        self._rounding.attach(model, schedule)
         self._attached = True
         for level, text in notes_on(executor):
             self._note(level, text)

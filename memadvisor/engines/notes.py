@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
+from memadvisor.activation_bits import rounding_text
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import compression_loss_text
 from memadvisor.engines.executor import Executor
 from memadvisor.plan import Plan
 from memadvisor.precision import loss_text, masters_text
+from memadvisor.schedule import Schedule
 from memadvisor.units import format_bytes
 
 
@@ -24,6 +26,17 @@ def warnings_of(plan: Plan) -> Iterator[str]:
         yield f"This plan is lossy: {compression_loss_text(plan.compression)}"
     for bits in plan.optimizer_codes:
         yield f"This plan is lossy: {optimizer_bits_text(bits)}"
+    if plan.rounded_to:
+        yield f"This plan is lossy: {rounding_text(plan.rounded_to)}"
+
+
+def touched_activations(schedule: Schedule) -> str:
+    """What is done to activations of some unit, for which a model must not be compiled; nothing where nothing is."""
+    if schedule.stretches:
+        return "Recomputation"
+    if any(unit.activation_tier != "device" for unit in schedule.units):
+        return "Offloading of activations"
+    return "Rounding of activations" * any(unit.activation_bits is not None for unit in schedule.units)
 
 
 def notes_on(executor: Executor) -> Iterator[tuple[str, str]]:

@@ -25,7 +25,7 @@ from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.recompute import Note
 from memadvisor.engines.saved import is_in_checkpoint
-from memadvisor.engines.saved_activations import Kept, KeptByStorage, SavedActivations
+from memadvisor.engines.saved_activations import Kept, KeptByStorage, SavedActivations, stays
 from memadvisor.engines.tiers import Tier, make_tier
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.unit_forwards import UnitForwards, obstacles
@@ -45,8 +45,8 @@ class Call:
         self.kept: list[weakref.ref[Kept]] = []  # autograd's places hold it, and this call
         self.before = {name: call for name in plays.fetched_at(unit) if (call := plays.latest.get(name))}
 
-    def found(self, storage: torch.UntypedStorage, version: int) -> Kept:
-        kept, is_new = self.plays.kept.of(storage, version)
+    def found(self, tensor: torch.Tensor) -> Kept:
+        kept, is_new = self.plays.kept.of(tensor.untyped_storage(), tensor._version)
         if is_new or all(reference() is not kept for reference in self.kept):
             self.kept.append(weakref.ref(kept))
         return kept
@@ -192,8 +192,7 @@ class OffloadedActivations:
         call = Call(self, plays, unit)
         autograd: Any = torch._C._autograd
         if module in self._moved and autograd._saved_tensors_hooks_is_enabled():
-            stay = [*module.parameters(), *module.buffers(), *_without_gradient((args, kwargs))]
-            with SavedActivations(call, stay):
+            with SavedActivations(call, stays(module, (args, kwargs))):
                 output = original(module, *args, **kwargs)
         else:
             output = original(module, *args, **kwargs)
@@ -276,9 +275,3 @@ class OffloadedActivations:
 
 def _nothing() -> None:
     return None
-
-
-def _without_gradient(value: Any) -> Iterator[torch.Tensor]:
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
-            yield leaf

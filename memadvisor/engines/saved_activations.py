@@ -1,4 +1,4 @@
-"""What autograd keeps of a unit's forward: on the device, or on another tier until the backward.
+"""What autograd keeps of a unit's forward: as it is, on another tier, or in fewer bits, until the backward.
 
 Saved-tensor hooks see each tensor that autograd keeps while the unit's forward runs. What goes is storages, each once,
 however many views of it are kept: a place remembers which view of it autograd asked for. What stays is
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 from memadvisor.cost.saved import MIN_BYTES
 from memadvisor.engines.lanes import Ticket
@@ -26,11 +27,17 @@ from memadvisor.engines.saved import storage_id, top_hooks
 from memadvisor.engines.tiers import Tier
 
 
-class Holder(Protocol):
-    """The call of a unit's forward that tensors are saved in."""
+class Stored(Protocol):
+    """One storage that autograd keeps, in whatever form."""
 
-    def found(self, storage: torch.UntypedStorage, version: int) -> Kept: ...
-    def brings(self, kept: Kept) -> None: ...
+    def here(self) -> torch.UntypedStorage: ...
+
+
+class Holder(Protocol):
+    """The call of a unit's forward that tensors are saved in. What it has no form for (None) stays as it is."""
+
+    def found(self, tensor: torch.Tensor) -> Stored | None: ...
+    def brings(self, stored: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +146,10 @@ class Kept:
 class _Place:
     """Stands for a saved tensor inside autograd: a view of what is kept."""
 
-    __slots__ = ("dtype", "holder", "kept", "offset", "probe", "size", "stride", "version")
+    __slots__ = ("dtype", "holder", "offset", "probe", "size", "stored", "stride", "version")
 
-    def __init__(self, tensor: torch.Tensor, kept: Kept, holder: Holder) -> None:
-        self.kept = kept
+    def __init__(self, tensor: torch.Tensor, stored: Stored, holder: Holder) -> None:
+        self.stored = stored
         self.holder = holder
         self.dtype = tensor.dtype
         self.size, self.stride = tensor.size(), tensor.stride()
@@ -182,9 +189,9 @@ class SavedActivations:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        if self._goes(tensor):
-            kept = self._holder.found(tensor.untyped_storage(), tensor._version)
-            return _Place(tensor, kept, self._holder)
+        stored = self._holder.found(tensor) if self._goes(tensor) else None
+        if stored is not None:
+            return _Place(tensor, stored, self._holder)
         return _Stays(tensor, self._outer[0] if self._outer is not None else None)
 
     def _goes(self, tensor: torch.Tensor) -> bool:
@@ -205,13 +212,20 @@ class SavedActivations:
                 f"tensor is at version {packed.probe._version}; expected version {packed.version} instead."
             )
         if isinstance(packed, _Place):
-            packed.holder.brings(packed.kept)
-            storage = packed.kept.here()
+            packed.holder.brings(packed.stored)
+            storage = packed.stored.here()
             whole = torch.empty(0, dtype=packed.dtype, device=storage.device)
             return whole.set_(storage, packed.offset, packed.size, packed.stride)
         if packed.is_packed and self._outer is not None:
             return self._outer[1](packed.value)
         return packed.value
+
+
+def stays(module: torch.nn.Module, arguments: Any) -> list[torch.Tensor]:
+    """What others keep alive anyway: parameters, buffers, and what the unit is called with that needs no gradient."""
+    leaves: list[Any] = tree_leaves(arguments)
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.requires_grad]
+    return [*module.parameters(), *module.buffers(), *given]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
