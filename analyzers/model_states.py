@@ -6,6 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from memadvisor.analyzers.peak import alive_storages
+from memadvisor.coded_states import coded_bytes, is_coded
+from memadvisor.cost.owners import is_elementwise
 from memadvisor.plan import Plan
 from memadvisor.policies import resolve_units
 from memadvisor.run.records import OptimizerState, Parameter
@@ -37,7 +39,7 @@ class ModelStates:
     and as gradient, and one element of each optimizer component (16 bytes for Adam in float32: 4 + 4 + 8;
     also 16 in classic mixed precision: 2 + 2 + 12). Of a unit at stage s on n ranks a rank holds 1/n of the
     optimizer state from s = 1, of the gradients from s = 2, of the parameters at s = 3. Optimizer state that a plan
-    keeps on another tier is none of the device's.
+    keeps on another tier is none of the device's; what a plan keeps in 8 bits is its codes and scales.
     `padding_bytes` is measured minus expected: alignment, step counters, and whatever theory does not know.
     """
 
@@ -86,7 +88,7 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
     components = (
         *_parameters(rank, stages, num_ranks),
         *_gradients(rank, stages, num_ranks),
-        *_optimizer_states(rank, stages, num_ranks, _states_away(rank, plan)),
+        *_optimizer_states(rank, stages, num_ranks, _states_away(rank, plan), _coded(rank, plan)),
     )
     expected = {kind: sum(c.expected_bytes for c in components if c.kind == kind) for kind in measured}
     own = _own_parameters(rank)
@@ -144,6 +146,23 @@ def _states_away(rank: RankRun, plan: Plan | None) -> frozenset[str]:
     return frozenset(unit.name for unit in units if unit.optimizer_tier != "device")
 
 
+def _coded(rank: RankRun, plan: Plan | None) -> frozenset[tuple[str, str]]:
+    """What is kept in 8 bits between updates: parameters, and components of their state."""
+    units = () if plan is None else resolve_units(plan, rank.units)
+    coded_units = {unit.name for unit in units if unit.optimizer_bits is not None}
+    own = {p.name: p for p in _own_parameters(rank) if p.unit in coded_units}
+    components: dict[str, set[str]] = defaultdict(set)
+    for state in rank.optimizer_states:
+        components[state.parameter].add(state.component)
+    return frozenset(
+        (state.parameter, state.component)
+        for state in rank.optimizer_states
+        if state.optimizer is None or is_elementwise(state.optimizer)
+        if (owner := own.get(state.parameter)) is not None
+        and is_coded(state.component, components[owner.name], state.dtype, owner.num_elements)
+    )
+
+
 class _Share:
     """Bytes of a component, whole units and shards apart, so that shards are divided once, rounded up."""
 
@@ -195,14 +214,18 @@ def _one_per_dtype(
 
 
 def _optimizer_states(
-    rank: RankRun, stages: dict[str, int], num_ranks: int, away: frozenset[str]
+    rank: RankRun,
+    stages: dict[str, int],
+    num_ranks: int,
+    away: frozenset[str],
+    coded: frozenset[tuple[str, str]],
 ) -> list[StateComponent]:
     """One row per component and dtype of the optimizer's state, theory beside the tensors recorded."""
     rows: dict[tuple[str, str], list[OptimizerState]] = defaultdict(list)
     for state in rank.optimizer_states:
         rows[state.component, state.dtype].append(state)
     found = [
-        _optimizer_component(component, dtype, states, rank, stages, num_ranks, away)
+        _optimizer_component(component, dtype, states, rank, stages, num_ranks, away, coded)
         for (component, dtype), states in rows.items()
     ]
     return [row for row in found if row.num_elements]  # none of it, where all of it is elsewhere
@@ -216,6 +239,7 @@ def _optimizer_component(
     stages: dict[str, int],
     num_ranks: int,
     away: frozenset[str],
+    coded: frozenset[tuple[str, str]],
 ) -> StateComponent:
     own = {parameter.name: parameter for parameter in _own_parameters(rank)}
     if any(state.num_elements > 1 for state in states):
@@ -232,7 +256,8 @@ def _optimizer_component(
             is_whole = state is not None and state.num_elements == parameter.num_elements
             # A rank holds pieces of sharded parameters, of some of them none; theory wants its share of each.
             if parameter.requires_grad and (is_sharded or is_whole):
-                size_bytes = item_bytes * parameter.num_elements
+                count = parameter.num_elements
+                size_bytes = coded_bytes(count) if (name, component) in coded else item_bytes * count
                 share.add(parameter.num_elements, size_bytes, is_sharded=is_sharded)
     return StateComponent(
         kind="optimizer_state",
@@ -240,5 +265,10 @@ def _optimizer_component(
         dtype=dtype,
         num_elements=share.num_elements or sum(state.num_elements for state in states),
         expected_bytes=share.expected_bytes,
-        recorded_bytes=sum(state.size_bytes for state in states),
+        recorded_bytes=sum(
+            coded_bytes(state.num_elements)
+            if (state.parameter, component) in coded and state.num_elements > 1
+            else state.size_bytes
+            for state in states
+        ),
     )

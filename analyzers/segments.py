@@ -16,6 +16,7 @@ from memadvisor.analyzers.script_shards import check_predictable, take_collectiv
 from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.analyzers.unit_operators import timed_operators
+from memadvisor.coded_states import is_coded
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.owners import is_elementwise
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
@@ -312,6 +313,10 @@ def _unit_states(rank: RankRun) -> dict[str, UnitStates]:
     state_bytes: Counter[str] = Counter()
     scalar_bytes: Counter[str] = Counter()
     whole_bytes: Counter[tuple[str, str]] = Counter()  # by parameter and optimizer
+    items: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+    components: dict[str, set[str]] = defaultdict(set)
+    for state in rank.optimizer_states:
+        components[state.parameter].add(state.component)
     for state in rank.optimizer_states:
         owner = by_name.get(state.parameter)
         if owner is None:
@@ -321,6 +326,9 @@ def _unit_states(rank: RankRun) -> dict[str, UnitStates]:
             continue
         whole = state.num_elements == owner.num_elements and owner.num_elements > 1
         (state_bytes if whole else scalar_bytes)[owner.unit] += state.size_bytes
+        if whole:
+            may_be_coded = is_coded(state.component, components[owner.name], state.dtype, owner.num_elements)
+            items[owner.name].append((state.size_bytes // state.num_elements, may_be_coded))
     return {
         name: UnitStates(
             name=name,
@@ -332,6 +340,7 @@ def _unit_states(rank: RankRun) -> dict[str, UnitStates]:
                 for (parameter, optimizer), size_bytes in whole_bytes.items()
                 if by_name[parameter].unit == name
             ),
+            state_items={row.name: tuple(items[row.name]) for row in rows if row.name in items},
         )
         for name, rows in parameters.items()
     }

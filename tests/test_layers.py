@@ -31,7 +31,7 @@ ANALYZERS = "memadvisor.analyzers"
 ALLOWED = {
     **dict.fromkeys(DATA, DATA),
     "memadvisor.capture": DATA,
-    "memadvisor.calibrate": DATA,
+    "memadvisor.calibrate": (*DATA, "memadvisor.engines.dynamic_code"),
     COST: DATA,
     ANALYZERS: (*DATA, COST),
     "memadvisor.planning": (*DATA, COST, ANALYZERS),

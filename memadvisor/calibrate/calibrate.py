@@ -11,7 +11,7 @@ import torch
 
 from memadvisor.calibrate.arithmetic import measure_bandwidth, measure_flops
 from memadvisor.calibrate.links import SIZES_BYTES, measure_collectives
-from memadvisor.calibrate.tiers import measure_disk, measure_host, measure_page_cache
+from memadvisor.calibrate.tiers import measure_coder, measure_disk, measure_host, measure_page_cache
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 
@@ -55,6 +55,7 @@ def calibrate(
         disk=measure_disk(directory),
         page_cache=measure_page_cache(directory),
         host=measure_host(device),
+        coder=measure_coder(device),
     )
 
 

@@ -1,4 +1,7 @@
-"""How fast bytes come from and go to the tiers outside of the memory that computes: a disk, and a GPU's host."""
+"""How fast bytes come from and go to the tiers outside of the memory that computes: a disk, and a GPU's host.
+
+And how fast optimizer state is coded, which is a tier in that memory.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ from statistics import median
 
 import torch
 
+from memadvisor.coded_states import coded_bytes
+from memadvisor.engines.dynamic_code import DynamicCode
 from memadvisor.hardware.hardware import PageCache, TierBandwidth
 
 _DISK_BYTES = 256 * 2**20
 _PIECE_BYTES = 16 * 2**20
 _HOST_BYTES = 64 * 2**20
+_CODED_ELEMENTS = 2**22
 _NUM_RUNS = 5
 
 
@@ -98,13 +104,29 @@ def measure_host(device: torch.device) -> TierBandwidth | None:
     )
 
 
+def measure_coder(device: torch.device) -> TierBandwidth:
+    """Optimizer state that is decoded from 8 bits an element, and coded, as the engine does it; not verified on a GPU."""
+    code, values = DynamicCode(device), torch.randn(_CODED_ELEMENTS, device=device)
+    coded = torch.empty(coded_bytes(_CODED_ELEMENTS), dtype=torch.uint8, device=device)
+    code.encode(values, coded)
+    return TierBandwidth(
+        read_bytes_per_s=values.nbytes / _seconds(lambda: code.decode(coded, values), device),
+        write_bytes_per_s=values.nbytes / _seconds(lambda: code.encode(values, coded), device),
+    )
+
+
 def _seconds(copy: Callable[[], object], device: torch.device) -> float:
     copy()  # the first one sets up what later ones use
     durations = []
     for _ in range(_NUM_RUNS):
-        torch.cuda.synchronize(device)
+        _finish(device)
         start_s = time.perf_counter()
         copy()
-        torch.cuda.synchronize(device)
+        _finish(device)
         durations.append(time.perf_counter() - start_s)
     return median(durations)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -53,6 +53,12 @@ def _print(hardware: Hardware) -> None:
         if tier is not None:
             read, write = format_bytes(tier.read_bytes_per_s), format_bytes(tier.write_bytes_per_s)
             console.print(Text(f"  {name}  read {read}/s, written {write}/s"))
+    if hardware.coder is not None:
+        read, write = (
+            f"{format_bytes(rate)}/s"
+            for rate in (hardware.coder.read_bytes_per_s, hardware.coder.write_bytes_per_s)
+        )
+        console.print(Text(f"  8-bit optimizer state  decoded {read}, coded {write}"))
     if not hardware.collectives:
         return
     num_ranks = hardware.collectives[0].num_ranks

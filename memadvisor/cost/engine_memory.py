@@ -18,7 +18,8 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded;
 - an optimizer that needs whole parameters keeps all of a parameter's state on one rank, which has beside it, while
   the optimizer steps, its own parameters' gradients (stages 2 and 3) and values (3). The rank with most is meant;
-- optimizer state that lies on another tier is in two buffers while the optimizer steps, and else not there.
+- optimizer state that lies on another tier is in two buffers while the optimizer steps, and else not there; that of
+  units in codes is in codes, and one after another in one buffer while the optimizer steps.
 
 The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the plain run keeps.
 """
@@ -27,19 +28,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from memadvisor.coded_states import TABLES_BYTES
 from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
+from memadvisor.cost.coded_memory import coded_memory
+from memadvisor.cost.flats import flat_bytes, own_dtype
 from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.packing import Packing, packing_of
 from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.precision import bytes_in
-from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
+from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
 _NO_PARAMETERS = UnitStates(name="", parameters=(), optimizer_bytes=0, optimizer_scalar_bytes=0)
@@ -75,10 +79,10 @@ class EngineMemory:
         self._packed: dict[str, Packing] = {}
         for name, stage in self.stages.items():
             states, ranks = self._states(name), self.num_ranks
-            casts = precision.of_parameter if stage == 3 else _own_dtype
-            sums = precision.of_reduction if stage >= 2 else _own_dtype
+            casts = precision.of_parameter if stage == 3 else own_dtype
+            sums = precision.of_reduction if stage >= 2 else own_dtype
             self._full_bytes[name] = flat_bytes(states, ranks, frozen=stage == 3, dtype_of=casts)
-            masters = precision.of_optimizer if stage == 3 else _own_dtype
+            masters = precision.of_optimizer if stage == 3 else own_dtype
             own_bytes = flat_bytes(states, ranks, frozen=False)
             self._trainable_flat_bytes[name] = flat_bytes(states, ranks, frozen=False, dtype_of=masters)
             frozen_bytes = flat_bytes(states, ranks, frozen=stage == 3) - own_bytes
@@ -89,6 +93,12 @@ class EngineMemory:
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
+        coded = {
+            name: (self._states(name), self.num_ranks if self.stages[name] else 1, self._widening(name))
+            for name, lane in self._away.items()
+            if lane is Lane.COMPUTE
+        }
+        self._codes = coded_memory(coded, step.device)  # of units whose state is in codes between updates
         self._fetched = FetchedStates(self._away, self.state_bytes)
         self.gathered = Present(self._full_bytes.__getitem__)
         self._buffers = Present(self._gradient_bytes)  # units whose whole gradients are there
@@ -107,6 +117,7 @@ class EngineMemory:
         resting["parameter"] += sum(self._resting_parameter_bytes(name) for name in self.stages)
         resting["communication"] += sum(packed.residual_bytes for packed in self._packed.values())
         resting["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
+        resting["other"] += TABLES_BYTES if self._codes else 0
         self._resting = resting
 
     def held(self) -> dict[str, int]:
@@ -124,9 +135,15 @@ class EngineMemory:
         return held
 
     def state_bytes(self, name: str) -> int:
-        """This rank's optimizer state of a unit, but for what has no element for each of a parameter's."""
+        """This rank's state of a unit with an element for each of a parameter's; what is expanded, of a unit in codes."""
+        if name in self._codes:
+            return self._codes[name].decoded_bytes
         optimizer_bytes = math.ceil(self._states(name).optimizer_bytes * self._widening(name))
         return -(-optimizer_bytes // self.num_ranks) if self.stages[name] else optimizer_bytes
+
+    def coding_bytes(self, name: str) -> int:
+        """Beside what `held` counts, while a unit's state is coded or decoded."""
+        return self._codes[name].scratch_bytes if name in self._codes else 0
 
     def _lent_to_step(self) -> dict[tuple[str, str], int]:
         """What the rank with most is sent of its own parameters while the optimizer steps."""
@@ -200,6 +217,7 @@ class EngineMemory:
         pieces |= {(f"owned {what}", name): size for (what, name), size in self._lent_to_step().items()}
         pieces |= {("messages", name): size for name, size in self._unpacking.items()}
         pieces |= {("all-reduced", name): size for name, size in self._meaning.items()}
+        pieces |= {("code tables", ""): TABLES_BYTES if self._codes else 0}
         pieces |= {("fetched state", str(side)): size for side, size in self._fetched.items().items()}
         pieces |= {("residual", name): packed.residual_bytes for name, packed in self._packed.items()}
         if self._scattering is not None:
@@ -232,6 +250,7 @@ class EngineMemory:
 
     def turn(self, point: Point) -> None:
         """A boundary is reached, whose actions follow."""
+        self._fetched.is_there |= point is Point.BEFORE_OPTIMIZER
         self._fetched.is_there &= point is not Point.AFTER_OPTIMIZER
 
     def act(self, action: Action) -> Message | None:
@@ -363,36 +382,19 @@ class EngineMemory:
         return self._gradient_bytes(name) == 0 or name in self._buffers
 
     def _optimizer_bytes(self, name: str) -> int:
-        states = self._states(name)
-        pieces = states.optimizer_scalar_bytes + (0 if name in self._away else self.state_bytes(name))
+        states, pieces = self._states(name), self._states(name).optimizer_scalar_bytes
+        if name in self._codes or name not in self._away:
+            pieces += self._codes[name].resting_bytes if name in self._codes else self.state_bytes(name)
         if not self.stages[name]:
             return pieces + sum(update.state_bytes for update in states.whole_updates)
         return pieces + self._owned.get(name, Owned()).state_bytes
 
     def _widening(self, name: str) -> Fraction:
         """Bytes that the optimizer keeps for what it updates of a unit, as a multiple of those of the plain run."""
-        wider = self._precision.of_optimizer if self.stages[name] == 3 else _own_dtype
+        wider = self._precision.of_optimizer if self.stages[name] == 3 else own_dtype
         trainable = [p for p in self._states(name).parameters if p.requires_grad]
         wide_bytes = sum(bytes_in(p.size_bytes, p.dtype, wider(p.dtype)) for p in trainable)
         return Fraction(wide_bytes, sum(p.size_bytes for p in trainable) or 1)
 
     def _states(self, name: str) -> UnitStates:
         return self.step.states.get(name) or _NO_PARAMETERS
-
-
-def _own_dtype(dtype: str) -> str:
-    return dtype
-
-
-def flat_bytes(
-    states: UnitStates, num_ranks: int, *, frozen: bool, dtype_of: Callable[[str], str] = _own_dtype
-) -> int:
-    """Bytes of a unit's flats: for each dtype and trainability, elements padded to a multiple of the ranks.
-
-    `dtype_of`: the dtype of the flat, by that of the parameters.
-    """
-    return sum(
-        -(-count // num_ranks) * num_ranks * bytes_in(states.item_bytes[dtype], dtype, dtype_of(dtype))
-        for (dtype, is_trained), count in states.num_elements.items()
-        if is_trained or frozen
-    )

@@ -70,6 +70,9 @@ class Fsdp2Memory:
         """What is fetched for an update: nothing is, since FSDP2 keeps optimizer state where the script has it."""
         return 0
 
+    def coding_bytes(self, name: str) -> int:
+        return 0
+
     def held(self) -> Counter[str]:
         held = self._resting.copy()
         for (what, _), size_bytes in self._pieces().items():

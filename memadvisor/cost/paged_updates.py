@@ -2,31 +2,34 @@
 
 Two buffers take turns. A unit's state is read into its buffer when what was in that is written; the unit is updated
 when the state is there; and compute waits for the write of the unit before the one that has just been updated.
+State in codes has a buffer of its own alone, and is decoded and coded by what computes, before and after its update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.transfers import TransferTimes
-from memadvisor.schedule import Action, ActionKind, Schedule
+from memadvisor.schedule import Action, ActionKind, Lane, Schedule
 
 
 class FetchedStates:
-    """The two buffers that fetched states take turns in, while the optimizer steps."""
+    """The two buffers that fetched states take turns in, and that of those in codes, while the optimizer steps."""
 
-    def __init__(self, order: Iterable[str], state_bytes: Callable[[str], int]) -> None:
-        self._order = tuple(order)
+    def __init__(self, lanes: Mapping[str, Lane], state_bytes: Callable[[str], int]) -> None:
+        coded = [name for name, lane in lanes.items() if lane is Lane.COMPUTE]
+        others = [name for name in lanes if name not in coded]
+        self._buffers = (others[0::2], others[1::2], coded)
         self._state_bytes = state_bytes
         self.is_there = False
 
     def items(self) -> dict[int, int]:
         """Bytes of each buffer."""
-        sizes = {0: 0, 1: 0}
-        for place, name in enumerate(self._order if self.is_there else ()):
-            sizes[place % 2] = max(sizes[place % 2], self._state_bytes(name))
-        return sizes
+        return {
+            place: max(map(self._state_bytes, names), default=0) if self.is_there else 0
+            for place, names in enumerate(self._buffers)
+        }
 
 
 class PagedUpdates:
@@ -60,7 +63,10 @@ class PagedUpdates:
             raise AssertionError("transfers need bandwidths")
         unit, lanes = action.unit, self._lanes
         label, side, size_bytes = f"{action.kind} of {unit}", self._sides[unit], self._state_bytes(unit)
-        if action.kind is ActionKind.PREFETCH:
+        if action.lane is Lane.COMPUTE and action.kind is not ActionKind.UPDATE:
+            seconds = self._times.read_s if action.kind is ActionKind.PREFETCH else self._times.write_s
+            lanes.compute(label, seconds(action.lane, size_bytes))
+        elif action.kind is ActionKind.PREFETCH:
             read_s = self._times.read_s(action.lane, size_bytes)
             self._arriving_s[unit] = lanes.transfer(action.lane, label, read_s, self._written_s[side])
         elif action.kind is ActionKind.UPDATE:

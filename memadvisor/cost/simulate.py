@@ -246,6 +246,8 @@ class _Player:
             if point is Point.BEFORE_OPTIMIZER and action.unit in self.paged:
                 self.paged.play(action)
                 self.engine.act(action)
+                if scratch_bytes := self.engine.coding_bytes(action.unit):
+                    self._moment(place_of(segment), position, added(base, {"temporary": scratch_bytes}))
                 continue
             if action.kind in (ActionKind.OFFLOAD, ActionKind.PREFETCH):
                 self.moved.play(action, segment.micro_batch, segment.duration_s)

@@ -134,7 +134,8 @@ class UnitStates:
 
     `optimizer_bytes` are the tensors with one element per parameter element (momenta);
     `optimizer_scalar_bytes` are the rest (step counters), which sharding does not shrink. Neither counts what is
-    kept for `whole_updates`.
+    kept for `whole_updates`. `state_items`: of each parameter, for each of the former tensors the bytes of an element,
+    and whether it may be kept in codes.
     """
 
     name: str
@@ -142,6 +143,7 @@ class UnitStates:
     optimizer_bytes: int
     optimizer_scalar_bytes: int
     whole_updates: tuple[WholeUpdate, ...] = ()
+    state_items: Mapping[str, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
 
     @cached_property
     def parameter_bytes(self) -> int:

@@ -11,7 +11,7 @@ from memadvisor.schedule import Lane
 
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
-    """Measured bandwidths by lane; `source` says where they are from. `is_cached`: the disk's is the page cache's."""
+    """Measured bandwidths by lane, that of compute for bytes that it decodes and codes; `source` says where they are from. `is_cached`: the disk's is the page cache's."""
 
     bandwidths: Mapping[Lane, TierBandwidth]
     source: str
@@ -38,6 +38,6 @@ def transfer_times(hardware: Hardware | None, kept_bytes: int) -> TransferTimes 
     is_cached = disk is not None and cache is not None and 2 * kept_bytes <= cache.size_bytes
     if is_cached and cache is not None:
         disk = cache.bandwidth
-    found = {Lane.DISK: disk, Lane.HOST: hardware.host}
+    found = {Lane.DISK: disk, Lane.HOST: hardware.host, Lane.COMPUTE: hardware.coder}
     known = {lane: bandwidth for lane, bandwidth in found.items() if bandwidth is not None}
     return TransferTimes(known, hardware.source, is_cached) if known else None

@@ -44,6 +44,7 @@ class Hardware:
 
     Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`). `disk`: of files in
     the directory that was measured; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
+    `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes.
     """
 
     name: str
@@ -56,3 +57,4 @@ class Hardware:
     disk: TierBandwidth | None = None
     page_cache: PageCache | None = None
     host: TierBandwidth | None = None
+    coder: TierBandwidth | None = None

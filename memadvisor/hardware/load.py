@@ -10,7 +10,7 @@ The file is one JSON object with the fields of `Hardware`:
      "disk": {"read_bytes_per_s": 2e9, "write_bytes_per_s": 1e9}, "host": null,
      "page_cache": {"bandwidth": {"read_bytes_per_s": 5e9, "write_bytes_per_s": 3e9}, "size_bytes": 8589934592}}
 
-`disk`, `page_cache` and `host` may be missing.
+`disk`, `page_cache`, `host` and `coder` (as `disk`, of optimizer state in 8 bits) may be missing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
     fields = {f.name: getattr(hardware, f.name) for f in dataclasses.fields(hardware)}
     fields["peak_flops_per_s"] = dict(hardware.peak_flops_per_s)
     fields["collectives"] = [dataclasses.asdict(curve) for curve in hardware.collectives]
-    for tier in ("disk", "page_cache", "host"):
+    for tier in ("disk", "page_cache", "host", "coder"):
         bandwidth = getattr(hardware, tier)
         fields[tier] = None if bandwidth is None else dataclasses.asdict(bandwidth)
     try:
@@ -117,6 +117,7 @@ def hardware_from_json(value: Any, source: str) -> Hardware:
             disk=_tier(value.get("disk")),
             page_cache=_page_cache(value.get("page_cache")),
             host=_tier(value.get("host")),
+            coder=_tier(value.get("coder")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)

@@ -63,6 +63,17 @@ def test_state_on_another_tier_is_none_of_the_devices():
     assert {row.component for row in states.components} == {"parameter", "gradient", "step"}
 
 
+def test_state_in_eight_bits_is_its_codes():
+    """The head's (512 x 64) two moments: a byte for each element, and a scale for each 256."""
+    coded = plan(0, units=(UnitPlan(name="head", zero_stage=0, recompute=False, optimizer_bits=8),))
+    states = model_states(make_run(num_ranks=2).ranks[0], coded)
+
+    size_bytes = 512 * 64 + 4 * 128
+    assert states.expected_bytes == 16 * P - 2 * (4 * 512 * 64 - size_bytes)
+    moments = [row for row in states.components if row.component in ("exp_avg", "exp_avg_sq")]
+    assert [row.recorded_bytes for row in moments] == [4 * (P - 512 * 64) + size_bytes] * 2
+
+
 def test_a_plan_shards_nothing_on_a_single_rank():
     assert model_states(make_run(num_ranks=1).ranks[0], plan(3)).expected_bytes == 16 * P
 

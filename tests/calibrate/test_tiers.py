@@ -3,15 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from memadvisor.calibrate.tiers import measure_disk, measure_page_cache
+from memadvisor.calibrate.tiers import measure_coder, measure_disk, measure_page_cache
 from memadvisor.cli.main import main
 
 
 def test_reading_and_writing_take_time(tmp_path):
     cache = measure_page_cache(tmp_path, 2**16)
 
-    for found in (measure_disk(tmp_path, 2**16), cache.bandwidth):
+    for found in (measure_disk(tmp_path, 2**16), cache.bandwidth, measure_coder(torch.device("cpu"))):
         assert 0 < found.read_bytes_per_s < 1e13
         assert 0 < found.write_bytes_per_s < 1e13
     assert cache.size_bytes > 2**20

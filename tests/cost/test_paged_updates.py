@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.coded_states import TABLES_BYTES
+from memadvisor.cost.flats import piece_elements
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.transfers import TransferTimes, transfer_times
 from memadvisor.hardware.hardware import PageCache, TierBandwidth
@@ -70,6 +72,41 @@ def test_transfers_take_the_time_that_updates_do_not_hide(read, write):
     assert exposed_s >= max(first / read + last / write, transfers_s - update_s) * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 0), (2, 2)])
+def test_state_in_codes_is_expanded_one_unit_after_another(ranks, stage):
+    """Codes at rest; in the step one buffer as large as the largest unit's state; and compute decodes and codes all."""
+    step = captured_step(make_run(num_ranks=ranks))
+    plain, _ = play(step, ranks=ranks, stage=stage, tier="device")
+    read, write = 1e6, 5e5
+    bandwidth = TierBandwidth(read_bytes_per_s=read, write_bytes_per_s=write)
+    schedule = write_schedule(make_plan(ranks, stage, optimizer_bits=8), step.units)
+    coder = TransferTimes({Lane.COMPUTE: bandwidth}, "a test")
+    coded = simulate(step, schedule, TIMES, transfers=coder)
+
+    num_owners = ranks if stage else 1
+    decoded, resting, largest = [], 0, 0
+    for states in step.states.values():
+        pieces = piece_elements(states, num_owners, 0)  # the first rank has most
+        whole = {p.name: p.num_elements for p in states.parameters}
+        large = [count for name, count in pieces.items() if whole[name] >= 4096]
+        decoded.append(2 * 4 * sum(large))
+        resting += 2 * (sum(count + 4 * -(-count // 256) for count in large))
+        resting += 2 * 4 * (sum(pieces.values()) - sum(large))
+        largest = max(largest, *large, 0) if large else largest
+    before = {m.position: m.by_category_bytes.get("optimizer_state", 0) for m in plain.moments}
+    total = sum(-(-state_of(step, name) // num_owners) for name in step.states)
+    for moment in coded.moments:
+        held = max(decoded) if moment.position == "optimizer step" else 0
+        found = moment.by_category_bytes["optimizer_state"]
+        assert found == before[moment.position] - total + resting + held, moment.position
+        assert moment.by_category_bytes["other"] >= TABLES_BYTES
+    coding = [m for m in coded.moments if m.by_category_bytes.get("temporary") == 9 * min(largest, 2**16)]
+    assert coding and all(moment.position == "optimizer step" for moment in coding)
+    added_s = coded.step_time_s - plain.step_time_s
+    assert added_s == pytest.approx(sum(decoded) / read + sum(decoded) / write)
+    assert coded.exposed_transfer_s == 0
+
+
 def test_larger_units_take_turns_with_smaller_ones():
     """So that the two buffers are not both as large as the largest unit's state."""
     step = captured_step(make_run(num_blocks=3))
@@ -87,4 +124,4 @@ def test_what_fits_in_half_of_the_free_memory_goes_as_fast_as_the_page_cache():
     assert transfer_times(hardware, 500).read_s(Lane.DISK, 10**9) == 1
     assert transfer_times(hardware, 501).read_s(Lane.DISK, 10**9) == 10
     assert transfer_times(replace(hardware, page_cache=None), 1).write_s(Lane.DISK, 10**9) == 10
-    assert transfer_times(replace(hardware, disk=None), 1) is None
+    assert transfer_times(replace(hardware, disk=None, coder=None), 1) is None

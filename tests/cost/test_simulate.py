@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import CollectiveTimes
-from memadvisor.cost.engine_memory import flat_bytes
+from memadvisor.cost.flats import flat_bytes
 from memadvisor.cost.owners import Cost, share_out
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import Plan, UnitPlan

@@ -28,6 +28,7 @@ MEASURED = Hardware(
     page_cache=PageCache(
         bandwidth=TierBandwidth(read_bytes_per_s=5e9, write_bytes_per_s=3e9), size_bytes=2**30
     ),
+    coder=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),
 )
 
 
@@ -41,10 +42,10 @@ def test_a_saved_file_reads_back_the_same(tmp_path):
 def test_a_file_of_before_other_tiers_knows_of_none(tmp_path):
     save_hardware(MEASURED, tmp_path / "hardware.json")
     value = json.loads((tmp_path / "hardware.json").read_text())
-    del value["disk"], value["host"], value["page_cache"]
+    del value["disk"], value["host"], value["page_cache"], value["coder"]
 
     found = hardware_from_json(value, "it")
-    assert (found.disk, found.host, found.page_cache) == (None, None, None)
+    assert (found.disk, found.host, found.page_cache, found.coder) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)

@@ -30,6 +30,10 @@ SIZE = ["--layers", "3", "--dim", "64", "--heads", "4", "--seq", "64", "--micro-
 SIZE += ["--accum", "2", "--bf16", "--steps", "4"]
 
 
+BANDWIDTH = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
+TIERS = TransferTimes({Lane.DISK: BANDWIDTH, Lane.COMPUTE: BANDWIDTH}, "a test")
+
+
 def memadvisor(command, directory, *options, num_ranks=2, size=SIZE):
     words = [
         command,
@@ -83,6 +87,7 @@ def mixture(plain):
     "options",
     [
         ("--zero", "1", "--all-reduce-bits", "1", "--offload-activations", "disk"),
+        ("--zero", "2", "--optimizer-bits", "8"),
         ("--plan", "mixture.json"),
         (
             *("--zero", "3", "--policy", "every-layer", "--gather-bits", "8", "--reduce-bits", "4"),
@@ -96,11 +101,11 @@ def test_what_the_engine_holds_is_what_the_simulator_said(plain, tmp_path, optio
         save_plan(mixture(plain), tmp_path / "mixture.json")
         options = ("--plan", str(tmp_path / "mixture.json"))
     applied = memadvisor("run", tmp_path / "run", *options)
-    disk = TransferTimes({Lane.DISK: TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)}, "a test")
-    predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES, transfers=disk)
+    predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES, transfers=TIERS)
 
-    for rank in applied.ranks:
-        assert predicted.peak.total_bytes == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=1e-3)
+    for rank in applied.ranks:  # small states stay as they are, and may lie on one rank alone
+        within = 2e-3 if "--optimizer-bits" in options else 1e-3
+        assert predicted.peak.total_bytes == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=within)
         assert predicted.sent_bytes == sent_bytes(rank)
 
 
@@ -149,5 +154,12 @@ def test_what_a_plan_reserves_is_what_its_own_allocations_would(tmp_path):
 
     replayed = fragmentation(applied.ranks[0])
     assert predicted.peak_reserved_bytes == replayed.predicted_reserved_bytes
+
+    coded = memadvisor("run", tmp_path / "coded", "--optimizer-bits", "8", **alone)
+    played = simulate(step, write_schedule(coded.plan, step.units), None, transfers=TIERS)
+    measured = coded.ranks[0].traced_step.peak_allocated_bytes
+    assert played.peak.total_bytes == pytest.approx(measured, rel=2e-3)
+    assert measured < 0.95 * step.peak_bytes
+
     without = replay(captured_sequence(step.storages, step.segments), AllocatorSettings())
     assert predicted.peak_reserved_bytes < without.peak_reserved_bytes

@@ -1,0 +1,43 @@
+"""A unit's flats as memadvisor/engines/flat.py lays them out, and the pieces of parameters that ranks have of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from memadvisor.cost.step import UnitStates
+from memadvisor.precision import bytes_in
+
+
+def own_dtype(dtype: str) -> str:
+    """Of what is not cast."""
+    return dtype
+
+
+def flat_bytes(
+    states: UnitStates, num_ranks: int, *, frozen: bool, dtype_of: Callable[[str], str] = own_dtype
+) -> int:
+    """Bytes of a unit's flats: for each dtype and trainability, elements padded to a multiple of the ranks.
+
+    `dtype_of`: the dtype of the flat, by that of the parameters.
+    """
+    return sum(
+        -(-count // num_ranks) * num_ranks * bytes_in(states.item_bytes[dtype], dtype, dtype_of(dtype))
+        for (dtype, is_trained), count in states.num_elements.items()
+        if is_trained or frozen
+    )
+
+
+def piece_elements(states: UnitStates, num_ranks: int, rank: int) -> dict[str, int]:
+    """Elements of each trainable parameter, by name, in this rank's shards; with one rank all of them."""
+    pieces: dict[str, int] = {}
+    starts: dict[str, int] = defaultdict(int)  # of the next parameter in the flat of its dtype
+    for parameter in states.parameters:
+        if not parameter.requires_grad:
+            continue
+        shard = -(-states.num_elements[parameter.dtype, True] // num_ranks)
+        start = starts[parameter.dtype]
+        end = starts[parameter.dtype] = start + parameter.num_elements
+        low, high = max(start, rank * shard), min(end, (rank + 1) * shard)
+        pieces[parameter.name] = max(0, high - low)
+    return pieces
