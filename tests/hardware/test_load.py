@@ -56,6 +56,18 @@ def test_every_name_and_alias_finds_its_data_sheet_and_every_figure_names_its_so
     assert load_hardware(entry.name).kind == "datasheet"
 
 
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_rates_are_dense_and_go_down_with_the_width_of_numbers(entry):
+    rates = entry.peak_flops_per_s
+    ordered = [rates[name] for name in ("float16", "tf32", "float32", "float64") if name in rates]
+    assert ordered == sorted(ordered, reverse=True)
+    if "tf32" in rates:  # half as many as of 16 bits on every tensor core; with sparsity it would be the same
+        assert rates["float16"] == rates["bfloat16"] == pytest.approx(2 * rates["tf32"], rel=0.02)
+    for name in rates:
+        if name.startswith("float8"):
+            assert rates[name] == pytest.approx(2 * rates["float16"], rel=0.02)
+
+
 def test_names_and_aliases_are_unambiguous():
     names = [name for entry in CATALOGUE for name in (entry.name.lower(), *entry.aliases)]
     assert len(names) == len(set(names))
