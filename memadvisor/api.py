@@ -96,6 +96,7 @@ def advise(
     hardware: Hardware | None = None,
     precision: Precision = FULL_PRECISION,
     compression: Compression = UNCOMPRESSED,
+    optimizer_bits: int | None = None,
 ) -> Advice:
     """Rank the plans for a memory budget a rank (`"24GiB"`, or bytes). Raises MemadvisorError."""
     from memadvisor.planning.advise import advise as plan_advice
@@ -107,6 +108,7 @@ def advise(
         hardware=hardware,
         precision=precision,
         compression=compression,
+        optimizer_bits=optimizer_bits,
     )
 
 

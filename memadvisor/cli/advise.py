@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.cli.compression import add_compression_options, compression_of
-from memadvisor.cli.precision import add_precision_options, precision_of
+from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--hardware", metavar="FILE|NAME", help="a file of `memadvisor calibrate`, or a device"
     )
     add_precision_options(parser)
+    add_optimizer_bits(parser)
     add_compression_options(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the best plan that fits")
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
@@ -47,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
         precision=precision_of(arguments),
         compression=compression_of(arguments),
+        optimizer_bits=arguments.optimizer_bits,
     )
     if advice.best is not None and arguments.output is not None:
         _write(advice.best, arguments.output)
@@ -75,6 +77,14 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
             for point in advice.front
         ],
         "next_gib_s": advice.next_gib_s,
+        "lossy": [
+            {
+                "option": each.option,
+                "predicted_peak_bytes": each.peak_bytes,
+                "predicted_step_time_s": each.step_time_s,
+            }
+            for each in advice.lossy
+        ],
     }
 
 
@@ -144,6 +154,16 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
             )
     if len(advice.front) > 1:
         console.print(_front(advice))
+    for each in advice.lossy:
+        time = "a step time that is not known (see calibrate)"
+        if each.step_time_s is not None:
+            time = f"a step of {format_seconds(each.step_time_s)}"
+        console.print(
+            printable(
+                f"Lossy, and so not chosen: with {each.option} the first plan that leaves the script alone has a peak of "
+                f"{format_bytes(each.peak_bytes)}, and {time}."
+            )
+        )
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
     _print_ending(advice, console, output)

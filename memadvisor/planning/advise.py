@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.analyzers.segments import captured_step, observed_collectives
+from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression, compression_loss_text
 from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
 from memadvisor.cost.collectives import (
@@ -22,6 +23,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import Plan
+from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, with_coded_states
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, order
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
@@ -39,7 +41,8 @@ class Advice:
     `measured_peak_bytes` and `measured_step_time_s` are the plain run's own. `smallest_budget_bytes` is the lowest
     predicted peak over all plans searched. `front`: what less and more memory would give, with the best plan's way of
     sharding and the script left alone. `next_gib_s`: how much faster a step gets with a GiB beyond the budget; None
-    where no plan that leaves the script alone fits. `notes` are assumptions that the reader should know.
+    where no plan that leaves the script alone fits. `lossy`: what the first such plan would give if it were
+    lossy. `notes` are assumptions that the reader should know.
     """
 
     budget_bytes: int
@@ -51,6 +54,7 @@ class Advice:
     notes: tuple[str, ...]
     front: tuple[FrontPoint, ...]
     next_gib_s: float | None
+    lossy: tuple[LossyAlternative, ...]
 
     @property
     def best(self) -> Plan | None:
@@ -66,11 +70,12 @@ def advise(
     hardware: Hardware | None = None,
     precision: Precision = FULL_PRECISION,
     compression: Compression = UNCOMPRESSED,
+    optimizer_bits: int | None = None,
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
-    `num_ranks` defaults to the run's. All plans have the `precision`
-    and the `compression`, which are never chosen: they are lossy. Raises UsageError where the run has no traced step, or where nothing
+    `num_ranks` defaults to the run's. All plans have the `precision`, the `compression` and the `optimizer_bits`, which are
+    never chosen: they are lossy. Raises UsageError where the run has no traced step, or where nothing
     is known of the collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
@@ -87,7 +92,10 @@ def advise(
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
     transfers = transfer_times(hardware, ranks * sum(s.optimizer_bytes for s in plain.states.values()))
-    search = Search(run, times, ranks, memory_bytes, settings, precision, compression, transfers)
+    check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
+    search = Search(
+        run, times, ranks, memory_bytes, settings, precision, compression, transfers, optimizer_bits
+    )
     if not search.stages:
         raise UsageError(
             "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
@@ -103,14 +111,34 @@ def advise(
         measured_step_time_s=plain.step_time_s,
         front=search.front(),
         next_gib_s=search.seconds_for(GIB),
+        lossy=_alternatives(plain, found, times, transfers),
         notes=(
             *_precision_notes(precision),
             *_compression_notes(compression),
+            *_coding_notes(optimizer_bits, transfers),
             *_notes(run, ranks, times),
             *_transfer_notes(found, transfers),
             *_allocator_notes(plain, settings),
         ),
     )
+
+
+def _alternatives(
+    plain: CapturedStep,
+    found: list[RankedPlan],
+    times: CollectiveTimes | None,
+    transfers: TransferTimes | None,
+) -> tuple[LossyAlternative, ...]:
+    """Of the first plan that leaves the script alone."""
+    first = next(ranked.plan for ranked in found if not ranked.changes_script)
+    coded = with_coded_states(plain, first, times, transfers)
+    return (coded,) if coded is not None else ()
+
+
+def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -> Iterator[str]:
+    if optimizer_bits is not None and transfers is not None:
+        yield f"Every plan is lossy: {optimizer_bits_text(optimizer_bits)}"
+        yield f"What coding takes is predicted from its measured throughput ({transfers.source})."
 
 
 def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) -> Iterator[str]:

@@ -42,6 +42,8 @@ def _deed(plan: Plan) -> str:
     tiers = sorted({unit.optimizer_tier for unit in plan.units} - {"device"})
     if tiers:
         parts.append(f"keeps optimizer state on the {' and the '.join(tiers)} between updates")
+    if plan.optimizer_codes:
+        parts.append("keeps optimizer state in 8 bits between updates")
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 

@@ -46,6 +46,7 @@ class Search:
         precision: Precision = FULL_PRECISION,
         compression: Compression = UNCOMPRESSED,
         transfers: TransferTimes | None = None,
+        optimizer_bits: int | None = None,
     ) -> None:
         self.times = times
         self.transfers = transfers
@@ -53,6 +54,7 @@ class Search:
         self.num_ranks = num_ranks
         self.precision = precision
         self.compression = compression
+        self.optimizer_bits = optimizer_bits
         self.stages = range(max(precision.least_stage, compression.stages[0]), compression.stages[-1] + 1)
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
@@ -85,7 +87,8 @@ class Search:
             hybrids = self._groups(step) if stage else ()
             best += [self._alike(step, stage, *kind, shard_ranks, found) for shard_ranks in hybrids]
             alike.append(min(best, key=order))
-            if stage >= 2 and step.leaves_gradients_alone and not step.shard_groups:
+            may_update_early = not step.shard_groups and self.optimizer_bits is None
+            if stage >= 2 and step.leaves_gradients_alone and may_update_early:
                 early = [self._alike(step, stage, *each, None, [], early=True) for each in kinds[1:]]
                 early += [self._alike(step, stage, *kind, ranks, [], early=True) for ranks in hybrids]
                 alike[-1] = worthier(alike[-1], min(early, key=order))
@@ -105,7 +108,7 @@ class Search:
 
     def _tier(self, step: CapturedStep) -> str | None:
         """Where optimizer state may lie between updates: as near as transfers are known; None for nowhere else."""
-        if self.transfers is None or step.shard_groups:
+        if self.transfers is None or step.shard_groups or self.optimizer_bits is not None:
             return None
         if not any(states.optimizer_bytes for states in step.states.values()):
             return None
@@ -331,7 +334,7 @@ class Search:
             num_ranks=self.num_ranks,
             zero_stage=max((unit.zero_stage for unit in arrangement.units), default=0),
             policy="chosen",
-            units=arrangement.units,
+            units=tuple(replace(unit, optimizer_bits=self.optimizer_bits) for unit in arrangement.units),
             micro_batch_size=step.micro_batch_size,
             grad_accum=step.num_micro_batches * step.repeats,
             prediction=None,

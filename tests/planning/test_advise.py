@@ -240,6 +240,31 @@ def test_where_nothing_fits_a_gib_more_has_no_price():
     assert advise(RUN, memory_bytes=1).next_gib_s is None
 
 
+CODER = TierBandwidth(read_bytes_per_s=2e9, write_bytes_per_s=1e9)
+
+
+def test_state_in_eight_bits_is_shown_and_chosen_where_it_is_asked_for_alone():
+    """Its peak and its time, which is not known where the coder is not; asked for, it is in every plan."""
+    hardware = dataclasses.replace(MEASURED, coder=CODER)
+    plain, known = (advise(RUN, memory_bytes=2**30, hardware=each) for each in (MEASURED, hardware))
+    assert [plan.plan for plan in known.plans] == [plan.plan for plan in plain.plans]
+    assert not any(plan.plan.optimizer_codes for plan in known.plans)
+    (timed,), (untimed,) = known.lossy, plain.lossy
+    first = next(ranked for ranked in known.plans if not ranked.changes_script).prediction
+    assert untimed.step_time_s is None and untimed.peak_bytes == timed.peak_bytes < first.peak_bytes
+    assert timed.step_time_s > first.step_time_s
+
+    asked = advise(RUN, memory_bytes=2**30, hardware=hardware, optimizer_bits=8)
+    assert asked.lossy == () and all(plan.plan.optimizer_codes == {8} for plan in asked.plans)
+    assert "in 8 bits" in asked.best.why
+    assert plan_from_json(plan_to_json(asked.best), "it") == asked.best
+    assert asked.best.prediction.peak_bytes <= timed.peak_bytes
+    assert any("lossy: optimizer state" in note for note in asked.notes)
+    assert asked.smallest_budget_bytes < known.smallest_budget_bytes
+    with pytest.raises(UsageError, match="how long coding"):
+        advise(RUN, memory_bytes=2**30, hardware=MEASURED, optimizer_bits=8)
+
+
 def test_optimizer_state_goes_to_disk_where_nothing_else_fits_and_the_disk_is_known():
     disk = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
     alone = advise(RUN, memory_bytes=1, hardware=MEASURED).plans

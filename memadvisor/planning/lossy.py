@@ -1,0 +1,72 @@
+"""What a plan would give with optimizer state in 8 bits: lossy, so it is shown beside the plans, and never one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from memadvisor.coded_states import check_optimizer_bits
+from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.simulate import simulate
+from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import TierBandwidth
+from memadvisor.plan import Plan
+from memadvisor.schedule import Lane
+from memadvisor.write_schedule import write_schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossyAlternative:
+    """The first plan with what `option` of `advise` and `run` asks for, as predicted.
+
+    `step_time_s`: None where the machine's part in it is not measured. `peak_bytes`: allocated.
+    """
+
+    option: str
+    peak_bytes: int
+    step_time_s: float | None
+
+
+def check_asked_bits(bits: int | None, shards_itself: bool, transfers: TransferTimes | None) -> None:
+    """Raise UsageError where all plans are to have optimizer state in so many bits, and cannot, or nobody knows how fast."""
+    if bits is None:
+        return
+    check_optimizer_bits({bits}, {"shards the script's model by FSDP2": shards_itself}, "This advice")
+    if transfers is None or Lane.COMPUTE not in transfers.bandwidths:
+        raise UsageError(
+            "Nothing is known of how long coding optimizer state takes, so no step time can be predicted.",
+            hint="measure it with `memadvisor calibrate -o hardware.json`, and pass --hardware hardware.json.",
+        )
+
+
+def with_coded_states(
+    step: CapturedStep, plan: Plan, times: CollectiveTimes | None, transfers: TransferTimes | None
+) -> LossyAlternative | None:
+    """`plan`, of the step as it is, with all optimizer state in 8 bits; None where none of it may be, or it is already."""
+    if plan.executor != "built-in" or plan.optimizer_codes or not _may_be_coded(step):
+        return None
+    units = tuple(replace(unit, optimizer_bits=8, optimizer_tier="device") for unit in plan.units)
+    coded = replace(plan, units=units, optimizer_tier="device", update_in_backward=False)
+    bandwidths = dict(transfers.bandwidths) if transfers is not None else {}
+    is_known = Lane.COMPUTE in bandwidths
+    bandwidths.setdefault(Lane.COMPUTE, TierBandwidth(read_bytes_per_s=1.0, write_bytes_per_s=1.0))
+    played = simulate(
+        step, write_schedule(coded, step.units), times, transfers=TransferTimes(bandwidths, "for the peak")
+    )
+    return LossyAlternative(
+        option="--optimizer-bits 8",
+        peak_bytes=played.peak.total_bytes,
+        step_time_s=played.step_time_s if is_known else None,
+    )
+
+
+def _may_be_coded(step: CapturedStep) -> bool:
+    found: Collection[bool] = {
+        is_coded
+        for states in step.states.values()
+        for items in states.state_items.values()
+        for _, is_coded in items
+    }
+    return True in found
