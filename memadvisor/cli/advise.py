@@ -73,6 +73,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
                 "predicted_step_time_s": point.step_time_s,
                 "zero_stage": point.zero_stage,
                 "num_recomputed": point.num_recomputed,
+                "num_offloaded": point.num_offloaded,
             }
             for point in advice.front
         ],
@@ -106,6 +107,7 @@ def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
         "stretches": [list(stretch) for stretch in plan.stretches],
         "offload": {
             "optimizer_state": {u.name: u.optimizer_tier for u in plan.units if u.optimizer_tier != "device"},
+            "activations": {u.name: u.activation_tier for u in plan.units if u.activation_tier != "device"},
         },
         "predicted_exposed_transfer_s": prediction.exposed_transfer_s,
         "micro_batch_size": plan.micro_batch_size,
@@ -189,6 +191,9 @@ def _table(advice: Advice) -> Table:
     headings = ["", "fits", "peak", "step time", "waiting", "ZeRO", "recomputed", "micro-batch x steps"]
     if reserves:
         headings.insert(3, "reserved")
+    offloads = any(ranked.plan.activation_tiers != {"device"} for ranked in advice.plans)
+    if offloads:
+        headings.insert(-1, "offloaded")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("", "fits") else "right")
     for order, ranked in enumerate(advice.plans, start=1):
@@ -203,6 +208,7 @@ def _table(advice: Advice) -> Table:
             format_seconds(prediction.exposed_communication_s + (prediction.exposed_transfer_s or 0.0)),
             _stages(plan),
             f"{len(plan.recomputed_units)} of {len(plan.units)}",
+            *([str(sum(u.activation_tier != "device" for u in plan.units))] if offloads else []),
             f"{batch} x {plan.grad_accum}",
         )
     return table
@@ -211,20 +217,24 @@ def _table(advice: Advice) -> Table:
 def _front(advice: Advice) -> Table:
     """Predicted peak against predicted step time, with the run as it was measured between them."""
     table = Table(title=_price(advice), title_justify="left", title_style="")
-    for heading in ("peak", "step time", "recomputed", ""):
+    offloads = any(point.num_offloaded for point in advice.front)
+    for heading in ("peak", "step time", "recomputed", *(["offloaded"] if offloads else []), ""):
         table.add_column(heading, justify="left" if not heading else "right")
     rows = [
         (
             point.peak_bytes,
             point.step_time_s,
             str(point.num_recomputed),
+            str(point.num_offloaded),
             "within the budget" if point.peak_bytes <= advice.budget_bytes else "",
         )
         for point in advice.front
     ]
-    rows.append((advice.measured_peak_bytes, advice.measured_step_time_s, "-", "your run as it is, measured"))
-    for size_bytes, seconds, recomputed, mark in sorted(rows):
-        table.add_row(format_bytes(size_bytes), format_seconds(seconds), recomputed, mark)
+    measured = advice.measured_peak_bytes, advice.measured_step_time_s
+    rows.append((*measured, "-", "-", "your run as it is, measured"))
+    for size_bytes, seconds, recomputed, offloaded, mark in sorted(rows):
+        away = [offloaded] if offloads else []
+        table.add_row(format_bytes(size_bytes), format_seconds(seconds), recomputed, *away, mark)
     return table
 
 

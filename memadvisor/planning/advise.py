@@ -91,7 +91,7 @@ def advise(
         _check_asked(ranks, run.manifest.world_size, precision, compression)
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
-    transfers = transfer_times(hardware, ranks * sum(s.optimizer_bytes for s in plain.states.values()))
+    transfers = transfer_times(hardware, ranks * _movable_bytes(plain))
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
     search = Search(
         run, times, ranks, memory_bytes, settings, precision, compression, transfers, optimizer_bits
@@ -141,17 +141,30 @@ def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -
         yield f"What coding takes is predicted from its measured throughput ({transfers.source})."
 
 
+def _movable_bytes(step: CapturedStep) -> int:
+    """The most that one rank can have on another tier at one time: its optimizer state, and what a micro-batch saves."""
+    saved: dict[int | None, int] = {}
+    for storages in step.saved:
+        saved[storages.micro_batch] = saved.get(storages.micro_batch, 0) + storages.size_bytes
+    return sum(s.optimizer_bytes for s in step.states.values()) + max(saved.values(), default=0)
+
+
 def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) -> Iterator[str]:
-    tiers = {unit.optimizer_tier for ranked in found for unit in ranked.plan.units} - {"device"}
-    if not tiers or transfers is None:
+    units = [unit for ranked in found for unit in ranked.plan.units]
+    tiers = {
+        "optimizer state": {unit.optimizer_tier for unit in units} - {"device"},
+        "activations": {unit.activation_tier for unit in units} - {"device"},
+    }
+    moved = [what for what, where in tiers.items() if where]
+    if not moved or transfers is None:
         return
-    yield f"Transfers of optimizer state are predicted from measured bandwidths ({transfers.source})."
-    if "disk" in tiers:
+    yield f"Transfers of {' and '.join(moved)} are predicted from measured bandwidths ({transfers.source})."
+    if any("disk" in where for where in tiers.values()):
         yield (
-            "The page cache is taken to hold the state that is on disk: where others need that memory, transfers are as "
-            "slow as the disk."
+            "The page cache is taken to hold what is on disk: where others need that memory, transfers are as slow as the "
+            "disk."
             if transfers.is_cached
-            else "The page cache is taken to hold nothing of the state that is on disk, and may make transfers faster."
+            else "The page cache is taken to hold nothing of what is on disk, and may make transfers faster."
         )
 
 

@@ -49,6 +49,11 @@ class Arrangement:
         return self.recomputed.union(*units_of_stretches(self.stretches, names))
 
     @property
+    def away(self) -> frozenset[str]:
+        """Units whose activations wait on another tier."""
+        return frozenset(unit.name for unit in self.units if unit.activation_tier != "device")
+
+    @property
     def recomputed(self) -> frozenset[str]:
         """Units that are recomputed by themselves."""
         return frozenset(unit.name for unit in self.units if unit.recompute)
@@ -96,10 +101,9 @@ class Space:
 
 
 def space_of(step: CapturedStep, shardings: Sequence[tuple[int, bool]] = SHARDINGS) -> Space:
-    """All that a step's units may be. Units of one type and size are alike."""
+    """All that a step's units may be."""
     options = []
-    classes: dict[tuple[str, int, int], list[int]] = {}
-    for position, unit in enumerate(step.units):
+    for unit in step.units:
         again = (False, True) if unit.name in step.recomputable else (False,)
         options.append(
             tuple(
@@ -107,8 +111,15 @@ def space_of(step: CapturedStep, shardings: Sequence[tuple[int, bool]] = SHARDIN
                 for (stage, reshard), recompute in product(shardings, again)
             )
         )
+    return Space(tuple(options), classes_of(step))
+
+
+def classes_of(step: CapturedStep) -> tuple[tuple[int, ...], ...]:
+    """The positions of units of one type and size, which are alike."""
+    classes: dict[tuple[str, int, int], list[int]] = {}
+    for position, unit in enumerate(step.units):
         classes.setdefault((unit.type_name, unit.parameter_bytes, unit.trainable_bytes), []).append(position)
-    return Space(tuple(options), tuple(tuple(positions) for positions in classes.values()))
+    return tuple(tuple(positions) for positions in classes.values())
 
 
 def choose_arrangement(
@@ -156,7 +167,7 @@ def _grid(space: Space) -> Iterator[Arrangement]:
         for positions, option in zip(space.classes, chosen, strict=True):
             for position in positions:
                 units[position] = _as(option, units[position].name)
-        yield Arrangement(tuple(units), space.overlaps[-1], depth)
+        yield Arrangement(tuple(units), space.overlaps[-1], depth, space.groups[0])
 
 
 def _hurried(
@@ -241,3 +252,8 @@ def _changed(current: Arrangement, changes: dict[int, UnitPlan]) -> Arrangement:
 
 def _as(option: UnitPlan, name: str) -> UnitPlan:
     return option if option.name == name else replace(option, name=name)
+
+
+def proper_divisors(num_ranks: int) -> tuple[int, ...]:
+    """Sizes of groups of ranks that may share what is sharded, beside one rank and all of them."""
+    return tuple(size for size in range(2, num_ranks) if num_ranks % size == 0)

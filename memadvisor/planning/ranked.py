@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memadvisor.plan import Plan, Prediction
 from memadvisor.planning.arrangement import Arrangement
 
 _RUNGS = 8  # budgets between the smallest peak and that without recomputation
 # What updating in the backward must save of the step's time where a plan without it fits: a script may do in a later
-# step what the traced one did not, and is stopped then.
+# step what the traced one did not, and is stopped then. So must activations elsewhere: transfers take from compute too.
 _WORTH_IT = 0.01
 
 
@@ -43,6 +43,7 @@ class FrontPoint:
     step_time_s: float
     zero_stage: int
     num_recomputed: int
+    num_offloaded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,17 @@ class Kind:
     keep: (
         Callable[[int, bool], Arrangement | None] | None
     )  # with units that keep some of what they would recompute
+    offload: (
+        Callable[[int, bool], Arrangement | None] | None
+    )  # with units whose activations are elsewhere; roughly
     predict: Callable[[Arrangement], Prediction]
     smallest: Arrangement
     largest: Arrangement
 
 
 def worthier(late: RankedPlan, early: RankedPlan) -> RankedPlan:
-    """A plan that updates in the backward where it is needed to fit, or clearly faster; else the other one."""
+    """A plan that updates in the backward, or moves activations, where it is needed to fit, or clearly faster; else the
+    other one."""
     if late.fits and early.fits:
         limit_s = late.prediction.step_time_s * (1 - _WORTH_IT)
         return early if early.prediction.step_time_s < limit_s else late
@@ -85,18 +90,23 @@ def front_of(kind: Kind, budget_bytes: int) -> tuple[FrontPoint, ...]:
                     step_time_s=prediction.step_time_s,
                     zero_stage=kind.ranked.plan.zero_stage,
                     num_recomputed=len(arrangement.recomputed_units),
+                    num_offloaded=len(arrangement.away),
                 )
             )
     return tuple(front)
 
 
-def faster_of(kind: Kind, budget_bytes: int) -> Callable[[int], Arrangement | None]:
-    """Of what a kind gives with units that keep some and without, the faster."""
+def with_other(
+    kind: Kind, ranked: RankedPlan, other: Callable[[int, bool], Arrangement | None] | None, budget_bytes: int
+) -> Kind:
+    """A kind whose plan another search has found: of what it gives and what that one does, the faster; with other
+    budgets roughly."""
 
     def choose(target_bytes: int) -> Arrangement | None:
-        is_rough = target_bytes != budget_bytes
-        keeping = None if kind.keep is None else kind.keep(target_bytes, is_rough)
-        found = [one for one in (kind.choose(target_bytes), keeping) if one is not None]
-        return min(found, key=lambda one: kind.predict(one).step_time_s, default=None)
+        found = [kind.choose(target_bytes)]
+        if other is not None:
+            found.append(other(target_bytes, target_bytes != budget_bytes))
+        fitting = [one for one in found if one is not None and kind.predict(one).peak_bytes <= target_bytes]
+        return min(fitting, key=lambda one: kind.predict(one).step_time_s, default=None)
 
-    return choose
+    return replace(kind, ranked=ranked, choose=choose)

@@ -15,13 +15,13 @@ def explain(
     plan: Plan, prediction: Prediction, following: tuple[Plan, Prediction] | None, budget_bytes: int
 ) -> str:
     """What the plan does, where its peak is and what fills it, and how the next plan compares."""
-    sentences = [_deed(plan), _limit(prediction, budget_bytes)]
+    sentences = [_deed(plan, prediction), _limit(prediction, budget_bytes)]
     if following is not None:
         sentences.append(_comparison(prediction, *following))
     return " ".join(sentences)
 
 
-def _deed(plan: Plan) -> str:
+def _deed(plan: Plan, prediction: Prediction) -> str:
     num_recomputed = len(plan.recomputed_units)
     parts = []
     if plan.num_ranks > 1:
@@ -44,8 +44,21 @@ def _deed(plan: Plan) -> str:
         parts.append(f"keeps optimizer state on the {' and the '.join(tiers)} between updates")
     if plan.optimizer_codes:
         parts.append("keeps optimizer state in 8 bits between updates")
+    if away := [unit for unit in plan.units if unit.activation_tier != "device"]:
+        parts.append(
+            f"keeps what {len(away)} unit{'s' * (len(away) != 1)} save{'s' * (len(away) == 1)} for the backward on the "
+            f"{' and the '.join(sorted({unit.activation_tier for unit in away}))} meanwhile ({_waiting(prediction)})"
+        )
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _waiting(prediction: Prediction) -> str:
+    """How far compute hides transfers."""
+    exposed_s = prediction.exposed_transfer_s or 0.0
+    if exposed_s <= 1e-3 * prediction.step_time_s:
+        return "compute hides the transfers"
+    return f"a step waits {format_seconds(exposed_s)} for transfers"
 
 
 def _keeping(plan: Plan) -> str:
@@ -113,6 +126,8 @@ def _comparison(prediction: Prediction, other_plan: Plan, other: Prediction) -> 
 def _short(plan: Plan) -> str:
     words = [f"ZeRO {plan.zero_stage}{_groups(plan)}" if plan.num_ranks > 1 else "one rank"]
     words.append(f"{len(plan.recomputed_units)} recomputed")
+    if num_away := sum(unit.activation_tier != "device" for unit in plan.units):
+        words.append(f"{num_away} offloaded")
     if plan.micro_batch_size is not None and plan.grad_accum is not None:
         words.append(f"micro-batch {plan.micro_batch_size} x {plan.grad_accum}")
     return ", ".join(words)

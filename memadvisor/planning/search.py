@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
@@ -16,11 +17,19 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
-from memadvisor.planning.arrangement import SHARDINGS, Arrangement, Outcome, choose_arrangement, space_of
+from memadvisor.planning.arrangement import (
+    SHARDINGS,
+    Arrangement,
+    Outcome,
+    choose_arrangement,
+    proper_divisors,
+    space_of,
+)
+from memadvisor.planning.offload import OffloadSearch
 from memadvisor.planning.operators import OperatorSearch
-from memadvisor.planning.ranked import FrontPoint, Kind, RankedPlan, faster_of, front_of, order, worthier
+from memadvisor.planning.ranked import FrontPoint, Kind, RankedPlan, front_of, order, with_other, worthier
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
-from memadvisor.planning.stretches import Nested, NestedSearch
+from memadvisor.planning.stretches import Nested, NestedSearch, nested_of, nested_with
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
 from memadvisor.schedule import Lane
@@ -59,6 +68,7 @@ class Search:
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
         self._kinds: list[Kind] = []  # of what leaves the script alone
+        self._state_kinds: list[Kind] = []  # the same with optimizer state on another tier
         self.fingerprint = fingerprint(
             (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
         )
@@ -94,7 +104,8 @@ class Search:
                 alike[-1] = worthier(alike[-1], min(early, key=order))
             ways += [(stage, *each) for each in kinds]
         tier = self._tier(step)
-        if tier is not None and not any(ranked.fits for ranked in alike):
+        keeps_state = any(s.optimizer_bytes for s in step.states.values()) and self.optimizer_bits is None
+        if tier is not None and keeps_state and not any(ranked.fits for ranked in alike):
             away = [self._alike(step, *way, None, [], tier=tier) for way in ways]
             alike.append(min(away, key=order))
         yield from alike
@@ -102,18 +113,15 @@ class Search:
             mixed = self._mixed(step, found)
             if self._is_worth_it(mixed, min(alike, key=order)):
                 yield mixed
-        keeping = self._keeping(step)
-        if keeping is not None:
-            yield keeping
+        for besides in (self._keeping, self._moving):
+            if (ranked := besides(step)) is not None:
+                yield ranked
 
     def _tier(self, step: CapturedStep) -> str | None:
-        """Where optimizer state may lie between updates: as near as transfers are known; None for nowhere else."""
-        if self.transfers is None or step.shard_groups or self.optimizer_bits is not None:
-            return None
-        if not any(states.optimizer_bytes for states in step.states.values()):
-            return None
+        """Where optimizer state and activations may lie: as near as transfers are known; None for nowhere else."""
         lanes = (Lane.DISK,) if step.device == "cpu" else (Lane.HOST, Lane.DISK)
-        return next((lane.value for lane in lanes if lane in self.transfers.bandwidths), None)
+        known = self.transfers.bandwidths if self.transfers is not None and not step.shard_groups else ()
+        return next((lane.value for lane in lanes if lane in known), None)
 
     def _is_worth_it(self, mixed: RankedPlan, best: RankedPlan) -> bool:
         """Another stage for each unit has to bring something: it fits alone, or it is faster."""
@@ -136,6 +144,8 @@ class Search:
     ) -> RankedPlan:
         """All units of one stage, with the best choice of units to recompute; what was met joins `found`."""
 
+        nearest = self._tier(step)
+
         def arranged(nested: Nested) -> Arrangement:
             kept = dict(nested.kept)
             units = tuple(
@@ -146,6 +156,7 @@ class Search:
                     reshard=reshard,
                     optimizer_tier=tier,
                     kept=kept.get(u.name, ()),
+                    activation_tier=(nearest or "device") if u.name in nested.away else "device",
                 )
                 for u in step.units
             )
@@ -162,11 +173,10 @@ class Search:
             return play(Nested(recomputed, ()))
 
         def predict(arrangement: Arrangement) -> Prediction:
-            kept = {unit.name: unit.kept for unit in arrangement.units}
-            return play(_nested(arrangement.recomputed, arrangement.stretches, kept)).prediction()
+            return play(nested_of(arrangement)).prediction()
 
         search = NestedSearch(step, play)
-        operators = OperatorSearch(step, lambda kept: play(_nested(frozenset(kept), (), kept)))
+        operators = OperatorSearch(step, lambda kept: play(nested_with(frozenset(kept), (), kept)))
         may_nest = not early and self._may_nest(step, stage, shard_ranks)
 
         def choose(target_bytes: int) -> Arrangement | None:
@@ -180,7 +190,7 @@ class Search:
 
         def keep(target_bytes: int, is_rough: bool) -> Arrangement | None:
             kept = operators.fastest(target_bytes, is_rough=is_rough)
-            return None if kept is None else arranged(_nested(frozenset(kept), (), kept))
+            return None if kept is None else arranged(nested_with(frozenset(kept), (), kept))
 
         smallest = Nested(smallest_peak(step, evaluate).recomputed, ())
         found.append(arranged(smallest))
@@ -190,13 +200,54 @@ class Search:
         if least is not None:
             smallest = min(smallest, least, key=lambda one: play(one).peak.total_bytes)
         best = self._best(step, choose, predict, arranged(smallest), found)
-        if step.repeats == 1 and not early and tier == "device":
+        if step.repeats == 1 and not early:
             largest = arranged(Nested(frozenset(), ()))
             may_keep = self.settings is None and bool(step.operators)
-            self._kinds.append(
-                Kind(best, choose, keep if may_keep else None, predict, arranged(smallest), largest)
+            offload = self._offload(step, largest, lambda a: play(nested_of(a)), choose, arranged(smallest))
+            (self._kinds if tier == "device" else self._state_kinds).append(
+                Kind(best, choose, keep if may_keep else None, offload, predict, arranged(smallest), largest)
             )
         return best
+
+    def _offload(
+        self,
+        step: CapturedStep,
+        plain: Arrangement,
+        play: Callable[[Arrangement], Simulation],
+        choose: Callable[[int], Arrangement | None],
+        smallest: Arrangement,
+    ) -> Callable[[int, bool], Arrangement | None] | None:
+        """Plans with activations on another tier, for any budget; None where there is none."""
+        tier = self._tier(step)
+        if tier is None or self.transfers is None:
+            return None
+        search = OffloadSearch(step, plain, tier, self.transfers, play)
+
+        @cache
+        def offload(target_bytes: int, is_rough: bool) -> Arrangement | None:
+            num_moves = 0 if is_rough else max(50, _SEGMENTS_PLAYED // len(step.segments))
+            return search.fastest(target_bytes, [choose(target_bytes) or smallest], num_moves)
+
+        return offload
+
+    def _moving(self, step: CapturedStep) -> RankedPlan | None:
+        """The best plan's way of sharding with activations elsewhere; where nothing else fits, optimizer state too."""
+        best: RankedPlan | None = None
+        for kinds in (self._kinds, self._state_kinds):
+            if step.repeats > 1 or not kinds or (best is not None and best.fits):
+                continue
+            place = min(range(len(kinds)), key=lambda place: order(kinds[place].ranked))
+            ranked = self._moved(step, kinds[place])
+            if ranked is not None and worthier(kinds[place].ranked, ranked) is ranked:
+                best = ranked if best is None else min(best, ranked, key=order)
+                kinds[place] = with_other(kinds[place], ranked, kinds[place].offload, self.budget_bytes)
+        return best
+
+    def _moved(self, step: CapturedStep, kind: Kind) -> RankedPlan | None:
+        offload = kind.offload
+        if offload is None or (last := offload(self.budget_bytes, False)) is None:
+            return None
+        return self._best(step, lambda target: offload(target, False), kind.predict, last, [])
 
     def _keeping(self, step: CapturedStep) -> RankedPlan | None:
         """The best plan's way of sharding, with units that keep some of what they would recompute: where units as
@@ -214,7 +265,7 @@ class Search:
         if not ranked.fits:
             return None
         self.needs.append(ranked.prediction.needed_bytes)
-        self._kinds[place] = replace(kind, ranked=ranked, choose=faster_of(kind, self.budget_bytes))
+        self._kinds[place] = with_other(kind, ranked, kind.keep, self.budget_bytes)
         return ranked
 
     def front(self) -> tuple[FrontPoint, ...]:
@@ -337,9 +388,7 @@ class Search:
             units=tuple(replace(unit, optimizer_bits=self.optimizer_bits) for unit in arrangement.units),
             micro_batch_size=step.micro_batch_size,
             grad_accum=step.num_micro_batches * step.repeats,
-            prediction=None,
             budget_bytes=self.budget_bytes,
-            why="",
             overlap=arrangement.overlap,
             gather_depth=arrangement.gather_depth,
             precision=self.precision,
@@ -349,14 +398,3 @@ class Search:
             update_in_backward=arrangement.early,
             stretches=arrangement.stretches,
         )
-
-
-def _nested(
-    alone: frozenset[str], stretches: tuple[tuple[str, str], ...], kept: Mapping[str, tuple[str, ...]]
-) -> Nested:
-    return Nested(alone, stretches, tuple(sorted((unit, names) for unit, names in kept.items() if names)))
-
-
-def proper_divisors(num_ranks: int) -> tuple[int, ...]:
-    """Sizes of groups of ranks that may share what is sharded, beside one rank and all of them."""
-    return tuple(size for size in range(2, num_ranks) if num_ranks % size == 0)

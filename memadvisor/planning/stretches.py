@@ -7,12 +7,13 @@ chain alone, so what it finds is simulated, and the fastest that the simulation 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 from memadvisor.cost.simulate import Simulation
 from memadvisor.cost.step import Bytes, CapturedStep
+from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.rotor import Chain, ChainUnit, Stretch
 
 _MIN_UNITS = 3  # of a chain, for stretches to be worth it
@@ -21,12 +22,29 @@ _NEIGHBOURS = 4  # schedules tried beyond the first one that fits
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """Units recomputed by themselves, the first and last units of stretches of two and more, and by unit recomputed by
-    itself, the operators whose outputs it keeps."""
+    """Units recomputed by themselves, the first and last units of stretches of two and more, by unit recomputed by
+    itself the operators whose outputs it keeps, and units whose activations wait on another tier."""
 
     alone: frozenset[str]
     stretches: tuple[tuple[str, str], ...]
     kept: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    away: frozenset[str] = frozenset()
+
+
+def nested_with(
+    alone: frozenset[str],
+    stretches: tuple[tuple[str, str], ...],
+    kept: Mapping[str, tuple[str, ...]],
+    away: frozenset[str] = frozenset(),
+) -> Nested:
+    operators = tuple(sorted((unit, names) for unit, names in kept.items() if names))
+    return Nested(alone, stretches, operators, away)
+
+
+def nested_of(arrangement: Arrangement) -> Nested:
+    """What an arrangement does to activations."""
+    kept = {unit.name: unit.kept for unit in arrangement.units}
+    return nested_with(arrangement.recomputed, arrangement.stretches, kept, arrangement.away)
 
 
 Evaluate = Callable[[Nested], Simulation]

@@ -1,0 +1,136 @@
+"""Which units' activations wait on another tier, which are recomputed, and which stay: one choice for a budget.
+
+A unit's transfers are hidden where the write fits under the next unit's forward, and the read under that unit's backward:
+the windows that Megatron-Kwai (ATC'24) and POFO (NeurIPS'21) fill. The search starts from the best recomputation
+without any transfer and from filled windows, and then changes units one by one and many alike at once, with
+the simulator's time and peak alone (arrangement.py). Where all choices are few, all of them are played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from memadvisor.cost.moved_activations import Moves, units_away
+from memadvisor.cost.simulate import Simulation
+from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.stretches import Stretches
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.planning.arrangement import Arrangement, Outcome, Space, choose_arrangement, classes_of
+from memadvisor.schedule import Lane
+from memadvisor.write_schedule import write_schedule
+
+
+@dataclass(frozen=True)
+class OffloadSearch:
+    """Of one step and one way of sharding it: `plain`, in which nothing is recomputed and nothing is elsewhere."""
+
+    step: CapturedStep
+    plain: Arrangement
+    tier: str
+    times: TransferTimes
+    play: Callable[[Arrangement], Simulation]
+
+    @cached_property
+    def movable(self) -> tuple[str, ...]:
+        """Units that keep anything large enough to be moved, in order of execution."""
+        moving = {unit for storages in self.step.saved for unit in storages.movable_by}
+        return tuple(unit.name for unit in self.plain.units if unit.name in moving)
+
+    def fastest(self, budget_bytes: int, starts: Iterable[Arrangement], num_moves: int) -> Arrangement | None:
+        """The fastest found within the budget, else the one of least peak; None where nothing can be moved.
+
+        Never slower than any of `starts` that fits. Without moves: the best of the starts and of filled windows.
+        """
+        if not self.movable:
+            return None
+        first = [*self._windows(budget_bytes), *(start for start in starts if not start.stretches)]
+        first += [self.plain, self._with(self.movable, ())]
+        limit_s = self._evaluate(self.plain).step_time_s * (1 + 1e-9)
+        free = [start for start in first if self._fits(start, budget_bytes)]
+        free = [start for start in free if self._evaluate(start).step_time_s <= limit_s]
+        if free:  # none is faster than the plain step; of these, that which moves least
+            return min(free, key=lambda start: len(start.away))
+        return choose_arrangement(self._space, self._evaluate, first, budget_bytes, num_moves)
+
+    @cached_property
+    def _space(self) -> Space:
+        options = []
+        for unit in self.plain.units:
+            own = [unit]
+            if unit.name in self.step.recomputable:
+                own.append(replace(unit, recompute=True))
+            if unit.name in self.movable:
+                own.append(replace(unit, activation_tier=self.tier))
+            options.append(tuple(own))
+        return Space(
+            tuple(options),
+            classes_of(self.step),
+            depths=(self.plain.gather_depth,),
+            groups=(self.plain.shard_ranks,),
+            overlaps=(self.plain.overlap,),
+        )
+
+    def _evaluate(self, arrangement: Arrangement) -> Outcome:
+        played = self.play(arrangement)
+        return Outcome(played.step_time_s, played.peak.total_bytes)
+
+    def _with(self, away: Sequence[str], again: Sequence[str]) -> Arrangement:
+        def changed(unit: UnitPlan) -> UnitPlan:
+            if unit.name in again:
+                return replace(unit, recompute=True)
+            return replace(unit, activation_tier=self.tier) if unit.name in away else unit
+
+        return replace(self.plain, units=tuple(changed(unit) for unit in self.plain.units))
+
+    def _windows(self, budget_bytes: int) -> Iterator[Arrangement]:
+        """All hidden transfers, as many of them from the first unit on as the budget needs, and where all of them are
+        too few, as many of the other units recomputed."""
+        hidden = self.hidden
+        if not hidden:
+            return
+        yield self._with(hidden, ())
+        if self._fits(self._with(hidden, ()), budget_bytes):
+            fewest = self._fewest(lambda number: self._with(hidden[:number], ()), len(hidden), budget_bytes)
+            yield self._with(hidden[:fewest], ())
+            return
+        rest = [name for name in self.step.recomputable if name not in hidden]
+        fewest = self._fewest(lambda number: self._with(hidden, rest[:number]), len(rest), budget_bytes)
+        yield self._with(hidden, rest[:fewest])
+
+    def _fits(self, arrangement: Arrangement, budget_bytes: int) -> bool:
+        return self.play(arrangement).peak.total_bytes <= budget_bytes
+
+    def _fewest(self, taken: Callable[[int], Arrangement], most: int, budget_bytes: int) -> int:
+        """How many are needed to fit, if more never need more memory."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high) // 2
+            if self._fits(taken(middle), budget_bytes):
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    @cached_property
+    def hidden(self) -> tuple[str, ...]:
+        """Units whose transfers take no longer than the forward, and the backward, of the unit behind them."""
+        plan = Plan(num_ranks=1, zero_stage=0, policy="chosen", units=self._with(self.movable, ()).units)
+        away = units_away(write_schedule(plan, self.step.units))
+        moves, lane = Moves(self.step, away, Stretches(())), Lane(self.tier)
+        windows = {
+            (segment.phase, segment.unit, segment.micro_batch): segment.duration_s
+            for segment in self.step.segments
+        }
+        slow = set()
+        for phase, transfers, seconds in (
+            ("forward", moves.written, self.times.write_s),
+            ("backward", moves.read, self.times.read_s),
+        ):
+            for (unit, micro_batch), sent in transfers.items():
+                window_s = windows.get((phase, away[unit].gone_after, micro_batch), 0.0)
+                if seconds(lane, sent.size_bytes) > window_s:
+                    slow.add(unit)
+        return tuple(unit for unit in self.movable if unit not in slow)
