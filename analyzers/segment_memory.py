@@ -15,10 +15,12 @@ from itertools import accumulate
 from memadvisor.analyzers.batch_sizes import is_weight_cast
 from memadvisor.analyzers.movable import boundary_tensors, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
+from memadvisor.analyzers.roundable import roundable_storages
 from memadvisor.analyzers.saved_storages import grouped, saved_storages
 from memadvisor.analyzers.step_storages import step_storages
 from memadvisor.analyzers.unit_operators import Forward, unit_forwards
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.rounded_activations import RoundableStorage, TimedChange, Timeline
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level, StepStorage
 from memadvisor.precision import Precision, bytes_in
@@ -46,6 +48,8 @@ class Memory:
     inner: tuple[Inner, ...]
     boundaries: tuple[BoundaryTensor, ...]
     saved: tuple[SavedStorages, ...]
+    roundable: tuple[RoundableStorage, ...]
+    timelines: tuple[Timeline, ...]
     storages: tuple[StepStorage, ...]
     operators: Mapping[int, ForwardOperators]  # by forward segment, with the seconds of the traced step
     unit_forwards: Mapping[int, Forward]
@@ -53,12 +57,9 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
+class _Event(TimedChange):
     """A change of live bytes. Deaths come before births of the same time."""
 
-    time_s: float
-    delta_bytes: int
-    category: str
     number: int  # of the placed storage; -1 for the unexplained rest
     is_own: bool  # the storage was born in this segment
 
@@ -104,13 +105,14 @@ def segment_memory(
             parameters.setdefault(parameter.unit, []).append(parameter)
     buffers = _buffers(parameters, precision)
     forwards = unit_forwards(rank, passes, placed, freed - casts)
-    levels = []
+    levels, timelines = [], []
     missed: dict[int, int] = {}
     operators = {}
     for position, piece in enumerate(pieces):
         unsaved = _without_saving(piece, events[position], placed, freed, casts)
-        level = _levels(piece, start, events[position], unsaved, placed, parameters, buffers)
+        level, timeline = _levels(piece, start, events[position], unsaved, placed, parameters, buffers)
         levels.append(level)
+        timelines.append(timeline)
         missed.update(_missed_by_deaths(start, events[position]))
         if position in forwards:
             operators[position] = forwards[position].operators(start, unsaved, events[position], placed)
@@ -122,6 +124,8 @@ def segment_memory(
         inner=tuple(inner_storages(placed, freed, casts, passes)),
         boundaries=tuple(boundaries.values()),
         saved=grouped(saved.values()),
+        roundable=roundable_storages(rank, placed, saved, casts, passes),
+        timelines=tuple(timelines),
         storages=step_storages(rank, step, placed, passes, boundaries, saved=saved, freed=freed, casts=casts),
         operators=operators,
         unit_forwards=forwards,
@@ -209,7 +213,7 @@ def _levels(
     placed: Sequence[Placed],
     parameters: Mapping[str, Sequence[Parameter]],
     buffers: _Buffers,
-) -> SegmentLevels:
+) -> tuple[SegmentLevels, Timeline]:
     others = {category: size for category, size in start.items() if category not in STATES}
     units, passing = _handed_over(piece, events, placed, parameters, buffers, collect=False)
     _, collected = _handed_over(piece, events, placed, parameters, buffers, collect=True)
@@ -217,14 +221,18 @@ def _levels(
     if unsaved is not events:
         _, lean = _handed_over(piece, unsaved, placed, parameters, buffers, collect=False)
     same = unsaved is events
-    return SegmentLevels(
+    own = _own_gradients(events)
+    views = {"captured": events, "own_gradients": own, "passing_gradients": passing}
+    timeline = Timeline(piece.start_s, {**views, "collected_gradients": collected})
+    levels = SegmentLevels(
         captured=_level(start, events, unsaved),
-        own_gradients=_level(others, _own_gradients(events), _own_gradients(unsaved)),
+        own_gradients=_level(others, own, _own_gradients(unsaved)),
         passing_gradients=_level(others, passing, lean),
         collected_gradients=_level(others, collected, collected if same else lean),
         gradient_units=units,
         growth=_growth(piece, events, placed),
     )
+    return levels, timeline
 
 
 def _level(start: Mapping[str, int], events: Sequence[_Event], unsaved: Sequence[_Event]) -> Level:

@@ -19,6 +19,7 @@ from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.coded_states import is_coded
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.owners import is_elementwise
+from memadvisor.cost.rounded_activations import RoundingCost
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates, WholeUpdate
 from memadvisor.errors import UsageError
@@ -94,6 +95,9 @@ def captured_step(
         inner=memory.inner,
         boundaries=memory.boundaries,
         saved=memory.saved,
+        roundable=memory.roundable,
+        timelines=memory.timelines,
+        rounding_cost=_rounding_cost(rank),
         storages=memory.storages,
         recomputable=_recomputable(rank, memory, runs, cost, micro_batch_divisor),
         second_runs=runs,
@@ -116,6 +120,14 @@ def captured_step(
         leaves_gradients_alone=all(map(leaves_gradients_alone, traced)),
         shard_groups=groups,
     )
+
+
+def _rounding_cost(rank: RankRun) -> RoundingCost | None:
+    """What the run has measured of its own process; None where it has not, as on a device."""
+    rounding_s, restoring_s = rank.process.rounding_element_s, rank.process.restoring_element_s
+    if rounding_s is None or restoring_s is None or not rank.process.device.startswith("cpu"):
+        return None
+    return RoundingCost(rounding_s, restoring_s)
 
 
 def _traced_peak_bytes(rank: RankRun) -> int:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from memadvisor import __version__
-from memadvisor.cli.measuring import measure_second_runs
+from memadvisor.cli.measuring import measure_engines
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.plan import Plan
 from memadvisor.plan_file import load_plan
@@ -49,7 +49,7 @@ class Profile:
             world_size=identity.world_size,
             local_rank=identity.local_rank,
             rank_is_guess=identity.is_guess,
-            measure_second_runs=measure_second_runs,
+            measure_engines=measure_engines,
         )
         self._recorder = Recorder(options)
         return self

@@ -173,6 +173,11 @@ class Schedule:
         }
 
     @property
+    def activation_bits(self) -> dict[str, int]:
+        """What activations of units are rounded to, by unit that does so."""
+        return {unit.name: unit.activation_bits for unit in self.units if unit.activation_bits is not None}
+
+    @property
     def kept(self) -> dict[str, tuple[str, ...]]:
         """Operators whose outputs stay, by recomputed unit."""
         return {

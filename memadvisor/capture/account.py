@@ -200,6 +200,7 @@ def make_account(
             unpacked_s=seconds(row.unpacked_ns),
             released_s=seconds(row.released_ns if row.released_ns and row.released_ns <= end_ns else None),
             operator=log.operator_of_node.get(row.node_number or 0, ""),
+            needs_gradient=row.needs_gradient,
         )
         for row, block in saved_blocks
     ]

@@ -60,6 +60,7 @@ class SavedTensor:
     unpacked_ns: int | None = None
     released_ns: int | None = None
     node_number: int | None = None  # sequence number of the autograd node that keeps it
+    needs_gradient: bool = False
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ class SavedTensorHooks:
             self._also(tensor)
         # Our own detach is none of the script's.
         was_active, self._mode.is_active = self._mode.is_active, False
+        needs_gradient = tensor.requires_grad
         tensor = without_cycle(tensor)
         self._mode.is_active = was_active
         if not address or not was_active:
@@ -39,7 +40,15 @@ class SavedTensorHooks:
         now_ns = time.time_ns()
         self._mode._sight(tensor, address, now_ns)
         place, (_, shape) = self._mode._here, self._mode.describe(tensor)
-        row = SavedTensor(address, size_bytes, shape, place, now_ns, node_number=_get_sequence_nr())
+        row = SavedTensor(
+            address,
+            size_bytes,
+            shape,
+            place,
+            now_ns,
+            node_number=_get_sequence_nr(),
+            needs_gradient=needs_gradient,
+        )
         self._log.saved.append(row)
         return _Kept(tensor, row)
 

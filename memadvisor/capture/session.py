@@ -75,7 +75,7 @@ def profile_script(
     continuation: Continuation | None = None,
     when_attached: WhenAttached | None = None,
     after: Callable[[bool], None] | None = None,
-    measure_second_runs: Callable[[], tuple[float, float, float]] | None = None,
+    measure_engines: Callable[[], tuple[float, ...]] | None = None,
 ) -> None:
     """Run the script in this process and record it into `directory`.
 
@@ -92,7 +92,7 @@ def profile_script(
         "trace_step": trace_step,
         "memory_limit_bytes": memory_limit_bytes,
         "max_bytes": max_bytes,
-        "measure_second_runs": measure_second_runs,
+        "measure_engines": measure_engines,
     }
     followed = Followed(continuation, partial(_say_before_exec, recorders)) if continuation else None
 

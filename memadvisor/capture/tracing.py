@@ -125,7 +125,7 @@ class Tracing:
         if snapshot is not None:
             self._writer.write_allocator(snapshot)
         self.has_trace = self._writer.write_trace(step, trace, models, optimizers)
-        self._writer.measure_second_runs(device)
+        self._writer.measure_engines(device)
         account = trace.account
         if account.peak_allocated_bytes is None:
             self._note("warning", "The allocator's total is not known in this process; no peak is recorded.")

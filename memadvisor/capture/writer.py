@@ -41,8 +41,8 @@ _MAX_RAW_BYTES = MAX_JOURNAL_RAW_BYTES * 3 // 4
 class RecorderOptions:
     """`trace_step` is the index of the traced step: two steps of warm-up before it by default.
 
-    Once `max_bytes` are written, only the steps are. `measure_second_runs`, the engine's, is called once after the
-    traced step, on a CPU: seconds of a call and of a saved tensor, which go into the run.
+    Once `max_bytes` are written, only the steps are. `measure_engines`, the engine's, is called once after the
+    traced step, on a CPU: seconds, in the order of ProcessInfo's fields, into which they go.
     """
 
     directory: Path
@@ -53,7 +53,16 @@ class RecorderOptions:
     trace_step: int = 2
     memory_limit_bytes: int | None = None
     max_bytes: int = 10**9
-    measure_second_runs: Callable[[], tuple[float, float, float]] | None = None
+    measure_engines: Callable[[], tuple[float, ...]] | None = None
+
+
+_MEASURED = (
+    "second_run_call_s",
+    "second_run_tensor_s",
+    "second_run_operator_s",
+    "rounding_element_s",
+    "restoring_element_s",
+)
 
 
 class RankWriter:
@@ -69,7 +78,7 @@ class RankWriter:
         self._has_models = False
         self._counters: list[Counter] = []
         self._has_room = True
-        self._second_run_s: tuple[float, float, float] | None = None
+        self._engines_s: tuple[float, ...] | None = None
 
     @property
     def rank(self) -> int:
@@ -89,12 +98,12 @@ class RankWriter:
         """Who writes; again when the model's device is known: the last one counts."""
         self._journal.write_document("process", dataclasses.asdict(self._process_info(device)))
 
-    def measure_second_runs(self, device: torch.device) -> None:
-        """What the engine's recomputation takes here beside a forward; a run without it predicts without it."""
-        if self._options.measure_second_runs is None or device.type != "cpu":
+    def measure_engines(self, device: torch.device) -> None:
+        """What the engine's recomputation takes here beside a forward, and its rounding; a run without it predicts without it."""
+        if self._options.measure_engines is None or device.type != "cpu":
             return
         with contextlib.suppress(Exception):  # a mode of the script's may be in force
-            self._second_run_s = self._options.measure_second_runs()
+            self._engines_s = self._options.measure_engines()
             self.write_process(device)
 
     def write_note(self, level: str, text: str) -> None:
@@ -219,9 +228,7 @@ class RankWriter:
             torch_version=torch.__version__,
             python_version=platform.python_version(),
             mark=own_mark(),
-            second_run_call_s=self._second_run_s[0] if self._second_run_s else None,
-            second_run_tensor_s=self._second_run_s[1] if self._second_run_s else None,
-            second_run_operator_s=self._second_run_s[2] if self._second_run_s else None,
+            **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
         )
 
 

@@ -14,7 +14,7 @@ from memadvisor.capture.script import Target, check_target
 from memadvisor.capture.session import profile_script, rank_identity, start_manifest
 from memadvisor.cli.closing import print_closing
 from memadvisor.cli.directory import choose_directory
-from memadvisor.cli.measuring import measure_second_runs
+from memadvisor.cli.measuring import measure_engines
 from memadvisor.errors import UsageError
 from memadvisor.units import parse_bytes
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         after=lambda well: close(arguments, directory, here=here, with_report=well),
         memory_limit_bytes=arguments.memory_limit,
         max_bytes=arguments.max_run_size,
-        measure_second_runs=measure_second_runs,
+        measure_engines=measure_engines,
     )
     return 0
 

@@ -5,7 +5,7 @@ them for is run again: before its own backward, or that of the stretch's last un
 (`BoundaryTensor`) lives until its last use in the forward, the release by every unit that still saves it, and
 the end of every recomputed unit that takes it as input from outside of its stretches. What a stretch makes again
 of it lives from there on until the last release by a unit that saves it or takes it into an inner stretch.
-What waits on another tier meanwhile: moved_activations.py.
+What waits on another tier meanwhile: moved_activations.py; what is in fewer bits: rounded_activations.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Literal
 
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.moved_activations import Away, Moves
+from memadvisor.cost.rounded_activations import RoundedActivations
 from memadvisor.cost.step import STATES, BoundaryTensor, Bytes, CapturedStep, Level, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.stretches import Stretch
@@ -31,8 +32,8 @@ RNG_STATE_BYTES = 5056
 
 
 class Activations:
-    """Levels of a step under a choice of stretches, and of units whose activations are `away`; `view` names one of
-    cost/step.py's."""
+    """Levels of a step under a choice of stretches, of units whose activations are `away`, and of `bits` that others'
+    are rounded to; `view` names one of cost/step.py's."""
 
     def __init__(
         self,
@@ -40,12 +41,18 @@ class Activations:
         stretches: Stretches,
         kept: Kept | None = None,
         away: Mapping[str, Away] | None = None,
+        bits: Mapping[str, int] | None = None,
     ) -> None:
         self.step = step
         self.stretches = stretches
         self.kept = dict(kept or {})
-        self.choices = stretches, self.kept, dict(away or {})
-        self.moves = Moves(step, self.choices[-1], stretches)
+        self.choices = stretches, self.kept, dict(away or {}), dict(bits or {})
+        self.moves = Moves(step, dict(away or {}), stretches)
+        self.rounded: RoundedActivations | None = None
+        if bits:
+            self.rounded = RoundedActivations(
+                step.roundable, step.timelines, bits, tuple(stretches.units), step.device
+            )
         self._places = _places_kept(step, self.kept)
         num_segments = len(step.segments)
         during = _Changes(num_segments)
@@ -60,7 +67,8 @@ class Activations:
 
     def start(self, position: int, view: View) -> dict[str, int]:
         """Alive when the segment begins, before anything is recomputed for it."""
-        return _sum(_level(self.step.segments[position], view).start, self._at_start, position)
+        start = _sum(_level(self.step.segments[position], view).start, self._at_start, position)
+        return start if self.rounded is None else added(start, self.rounded.at_start[position])
 
     def start_changes(self) -> list[int]:
         """By segment, what is alive when it begins beyond what was captured."""
@@ -71,6 +79,17 @@ class Activations:
         """Alive at the segment's highest instant."""
         segment = self.step.segments[position]
         level = _level(segment, view)
+        if self.rounded is not None and self.rounded.changes_in(position):
+            return _sum(self.rounded.peak(position, view, level.start), self._during, position)
+        peak = self._peak_as_saved(segment, level, position, view)
+        return peak if self.rounded is None else added(peak, self.rounded.at_start[position])
+
+    def rounding_s(self, position: int) -> float:
+        """What rounding and bringing back take in a segment; 0 also where the run has not measured it."""
+        cost = self.step.rounding_cost
+        return 0.0 if self.rounded is None or cost is None else self.rounded.seconds(position, cost)
+
+    def _peak_as_saved(self, segment: Segment, level: Level, position: int, view: View) -> dict[str, int]:
         if position in self._places:
             reached = self.step.operators[position].forward_peak(self._places[position])
             shown = reached if view == "captured" else {c: n for c, n in reached.items() if c not in STATES}

@@ -90,11 +90,12 @@ def simulate(
 ) -> Simulation:
     """Play `schedule` over `step`. `times` may be None where one rank needs no collective, `transfers` without other tiers.
 
-    `activations`: those of the same step and choices, where they are at hand.
+    `activations`: those of the same step and choices, where they are at hand. Where the run has not measured what rounding
+    activations takes (`rounding_cost`), times do without it.
     """
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
-    choices = Stretches(schedule.stretches), schedule.kept, units_away(schedule)
+    choices = Stretches(schedule.stretches), schedule.kept, units_away(schedule), schedule.activation_bits
     if activations is None or activations.choices != choices:
         activations = Activations(step, *choices)
     return _Player(step, schedule, times, watcher, activations, transfers).play()
@@ -176,7 +177,7 @@ class _Player:
             self._run_again(position, view)
         self._moment(place, position, self._peak(position, view))
         share = self.engine.late_update_share() if segment.phase == "optimizer" else 1.0
-        self.lanes.compute(place, segment.duration_s * share)
+        self.lanes.compute(place, segment.duration_s * share + self.activations.rounding_s(position))
         self.engine.leave(segment)
         if self.watcher is not None:
             self.watcher.segment(position, self.engine.tensors(), self._temporaries_share(segment))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Timeline
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.precision import FULL_PRECISION, Precision
@@ -177,7 +178,8 @@ class CapturedStep:
     segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`:
     that of the schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the
     optimizer step, as far as is known. `shard_groups`: those of a script that shares its model by FSDP2.
-    `saved`: what units' forwards keep for their backwards and may wait elsewhere.
+    `saved`: what units' forwards keep for their backwards and may wait elsewhere. `roundable`: what of it may be in fewer
+    bits meanwhile; `timelines`: what comes and goes in each segment; `rounding_cost`: None where it was not measured.
     `second_runs`: what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside.
     """
 
@@ -204,6 +206,9 @@ class CapturedStep:
     leaves_gradients_alone: bool = False
     shard_groups: tuple[ShardGroup, ...] = ()
     saved: tuple[SavedStorages, ...] = ()
+    roundable: tuple[RoundableStorage, ...] = ()
+    timelines: tuple[Timeline, ...] = ()
+    rounding_cost: RoundingCost | None = None
     second_runs: Mapping[tuple[str, int | None], SecondRun] = field(default_factory=dict)
     second_run_cost: SecondRunCost = FREE
 

@@ -194,7 +194,8 @@ class Saved:
 
     Several rows may name one storage, whose bytes count once. `released_s` None: never, in this step.
     `operator` is the one whose backward needs it, which need not be the one that made it; None where the
-    run is older than this column, "" where no operator ran for it.
+    run is older than this column, "" where no operator ran for it. `needs_gradient`: whether the tensor does; None in
+    older runs.
     """
 
     storage_id: int
@@ -207,6 +208,7 @@ class Saved:
     unpacked_s: float | None
     released_s: float | None
     operator: str | None = None
+    needs_gradient: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +343,8 @@ class ProcessInfo:
     """Who wrote a journal. `mark` tells the process from all others of its number: the machine's boot, the namespace of
     processes, and when it started; None where the system does not say. What recomputing takes beside the forward
     itself, for a call, for each tensor that it saves, and for each operator in either run of a unit that keeps outputs, is
-    measured after the traced step; None on GPUs."""
+    measured after the traced step; so is what rounding an activation takes, and bringing it back, by element. None on
+    GPUs."""
 
     rank: int
     world_size: int
@@ -360,6 +363,8 @@ class ProcessInfo:
     second_run_call_s: float | None = None
     second_run_tensor_s: float | None = None
     second_run_operator_s: float | None = None
+    rounding_element_s: float | None = None
+    restoring_element_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

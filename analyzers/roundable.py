@@ -1,0 +1,87 @@
+"""Which storages of the traced step an engine may keep in fewer bits, and when autograd asks for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
+
+from memadvisor.activation_bits import FLOATING, STATISTIC_SHARE
+from memadvisor.analyzers.batch_sizes import dimensions
+from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.cost.rounded_activations import RoundableStorage, Save
+from memadvisor.cost.saved import SavedStorages
+from memadvisor.run.run import RankRun
+
+_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
+
+
+def roundable_storages(
+    rank: RankRun,
+    placed: Sequence[Placed],
+    saved: Mapping[int, SavedStorages],
+    casts: Collection[int],
+    passes: Passes,
+) -> tuple[RoundableStorage, ...]:
+    """Of those that an engine may take (`saved`), in order of birth; none in runs that do not tell what needs a gradient.
+
+    A mask is a boolean, or what `aten::bernoulli_` has written; whatever else needs no gradient stays as it is.
+    """
+    drawn = {row.changes for row in rank.operators if row.name == "aten::bernoulli_"}
+    fewest = _fewest_elements(rank, placed)
+    found = (
+        _roundable(placed[number], one, passes, fewest, is_drawn=placed[number].row.storage_id in drawn)
+        for number, one in sorted(saved.items())
+        if number not in casts
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def _roundable(
+    item: Placed, one: SavedStorages, passes: Passes, fewest: Mapping[str, int], *, is_drawn: bool
+) -> RoundableStorage | None:
+    row = item.row
+    item_bytes = _ITEM_BYTES.get(row.dtype)
+    rows = sorted(item.saved, key=lambda saved: saved.saved_s)
+    if item_bytes is None or row.death_s is None:
+        return None
+    first = next((saved for saved in rows if saved.unit in one.movable_by), None)
+    count = row.size_bytes // item_bytes
+    is_mask = row.dtype == "bool" or is_drawn
+    if first is None or first.needs_gradient is None:
+        return None
+    if not is_mask and (row.dtype not in FLOATING or not first.needs_gradient or count < fewest[first.unit]):
+        return None
+    used_s = row.birth_s if row.last_forward_use_s is None else max(row.birth_s, row.last_forward_use_s)
+    return RoundableStorage(
+        category=row.category,
+        dtype=row.dtype,
+        size_bytes=row.size_bytes,
+        num_elements=count,
+        is_mask=is_mask,
+        death_s=row.death_s,
+        held_until_s=row.death_s if one.held_until == item.death else used_s,
+        input_until_s={unit: passes.pieces[at].end_s for unit, at in one.input_of.items()},
+        saves=tuple(_saves(item, one.movable_by)),
+    )
+
+
+def _saves(item: Placed, movable_by: Collection[str]) -> Iterator[Save]:
+    for saved in sorted(item.saved, key=lambda saved: saved.saved_s):
+        if saved.released_s is not None:
+            rounds = saved.unit in movable_by
+            yield Save(saved.unit, rounds, saved.saved_s, saved.unpacked_s, saved.released_s)
+
+
+def _fewest_elements(rank: RankRun, placed: Sequence[Placed]) -> Mapping[str, int]:
+    """By unit, of how many elements on a tensor is no statistic: a part of the largest that it is called with."""
+    sizes = {
+        item.row.storage_id: prod(dimensions(item.row.shape)) for item in placed if item.row.dtype in FLOATING
+    }
+    units = {unit.name for unit in rank.units}
+    calls = {c.call_id: c.unit for c in rank.module_calls if c.module == c.unit and c.unit in units}
+    largest: dict[str, int] = defaultdict(int)
+    for row in rank.call_tensors:
+        if row.role == "input" and (unit := calls.get(row.call_id)) is not None:
+            largest[unit] = max(largest[unit], sizes.get(row.storage_id, 0))
+    return defaultdict(int, {unit: size // STATISTIC_SHARE for unit, size in largest.items()})

@@ -1,0 +1,69 @@
+"""Activations in a few bits: predicted from the plain run, applied, and measured."""
+
+from fnmatch import fnmatch
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.simulate import simulate
+from memadvisor.plan import UnitPlan
+from memadvisor.write_schedule import write_schedule
+from tests.engines.trainings import make_plan
+from tests.planning.test_moved_activations import Block, UNet, plain_of, recorded
+
+
+class Gpt(nn.Module):
+    """With logits that weigh more than what one block's forward has at a time, as in life."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(1500, 32)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(32, 1500, bias=False)
+
+    def forward(self, words):
+        x = self.tokens(words)
+        for block in self.blocks:
+            x = block(x, torch.ones(x.shape))
+        return self.head(x)
+
+    def loss(self):
+        words = torch.randint(1500, (8, 64))
+        return F.cross_entropy(self(words).flatten(0, 1), words.flatten())
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_micro_batches", "bf16", "bits", "chosen", "again"),
+    [
+        (Gpt, 1, False, 8, ("*",), ()),
+        (Gpt, 2, False, 4, ("blocks.*",), ("blocks.2",)),
+        (Gpt, 1, True, 2, ("*",), ()),
+        (UNet, 1, False, 8, ("*",), ()),
+        (UNet, 1, False, 2, ("down", "deep"), ("up",)),
+    ],
+)
+def test_the_peak_is_what_the_simulator_said(kind, num_micro_batches, bf16, bits, chosen, again):
+    """To the byte, but for the running statistics that a recomputed unit keeps copies of."""
+    run, _ = plain_of(kind, num_micro_batches, bf16)
+    step = captured_step(run)
+    units = tuple(
+        UnitPlan(
+            name=unit.name,
+            zero_stage=0,
+            recompute=unit.name in again,
+            activation_bits=bits
+            if unit.name not in again and any(fnmatch(unit.name, pattern) for pattern in chosen)
+            else None,
+        )
+        for unit in step.units
+    )
+    plan = make_plan(1, 0, "chosen", units)
+    predicted = simulate(step, write_schedule(plan, step.units), None)
+    applied, _ = recorded(kind, num_micro_batches, bf16, plan)
+    measured = applied.ranks[0].traced_step.peak_allocated_bytes
+    assert predicted.peak.total_bytes == pytest.approx(measured, abs=200 if again else 0)
+    assert measured < 0.95 * run.ranks[0].traced_step.peak_allocated_bytes
+    assert step.rounding_cost is not None and predicted.step_time_s > step.step_time_s
