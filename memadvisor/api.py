@@ -97,6 +97,7 @@ def advise(
     precision: Precision = FULL_PRECISION,
     compression: Compression = UNCOMPRESSED,
     optimizer_bits: int | None = None,
+    policy: str | None = None,
 ) -> Advice:
     """Rank the plans for a memory budget a rank (`"24GiB"`, or bytes). Raises MemadvisorError."""
     from memadvisor.planning.advise import advise as plan_advice
@@ -109,6 +110,7 @@ def advise(
         precision=precision,
         compression=compression,
         optimizer_bits=optimizer_bits,
+        policy=policy,
     )
 
 

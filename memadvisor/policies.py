@@ -36,7 +36,7 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
     all blocks where none is named; what is recomputed keeps no more than its input, exactly. Raises PlanError where a name, or a pattern, is no unit's.
     """
     given = {unit.name: unit for unit in plan.units}
-    recomputed = _recomputed_by_policy(plan.policy, blocks_of(units))
+    recomputed = recomputed_by_policy(plan.policy, blocks_of(units))
     offloaded = (
         _named(plan.activation_units, units, "offload") if plan.activation_tier != "device" else frozenset()
     )
@@ -84,7 +84,8 @@ def _named(patterns: Sequence[str], units: Sequence[Unit], verb: str) -> frozens
     return frozenset(found)
 
 
-def _recomputed_by_policy(policy: str, blocks: Sequence[str]) -> frozenset[str]:
+def recomputed_by_policy(policy: str, blocks: Sequence[str]) -> frozenset[str]:
+    """Which blocks `every-layer`, `selective` and `sqrt` recompute; nothing by any other name."""
     if policy in ("every-layer", "selective"):
         return frozenset(blocks)
     if policy == "sqrt" and blocks:

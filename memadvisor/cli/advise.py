@@ -19,6 +19,7 @@ from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
 from memadvisor.plan_file import plan_to_json
 from memadvisor.planning.advise import Advice, advise
+from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.run.files import write_private_file
 from memadvisor.run.store import load_run
@@ -31,6 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, metavar="N", help="ranks to plan for (default: those of the run)")
     parser.add_argument(
         "--hardware", metavar="FILE|NAME", help="a file of `memadvisor calibrate`, or a device"
+    )
+    parser.add_argument(
+        "--policy", metavar="NAME", help=f"show, and write, the plan of a policy too: {', '.join(POLICIES)}"
     )
     add_precision_options(parser)
     add_optimizer_bits(parser)
@@ -49,14 +53,16 @@ def run(arguments: argparse.Namespace) -> int:
         precision=precision_of(arguments),
         compression=compression_of(arguments),
         optimizer_bits=arguments.optimizer_bits,
+        policy=arguments.policy,
     )
-    if advice.best is not None and arguments.output is not None:
-        _write(advice.best, arguments.output)
+    chosen = advice.best if advice.named is None else advice.named.plan
+    if chosen is not None and arguments.output is not None:
+        _write(chosen, arguments.output)
     if arguments.json:
         print(json.dumps(advice_to_json(advice), indent=1))
     else:
         _print(advice, Console(), arguments.output)
-    return 0 if advice.best is not None else 1
+    return 0 if chosen is not None else 1
 
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
@@ -78,6 +84,9 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
             for point in advice.front
         ],
         "next_gib_s": advice.next_gib_s,
+        "policy": None
+        if advice.named is None
+        else {"name": advice.policy, **_plan_to_json(None, advice.named)},
         "lossy": [
             {
                 "option": each.option,
@@ -89,7 +98,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _plan_to_json(order: int, ranked: RankedPlan) -> dict[str, Any]:
+def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
     plan, prediction = ranked.plan, ranked.prediction
     return {
         "rank_order": order,
@@ -156,6 +165,8 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
             )
     if len(advice.front) > 1:
         console.print(_front(advice))
+    if advice.named is not None:
+        console.print(printable(_policy_text(advice, advice.named)))
     for each in advice.lossy:
         time = "a step time that is not known (see calibrate)"
         if each.step_time_s is not None:
@@ -172,7 +183,7 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
 
 
 def _print_ending(advice: Advice, console: Console, output: str | None) -> None:
-    if advice.best is None:
+    if advice.best is None and advice.named is None:
         smallest = advice.smallest_budget_bytes
         console.print(
             printable(
@@ -181,8 +192,23 @@ def _print_ending(advice: Advice, console: Console, output: str | None) -> None:
             )
         )
     elif output is not None:
-        console.print(printable(f"Plan 1 is written to {output}; apply it with"))
+        what = "Plan 1" if advice.named is None else f"The plan of policy {advice.policy}"
+        console.print(printable(f"{what} is written to {output}; apply it with"))
         console.print(printable(f"  memadvisor run --plan {output} SCRIPT"))
+
+
+def _policy_text(advice: Advice, named: RankedPlan) -> str:
+    """What a policy gives, beside the best plan."""
+    ours = named.prediction
+    text = f"Policy {advice.policy}: {named.plan.why}"
+    if advice.best is None or advice.best.prediction is None:
+        return text
+    best = advice.best.prediction
+    ratio = ours.step_time_s / best.step_time_s if best.step_time_s else 1.0
+    return (
+        f"{text} A step takes {format_seconds(ours.step_time_s)}, {ratio:.2f} times that of plan 1 "
+        f"({format_seconds(best.step_time_s)}, peak {format_bytes(best.peak_bytes)})."
+    )
 
 
 def _table(advice: Advice) -> Table:

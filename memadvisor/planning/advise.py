@@ -24,6 +24,7 @@ from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import Plan
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, with_coded_states
+from memadvisor.planning.named import check_policy, named_plan
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, order
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
@@ -42,7 +43,7 @@ class Advice:
     predicted peak over all plans searched. `front`: what less and more memory would give, with the best plan's way of
     sharding and the script left alone. `next_gib_s`: how much faster a step gets with a GiB beyond the budget; None
     where no plan that leaves the script alone fits. `lossy`: what the first such plan would give if it were
-    lossy. `notes` are assumptions that the reader should know.
+    lossy. `policy` and `named`: a policy that was asked for by name, and its plan, which fits. `notes` are assumptions that the reader should know.
     """
 
     budget_bytes: int
@@ -55,6 +56,8 @@ class Advice:
     front: tuple[FrontPoint, ...]
     next_gib_s: float | None
     lossy: tuple[LossyAlternative, ...]
+    policy: str | None
+    named: RankedPlan | None
 
     @property
     def best(self) -> Plan | None:
@@ -71,11 +74,12 @@ def advise(
     precision: Precision = FULL_PRECISION,
     compression: Compression = UNCOMPRESSED,
     optimizer_bits: int | None = None,
+    policy: str | None = None,
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
     `num_ranks` defaults to the run's. All plans have the `precision`, the `compression` and the `optimizer_bits`, which are
-    never chosen: they are lossy. Raises UsageError where the run has no traced step, or where nothing
+    never chosen: they are lossy. `policy`: one whose plan is shown beside them (planning/named.py). Raises UsageError where the run has no traced step, or where nothing
     is known of the collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
@@ -92,6 +96,7 @@ def advise(
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
     transfers = transfer_times(hardware, ranks * _movable_bytes(plain))
+    check_policy(policy)
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
     search = Search(
         run, times, ranks, memory_bytes, settings, precision, compression, transfers, optimizer_bits
@@ -102,6 +107,10 @@ def advise(
         )
     found = _worth_showing([plan for step in _splits(run, plain) for plan in search.plans(step)])
     found.sort(key=order)
+    first = next(ranked for ranked in found if not ranked.changes_script)
+    named = (
+        None if policy is None else _explained([named_plan(search, plain, policy, first)], memory_bytes)[0]
+    )
     return Advice(
         budget_bytes=memory_bytes,
         num_ranks=ranks,
@@ -111,7 +120,9 @@ def advise(
         measured_step_time_s=plain.step_time_s,
         front=search.front(),
         next_gib_s=search.seconds_for(GIB),
-        lossy=_alternatives(plain, found, times, transfers),
+        lossy=() if (coded := with_coded_states(plain, first.plan, times, transfers)) is None else (coded,),
+        policy=policy,
+        named=named,
         notes=(
             *_precision_notes(precision),
             *_compression_notes(compression),
@@ -121,18 +132,6 @@ def advise(
             *_allocator_notes(plain, settings),
         ),
     )
-
-
-def _alternatives(
-    plain: CapturedStep,
-    found: list[RankedPlan],
-    times: CollectiveTimes | None,
-    transfers: TransferTimes | None,
-) -> tuple[LossyAlternative, ...]:
-    """Of the first plan that leaves the script alone."""
-    first = next(ranked.plan for ranked in found if not ranked.changes_script)
-    coded = with_coded_states(plain, first, times, transfers)
-    return (coded,) if coded is not None else ()
 
 
 def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -> Iterator[str]:

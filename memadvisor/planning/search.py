@@ -166,7 +166,7 @@ class Search:
 
         def play(nested: Nested) -> Simulation:
             if nested not in known:
-                known[nested] = self._play(step, arranged(nested))
+                known[nested] = self.play(step, arranged(nested))
             return known[nested]
 
         def evaluate(recomputed: frozenset[str]) -> Simulation:
@@ -261,7 +261,7 @@ class Search:
         choice = kind.keep(self.budget_bytes, False)
         if choice is None:
             return None
-        ranked = self._ranked(step, choice, kind.predict(choice))
+        ranked = self.ranked(step, choice, kind.predict(choice))
         if not ranked.fits:
             return None
         self.needs.append(ranked.prediction.needed_bytes)
@@ -295,7 +295,7 @@ class Search:
                 recomputed = arrangement.recomputed
                 if recomputed not in activations:
                     activations[recomputed] = Activations(step, Stretches.alone(recomputed))
-                played = self._play(step, arrangement, activations[recomputed])
+                played = self.play(step, arrangement, activations[recomputed])
                 known[arrangement] = Outcome(played.step_time_s, played.peak.total_bytes)
             return known[arrangement]
 
@@ -316,7 +316,7 @@ class Search:
             return chosen[target_bytes]
 
         def predict(arrangement: Arrangement) -> Prediction:
-            return self._play(step, arrangement).prediction()
+            return self.play(step, arrangement).prediction()
 
         return self._best(step, choose, predict, choose(self.budget_bytes), [])
 
@@ -339,7 +339,7 @@ class Search:
 
         A choice may reserve more than it allocates; then the next one aims lower by what that is over the budget.
         """
-        tried = [self._ranked(step, smallest, predict(smallest))]
+        tried = [self.ranked(step, smallest, predict(smallest))]
         found += [smallest] if not smallest.stretches else []  # stretches are not mixed with other stages
         target_bytes = self.budget_bytes
         for _ in range(_MAX_RESERVATIONS):
@@ -347,7 +347,7 @@ class Search:
             if choice is None:
                 break
             found += [choice] if not choice.stretches else []
-            tried.append(self._ranked(step, choice, predict(choice)))
+            tried.append(self.ranked(step, choice, predict(choice)))
             prediction = tried[-1].prediction
             if tried[-1].fits or prediction.peak_bytes > target_bytes:
                 break
@@ -356,13 +356,13 @@ class Search:
         self.needs += [ranked.prediction.needed_bytes for ranked in tried]
         return min([ranked for ranked in tried if ranked.fits] or tried[:1], key=order)
 
-    def _play(
+    def play(
         self, step: CapturedStep, arrangement: Arrangement, activations: Activations | None = None
     ) -> Simulation:
         schedule = write_schedule(self._plan(step, arrangement), step.units)
         return simulate(step, schedule, self.times, activations=activations, transfers=self.transfers)
 
-    def _ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
+    def ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
         plan = self._plan(step, arrangement)
         prediction = replace(prediction, reserved_bytes=self._reserved_bytes(step, plan))
         plan = replace(plan, prediction=prediction)

@@ -37,6 +37,21 @@ def test_the_best_plan_is_written_for_its_owner_alone(run_path, tmp_path, capsys
     assert "memadvisor run --plan" in capsys.readouterr().out
 
 
+def test_a_policy_is_shown_beside_the_best_plan_and_written_in_its_place(run_path, tmp_path, capsys):
+    output = tmp_path / "plan.json"
+    words = ["advise", run_path, "--memory", "1GiB", "--policy", "every-layer", "-o", str(output)]
+    assert main(words) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Policy every-layer: " in text and "times that of plan 1" in text
+    assert "The plan of policy every-layer is written to" in text
+    assert load_plan(output).recomputed_units == ("blocks.0", "blocks.1", "blocks.2")
+
+    assert main([*words[:6], "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["policy"]["name"] == "every-layer" and value["policy"]["fits"]
+    assert value["policy"]["predicted_step_time_s"] > value["plans"][0]["predicted_step_time_s"]
+
+
 def test_nothing_fits_says_the_smallest_budget_writes_nothing_and_exits_1(run_path, tmp_path, capsys):
     output = tmp_path / "plan.json"
     assert main(["advise", run_path, "--memory", "1000", "-o", str(output)]) == 1
@@ -53,6 +68,9 @@ def test_nothing_fits_says_the_smallest_budget_writes_nothing_and_exits_1(run_pa
         (["--memory", "1GiB", "--gpus", "0"], "--gpus 0"),
         (["--memory", "1GiB", "--hardware", "B9000"], "B9000"),
         (["--memory", "1GiB", "-o", "/nowhere/plan.json"], "/nowhere/plan.json"),
+        (["--memory", "1GiB", "--policy", "often"], "no policy 'often'"),
+        (["--memory", "1000", "--policy", "sqrt"], "The policy sqrt needs"),
+        (["--memory", "1GiB", "--optimizer-bits", "8"], "calibrate"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(run_path, capsys, words, message):

@@ -1,0 +1,128 @@
+"""Policies by name, beside what the search chooses: none, every-layer, sqrt, selective and dtr.
+
+The first four are those of plans made by hand (memadvisor/policies.py). `dtr` lets go of units in the order of Dynamic
+Tensor Rematerialization (Kirisame et al., ICLR 2021, arXiv:2006.09616, section 3), which evicts what has the least
+
+    h = cost / (bytes * staleness)
+
+where memory runs out: here the units of which the highest moment of the simulated step has kept something from their
+forward, with the seconds that running them again costs, the bytes that frees, and the seconds since the forward that
+made them has ended. One unit after another goes until the budget holds; DTR itself decides while the training runs, and
+tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+
+from memadvisor.cost.simulate import Moment
+from memadvisor.cost.step import CapturedStep
+from memadvisor.errors import UsageError
+from memadvisor.plan import UnitPlan
+from memadvisor.planning.arrangement import Arrangement
+from memadvisor.planning.ranked import RankedPlan
+from memadvisor.planning.search import Search
+from memadvisor.policies import SELECTIVE, blocks_of, recomputed_by_policy
+from memadvisor.units import format_bytes
+
+POLICIES = ("none", "every-layer", "sqrt", "selective", "dtr")
+
+
+def check_policy(policy: str | None) -> None:
+    """Raise UsageError for a name that is none."""
+    if policy is not None and policy not in POLICIES:
+        raise UsageError(f"There is no policy {policy!r}.", hint=f"policies are {', '.join(POLICIES)}.")
+
+
+def named_plan(search: Search, step: CapturedStep, policy: str, first: RankedPlan) -> RankedPlan:
+    """The plan of a policy, sharded as the first plan is. Raises UsageError where it cannot be had in the budget."""
+    plan = first.plan
+    like = Arrangement(plan.units, plan.overlap, plan.gather_depth, plan.shard_ranks, plan.update_in_backward)
+
+    def highest(arrangement: Arrangement) -> Moment:
+        return search.play(step, arrangement).peak
+
+    if policy == "dtr":
+        chosen = _evicted(step, _with(like, frozenset()), highest, search.budget_bytes)
+    else:
+        _check_predictable(search, step, policy)
+        again = recomputed_by_policy(policy, blocks_of(step.units)) & set(step.recomputable)
+        chosen = _with(like, again, SELECTIVE if policy == "selective" else ())
+    found = search.ranked(step, chosen, search.play(step, chosen).prediction())
+    if not found.fits:
+        raise UsageError(
+            f"The policy {policy} needs {format_bytes(found.prediction.needed_bytes)}, and the budget is "
+            f"{format_bytes(search.budget_bytes)}.",
+            hint="advise without --policy, or give more --memory.",
+        )
+    return found
+
+
+def _check_predictable(search: Search, step: CapturedStep, policy: str) -> None:
+    """Raise UsageError where a policy has nothing to choose from, or what it gives is not known."""
+    if policy == "selective" and search.settings is not None:
+        raise UsageError(
+            "What the policy selective reserves on a CUDA device is not predicted.",
+            hint="take another policy, or advise without --policy.",
+        )
+    if policy == "selective" and not step.operators:
+        raise UsageError(
+            "The run does not tell what keeping outputs of operators would cost, which the policy selective does.",
+            hint="profile the script again with this version, or take --policy every-layer.",
+        )
+    if policy != "none" and not blocks_of(step.units):
+        raise UsageError(
+            f"The policy {policy} recomputes blocks, and the model has none: no two modules of one class stand side by "
+            "side.",
+            hint="advise without --policy, or take --policy dtr.",
+        )
+
+
+def _with(like: Arrangement, recomputed: frozenset[str], kept: tuple[str, ...] = ()) -> Arrangement:
+    units = (
+        replace(
+            unit,
+            recompute=(again := unit.name in recomputed),
+            kept=kept if again else (),
+            activation_tier="device",
+        )
+        for unit in like.units
+    )
+    return replace(like, units=tuple(units), stretches=())
+
+
+def _evicted(
+    step: CapturedStep, plain: Arrangement, highest: Callable[[Arrangement], Moment], budget_bytes: int
+) -> Arrangement:
+    evicted: frozenset[str] = frozenset()
+    while True:
+        arrangement = _with(plain, evicted)
+        moment = highest(arrangement)
+        candidates = _scores(step, plain.units, evicted, moment.segment)
+        if moment.total_bytes <= budget_bytes or not candidates:
+            return arrangement
+        evicted |= {min(candidates, key=lambda unit: (candidates[unit], unit))}
+
+
+def _scores(
+    step: CapturedStep, units: tuple[UnitPlan, ...], evicted: frozenset[str], position: int
+) -> dict[str, float]:
+    """h of the units that may go, by name: those that keep something while segment `position` runs."""
+    ends_s = list(accumulate(segment.duration_s for segment in step.segments))
+    scores: dict[str, float] = {}
+    for unit in units:
+        kept = [
+            item
+            for item in step.inner
+            if item.unit == unit.name and item.birth_segment < position <= item.death_segment
+        ]
+        size_bytes = sum(item.size_bytes for item in kept)
+        if unit.name in evicted or unit.name not in step.recomputable or not size_bytes:
+            continue
+        made_s = max(ends_s[item.birth_segment] for item in kept)
+        staleness_s = ends_s[position] - made_s
+        cost_s = step.recomputable[unit.name] / step.num_micro_batches
+        scores[unit.name] = cost_s / (size_bytes * staleness_s) if staleness_s > 0 else float("inf")
+    return scores
