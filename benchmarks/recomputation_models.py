@@ -1,4 +1,5 @@
-"""The models of the recomputation benchmark: a deep chain, a residual network, recurrent layers, and long skips."""
+"""The models of the recomputation benchmark: a deep chain, a residual network, recurrent layers, and long skips; and
+those of the samples."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from samples import train_cnn, train_gpt
 from tests.analyzers.checkpointed import Gpt
 
 
@@ -109,17 +111,28 @@ class UNet(nn.Module):
         return self.head(x).mean((2, 3))
 
 
+TEXT = train_gpt.read_text(1_000_000)
+DIGITS = train_cnn.load_data("cpu")[0]
 MODELS = {
     "gpt": lambda: Gpt(dim=64, layers=24),
     "resnet": ResNet,
     "lstm": Recurrent,
     "unet": UNet,
+    "sample-gpt": lambda: train_gpt.GPT(layers=12, dim=128, heads=8, seq=256, dropout=0.1),
+    "sample-cnn": lambda: train_cnn.ResNet(24),
 }
 _IMAGES = {ResNet: (16, 3, 32, 32), UNet: (4, 3, 64, 64)}
 
 
-def batch(model):
-    """What a step of the model is trained on: inputs and classes."""
+def batch(model, step):
+    """What a step of the model is trained on: inputs and classes. Of the samples' models, real text and real digits."""
+    if isinstance(model, train_gpt.GPT):
+        generator = torch.Generator().manual_seed(step)
+        return train_gpt.sample_batch(TEXT, 4, 256, generator, torch.device("cpu"))
+    if isinstance(model, train_cnn.ResNet):
+        images, labels = DIGITS
+        chosen = slice(128 * step, 128 * (step + 1))
+        return images[chosen], labels[chosen]
     if type(model) in _IMAGES:
         shape = _IMAGES[type(model)]
         return torch.randn(shape), torch.randint(0, 10, shape[:1])
