@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,11 @@ class _Call:
         self.leaves = [self.run.origin_of(leaf) for leaf in leaves]
         self.versions = versions_of(self.leaves)
         self.conditions: Conditions | None = Conditions(leaves)
-        return any(isinstance(leaf, _Made) for leaf in self.leaves)
+        return any(True for _ in self.takes())
+
+    def takes(self) -> Iterator[_Made]:
+        """What earlier calls of the pass make for it."""
+        return (leaf for leaf in self.leaves if isinstance(leaf, _Made))
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
         """Those of its first run. Autograd holds them with each place, so their end is that of all of them."""
@@ -204,22 +208,23 @@ class Pass:
             self.again(around[-1])
         made: dict[_Call, list[Any]] = {}
         items = self._items(stretch)
+        last_user = {leaf.call: call for item in items for call in self._of(item) for leaf in call.takes()}
         for item in items:
             keeps_all = self.stretches.keeps_all(item, stretch)
+            for call in self._of(item) if not keeps_all else ():
+                call.given |= {
+                    leaf: made[leaf.call][leaf.number]
+                    for leaf in call.takes()
+                    if leaf.call in made and leaf.call.unit not in item
+                }
             if item is items[-1] and not keeps_all:
                 break  # it runs by itself, at once
             for call in self._of(item):
                 is_last = item is items[-1]
                 check_versions(call.leaves, call.versions, call.unit)
                 made[call] = call.again(made, keeps_all=keeps_all, is_last=is_last)
-        for item in items:
-            if not self.stretches.keeps_all(item, stretch):
-                for call in self._of(item):
-                    call.given |= {
-                        leaf: made[leaf.call][leaf.number]
-                        for leaf in call.leaves
-                        if isinstance(leaf, _Made) and leaf.call in made and leaf.call.unit not in item
-                    }
+                for other in [other for other in made if last_user.get(other, other) in (call, other)]:
+                    del made[other]  # what autograd or an inner stretch keeps of it stays
 
     def _items(self, stretch: Stretch) -> list[Stretch]:
         return [item for item in self.stretches.body(stretch) if self._of(item)]
@@ -232,8 +237,8 @@ class Pass:
         return all(
             leaf in call.given
             for call in self._of(stretch)
-            for leaf in call.leaves
-            if isinstance(leaf, _Made) and leaf.call.unit not in stretch
+            for leaf in call.takes()
+            if leaf.call.unit not in stretch
         )
 
 

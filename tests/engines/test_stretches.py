@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from memadvisor.plan import UnitPlan
 from tests.engines.trainings import Block, NormBlock, applied, make_plan
@@ -262,3 +263,28 @@ def test_a_stretch_keeps_one_input_in_the_place_of_six():
 
     one_input = 64 * 3 * 9 * 4
     assert sizes["alone"] - sizes["together"] == 5 * one_input
+
+
+class Watched(nn.Module):
+    """`gone`: of each call, which of the outputs that were `made` before it are no more."""
+
+    def __init__(self, made, gone):
+        super().__init__()
+        self.inner, self.made, self.gone = nn.Sequential(nn.Linear(9, 9), nn.Tanh()), made, gone
+
+    def forward(self, x):
+        self.gone.append([output.expired() for output in self.made])
+        output = self.inner(x)
+        self.made.append(StorageWeakRef(output.untyped_storage()))
+        return output
+
+
+def test_a_second_run_lets_go_of_what_nobody_takes_any_more():
+    """Blocks 0 and 1, inside an inner stretch, are done with when block 5 runs; block 2's output is block 3's input."""
+    made, gone = [], []
+    model = make_model([lambda: Watched(made, gone)] * 6)
+    with applied(nested_plan([(0, 5), (0, 2)])):
+        model(torch.randn(4, 3, 5)).square().mean().backward()
+
+    in_second_run = len(NAMES)
+    assert gone[in_second_run + 5][in_second_run:] == [True, True, False, False, False]
