@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from memadvisor.coded_states import LEAST_ELEMENTS
 from memadvisor.engines.coded_tier import tables_of
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.live import LiveModel
@@ -155,7 +156,15 @@ class StateOffload:
             size_bytes = sum(parcel.size_bytes for parcel in kept.parcels.values())
             state = f"{format_bytes(size_bytes)} of optimizer state of {len(kept.parcels)} units"
             took = f"took {format_seconds(duration_s)}, {format_seconds(step.waited_s)} of it"
-            if self._models[number].tier is Lane.COMPUTE:
+            is_coded = self._models[number].tier is Lane.COMPUTE
+            if is_coded and not kept.parcels:
+                self._note(
+                    "warning",
+                    f"the plan's optimizer_bits has no effect: {type(optimizer).__name__} keeps nothing of parameters of "
+                    f"{LEAST_ELEMENTS} elements and more that may be coded",
+                )
+                return
+            if is_coded:
                 coded_bytes = sum(codes.nbytes for codes, _ in kept.codes())
                 text = f"{state} in 8 bits, {format_bytes(coded_bytes)}: the update in step {kept.num_steps} {took} coding"
             else:

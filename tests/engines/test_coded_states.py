@@ -128,6 +128,12 @@ def test_memory_between_steps_is_that_of_the_formula():
     assert resting_bytes(None) - resting_bytes(CODED) == saved_bytes
 
 
+def test_a_plan_that_codes_nothing_says_so():
+    notes = []
+    train("ASGD", CODED, steps=6, note=lambda level, text: notes.append(text))
+    assert len(notes) == 2 and "optimizer_bits has no effect: ASGD keeps nothing" in notes[1]
+
+
 def test_it_says_that_it_is_lossy_and_what_it_has_done():
     notes = []
     train("adamw", CODED, steps=5, note=lambda level, text: notes.append((level, text)))
