@@ -13,7 +13,7 @@ tensor by tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
@@ -49,11 +49,13 @@ def named_plan(search: Search, step: CapturedStep, policy: str, first: RankedPla
     else:
         _check_predictable(search, step, policy)
         again = recomputed_by_policy(policy, blocks_of(step.units)) & set(step.recomputable)
-        chosen = _with(like, again, SELECTIVE if policy == "selective" else ())
+        kept = {unit: _products_of(step, unit) for unit in again} if policy == "selective" else {}
+        chosen = _with(like, again, kept)
     found = search.ranked(step, chosen, search.play(step, chosen).prediction())
+    needed_bytes = found.prediction.needed_bytes
     if not found.fits:
         raise UsageError(
-            f"The policy {policy} needs {format_bytes(found.prediction.needed_bytes)}, and the budget is "
+            f"The policy {policy} needs {format_bytes(needed_bytes)} ({needed_bytes} bytes), and the budget is "
             f"{format_bytes(search.budget_bytes)}.",
             hint="advise without --policy, or give more --memory.",
         )
@@ -80,17 +82,31 @@ def _check_predictable(search: Search, step: CapturedStep, policy: str) -> None:
         )
 
 
-def _with(like: Arrangement, recomputed: frozenset[str], kept: tuple[str, ...] = ()) -> Arrangement:
+def _with(
+    like: Arrangement, recomputed: frozenset[str], kept: Mapping[str, tuple[str, ...]] | None = None
+) -> Arrangement:
     units = (
         replace(
             unit,
-            recompute=(again := unit.name in recomputed),
-            kept=kept if again else (),
+            recompute=unit.name in recomputed,
+            kept=(kept or {}).get(unit.name, ()),
             activation_tier="device",
         )
         for unit in like.units
     )
     return replace(like, units=tuple(units), stretches=())
+
+
+def _products_of(step: CapturedStep, unit: str) -> tuple[str, ...]:
+    """The operators of a unit's forward that `selective` keeps, call by call."""
+    return tuple(
+        dict.fromkeys(
+            operators.operators[place].name
+            for position, operators in step.operators.items()
+            if step.segments[position].unit == unit
+            for place in sorted(operators.places(SELECTIVE))
+        )
+    )
 
 
 def _evicted(
