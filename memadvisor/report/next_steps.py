@@ -32,7 +32,8 @@ def _trouble(view: RankView) -> Iterator[str]:
     if compared is not None and compared.within_budget is False:
         yield (
             f"The budget of {format_bytes(compared.budget_bytes)} did not hold "
-            f"({format_bytes(compared.peak_bytes.measured)} measured): advise again from this run."
+            f"({format_bytes(compared.peak_bytes.measured)} measured): advise again on the plain run, "
+            "for as much less as this one took more."
         )
 
 
@@ -91,6 +92,9 @@ def _time(view: RankView) -> Iterator[str]:
 
 def _command(view: RankView) -> Iterator[str]:
     if view.result.peak is None:
+        return
+    if view.analysis.run.plan is not None:
+        yield "A plan was applied here: others are ranked from a run of the script without one."
         return
     where = shlex.quote(str(view.analysis.run.path))
     yield f"Rank plans under a budget: `memadvisor advise {where} --memory SIZE -o plan.json`."

@@ -186,8 +186,9 @@ def test_a_kept_word_is_said_at_the_top_and_so_is_a_broken_one():
 
     assert f"peak error {error:+.1f} %" in _page(run).text
     assert "the budget of 5.25 MiB held" in _page(run).text
+    assert "memadvisor advise" not in _page(run).text  # that is for runs without a plan
     tight = dataclasses.replace(PLAN, budget_bytes=peak_bytes - 1)
-    assert "advise again from this run" in _page(make_run(num_ranks=1, plan=tight)).text
+    assert "advise again on the plain run" in _page(make_run(num_ranks=1, plan=tight)).text
 
 
 def test_names_from_the_user_stay_text():
