@@ -106,7 +106,7 @@ class StateOffload:
             self._note(
                 "warning",
                 f"the state of {type(optimizer).__name__} stays in memory: only optimizers of torch that update "
-                "element by element (SGD, Adam, AdamW and the like) have it elsewhere",
+                "element by element (SGD, Adam, AdamW and the like) have it elsewhere, or in 8 bits",
             )
         return False
 
