@@ -23,7 +23,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import Plan
-from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, with_coded_states
+from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.named import check_policy, named_plan
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, order
 from memadvisor.planning.reasons import explain
@@ -120,7 +120,7 @@ def advise(
         measured_step_time_s=plain.step_time_s,
         front=search.front(),
         next_gib_s=search.seconds_for(GIB),
-        lossy=() if (coded := with_coded_states(plain, first.plan, times, transfers)) is None else (coded,),
+        lossy=lossy_alternatives(plain, first.plan, times, transfers),
         policy=policy,
         named=named,
         notes=(

@@ -1,10 +1,12 @@
-"""What a plan would give with optimizer state in 8 bits: lossy, so it is shown beside the plans, and never one of them."""
+"""What a plan would give with optimizer state, or activations, in few bits: lossy, so it is shown beside the plans, and
+never one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
+from memadvisor.activation_bits import BITS
 from memadvisor.coded_states import check_optimizer_bits
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import simulate
@@ -13,13 +15,14 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan import Plan
+from memadvisor.policies import blocks_of
 from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossyAlternative:
-    """The first plan with what `option` of `advise` and `run` asks for, as predicted.
+    """The first plan with what `option` of `run` asks for, as predicted.
 
     `step_time_s`: None where the machine's part in it is not measured. `peak_bytes`: allocated.
     """
@@ -41,6 +44,15 @@ def check_asked_bits(bits: int | None, shards_itself: bool, transfers: TransferT
         )
 
 
+def lossy_alternatives(
+    step: CapturedStep, plan: Plan, times: CollectiveTimes | None, transfers: TransferTimes | None
+) -> tuple[LossyAlternative, ...]:
+    """What `plan` could be."""
+    coded = with_coded_states(step, plan, times, transfers)
+    rounded = with_rounded_activations(step, plan, times, transfers)
+    return (*((coded,) if coded is not None else ()), *rounded)
+
+
 def with_coded_states(
     step: CapturedStep, plan: Plan, times: CollectiveTimes | None, transfers: TransferTimes | None
 ) -> LossyAlternative | None:
@@ -60,6 +72,29 @@ def with_coded_states(
         peak_bytes=played.peak.total_bytes,
         step_time_s=played.step_time_s if is_known else None,
     )
+
+
+def with_rounded_activations(
+    step: CapturedStep, plan: Plan, times: CollectiveTimes | None, transfers: TransferTimes | None
+) -> Iterator[LossyAlternative]:
+    """`plan`, of the step as it is, with the activations of all blocks in few bits, and none of them recomputed or moved."""
+    blocks = set(blocks_of(step.units))
+    rounds = {save.unit for one in step.roundable for save in one.saves if save.rounds}
+    if plan.executor != "built-in" or not blocks & rounds:
+        return
+    kept = [
+        replace(unit, recompute=False, kept=(), activation_tier="device") if unit.name in blocks else unit
+        for unit in plan.units
+    ]
+    for bits in BITS:
+        units = tuple(replace(unit, activation_bits=bits) if unit.name in blocks else unit for unit in kept)
+        rounded = replace(plan, units=units, stretches=())
+        played = simulate(step, write_schedule(rounded, step.units), times, transfers=transfers)
+        yield LossyAlternative(
+            option=f"--compress-activations {bits}",
+            peak_bytes=played.peak.total_bytes,
+            step_time_s=None if step.rounding_cost is None else played.step_time_s,
+        )
 
 
 def _may_be_coded(step: CapturedStep) -> bool:

@@ -1,5 +1,6 @@
 """Activations in a few bits: predicted from the plain run, applied, and measured."""
 
+from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import UnitPlan
+from memadvisor.planning.advise import advise
 from memadvisor.write_schedule import write_schedule
 from tests.engines.trainings import make_plan
 from tests.planning.test_moved_activations import Block, UNet, plain_of, recorded
@@ -67,3 +69,21 @@ def test_the_peak_is_what_the_simulator_said(kind, num_micro_batches, bf16, bits
     assert predicted.peak.total_bytes == pytest.approx(measured, abs=200 if again else 0)
     assert measured < 0.95 * run.ranks[0].traced_step.peak_allocated_bytes
     assert step.rounding_cost is not None and predicted.step_time_s > step.step_time_s
+
+
+def test_advise_shows_what_rounding_would_give_and_never_chooses_it():
+    """The first plan with the activations of all blocks in few bits, in place of what is recomputed of them."""
+    run, _ = plain_of(Gpt, 1, False)
+    step = captured_step(run)
+    peak_bytes = run.ranks[0].traced_step.peak_allocated_bytes
+    for memory_bytes in (2**40, peak_bytes * 7 // 10):
+        advice = advise(run, memory_bytes=memory_bytes)
+        assert not any(ranked.plan.rounded_to for ranked in advice.plans)
+        shown = {each.option: each for each in advice.lossy if "compress" in each.option}
+        for bits in (8, 4, 2):
+            each = shown[f"--compress-activations {bits}"]
+            played = simulate(step, write_schedule(make_plan(1, activation_bits=bits), step.units), None)
+            assert (each.peak_bytes, each.step_time_s) == (played.peak.total_bytes, played.step_time_s)
+    untimed = replace(run.ranks[0], process=replace(run.ranks[0].process, rounding_element_s=None))
+    unknown = advise(replace(run, ranks=(untimed,)), memory_bytes=2**40).lossy
+    assert {each.step_time_s for each in unknown if "compress" in each.option} == {None}
