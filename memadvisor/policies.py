@@ -31,9 +31,9 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
     about sqrt(n) stretches are recomputed (arXiv:1604.06174). A block is one of several units of one class
     that stand side by side in the model. `selective` recomputes every block, and keeps what its matrix products,
     convolutions and attention give: what is left is large and cheap (arXiv:2205.05198, section 5).
-    that stand side by side in the model.
     `activation_units` are taken out of the device's memory, activations of `compressed_units` are rounded, or those of
-    all blocks where none is named; what is recomputed keeps no more than its input, exactly. Raises PlanError where a name, or a pattern, is no unit's.
+    all blocks where none is named; what is recomputed keeps no more than its input, exactly. Raises PlanError where a
+    name, or a pattern, is no unit's.
     """
     given = {unit.name: unit for unit in plan.units}
     recomputed = recomputed_by_policy(plan.policy, blocks_of(units))

@@ -171,10 +171,11 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
         time = "a step time that is not known (see calibrate)"
         if each.step_time_s is not None:
             time = f"a step of {format_seconds(each.step_time_s)}"
+        over = ", over the budget," if each.peak_bytes > advice.budget_bytes else ""
         console.print(
             printable(
                 f"Lossy, and so not chosen: with {each.option} the first plan that leaves the script alone has a peak of "
-                f"{format_bytes(each.peak_bytes)}, and {time}."
+                f"{format_bytes(each.peak_bytes)}{over} and {time}."
             )
         )
     for note in advice.notes:
