@@ -128,7 +128,6 @@ def plain_of(kind, num_micro_batches, bf16):
     [
         (Gpt, 2, False, ("blocks.0", "blocks.1", "blocks.3", "head"), ("blocks.2", "blocks.3")),
         (Gpt, 1, True, ("*",), ("blocks.1",)),
-        (UNet, 1, False, ("*",), ()),
         (UNet, 1, False, ("down", "deep"), ("up",)),
     ],
 )
