@@ -90,9 +90,8 @@ def simulate(
 ) -> Simulation:
     """Play `schedule` over `step`. `times` may be None where one rank needs no collective, `transfers` without other tiers.
 
-    `activations`: those of the same step and choices, where they are at hand. Where the run has not measured what rounding
-    activations takes (`rounding_cost`), times do without it.
-    """
+    `activations`: those of the same step and choices, if at hand. Times do without what rounding takes if the run has not
+    measured it (`rounding_cost`)."""
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
     choices = Stretches(schedule.stretches), schedule.kept, units_away(schedule), schedule.activation_bits
