@@ -124,10 +124,16 @@ def captured_step(
 
 def _rounding_cost(rank: RankRun) -> RoundingCost | None:
     """What the run has measured of its own process; None where it has not, as on a device."""
-    rounding_s, restoring_s = rank.process.rounding_element_s, rank.process.restoring_element_s
-    if rounding_s is None or restoring_s is None or not rank.process.device.startswith("cpu"):
+    process = rank.process
+    rounding_s, restoring_s = process.rounding_element_s, process.restoring_element_s
+    if rounding_s is None or restoring_s is None or not process.device.startswith("cpu"):
         return None
-    return RoundingCost(rounding_s, restoring_s)
+    return RoundingCost(
+        rounding_tensor_s=process.rounding_tensor_s or 0.0,
+        rounding_element_s=rounding_s,
+        restoring_tensor_s=process.restoring_tensor_s or 0.0,
+        restoring_element_s=restoring_s,
+    )
 
 
 def _traced_peak_bytes(rank: RankRun) -> int:

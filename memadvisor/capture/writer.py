@@ -60,7 +60,9 @@ _MEASURED = (
     "second_run_call_s",
     "second_run_tensor_s",
     "second_run_operator_s",
+    "rounding_tensor_s",
     "rounding_element_s",
+    "restoring_tensor_s",
     "restoring_element_s",
 )
 

@@ -77,12 +77,19 @@ class Timeline:
     views: Mapping[str, Sequence[TimedChange]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingCost:
-    """Seconds of rounding an element, and of bringing one back, as measured in the run."""
+    """Seconds of rounding a storage and each of its elements, and of bringing it back, as measured in the run."""
 
-    rounding_s: float
-    restoring_s: float
+    rounding_tensor_s: float
+    rounding_element_s: float
+    restoring_tensor_s: float
+    restoring_element_s: float
+
+    def seconds(self, num_elements: int, *, is_rounding: bool) -> float:
+        if is_rounding:
+            return self.rounding_tensor_s + num_elements * self.rounding_element_s
+        return self.restoring_tensor_s + num_elements * self.restoring_element_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,7 @@ class RoundedActivations:
     def seconds(self, position: int, cost: RoundingCost) -> float:
         """What rounding and bringing back take in a segment."""
         return sum(
-            work.num_elements * (cost.rounding_s if work.is_rounding else cost.restoring_s)
+            cost.seconds(work.num_elements, is_rounding=work.is_rounding)
             for work in self._work.get(position, ())
         )
 

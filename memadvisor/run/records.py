@@ -343,8 +343,8 @@ class ProcessInfo:
     """Who wrote a journal. `mark` tells the process from all others of its number: the machine's boot, the namespace of
     processes, and when it started; None where the system does not say. What recomputing takes beside the forward
     itself, for a call, for each tensor that it saves, and for each operator in either run of a unit that keeps outputs, is
-    measured after the traced step; so is what rounding an activation takes, and bringing it back, by element. None on
-    GPUs."""
+    measured after the traced step; so is what rounding an activation takes, and bringing it back: by tensor, and by element.
+    None on GPUs."""
 
     rank: int
     world_size: int
@@ -363,7 +363,9 @@ class ProcessInfo:
     second_run_call_s: float | None = None
     second_run_tensor_s: float | None = None
     second_run_operator_s: float | None = None
+    rounding_tensor_s: float | None = None
     rounding_element_s: float | None = None
+    restoring_tensor_s: float | None = None
     restoring_element_s: float | None = None
 
 

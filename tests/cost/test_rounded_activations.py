@@ -59,9 +59,11 @@ def test_codes_from_the_first_save_on_the_original_to_its_last_use_and_again_whe
         CODES + SIZE + RESTORING,
         0,
     ]
-    cost = RoundingCost(rounding_s=1e-6, restoring_s=1e-7)
+    cost = RoundingCost(
+        rounding_tensor_s=2e-4, rounding_element_s=1e-6, restoring_tensor_s=3e-5, restoring_element_s=1e-7
+    )
     spent = [found.seconds(position, cost) for position in range(6)]
-    assert [round(seconds * 1e6) for seconds in spent] == [1000, 0, 0, 100, 100, 0]
+    assert [round(seconds * 1e6) for seconds in spent] == [1200, 0, 0, 130, 130, 0]
 
 
 def test_what_another_unit_keeps_as_it_is_is_there_for_both():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from memadvisor.activation_bits import BITS, rounded_bytes
 from memadvisor.compression import BLOCK_ELEMENTS
 from memadvisor.engines.rounded import Noise, packed_mask, restore, rounded
+from memadvisor.engines.rounding_cost import measure_rounding
 
 LENGTHS = st.integers(1, 3 * BLOCK_ELEMENTS + 1) | st.sampled_from([2**15 - 256, 2**16 + 3])
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -127,3 +128,10 @@ def test_chances_are_even_and_below_one_also_beside_the_largest_code():
     assert float(chances.min()) >= 0 and float((chances + 254).max()) < 255
     counts = torch.histc(chances, bins=16, min=0, max=1)
     assert bool((counts / len(chances) - 1 / 16).abs().max() < 5 * (1 / 16 / len(chances)) ** 0.5)
+
+
+def test_what_rounding_costs_is_measured_without_a_trace_in_the_training():
+    before = torch.get_rng_state()
+    costs_s = measure_rounding()
+    assert all(0 <= seconds < 1 for seconds in costs_s) and costs_s[1] > 0 and costs_s[3] > 0
+    assert torch.equal(torch.get_rng_state(), before) and torch.is_grad_enabled()
