@@ -72,6 +72,8 @@ def test_what_another_unit_keeps_as_it_is_is_there_for_both():
     assert starts == [0, SIZE + CODES, SIZE + CODES, SIZE + CODES, CODES, 0]
     assert peaks[4] == CODES + SIZE + RESTORING
     assert played({"a": 4}, recomputed=("b",))[1] == [0, *[SIZE + CODES] * 3, CODES, 0]
+    early = replace(STORAGE, saves=(Save("a", True, 0.5, 3.4, 3.5), STORAGE.saves[1]))
+    assert played({"a": 4}, early)[2][3] == CODES + SIZE  # the original is there yet
     held = replace(STORAGE, held_until_s=4.6)
     assert played({"a": 4, "b": 4}, held)[1] == [0, *[SIZE + CODES] * 4, 0]
 
