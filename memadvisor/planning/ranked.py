@@ -10,8 +10,11 @@ from memadvisor.planning.arrangement import Arrangement
 
 _RUNGS = 8  # budgets between the smallest peak and that without recomputation
 # What updating in the backward must save of the step's time where a plan without it fits: a script may do in a later
-# step what the traced one did not, and is stopped then. So must activations elsewhere: transfers take from compute too.
-_WORTH_IT = 0.01
+# step what the traced one did not, and is stopped then.
+_WORTH_EARLY = 0.01
+# The same of activations elsewhere: what transfers take from compute is not predicted, and was 3 to 4 % of a step more
+# than what second runs are predicted too low by (docs/planning.md).
+_WORTH_MOVING = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +55,23 @@ class Kind:
 
     ranked: RankedPlan
     choose: Callable[[int], Arrangement | None]
-    keep: (
-        Callable[[int, bool], Arrangement | None] | None
-    )  # with units that keep some of what they would recompute
-    offload: (
-        Callable[[int, bool], Arrangement | None] | None
-    )  # with units whose activations are elsewhere; roughly
+    # With units that keep some of what they would recompute, and with units whose activations are elsewhere. Roughly, if
+    # so asked.
+    keep: Callable[[int, bool], Arrangement | None] | None
+    offload: Callable[[int, bool], Arrangement | None] | None
     predict: Callable[[Arrangement], Prediction]
     smallest: Arrangement
     largest: Arrangement
 
 
-def worthier(late: RankedPlan, early: RankedPlan) -> RankedPlan:
+def worthier(usual: RankedPlan, other: RankedPlan) -> RankedPlan:
     """A plan that updates in the backward, or moves activations, where it is needed to fit, or clearly faster; else the
-    other one."""
-    if late.fits and early.fits:
-        limit_s = late.prediction.step_time_s * (1 - _WORTH_IT)
-        return early if early.prediction.step_time_s < limit_s else late
-    return min(late, early, key=order)
+    usual one."""
+    if usual.fits and other.fits:
+        worth = _WORTH_EARLY if other.plan.activation_tiers == {"device"} else _WORTH_MOVING
+        limit_s = usual.prediction.step_time_s * (1 - worth)
+        return other if other.prediction.step_time_s < limit_s else usual
+    return min(usual, other, key=order)
 
 
 def front_of(kind: Kind, budget_bytes: int) -> tuple[FrontPoint, ...]:
