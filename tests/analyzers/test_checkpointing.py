@@ -109,8 +109,18 @@ def test_the_second_forward_costs_what_it_runs_again(plain_run):
 
     assert row.recomputed_flops == sum(op.executed_flops for op in forward) - last
     blocks_s = sum(unit.forward_s for unit in step_time(rank).units if unit.unit.startswith("blocks."))
-    assert 0 < row.extra_time_s < blocks_s
+    free, dear = (
+        extra_time_s(rank, second_run_call_s=call_s, second_run_tensor_s=0.0) for call_s in (0.0, 1.0)
+    )
+    assert 0 < free < blocks_s
+    assert dear == pytest.approx(free + 4)  # each block is called once more
     assert row.extra_s_per_freed_gib == pytest.approx(row.extra_time_s / (row.freed_bytes / 2**30))
+
+
+def extra_time_s(rank: RankRun, **measured: float) -> float:
+    """Of all blocks, where the run has measured this of a second run."""
+    costing = dataclasses.replace(rank, process=dataclasses.replace(rank.process, **measured))
+    return next(row.extra_time_s for row in table(costing).rows if row.name == "blocks.*")
 
 
 def test_the_best_rows_save_more_or_cost_less_than_each_other(plain_run):

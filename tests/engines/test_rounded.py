@@ -132,6 +132,7 @@ def test_chances_are_even_and_below_one_also_beside_the_largest_code():
 
 def test_what_rounding_costs_is_measured_without_a_trace_in_the_training():
     before = torch.get_rng_state()
-    costs_s = measure_rounding()
-    assert all(0 <= seconds < 1 for seconds in costs_s) and costs_s[1] > 0 and costs_s[3] > 0
+    measured = [measure_rounding() for _ in range(3)]  # one may come out as 0 on a busy machine
+    assert all(0 <= seconds < 1 for costs_s in measured for seconds in costs_s)
+    assert max(costs_s[1] for costs_s in measured) > 0 and max(costs_s[3] for costs_s in measured) > 0
     assert torch.equal(torch.get_rng_state(), before) and torch.is_grad_enabled()
