@@ -154,6 +154,19 @@ class Plan:
         return {self.activation_tier, *(unit.activation_tier for unit in self.units)}
 
     @property
+    def elsewhere(self) -> str:
+        """What a plan made by hand has in few bits or on another tier, in words; of other plans their units say it."""
+        return UnitPlan(
+            name="",
+            zero_stage=self.zero_stage,
+            recompute=False,
+            optimizer_tier=self.optimizer_tier,
+            activation_tier=self.activation_tier,
+            optimizer_bits=self.optimizer_bits,
+            activation_bits=self.activation_bits,
+        ).elsewhere
+
+    @property
     def optimizer_codes(self) -> set[int]:
         """Bits of an element of coded optimizer state, of any unit; empty where all is as it is."""
         found = {self.optimizer_bits, *(unit.optimizer_bits for unit in self.units)}

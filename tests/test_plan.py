@@ -115,7 +115,8 @@ def test_how_optimizer_state_is_coded_comes_back_and_a_plan_without_has_no_word_
     coded = dataclasses.replace(PLAN.units[0], optimizer_bits=8)
     plan = dataclasses.replace(PLAN, units=(coded, PLAN.units[1]), optimizer_bits=8)
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "plan") == plan
-    assert plan.optimizer_codes == {8} and coded.elsewhere == "optimizer state in 8 bits"
+    assert plan.optimizer_codes == {8} and coded.elsewhere == plan.elsewhere == "optimizer state in 8 bits"
+    assert PLAN.elsewhere == ""
     assert "optimizer_bits" not in json.dumps(plan_to_json(PLAN))
 
 

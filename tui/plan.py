@@ -63,6 +63,7 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
             f"; shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "",
             precision_text(plan.precision),
             compression_text(plan.compression),
+            f"; {plan.elsewhere}" if plan.elsewhere else "",
             f"; {len(plan.recomputed_units)} of {len(plan.units)} units recomputed" if plan.units else "",
         ),
         paragraph((plan.why, "dim")),

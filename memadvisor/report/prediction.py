@@ -152,6 +152,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             + (f", shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "")
             + precision_text(plan.precision)
             + compression_text(plan.compression)
+            + (f", {plan.elsewhere}" if plan.elsewhere else "")
             + (f", {stretches_text(plan.unit_stretches)}" if plan.stretches else "")
             + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
             + (", reductions one unit behind" if plan.overlap else "")

@@ -187,6 +187,8 @@ def test_a_kept_word_is_said_at_the_top_and_so_is_a_broken_one():
     assert f"peak error {error:+.1f} %" in _page(run).text
     assert "the budget of 5.25 MiB held" in _page(run).text
     assert "memadvisor advise" not in _page(run).text  # that is for runs without a plan
+    by_hand = dataclasses.replace(PLAN, units=(), activation_bits=4)
+    assert "activations in 4 bits" in _page(make_run(num_ranks=1, plan=by_hand)).text
     tight = dataclasses.replace(PLAN, budget_bytes=peak_bytes - 1)
     assert "advise again on the plain run" in _page(make_run(num_ranks=1, plan=tight)).text
 
