@@ -1,4 +1,4 @@
-"""Which storages of the traced step an engine may keep in fewer bits, and when autograd asks for them."""
+"""Which storages of the traced step an engine may keep in fewer bits, when autograd asks for them, and what that costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 from memadvisor.activation_bits import FLOATING, STATISTIC_SHARE
 from memadvisor.analyzers.batch_sizes import dimensions
 from memadvisor.analyzers.placement import Passes, Placed
-from memadvisor.cost.rounded_activations import RoundableStorage, Save
+from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Save
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.run.run import RankRun
 
@@ -85,3 +85,17 @@ def _fewest_elements(rank: RankRun, placed: Sequence[Placed]) -> Mapping[str, in
         if row.role == "input" and (unit := calls.get(row.call_id)) is not None:
             largest[unit] = max(largest[unit], sizes.get(row.storage_id, 0))
     return defaultdict(int, {unit: size // STATISTIC_SHARE for unit, size in largest.items()})
+
+
+def rounding_cost(rank: RankRun) -> RoundingCost | None:
+    """What the run has measured of its own process; None where it has not, as on a device."""
+    process = rank.process
+    rounding_s, restoring_s = process.rounding_element_s, process.restoring_element_s
+    if rounding_s is None or restoring_s is None or not process.device.startswith("cpu"):
+        return None
+    return RoundingCost(
+        rounding_tensor_s=process.rounding_tensor_s or 0.0,
+        rounding_element_s=rounding_s,
+        restoring_tensor_s=process.restoring_tensor_s or 0.0,
+        restoring_element_s=restoring_s,
+    )

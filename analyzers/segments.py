@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import median
 
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
+from memadvisor.analyzers.roundable import rounding_cost
 from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
 from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
@@ -19,7 +20,6 @@ from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.coded_states import is_coded
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.owners import is_elementwise
-from memadvisor.cost.rounded_activations import RoundingCost
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates, WholeUpdate
 from memadvisor.errors import UsageError
@@ -97,7 +97,7 @@ def captured_step(
         saved=memory.saved,
         roundable=memory.roundable,
         timelines=memory.timelines,
-        rounding_cost=_rounding_cost(rank),
+        rounding_cost=rounding_cost(rank),
         storages=memory.storages,
         recomputable=_recomputable(rank, memory, runs, cost, micro_batch_divisor),
         second_runs=runs,
@@ -119,20 +119,6 @@ def captured_step(
         precision=precision,
         leaves_gradients_alone=all(map(leaves_gradients_alone, traced)),
         shard_groups=groups,
-    )
-
-
-def _rounding_cost(rank: RankRun) -> RoundingCost | None:
-    """What the run has measured of its own process; None where it has not, as on a device."""
-    process = rank.process
-    rounding_s, restoring_s = process.rounding_element_s, process.restoring_element_s
-    if rounding_s is None or restoring_s is None or not process.device.startswith("cpu"):
-        return None
-    return RoundingCost(
-        rounding_tensor_s=process.rounding_tensor_s or 0.0,
-        rounding_element_s=rounding_s,
-        restoring_tensor_s=process.restoring_tensor_s or 0.0,
-        restoring_element_s=restoring_s,
     )
 
 

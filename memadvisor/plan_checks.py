@@ -141,10 +141,8 @@ def _check_activation_bits(plan: Plan, source: str) -> None:
         raise PlanError(
             f"{source} rounds activations {whose}and offloads them too.", hint="leave one of them out."
         )
-    again = {name for stretch in plan.unit_stretches for name in stretch}
-    lost = [
-        unit.name for unit in plan.units if unit.activation_bits and (unit.recompute or unit.name in again)
-    ]
+    again = set(plan.recomputed_units)
+    lost = [unit.name for unit in plan.units if unit.activation_bits and unit.name in again]
     if lost:
         raise PlanError(
             f"{source} rounds activations of {lost[0]!r}, which is recomputed and keeps its input alone, exactly.",

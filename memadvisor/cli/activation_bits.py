@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from memadvisor.activation_bits import BITS
+from memadvisor.cli.offload import unit_names
 from memadvisor.errors import UsageError
 
 FLAGS = ("compress_activations", "compress_units")
@@ -35,5 +36,4 @@ def rounding_of(arguments: argparse.Namespace) -> dict[str, Any]:
                 "--compress-units needs --compress-activations.", hint="say to how many bits: 8, 4 or 2."
             )
         return {}
-    units = tuple(name.strip() for name in names.split(",")) if names is not None else ()
-    return {"activation_bits": bits, "compressed_units": units}
+    return {"activation_bits": bits, "compressed_units": unit_names(names)}

@@ -48,9 +48,14 @@ def offload_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         **fields,
         "activation_tier": tier,
-        "activation_units": tuple(name.strip() for name in names.split(",")) if names is not None else (),
+        "activation_units": unit_names(names),
         "disk_directory": str(Path(directory).resolve()) if directory else None,
     }
+
+
+def unit_names(value: str | None) -> tuple[str, ...]:
+    """What an option names, with commas between them; nothing where it is not given."""
+    return () if value is None else tuple(name.strip() for name in value.split(","))
 
 
 def with_disk_directory(plan: Plan, directory: Path) -> Plan:

@@ -29,11 +29,9 @@ from memadvisor.activation_bits import FLOATING, MASK_BITS, STATISTIC_SHARE
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.rounded import Noise, packed_mask, restore, rounded
-from memadvisor.engines.saved import is_in_checkpoint
 from memadvisor.engines.saved_activations import SavedActivations, stays
 from memadvisor.engines.undo import Undo
-from memadvisor.engines.unit_forwards import UnitForwards, obstacles
-from memadvisor.errors import PlanError
+from memadvisor.engines.unit_forwards import UnitForwards, is_to_be_saved, obstacles
 from memadvisor.schedule import Schedule
 
 Note = Callable[[str, str], None]
@@ -173,17 +171,10 @@ class CompressedActivations:
         self.known[storage._cdata] = made
 
     def applies(self, module: torch.nn.Module) -> bool:
-        if module not in self._units:
-            return False
-        if torch.compiler.is_compiling():
-            raise PlanError(
-                "Activations of a model compiled by torch.compile cannot be rounded.",
-                hint="run without torch.compile.",
-            )
-        if not torch.is_grad_enabled() or self._hooks.in_backward:
+        if module not in self._units or not is_to_be_saved(self._hooks, "rounded"):
             return False
         autograd: Any = torch._C._autograd
-        return not is_in_checkpoint() and bool(autograd._saved_tensors_hooks_is_enabled())
+        return bool(autograd._saved_tensors_hooks_is_enabled())
 
     def run(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         unit, bits = self._units[module]

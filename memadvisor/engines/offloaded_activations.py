@@ -24,11 +24,10 @@ from torch.utils._pytree import tree_leaves
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.recompute import Note
-from memadvisor.engines.saved import is_in_checkpoint
 from memadvisor.engines.saved_activations import Kept, KeptByStorage, SavedActivations, stays
 from memadvisor.engines.tiers import Tier, make_tier
 from memadvisor.engines.undo import Undo
-from memadvisor.engines.unit_forwards import UnitForwards, obstacles
+from memadvisor.engines.unit_forwards import UnitForwards, is_to_be_saved, obstacles
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Schedule
 
@@ -176,16 +175,7 @@ class OffloadedActivations:
     # ---- forward -----------------------------------------------------------------------------
 
     def applies(self, module: torch.nn.Module) -> bool:
-        if module not in self._units:
-            return False
-        if torch.compiler.is_compiling():
-            raise PlanError(
-                "Activations of a model compiled by torch.compile cannot be offloaded.",
-                hint="run without torch.compile.",
-            )
-        if not torch.is_grad_enabled() or self._hooks.in_backward:
-            return False
-        return not is_in_checkpoint()  # what it saves is made again, and kept by nobody
+        return module in self._units and is_to_be_saved(self._hooks, "offloaded")
 
     def run(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         unit, plays = self._units[module]

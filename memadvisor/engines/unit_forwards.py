@@ -13,8 +13,11 @@ from typing import Any, Protocol
 
 import torch
 
+from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
+from memadvisor.engines.saved import is_in_checkpoint
 from memadvisor.engines.undo import Undo
+from memadvisor.errors import PlanError
 
 
 class Around(Protocol):
@@ -52,6 +55,18 @@ class UnitForwards:
                 running.discard(id(module))
 
         self._undo.replace(kind, "forward", forward)
+
+
+def is_to_be_saved(hooks: Hooks, what: str) -> bool:
+    """Whether autograd keeps what a forward that begins now saves, for a backward that is not the one under way, and
+    not a checkpoint of the script's, which makes it again. `what` is done to it, and to nothing that torch.compile
+    compiles: raises PlanError."""
+    if torch.compiler.is_compiling():
+        raise PlanError(
+            f"Activations of a model compiled by torch.compile cannot be {what}.",
+            hint="run without torch.compile.",
+        )
+    return torch.is_grad_enabled() and not hooks.in_backward and not is_in_checkpoint()
 
 
 def obstacles(model: LiveModel) -> dict[str, str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_HALVED = "tensor rates halved, for they are printed with sparsity"
 V100 = "NVIDIA V100 data sheet (2020), https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
 A100 = "NVIDIA A100 data sheet (2021), https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
 A100_40 = "NVIDIA A100 architecture white paper (2020), table 1, https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf"
-H100 = "NVIDIA H100 data sheet, https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; tensor rates halved, for they are printed with sparsity"
-H100_PCIE = "NVIDIA H100 data sheet, edition of 2022 (with the PCIe card), https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; tensor rates halved, for they are printed with sparsity"
-H200 = "NVIDIA H200 data sheet, https://nvdam.widen.net/s/nb5zzzsjdf/hpc-datasheet-sc23-h200-datasheet-3002446; tensor rates halved, for they are printed with sparsity"
+H100 = f"NVIDIA H100 data sheet, https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; {_HALVED}"
+H100_PCIE = f"NVIDIA H100 data sheet, edition of 2022 (with the PCIe card), https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; {_HALVED}"
+H200 = f"NVIDIA H200 data sheet, https://nvdam.widen.net/s/nb5zzzsjdf/hpc-datasheet-sc23-h200-datasheet-3002446; {_HALVED}"
 
-_HALVED = "tensor rates halved, for they are printed with sparsity"
 GH200 = f"NVIDIA GH200 Grace Hopper Superchip data sheet, https://resources.nvidia.com/en-us-grace-cpu/grace-hopper-superchip; {_HALVED}"
 HGX_B200 = f"NVIDIA HGX platform, HGX B200, an eighth of the figures of 8 GPUs, https://www.nvidia.com/en-us/data-center/hgx/; {_HALVED}"
 DGX_B200 = "NVIDIA DGX B200 data sheet, an eighth of the figures of 8 GPUs, https://resources.nvidia.com/en-us-dgx-systems/dgx-b200-datasheet"
