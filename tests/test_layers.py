@@ -14,6 +14,8 @@ DATA = (
     "memadvisor.activation_bits",
     "memadvisor.coded_states",
     "memadvisor.precision",
+    "memadvisor.architecture",
+    "memadvisor.layout",
     "memadvisor.run",
     "memadvisor.hardware",
     "memadvisor.plan",

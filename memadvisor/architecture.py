@@ -1,0 +1,129 @@
+"""What a transformer is made of, as its configuration says: the shapes that memory and time follow from.
+
+Counts of parameters are exact for the blocks described here (Vaswani et al. 2017; SwiGLU: Shazeer 2020; grouped heads:
+Ainslie et al. 2023; latent attention: DeepSeek-V2, arXiv:2405.04434, section 2.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Feed-forward blocks of which each token passes `experts_per_token`, and `shared_ffn` columns that all pass.
+
+    `first_dense` layers at the beginning have the plain feed-forward block.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    expert_ffn: int
+    shared_ffn: int = 0
+    first_dense: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Keys and values go through `kv_rank` columns, queries through `q_rank` (None: straight)."""
+
+    kv_rank: int
+    q_rank: int | None
+    rope_head_dim: int
+    nope_head_dim: int
+    value_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One transformer. `gated_mlp`: three matrices (SwiGLU) in place of two. `positions`: rows of a learned table of
+    positions, 0 for none. `norm_vectors`: parameters of a norm, in units of `hidden` (1 RMSNorm, 2 LayerNorm).
+    `causal` is False for encoders.
+    """
+
+    name: str
+    n_layers: int
+    hidden: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    tied_embeddings: bool
+    gated_mlp: bool
+    positions: int = 0
+    biases: bool = False
+    norm_vectors: int = 1
+    causal: bool = True
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+
+    def attention_parameters(self) -> int:
+        """Projections of one layer's attention, with their biases."""
+        if self.latent is not None:
+            latent = self.latent
+            query_columns = self.n_heads * (latent.nope_head_dim + latent.rope_head_dim)
+            if latent.q_rank is None:
+                queries = self.hidden * query_columns
+            else:
+                queries = self.hidden * latent.q_rank + latent.q_rank + latent.q_rank * query_columns
+            keys = self.hidden * (latent.kv_rank + latent.rope_head_dim) + latent.kv_rank
+            expanded = latent.kv_rank * self.n_heads * (latent.nope_head_dim + latent.value_head_dim)
+            return queries + keys + expanded + self.n_heads * latent.value_head_dim * self.hidden
+        queries_columns = self.n_heads * self.head_dim
+        columns = queries_columns + 2 * self.n_kv_heads * self.head_dim
+        biases = columns + self.hidden if self.biases else 0
+        return self.hidden * columns + queries_columns * self.hidden + biases
+
+    def mlp_parameters(self, ffn: int) -> int:
+        """One feed-forward block with `ffn` inner columns."""
+        inner = 2 if self.gated_mlp else 1
+        biases = inner * ffn + self.hidden if self.biases else 0
+        return (inner + 1) * self.hidden * ffn + biases
+
+    def norm_parameters(self) -> int:
+        """One norm over the residual stream."""
+        return self.norm_vectors * self.hidden
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer >= self.experts.first_dense
+
+    def shared_layer_parameters(self, layer: int) -> int:
+        """What every rank of an expert-parallel group holds of one layer: all of it but the experts."""
+        count = self.attention_parameters() + 2 * self.norm_parameters()
+        if not self.has_experts(layer) or self.experts is None:
+            return count + self.mlp_parameters(self.ffn)
+        router = self.hidden * self.experts.num_experts
+        shared = self.mlp_parameters(self.experts.shared_ffn) if self.experts.shared_ffn else 0
+        return count + router + shared
+
+    def expert_layer_parameters(self, layer: int) -> int:
+        """All experts of one layer."""
+        if not self.has_experts(layer) or self.experts is None:
+            return 0
+        return self.experts.num_experts * self.mlp_parameters(self.experts.expert_ffn)
+
+    def layer_parameters(self, layer: int) -> int:
+        return self.shared_layer_parameters(layer) + self.expert_layer_parameters(layer)
+
+    def embedding_parameters(self) -> int:
+        """The tables of tokens and positions."""
+        return (self.vocab + self.positions) * self.hidden
+
+    def head_parameters(self) -> int:
+        """The output projection; as large as the table of tokens, of which it is the same tensor when tied."""
+        return self.vocab * self.hidden
+
+    def num_parameters(self) -> int:
+        """Each tensor counted once."""
+        layers = sum(self.layer_parameters(layer) for layer in range(self.n_layers))
+        head = 0 if self.tied_embeddings else self.head_parameters()
+        return layers + self.embedding_parameters() + head + self.norm_parameters()
+
+    def active_parameters(self) -> int:
+        """Those that one token meets."""
+        if self.experts is None:
+            return self.num_parameters()
+        idle = self.experts.num_experts - self.experts.experts_per_token
+        sparse = sum(self.has_experts(layer) for layer in range(self.n_layers))
+        return self.num_parameters() - sparse * idle * self.mlp_parameters(self.experts.expert_ffn)

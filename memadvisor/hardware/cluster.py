@@ -1,0 +1,38 @@
+"""Accelerators joined to nodes, nodes to a cluster; what crosses each tier of links, per accelerator and direction.
+
+Rates are one direction's. Unknown is None; whoever needs it says so and ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memadvisor.hardware.hardware import Hardware
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """`bytes_per_s`: what one accelerator can send over it while it receives as much. `alpha_s`: one message's latency."""
+
+    kind: str
+    bytes_per_s: float
+    alpha_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """`inside`: between accelerators of a node (None where a node has one). `across`: between nodes, an accelerator's
+    share of its node's network cards (None on one node). `host`: between an accelerator and its host's memory.
+    """
+
+    accelerator: Hardware
+    num_nodes: int
+    per_node: int
+    inside: Link | None
+    across: Link | None
+    host: Link | None = None
+
+    @property
+    def num_accelerators(self) -> int:
+        return self.num_nodes * self.per_node

@@ -1,0 +1,120 @@
+"""How a training step is spread over accelerators, and what it does: pure data, checked on construction.
+
+Ranks are numbered as Megatron and nanotron do: tensor innermost, then context, data, pipeline outermost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memadvisor.errors import UsageError
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """How the training code goes about it, as far as memory and time depend on it. The defaults are those of today's
+    trainers (bf16, fused attention, gradients accumulated in fp32, collectives under the backward).
+
+    `parameter_bytes`: of a parameter as it is computed with. `gradient_bytes`: of a gradient as it is accumulated.
+    `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master copy included. `reduce_bytes`: of a
+    gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's activation and
+    product are one kernel that keeps its inputs alone. `overlap_reduce`, `overlap_gather`: gradients are reduced under
+    the backward, parameters gathered under the computation.
+    """
+
+    name: str = "default"
+    compute_dtype: str = "bfloat16"
+    parameter_bytes: int = 2
+    gradient_bytes: int = 4
+    reduce_bytes: int = 4
+    optimizer_bytes: int = 12
+    fused_attention: bool = True
+    fused_mlp: bool = True
+    overlap_reduce: bool = True
+    overlap_gather: bool = True
+    dropout: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """`data` replicas in all, of which `shard` share what the ZeRO stage shards (None: all of them).
+
+    `chunks`: parts of the model on each pipeline device. `recompute`: none, selective (attention's scores alone, Korthikanti
+    et al. 2022) or full (each layer keeps its input). `offload_optimizer`, `offload_parameters`: they live on the host.
+    `offload_activations`: share of saved activations on the host.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    zero_stage: int = 0
+    shard: int | None = None
+    chunks: int = 1
+    schedule: str = "1f1b"
+    sequence_parallel: bool = False
+    context_kind: str = "ring"
+    micro_batch_size: int = 1
+    num_microbatches: int = 1
+    recompute: str = "none"
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    offload_activations: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "data",
+            "tensor",
+            "pipeline",
+            "context",
+            "expert",
+            "chunks",
+            "micro_batch_size",
+            "num_microbatches",
+        ):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}.", hint="it is at least 1.")
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise UsageError(f"the ZeRO stage is {self.zero_stage}.", hint="it is 0, 1, 2 or 3.")
+        if self.recompute not in RECOMPUTE:
+            raise UsageError(
+                f"recompute is {self.recompute!r}.", hint=f"it is one of {', '.join(RECOMPUTE)}."
+            )
+        if self.shard is not None and (self.shard < 1 or self.data % self.shard):
+            raise UsageError(
+                f"{self.data} replicas do not part into groups of {self.shard}.", hint="shard divides data."
+            )
+        if not 0 <= self.offload_activations <= 1:
+            raise UsageError(
+                f"the share of activations on the host is {self.offload_activations}.", hint="it is 0 to 1."
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def shard_ranks(self) -> int:
+        """Among how many replicas states are sharded: data (and context) ranks hold the same parameters."""
+        return (self.data if self.shard is None else self.shard) * self.context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStep:
+    """One optimizer step: a layout, the length of its sequences, and the code that runs it."""
+
+    layout: Layout
+    seq_len: int
+    software: Software = field(default_factory=Software)
+
+    @property
+    def global_batch_sequences(self) -> int:
+        layout = self.layout
+        return layout.data * layout.micro_batch_size * layout.num_microbatches
+
+    @property
+    def tokens(self) -> int:
+        return self.global_batch_sequences * self.seq_len
