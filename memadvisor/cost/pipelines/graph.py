@@ -1,0 +1,143 @@
+"""An order of work as a graph that can be played: every piece after those that it needs.
+
+A piece waits for the piece before it on its device, and for at most one of another device: a forward for the forward
+of the chunk before, a backward for the backward of the chunk after. What it needs of its own device the order has
+before it (an order that has not is refused, as is one whose devices wait for each other).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memadvisor.cost.pipelines.work import Kind, PipelineOrder
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineGraph:
+    """Columns with a row for each piece of work.
+
+    In the order of playing: `device`; `needs`, 1 + the row of another device's piece that it waits for, or 0;
+    `cost`, kind * chunks + chunk; `link_in`, 1 + the link over which its input comes, or 0; `link_before`, the same
+    of what the device's piece before sends. Link d joins devices d and d+1, and the last one the last and the first.
+
+    Device by device: `by_device`, the row in the order of playing; `offsets`, where each device begins. And for each
+    device the chunks that it has.
+    """
+
+    order: PipelineOrder
+    device: Ints
+    needs: Ints
+    cost: Ints
+    microbatch: Ints
+    link_in: Ints
+    link_before: Ints
+    by_device: Ints
+    offsets: Ints
+    chunks: tuple[tuple[int, ...], ...]
+
+
+def pipeline_graph(order: PipelineOrder) -> PipelineGraph:
+    """Resolve an order's dependencies; raises AssertionError where it cannot be played."""
+    num_microbatches, num_chunks = order.num_microbatches, order.num_chunks
+    lengths = [len(codes) for codes in order.codes]
+    code = np.concatenate([np.asarray(codes, dtype=np.int64) for codes in order.codes])
+    device = np.repeat(np.arange(order.num_devices), lengths)
+    cost, microbatch = np.divmod(code, num_microbatches)
+    kind, chunk = np.divmod(cost, num_chunks)
+    source = _sources(kind, chunk, microbatch, num_chunks, num_microbatches)
+    own = (source >= 0) & (device[source] == device)
+    assert bool((source[own] < np.flatnonzero(own)).all()), "a piece of work comes before what it needs"
+    source[own] = -1
+    link_in = np.where(source >= 0, 1 + _link(device[source], device, order.num_devices), 0)
+    consumer = np.full(len(code), -1, dtype=np.int64)
+    waits = np.flatnonzero(source >= 0)
+    consumer[source[waits]] = waits
+    link_out = np.where(consumer >= 0, link_in[consumer], 0)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    link_before = np.concatenate([[0], link_out[:-1]])
+    link_before[offsets[:-1]] = 0
+    played = np.asarray(_playable(offsets, device, source, consumer), dtype=np.int64)
+    assert len(played) == len(code), "the devices wait for each other"
+    row = np.empty(len(code), dtype=np.int64)
+    row[played] = np.arange(len(code))
+    needs = np.where(source >= 0, row[source] + 1, 0)
+
+    def column(values: npt.NDArray[np.int64]) -> Ints:
+        return values[played].astype(np.int32)
+
+    return PipelineGraph(
+        order=order,
+        device=column(device),
+        needs=column(needs),
+        cost=column(cost),
+        microbatch=column(microbatch),
+        link_in=column(link_in),
+        link_before=column(link_before),
+        by_device=row.astype(np.int32),
+        offsets=offsets.astype(np.int32),
+        chunks=tuple(
+            tuple(np.unique(chunk[begin:end]).tolist())
+            for begin, end in zip(offsets[:-1], offsets[1:], strict=True)
+        ),
+    )
+
+
+def _sources(
+    kind: npt.NDArray[np.int64],
+    chunk: npt.NDArray[np.int64],
+    microbatch: npt.NDArray[np.int64],
+    num_chunks: int,
+    num_microbatches: int,
+) -> npt.NDArray[np.int64]:
+    """For each piece, the piece whose result it needs, or -1: for a W its B, for the last chunk's backward its forward."""
+    # A backward is found under one name, whether it is split or not.
+    forward = kind == Kind.F
+    weights = kind == Kind.W
+    role = np.where(forward, 0, np.where(weights, 2, 1))
+    place = np.full((3, num_chunks + 2, num_microbatches), -1, dtype=np.int64)
+    place[role, chunk + 1, microbatch] = np.arange(len(kind))
+    last = ~forward & ~weights & (chunk == num_chunks - 1)
+    needed_role = np.where(forward | last, 0, 1)
+    needed_chunk = np.where(forward, chunk - 1, np.where(weights | last, chunk, chunk + 1))
+    found: npt.NDArray[np.int64] = place[needed_role, needed_chunk + 1, microbatch]
+    return found
+
+
+def _link(
+    one: npt.NDArray[np.int64], other: npt.NDArray[np.int64], num_devices: int
+) -> npt.NDArray[np.int64]:
+    """The link between neighbours on the ring; with two devices there is only one."""
+    low, high = np.minimum(one, other), np.maximum(one, other)
+    return np.where(high - low == 1, low, num_devices - 1)
+
+
+def _playable(
+    offsets: npt.NDArray[np.int64],
+    device: npt.NDArray[np.int64],
+    source: npt.NDArray[np.int64],
+    consumer: npt.NDArray[np.int64],
+) -> list[int]:
+    """Rows so that each comes after its source and after the row before on its device; short if that cannot be."""
+    at, ends = offsets[:-1].tolist(), offsets[1:].tolist()
+    devices, sources, consumers = device.tolist(), source.tolist(), consumer.tolist()
+    done = bytearray(len(devices) + 1)
+    done[-1] = 1  # what waits for nobody has source -1
+    played: list[int] = []
+    ready = list(range(len(at) - 1, -1, -1))
+    while ready:
+        here = ready.pop()
+        row, end = at[here], ends[here]
+        while row < end and done[sources[row]]:
+            done[row] = 1
+            played.append(row)
+            waiting = consumers[row]
+            if waiting >= 0 and at[devices[waiting]] == waiting:
+                ready.append(devices[waiting])
+            row += 1
+        at[here] = row
+    return played
