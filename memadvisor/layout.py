@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from memadvisor.errors import UsageError
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "pointwise", "full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,8 @@ class Layout:
     """`data` replicas in all, of which `shard` share what the ZeRO stage shards (None: all of them).
 
     `chunks`: parts of the model on each pipeline device. `recompute`: none, selective (attention's scores alone, Korthikanti
-    et al. 2022) or full (each layer keeps its input). `offload_optimizer`, `offload_parameters`: they live on the host.
+    et al. 2022), pointwise (outputs of norms and of the MLP's activation, Yuan et al., ATC 2024) or full (each layer keeps
+    its input). `offload_optimizer`, `offload_parameters`: they live on the host.
     `offload_activations`: share of saved activations on the host.
     """
 

@@ -24,6 +24,10 @@ _FACTORS = {
 }
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 
+_RATE = re.compile(
+    r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kKMGTgmt])?(i)?(bits?|[Bb]ytes?|Bit|[Bb])(?:/s|ps)\s*", re.ASCII
+)
+
 
 def parse_bytes(text: str) -> int:
     """Bytes meant by a size such as `24GiB`, `10 GB`, `512M` or `1000`.
@@ -42,6 +46,25 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is not a usable size.", hint="it must be more than 0 and less than 1 EiB."
         )
     return round(size_bytes)
+
+
+def parse_rate(text: str) -> float:
+    """Bytes a second meant by `400Gbps`, `400 Gb/s`, `400 Gbit/s` (bits) or `50GB/s`, `50GBps`, `46GiB/s` (bytes).
+
+    A capital B means bytes, a small one bits. Raises UsageError for anything else.
+    """
+    match = _RATE.fullmatch(text)
+    rate = 0.0
+    if match is not None:
+        number, prefix, binary, unit = match.groups()
+        base = 1024 if binary else 1000
+        rate = float(number) * base ** " KMGT".index((prefix or " ").upper())
+        rate = rate if unit.startswith("B") or unit.lower().startswith("byte") else rate / 8
+    if not 1 <= rate < 2**60:
+        raise UsageError(
+            f"{text!r} is not a rate.", hint="write it as 400Gbps (bits) or 50GB/s (bytes), a second."
+        )
+    return rate
 
 
 def format_bytes(size_bytes: float | None) -> str:

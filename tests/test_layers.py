@@ -16,6 +16,8 @@ DATA = (
     "memadvisor.precision",
     "memadvisor.architecture",
     "memadvisor.layout",
+    "memadvisor.layout_table",
+    "memadvisor.software",
     "memadvisor.run",
     "memadvisor.hardware",
     "memadvisor.plan",

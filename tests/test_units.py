@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memadvisor.errors import UsageError
-from memadvisor.units import GIB, format_bytes, format_count, format_fraction, format_seconds, parse_bytes
+from memadvisor.units import (
+    GIB,
+    format_bytes,
+    format_count,
+    format_fraction,
+    format_seconds,
+    parse_bytes,
+    parse_rate,
+)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +116,18 @@ def test_counts_have_decimal_prefixes(count, unit, text):
 def test_fractions_are_percentages():
     assert format_fraction(0.4123) == "41.2 %"
     assert format_fraction(None) == "not recorded"
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("400Gbps", 50e9), ("400 Gb/s", 50e9), ("400 Gbit/s", 50e9), ("50GB/s", 50e9), ("50 GBps", 50e9), ("1GiB/s", 2**30),
+     ("1.6Tbps", 200e9)],
+)  # fmt: skip
+def test_rates_in_bits_and_bytes(text, bytes_per_s):
+    assert parse_rate(text) == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "50", "50GB", "-1GB/s", "0Gbps", "1e3GB/s", "50 GB/h"])
+def test_what_is_no_rate(text):
+    with pytest.raises(UsageError):
+        parse_rate(text)

@@ -2,318 +2,39 @@
 
 GB means 10**9 bytes, as on the data sheets. Of 16 and 8 bits the rate is that of products summed in float32, as trainings
 have them (GeForce cards are half as fast with it). A device is what torch takes for one: of AMD's MI250X, one of its two
-dies. A device that is not here is unknown: measure it with `memadvisor calibrate`.
+dies. A device that is not here is unknown: measure it with `memadvisor calibrate`. A family's bare name (`A100`) means its
+SXM module with the most memory. What links the devices is in links.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 
-_HALVED = "tensor rates halved, for they are printed with sparsity"
-V100 = "NVIDIA V100 data sheet (2020), https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
-A100 = "NVIDIA A100 data sheet (2021), https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
-A100_40 = "NVIDIA A100 architecture white paper (2020), table 1, https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf"
-H100 = f"NVIDIA H100 data sheet, https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; {_HALVED}"
-H100_PCIE = f"NVIDIA H100 data sheet, edition of 2022 (with the PCIe card), https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; {_HALVED}"
-H200 = f"NVIDIA H200 data sheet, https://nvdam.widen.net/s/nb5zzzsjdf/hpc-datasheet-sc23-h200-datasheet-3002446; {_HALVED}"
+from memadvisor.hardware.data_center_cards import DATA_CENTER_CARDS
+from memadvisor.hardware.entry import CatalogueEntry
+from memadvisor.hardware.other_cards import OTHER_CARDS
 
-GH200 = f"NVIDIA GH200 Grace Hopper Superchip data sheet, https://resources.nvidia.com/en-us-grace-cpu/grace-hopper-superchip; {_HALVED}"
-HGX_B200 = f"NVIDIA HGX platform, HGX B200, an eighth of the figures of 8 GPUs, https://www.nvidia.com/en-us/data-center/hgx/; {_HALVED}"
-DGX_B200 = "NVIDIA DGX B200 data sheet, an eighth of the figures of 8 GPUs, https://resources.nvidia.com/en-us-dgx-systems/dgx-b200-datasheet"
-GB200 = f"NVIDIA GB200 NVL72, half of the superchip's figures, https://www.nvidia.com/en-us/data-center/gb200-nvl72/; {_HALVED}"
-A10 = "NVIDIA A10 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf"
-L4 = f"NVIDIA L4 product page, https://www.nvidia.com/en-us/data-center/l4/; {_HALVED}"
-L40S = "NVIDIA L40S data sheet, https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413"
-GA102 = "NVIDIA Ampere GA102 GPU architecture white paper (v2), table of the GeForce RTX 3090, https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
-ADA = "NVIDIA Ada GPU architecture white paper, table of the GeForce RTX 4090, https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
-RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper, table of the GeForce RTX 5090, https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
-MI250X = "AMD Instinct MI250X product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
-MI300X = "AMD Instinct MI300X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
+CATALOGUE: tuple[CatalogueEntry, ...] = DATA_CENTER_CARDS + OTHER_CARDS
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueEntry:
-    """`aliases` are the names by which drivers and people call the device, in any case.
-
-    `sources` name the page of each figure: `memory`, `bandwidth`, `flops`.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    memory_bytes: int
-    memory_bandwidth_bytes_per_s: float
-    peak_flops_per_s: dict[str, float]
-    sources: dict[str, str]
-
-
-def _from(page: str) -> dict[str, str]:
-    return dict.fromkeys(("memory", "bandwidth", "flops"), page)
-
-
-_A100_FLOPS = {"float16": 312e12, "bfloat16": 312e12, "tf32": 156e12, "float32": 19.5e12, "float64": 9.7e12}
-_H100_FLOPS = {
-    "float8_e4m3fn": 1979e12,
-    "float16": 989.5e12,
-    "bfloat16": 989.5e12,
-    "tf32": 494.5e12,
-    "float32": 67e12,
-    "float64": 34e12,
-}
-_V100_PCIE_FLOPS = {"float16": 112e12, "float32": 14e12, "float64": 7e12}
-
-CATALOGUE: tuple[CatalogueEntry, ...] = (
-    CatalogueEntry(
-        name="V100-SXM2-16GB",
-        aliases=("v100-16", "tesla v100-sxm2-16gb"),
-        memory_bytes=16 * 10**9,
-        memory_bandwidth_bytes_per_s=900e9,
-        peak_flops_per_s={"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12},
-        sources=_from(V100),
-    ),
-    CatalogueEntry(
-        name="V100-PCIe-16GB",
-        aliases=("tesla v100-pcie-16gb",),
-        memory_bytes=16 * 10**9,
-        memory_bandwidth_bytes_per_s=900e9,
-        peak_flops_per_s=_V100_PCIE_FLOPS,
-        sources=_from(V100),
-    ),
-    CatalogueEntry(
-        name="V100-PCIe-32GB",
-        aliases=("tesla v100-pcie-32gb",),
-        memory_bytes=32 * 10**9,
-        memory_bandwidth_bytes_per_s=900e9,
-        peak_flops_per_s=_V100_PCIE_FLOPS,
-        sources=_from(V100),
-    ),
-    CatalogueEntry(
-        name="V100-SXM2-32GB",
-        aliases=("v100", "v100-32", "tesla v100-sxm2-32gb"),
-        memory_bytes=32 * 10**9,
-        memory_bandwidth_bytes_per_s=900e9,
-        peak_flops_per_s={"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12},
-        sources=_from(V100),
-    ),
-    CatalogueEntry(
-        name="A100-SXM4-40GB",
-        aliases=("a100-40", "a100 40gb", "nvidia a100-sxm4-40gb", "nvidia a100-pcie-40gb"),
-        memory_bytes=40 * 10**9,
-        memory_bandwidth_bytes_per_s=1555e9,
-        peak_flops_per_s=_A100_FLOPS,
-        sources=_from(A100_40),
-    ),
-    CatalogueEntry(
-        name="A100-SXM4-80GB",
-        aliases=("a100-80", "a100 80gb", "nvidia a100-sxm4-80gb"),
-        memory_bytes=80 * 10**9,
-        memory_bandwidth_bytes_per_s=2039e9,
-        peak_flops_per_s=_A100_FLOPS,
-        sources=_from(A100),
-    ),
-    CatalogueEntry(
-        name="A100-PCIe-80GB",
-        aliases=("nvidia a100 80gb pcie",),
-        memory_bytes=80 * 10**9,
-        memory_bandwidth_bytes_per_s=1935e9,
-        peak_flops_per_s=_A100_FLOPS,
-        sources=_from(A100),
-    ),
-    CatalogueEntry(
-        name="H100-PCIe-80GB",
-        aliases=("h100-pcie", "nvidia h100 pcie"),
-        memory_bytes=80 * 10**9,
-        memory_bandwidth_bytes_per_s=2e12,
-        peak_flops_per_s={
-            "float8_e4m3fn": 1513e12,
-            "float16": 756.5e12,
-            "bfloat16": 756.5e12,
-            "tf32": 378e12,
-            "float32": 51e12,
-            "float64": 26e12,
-        },
-        sources=_from(H100_PCIE),
-    ),
-    CatalogueEntry(
-        name="H100-NVL-94GB",
-        aliases=("h100-nvl", "nvidia h100 nvl"),
-        memory_bytes=94 * 10**9,
-        memory_bandwidth_bytes_per_s=3.9e12,
-        peak_flops_per_s={
-            "float8_e4m3fn": 1670.5e12,
-            "float16": 835.5e12,
-            "bfloat16": 835.5e12,
-            "tf32": 417.5e12,
-            "float32": 60e12,
-            "float64": 30e12,
-        },
-        sources=_from(H100),
-    ),
-    CatalogueEntry(
-        name="H100-SXM-80GB",
-        aliases=("h100", "h100-80", "nvidia h100 80gb hbm3"),
-        memory_bytes=80 * 10**9,
-        memory_bandwidth_bytes_per_s=3.35e12,
-        peak_flops_per_s=_H100_FLOPS,
-        sources=_from(H100),
-    ),
-    CatalogueEntry(
-        name="H200-SXM-141GB",
-        aliases=("h200", "h200-141", "nvidia h200"),
-        memory_bytes=141 * 10**9,
-        memory_bandwidth_bytes_per_s=4.8e12,
-        peak_flops_per_s=_H100_FLOPS,
-        sources=_from(H200),
-    ),
-    CatalogueEntry(
-        name="GH200-96GB",
-        aliases=("gh200", "nvidia gh200 480gb", "nvidia gh200 96gb hbm3"),
-        memory_bytes=96 * 10**9,
-        memory_bandwidth_bytes_per_s=4e12,
-        peak_flops_per_s=_H100_FLOPS,
-        sources=_from(GH200),
-    ),
-    CatalogueEntry(
-        name="GH200-144GB",
-        aliases=("gh200-144", "nvidia gh200 144g hbm3e"),
-        memory_bytes=144 * 10**9,
-        memory_bandwidth_bytes_per_s=4.9e12,
-        peak_flops_per_s=_H100_FLOPS,
-        sources=_from(GH200),
-    ),
-    CatalogueEntry(
-        name="B200-180GB",
-        aliases=("b200", "nvidia b200"),
-        memory_bytes=180 * 10**9,
-        memory_bandwidth_bytes_per_s=8e12,
-        peak_flops_per_s={
-            "float8_e4m3fn": 4500e12,
-            "float16": 2250e12,
-            "bfloat16": 2250e12,
-            "tf32": 1125e12,
-            "float32": 75e12,
-            "float64": 37e12,
-        },
-        sources={"memory": DGX_B200, "bandwidth": DGX_B200, "flops": HGX_B200},
-    ),
-    CatalogueEntry(
-        name="GB200-186GB",
-        aliases=("gb200", "nvidia gb200"),
-        memory_bytes=186 * 10**9,
-        memory_bandwidth_bytes_per_s=8e12,
-        peak_flops_per_s={
-            "float8_e4m3fn": 5000e12,
-            "float16": 2500e12,
-            "bfloat16": 2500e12,
-            "tf32": 1250e12,
-            "float32": 80e12,
-            "float64": 40e12,
-        },
-        sources=_from(GB200),
-    ),
-    CatalogueEntry(
-        name="A10-24GB",
-        aliases=("a10", "nvidia a10"),
-        memory_bytes=24 * 10**9,
-        memory_bandwidth_bytes_per_s=600e9,
-        peak_flops_per_s={"float16": 125e12, "bfloat16": 125e12, "tf32": 62.5e12, "float32": 31.2e12},
-        sources=_from(A10),
-    ),
-    CatalogueEntry(
-        name="L4-24GB",
-        aliases=("l4", "nvidia l4"),
-        memory_bytes=24 * 10**9,
-        memory_bandwidth_bytes_per_s=300e9,
-        peak_flops_per_s={
-            "float8_e4m3fn": 242.5e12,
-            "float16": 121e12,
-            "bfloat16": 121e12,
-            "tf32": 60e12,
-            "float32": 30.3e12,
-        },
-        sources=_from(L4),
-    ),
-    CatalogueEntry(
-        name="L40S-48GB",
-        aliases=("l40s", "nvidia l40s"),
-        memory_bytes=48 * 10**9,
-        memory_bandwidth_bytes_per_s=864e9,
-        peak_flops_per_s={
-            "float8_e4m3fn": 733e12,
-            "float16": 362.05e12,
-            "bfloat16": 362.05e12,
-            "tf32": 183e12,
-            "float32": 91.6e12,
-        },
-        sources=_from(L40S),
-    ),
-    CatalogueEntry(
-        name="RTX-3090-24GB",
-        aliases=("rtx3090", "rtx 3090", "nvidia geforce rtx 3090"),
-        memory_bytes=24 * 10**9,
-        memory_bandwidth_bytes_per_s=936e9,
-        peak_flops_per_s={"float16": 71e12, "bfloat16": 71e12, "tf32": 35.6e12, "float32": 35.6e12},
-        sources=_from(GA102),
-    ),
-    CatalogueEntry(
-        name="RTX-4090-24GB",
-        aliases=("rtx4090", "rtx 4090", "nvidia geforce rtx 4090"),
-        memory_bytes=24 * 10**9,
-        memory_bandwidth_bytes_per_s=1008e9,
-        peak_flops_per_s={
-            "float8_e4m3fn": 330.3e12,
-            "float16": 165.2e12,
-            "bfloat16": 165.2e12,
-            "tf32": 82.6e12,
-            "float32": 82.6e12,
-        },
-        sources=_from(ADA),
-    ),
-    CatalogueEntry(
-        name="RTX-5090-32GB",
-        aliases=("rtx5090", "rtx 5090", "nvidia geforce rtx 5090"),
-        memory_bytes=32 * 10**9,
-        memory_bandwidth_bytes_per_s=1792e9,
-        peak_flops_per_s={
-            "float8_e4m3fn": 419e12,
-            "float16": 209.5e12,
-            "bfloat16": 209.5e12,
-            "tf32": 104.8e12,
-            "float32": 104.8e12,
-        },
-        sources=_from(RTX_BLACKWELL),
-    ),
-    CatalogueEntry(
-        name="MI250X-die-64GB",
-        aliases=("mi250x", "amd instinct mi250x"),
-        memory_bytes=64 * 10**9,
-        memory_bandwidth_bytes_per_s=1.6e12,
-        peak_flops_per_s={
-            "float16": 191.5e12,
-            "bfloat16": 191.5e12,
-            "float32": 47.85e12,  # by its matrix cores, which torch's products use
-            "float64": 47.85e12,
-        },
-        sources=_from(MI250X),
-    ),
-    CatalogueEntry(
-        name="MI300X-192GB",
-        aliases=("mi300x", "amd instinct mi300x", "amd instinct mi300x oam"),
-        memory_bytes=192 * 10**9,
-        memory_bandwidth_bytes_per_s=5.3e12,
-        peak_flops_per_s={
-            "float8_e4m3fnuz": 2614.9e12,
-            "float16": 1307.4e12,
-            "bfloat16": 1307.4e12,
-            "tf32": 653.7e12,
-            "float32": 163.4e12,
-            "float64": 163.4e12,
-        },
-        sources=_from(MI300X),
-    ),
+# Words of names that tell no device from another.
+_NOISE = frozenset(
+    ("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "gpus", "tensor", "core", "oam", "hbm2", "hbm2e")
 )
 
 
 def find_entry(name: str) -> CatalogueEntry | None:
-    """The entry called `name`, in any case and with blanks at its ends; None for a device not listed."""
-    wanted = name.strip().lower()
-    return next((e for e in CATALOGUE if wanted in (e.name.lower(), *e.aliases)), None)
+    """The entry that `name` means, in any case, with its words in any order; None for a device not listed.
+
+    `A100_80GB`, `A100-80GB-SXM` and `NVIDIA A100-SXM4-80GB` are one device.
+    """
+    return _BY_WORDS.get(_words(name))
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words that tell one device from another: `sxm` of any generation, sizes with their `gb`."""
+    text = re.sub(r"(\d+)\s*(?:gb|gib|g)\b", r"\1gb", name.lower().replace("_", "-"))
+    text = re.sub(r"\brtx[\s-]*(\d)", r"rtx\1", re.sub(r"\bsxm\d\b", "sxm", text))
+    return frozenset(re.findall(r"[a-z0-9]+", text)) - _NOISE
+
+
+_BY_WORDS = {_words(name): entry for entry in CATALOGUE for name in (entry.name, *entry.aliases)}

@@ -1,0 +1,228 @@
+"""NVIDIA's data center cards; rules as in catalogue.py."""
+
+from __future__ import annotations
+
+from memadvisor.hardware.entry import CatalogueEntry, one_page
+
+_HALVED = "tensor rates halved, for they are printed with sparsity"
+_HALVED = "tensor rates halved, for they are printed with sparsity"
+V100 = "NVIDIA V100 data sheet (2020), https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
+A100 = "NVIDIA A100 data sheet (2021), https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
+A100_40 = "NVIDIA A100 architecture white paper (2020), table 1, https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf"
+H100 = f"NVIDIA H100 data sheet, https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; {_HALVED}"
+H100_PCIE = f"NVIDIA H100 data sheet, edition of 2022 (with the PCIe card), https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; {_HALVED}"
+H800 = "DeepSeek-AI, Insights into DeepSeek-V3 (arXiv:2505.09343), section 2: an H100 SXM of slower NVLink and float64; NVIDIA publishes no sheet"
+H200 = f"NVIDIA H200 data sheet, https://nvdam.widen.net/s/nb5zzzsjdf/hpc-datasheet-sc23-h200-datasheet-3002446; {_HALVED}"
+GH200 = f"NVIDIA GH200 Grace Hopper Superchip data sheet, https://resources.nvidia.com/en-us-grace-cpu/grace-hopper-superchip; {_HALVED}"
+HGX_B200 = f"NVIDIA HGX platform, HGX B200, an eighth of the figures of 8 GPUs, https://www.nvidia.com/en-us/data-center/hgx/; {_HALVED}"
+DGX_B200 = "NVIDIA DGX B200 data sheet, an eighth of the figures of 8 GPUs, https://resources.nvidia.com/en-us-dgx-systems/dgx-b200-datasheet"
+GB200 = f"NVIDIA GB200 NVL72, half of the superchip's figures, https://www.nvidia.com/en-us/data-center/gb200-nvl72/; {_HALVED}"
+A10 = "NVIDIA A10 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf"
+L4 = f"NVIDIA L4 product page, https://www.nvidia.com/en-us/data-center/l4/; {_HALVED}"
+L40S = "NVIDIA L40S data sheet, https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413"
+
+_A100_FLOPS = {"float16": 312e12, "bfloat16": 312e12, "tf32": 156e12, "float32": 19.5e12, "float64": 9.7e12}
+_H100_FLOPS = {
+    "float8_e4m3fn": 1979e12,
+    "float16": 989.5e12,
+    "bfloat16": 989.5e12,
+    "tf32": 494.5e12,
+    "float32": 67e12,
+    "float64": 34e12,
+}
+_V100_PCIE_FLOPS = {"float16": 112e12, "float32": 14e12, "float64": 7e12}
+
+DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
+    CatalogueEntry(
+        name="V100-SXM2-16GB",
+        aliases=("v100-16gb", "v100-16"),
+        memory_bytes=16 * 10**9,
+        memory_bandwidth_bytes_per_s=900e9,
+        peak_flops_per_s={"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12},
+        sources=one_page(V100),
+    ),
+    CatalogueEntry(
+        name="V100-PCIe-16GB",
+        aliases=("tesla v100-pcie-16gb",),
+        memory_bytes=16 * 10**9,
+        memory_bandwidth_bytes_per_s=900e9,
+        peak_flops_per_s=_V100_PCIE_FLOPS,
+        sources=one_page(V100),
+    ),
+    CatalogueEntry(
+        name="V100-PCIe-32GB",
+        aliases=("v100-pcie",),
+        memory_bytes=32 * 10**9,
+        memory_bandwidth_bytes_per_s=900e9,
+        peak_flops_per_s=_V100_PCIE_FLOPS,
+        sources=one_page(V100),
+    ),
+    CatalogueEntry(
+        name="V100-SXM2-32GB",
+        aliases=("v100", "v100-32gb", "v100-32", "v100-sxm"),
+        memory_bytes=32 * 10**9,
+        memory_bandwidth_bytes_per_s=900e9,
+        peak_flops_per_s={"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12},
+        sources=one_page(V100),
+    ),
+    CatalogueEntry(
+        name="A100-SXM4-40GB",
+        aliases=("a100-40gb", "a100-40"),
+        memory_bytes=40 * 10**9,
+        memory_bandwidth_bytes_per_s=1555e9,
+        peak_flops_per_s=_A100_FLOPS,
+        sources=one_page(A100_40),
+    ),
+    CatalogueEntry(
+        name="A100-SXM4-80GB",
+        aliases=("a100", "a100-80gb", "a100-80", "a100-sxm"),
+        memory_bytes=80 * 10**9,
+        memory_bandwidth_bytes_per_s=2039e9,
+        peak_flops_per_s=_A100_FLOPS,
+        sources=one_page(A100),
+    ),
+    CatalogueEntry(
+        name="A100-PCIe-80GB",
+        aliases=("a100-pcie",),
+        memory_bytes=80 * 10**9,
+        memory_bandwidth_bytes_per_s=1935e9,
+        peak_flops_per_s=_A100_FLOPS,
+        sources=one_page(A100),
+    ),
+    CatalogueEntry(
+        name="H100-PCIe-80GB",
+        aliases=("h100-pcie", "nvidia h100 pcie"),
+        memory_bytes=80 * 10**9,
+        memory_bandwidth_bytes_per_s=2e12,
+        peak_flops_per_s={
+            "float8_e4m3fn": 1513e12,
+            "float16": 756.5e12,
+            "bfloat16": 756.5e12,
+            "tf32": 378e12,
+            "float32": 51e12,
+            "float64": 26e12,
+        },
+        sources=one_page(H100_PCIE),
+    ),
+    CatalogueEntry(
+        name="H100-NVL-94GB",
+        aliases=("h100-nvl", "nvidia h100 nvl"),
+        memory_bytes=94 * 10**9,
+        memory_bandwidth_bytes_per_s=3.9e12,
+        peak_flops_per_s={
+            "float8_e4m3fn": 1670.5e12,
+            "float16": 835.5e12,
+            "bfloat16": 835.5e12,
+            "tf32": 417.5e12,
+            "float32": 60e12,
+            "float64": 30e12,
+        },
+        sources=one_page(H100),
+    ),
+    CatalogueEntry(
+        name="H100-SXM-80GB",
+        aliases=("h100", "h100-80gb", "h100-80", "h100-sxm", "nvidia h100 80gb hbm3"),
+        memory_bytes=80 * 10**9,
+        memory_bandwidth_bytes_per_s=3.35e12,
+        peak_flops_per_s=_H100_FLOPS,
+        sources=one_page(H100),
+    ),
+    CatalogueEntry(
+        name="H800-SXM-80GB",
+        aliases=("h800", "h800-80gb", "h800-80", "h800-sxm", "nvidia h800"),
+        memory_bytes=80 * 10**9,
+        memory_bandwidth_bytes_per_s=3.35e12,
+        peak_flops_per_s={**_H100_FLOPS, "float64": 1e12},
+        sources=one_page(H800),
+    ),
+    CatalogueEntry(
+        name="H200-SXM-141GB",
+        aliases=("h200", "h200-141gb", "h200-141", "h200-sxm"),
+        memory_bytes=141 * 10**9,
+        memory_bandwidth_bytes_per_s=4.8e12,
+        peak_flops_per_s=_H100_FLOPS,
+        sources=one_page(H200),
+    ),
+    CatalogueEntry(
+        name="GH200-96GB",
+        aliases=("gh200", "nvidia gh200 480gb", "nvidia gh200 96gb hbm3"),
+        memory_bytes=96 * 10**9,
+        memory_bandwidth_bytes_per_s=4e12,
+        peak_flops_per_s=_H100_FLOPS,
+        sources=one_page(GH200),
+    ),
+    CatalogueEntry(
+        name="GH200-144GB",
+        aliases=("gh200-144", "nvidia gh200 144g hbm3e"),
+        memory_bytes=144 * 10**9,
+        memory_bandwidth_bytes_per_s=4.9e12,
+        peak_flops_per_s=_H100_FLOPS,
+        sources=one_page(GH200),
+    ),
+    CatalogueEntry(
+        name="B200-180GB",
+        aliases=("b200", "b200-192gb", "b200-sxm"),
+        memory_bytes=180 * 10**9,
+        memory_bandwidth_bytes_per_s=8e12,
+        peak_flops_per_s={
+            "float8_e4m3fn": 4500e12,
+            "float16": 2250e12,
+            "bfloat16": 2250e12,
+            "tf32": 1125e12,
+            "float32": 75e12,
+            "float64": 37e12,
+        },
+        sources={"memory": DGX_B200, "bandwidth": DGX_B200, "flops": HGX_B200},
+    ),
+    CatalogueEntry(
+        name="GB200-186GB",
+        aliases=("gb200", "gb200-192gb"),
+        memory_bytes=186 * 10**9,
+        memory_bandwidth_bytes_per_s=8e12,
+        peak_flops_per_s={
+            "float8_e4m3fn": 5000e12,
+            "float16": 2500e12,
+            "bfloat16": 2500e12,
+            "tf32": 1250e12,
+            "float32": 80e12,
+            "float64": 40e12,
+        },
+        sources=one_page(GB200),
+    ),
+    CatalogueEntry(
+        name="A10-24GB",
+        aliases=("a10", "nvidia a10"),
+        memory_bytes=24 * 10**9,
+        memory_bandwidth_bytes_per_s=600e9,
+        peak_flops_per_s={"float16": 125e12, "bfloat16": 125e12, "tf32": 62.5e12, "float32": 31.2e12},
+        sources=one_page(A10),
+    ),
+    CatalogueEntry(
+        name="L4-24GB",
+        aliases=("l4", "nvidia l4"),
+        memory_bytes=24 * 10**9,
+        memory_bandwidth_bytes_per_s=300e9,
+        peak_flops_per_s={
+            "float8_e4m3fn": 242.5e12,
+            "float16": 121e12,
+            "bfloat16": 121e12,
+            "tf32": 60e12,
+            "float32": 30.3e12,
+        },
+        sources=one_page(L4),
+    ),
+    CatalogueEntry(
+        name="L40S-48GB",
+        aliases=("l40s", "nvidia l40s"),
+        memory_bytes=48 * 10**9,
+        memory_bandwidth_bytes_per_s=864e9,
+        peak_flops_per_s={
+            "float8_e4m3fn": 733e12,
+            "float16": 362.05e12,
+            "bfloat16": 362.05e12,
+            "tf32": 183e12,
+            "float32": 91.6e12,
+        },
+        sources=one_page(L40S),
+    ),
+)

@@ -1,0 +1,25 @@
+"""What the catalogue holds of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """`aliases` are the names by which drivers and people call the device, in any case.
+
+    `sources` name the page of each figure: `memory`, `bandwidth`, `flops`.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    peak_flops_per_s: dict[str, float]
+    sources: dict[str, str]
+
+
+def one_page(page: str) -> dict[str, str]:
+    """All figures from one source."""
+    return dict.fromkeys(("memory", "bandwidth", "flops"), page)

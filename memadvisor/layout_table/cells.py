@@ -1,0 +1,91 @@
+"""One row's cells by column, and what they say: whole numbers, numbers, yes or no. An empty cell is no cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memadvisor.errors import UsageError
+from memadvisor.layout_table.columns import NAMES, ORDER, plain
+
+_EMPTY = ("", "-", "na", "n/a", "nan", "null")
+_YES = ("true", "yes", "on", "1", "1.0", "y", "t")
+_NO = ("false", "no", "off", "0", "0.0", "n", "f", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """`texts`: cells that say something, by column. `notes` gathers what was assumed or set right on the way."""
+
+    texts: Mapping[str, str]
+    notes: list[str] = field(default_factory=list)
+
+    def text(self, column: str) -> str | None:
+        return self.texts.get(column)
+
+    def whole(self, column: str) -> int | None:
+        """A positive whole number; `8.0` is one, as other programs write it. Raises UsageError for anything else."""
+        text = self.texts.get(column)
+        if text is None:
+            return None
+        try:
+            value = float(text.replace("_", ""))
+        except ValueError:
+            value = math.nan
+        if not (value >= 1 and value == int(value) and value < 2**62):
+            raise UsageError(f"{column} is {text!r}, which is no positive whole number.")
+        return int(value)
+
+    def count(self, column: str) -> int | None:
+        """A whole number, which may be 0."""
+        text = self.texts.get(column)
+        return 0 if text in ("0", "0.0") else self.whole(column)
+
+    def number(self, column: str) -> float | None:
+        """A positive number. Raises UsageError for anything else."""
+        text = self.texts.get(column)
+        if text is None:
+            return None
+        try:
+            value = float(text.replace("_", ""))
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{column} is {text!r}, which is no positive number.")
+        return value
+
+    def flag(self, column: str) -> bool | None:
+        """Yes or no. Raises UsageError for anything else."""
+        text = self.texts.get(column)
+        if text is None:
+            return None
+        if text.lower() in _YES:
+            return True
+        if text.lower() in _NO:
+            return False
+        raise UsageError(f"{column} is {text!r}, which is neither true nor false.")
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def headers(names: list[str]) -> dict[str, list[int]]:
+    """Which cells of a row say something of each column, the one that has the say first."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for position, name in enumerate(names):
+        key = plain(name or "")
+        if key in NAMES:
+            found.setdefault(NAMES[key], []).append((ORDER[key], position))
+    return {column: [position for _, position in sorted(places)] for column, places in found.items()}
+
+
+def cells(places: Mapping[str, list[int]], row: list[str]) -> Cells:
+    """The cells of one row. A row shorter than the header has empty cells at its end."""
+    texts = {}
+    for column, positions in places.items():
+        said = [row[position].strip() for position in positions if position < len(row)]
+        said = [text for text in said if text.lower() not in _EMPTY]
+        if said:
+            texts[column] = said[0]
+    return Cells(texts)

@@ -1,0 +1,104 @@
+"""The columns that a table of layouts may have: their names, the names that others give them, and what is taken without.
+
+docs/layout-table.md shows this list; a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One fact of a layout. `without`: what is taken where the column is absent or a cell empty."""
+
+    name: str
+    aliases: tuple[str, ...]
+    meaning: str
+    without: str
+
+
+def _column(name: str, aliases: str, meaning: str, without: str) -> Column:
+    return Column(name=name, aliases=tuple(aliases.split()), meaning=meaning, without=without)
+
+
+MODEL = (
+    _column("model", "model_name", "name of the model; with no shape beside it, one that `memadvisor estimate --model` knows", "shape columns are needed"),
+    _column("n_layers", "num_layers layers n_layer num_hidden_layers", "transformer layers", "those of the named model"),
+    _column("hidden", "hidden_size d_model n_embd embed_dim hidden_dim", "width of the residual stream", "that of the named model"),
+    _column("n_heads", "num_heads num_attention_heads attention_heads n_head heads", "query heads", "hidden / 128"),
+    _column("n_kv_heads", "num_kv_heads num_key_value_heads kv_heads num_query_groups", "key and value heads", "n_heads"),
+    _column("head_dim", "d_head kv_channels", "width of a head", "hidden / n_heads"),
+    _column("ffn", "ffn_hidden_size intermediate_size d_ff ffn_hidden ffn_dim mlp_hidden", "inner width of the feed-forward block", "4 hidden; of a gated block 8/3 hidden, rounded up to 256"),
+    _column("gated_mlp", "gated swiglu glu", "the feed-forward block has three matrices (SwiGLU, GeGLU)", "by the model's name; else the variant whose count is nearer n_params; else gated where ffn is given and is not 4 hidden"),
+    _column("vocab", "vocab_size padded_vocab_size", "rows of the table of tokens", "of a GPT 50257 padded to a multiple of 128 tp, as Megatron pads; else 32000"),
+    _column("tied_embeddings", "tie_word_embeddings tie_embeddings tied tie_weights", "the output projection is the table of tokens", "nearer n_params; else true for a GPT, false where gated"),
+    _column("positions", "n_positions learned_positions", "rows of a learned table of positions", "seq_len for a GPT, 0 where gated"),
+    _column("biases", "bias use_bias", "linear layers have biases", "true for a GPT, false where gated"),
+    _column("causal", "", "a token sees those before it alone", "true; false where the model's name has bert"),
+    _column("n_experts", "num_experts num_local_experts experts n_routed_experts", "experts of a layer", "none"),
+    _column("experts_per_token", "top_k topk num_experts_per_tok moe_router_topk", "experts that a token passes", "2"),
+    _column("expert_ffn", "moe_intermediate_size moe_ffn_hidden_size", "inner width of an expert", "ffn"),
+    _column("shared_ffn", "shared_expert_ffn moe_shared_expert_intermediate_size", "inner width of what all tokens pass beside the experts", "0"),
+    _column("first_dense", "first_k_dense_replace num_dense_layers", "layers without experts at the beginning", "0"),
+    _column("n_params", "num_params n_parameters num_parameters parameters params total_params", "parameters, to tell variants apart", "not used"),
+    _column("params_b", "model_size_b size_b params_billion n_params_b", "the same in 10^9", "not used"),
+    _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len", "tokens of a sequence", "2048"),
+)  # fmt: skip
+
+MACHINE = (
+    _column("gpu", "accelerator gpu_type gpu_name gpu_model hardware", "the accelerator, by any name of the catalogue", "A100-80GB"),
+    _column("gpu_mem_gb", "device_memory_gb hbm_gb gpu_hbm_gb", "its memory in GB, where the name leaves it open", "as the name says"),
+    _column("n_gpus", "num_gpus world_size gpus ngpus n_devices num_devices total_gpus", "accelerators in all", "dp tp pp cp"),
+    _column("nodes", "num_nodes n_nodes nnodes", "nodes", "n_gpus / gpus_per_node"),
+    _column("gpus_per_node", "per_node devices_per_node num_gpus_per_node", "accelerators of a node", "8 (72 for GB200), or all where they are fewer"),
+    _column("interconnect", "network section internode inter_node nic", "network between nodes and links inside, in words: `NVLink; 4xHDR IB 800 Gb/s per node`, `RoCE 1600 Gbps`, `50 GB/s per gpu`", "the vendor's own node of such cards (docs/clusters.md); 25 GB/s a node where there is none"),
+)  # fmt: skip
+
+SPREAD = (
+    _column("dp", "data_parallel data_parallel_size dp_size dp_degree", "replicas", "n_gpus / (tp pp cp)"),
+    _column("pp", "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size pp_degree pp_gpus", "pipeline stages", "1"),
+    _column("tp", "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size tp_degree mp model_parallel", "ranks that share each matrix", "1"),
+    _column("cp", "context_parallel context_parallel_size cp_size cp_degree", "ranks that share each sequence", "1"),
+    _column("ep", "expert_parallel expert_parallel_size expert_model_parallel_size ep_size ep_degree", "ranks that share the experts", "1"),
+    _column("shard", "hsdp_shard shard_group_size fsdp_size", "replicas among which ZeRO shards", "all; gpus_per_node for HYBRID_SHARD"),
+    _column("zero_stage", "zero zero_equiv zero_level", "ZeRO stage 0 to 3", "of `strategy`; else the trainer's own"),
+    _column("strategy", "sharding_strategy", "FSDP's word: NO_SHARD, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD", "zero_stage"),
+    _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
+    _column("grad_accum", "gradient_accumulation_steps gradient_accumulation ga gas n_microbatches num_microbatches", "microbatches of a step and replica", "global_batch_seqs / (dp micro_batch_size), rounded up; where they disagree, the global batch counts"),
+    _column("global_batch_seqs", "global_batch_size gbs global_batch train_batch_size batch_size", "sequences of a step", "dp micro_batch_size grad_accum"),
+    _column("global_batch_tokens", "tokens_per_step batch_tokens", "tokens of a step", "global_batch_seqs seq_len"),
+    _column("schedule", "pp_schedule pipeline_schedule pp_engine", "gpipe, 1f1b (dapple, pipedream-flush), interleaved (1f1b-i), breadth-first, 2bw (pipedream-2bw), chimera, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, dualpipe, bpipe", "1f1b; interleaved where there are chunks"),
+    _column("chunks", "interleave_v virtual_stages vpp virtual_pp virtual_pipeline num_model_chunks virtual_pipeline_model_parallel_size", "parts of the model on each pipeline rank", "1; of an interleaved schedule one layer a part"),
+    _column("layers_per_virtual_stage", "num_layers_per_virtual_pipeline_stage", "layers of such a part", "by chunks"),
+    _column("sequence_parallel", "seq_parallel sp", "norms and dropout share out tokens among tensor ranks", "the trainer's own"),
+    _column("context_kind", "cp_kind cp_comm_type", "ring (p2p) or ulysses (a2a)", "ring"),
+    _column("recompute", "act_ckpt act_ckpt_full activation_checkpointing recomputation ckpt checkpointing gradient_checkpointing recompute_granularity activation_recomputation", "none, selective (scores), pointwise (norms and the MLP's activation), full; true is full", "none"),
+    _column("offload_activations", "offload_alpha act_cpu_offload activation_offload", "share of saved activations on the host, 0 to 1; true is 1", "0"),
+    _column("offload_optimizer", "optimizer_offload cpu_offload", "optimizer state on the host", "false"),
+    _column("offload_parameters", "param_offload parameter_offload", "parameters on the host", "false"),
+)  # fmt: skip
+
+CODE = (
+    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, deepspeed, ddp", "llm-foundry with mp_mode, fsdp with strategy; Megatron of 2021 for a GPT on V100 or A100; else today's defaults"),
+    _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
+    _column("precision", "dtype mixed_precision", "bf16, fp16, fp8, tf32, fp32, amp_bf16", "the trainer's own; fp16 on a V100"),
+    _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),
+    _column("dropout", "", "there is dropout", "the trainer's own"),
+    _column("optimizer", "", "adamw, adam8bit, sgd, momentum, lion, muon", "adamw"),
+)  # fmt: skip
+
+COLUMNS: tuple[Column, ...] = MODEL + MACHINE + SPREAD + CODE
+
+
+def plain(name: str) -> str:
+    """A header without case, blanks and punctuation: `Hidden Size` and `hidden_size` are one."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+NAMES = {plain(name): column.name for column in COLUMNS for name in (column.name, *column.aliases)}
+# Of several headers for one column, the earlier of these has the say.
+ORDER = {
+    plain(name): order for column in COLUMNS for order, name in enumerate((column.name, *column.aliases))
+}

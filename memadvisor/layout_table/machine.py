@@ -1,0 +1,123 @@
+"""A row's columns of hardware -> Cluster."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from memadvisor.errors import UnknownHardwareError, UsageError
+from memadvisor.hardware.cluster import Cluster, Link
+from memadvisor.hardware.clusters import links_of, make_cluster, named_inside, network_link
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.hardware.load import named_hardware
+from memadvisor.layout_table.cells import Cells
+
+USUAL_GPU = "A100-80GB"
+_PLAIN_NETWORK_BYTES_PER_S = 25e9  # 200 Gbit/s a node, where neither the table nor the vendor says more
+_RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([gt])(b|bit|bits|B)(?:/s|ps)\b", re.IGNORECASE)
+# Gbit/s of one port of four lanes: InfiniBand Trade Association, roadmap.
+_INFINIBAND = {"fdr": 56, "edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}
+_GENERATION = re.compile(r"(?:(\d+)\s*x\s*)?\b(fdr|edr|hdr|ndr|xdr)(\d{3})?\b", re.IGNORECASE)
+
+
+def cluster_of(cells: Cells, num_accelerators: int) -> Cluster:
+    """The machine of a row. Raises UsageError or UnknownHardwareError where it makes no sense or is not known."""
+    accelerator = _accelerator(cells)
+    nodes, per_node = cells.whole("nodes"), cells.whole("gpus_per_node")
+    if per_node is None and nodes is not None:
+        if num_accelerators % nodes:
+            raise UsageError(f"{num_accelerators} accelerators do not fill {nodes} nodes alike.")
+        per_node = num_accelerators // nodes
+    if per_node is None:
+        per_node = _usual_per_node(accelerator, num_accelerators)
+    per_node = min(per_node, num_accelerators)
+    if num_accelerators % per_node:
+        raise UsageError(f"{num_accelerators} accelerators do not fill nodes of {per_node}.")
+    num_nodes = num_accelerators // per_node
+    if nodes is not None and nodes != num_nodes:
+        raise UsageError(f"{nodes} nodes of {per_node} are not {num_accelerators} accelerators.")
+    return _cluster(accelerator.name, num_nodes, per_node, cells.text("interconnect"))
+
+
+def _accelerator(cells: Cells) -> Hardware:
+    name = cells.text("gpu")
+    if name is None:
+        cells.note(f"no gpu: {USUAL_GPU} is taken")
+        name = USUAL_GPU
+    memory = cells.number("gpu_mem_gb")
+    exact = None if memory is None else named_hardware(f"{name} {memory:g}GB")
+    found = exact or named_hardware(name)
+    if found is None:
+        raise UnknownHardwareError(f"{name!r} is no accelerator of the catalogue.")
+    return found
+
+
+def _usual_per_node(accelerator: Hardware, num_accelerators: int) -> int:
+    links = links_of(accelerator)
+    usual = 8 if links is None or links.reference is None else links.reference.per_node
+    if num_accelerators <= usual:
+        return num_accelerators
+    return next(size for size in range(usual, 0, -1) if num_accelerators % size == 0)
+
+
+@lru_cache(maxsize=512)
+def _cluster(name: str, num_nodes: int, per_node: int, interconnect: str | None) -> Cluster:
+    accelerator = named_hardware(name)
+    assert accelerator is not None
+    links = links_of(accelerator)
+    reference = None if links is None or links.reference is None else links.reference.bytes_per_s
+    across = None
+    rate = None if interconnect is None else network_rate(interconnect, per_node, reference)
+    if rate is not None:
+        across = network_link(rate, f"the table: {interconnect}")
+    elif num_nodes > 1 and reference is None:
+        across = network_link(_PLAIN_NETWORK_BYTES_PER_S / per_node, "not given: 200 Gbit/s a node")
+    return make_cluster(
+        accelerator,
+        num_nodes=num_nodes,
+        per_node=per_node,
+        inside=_inside(accelerator, interconnect or ""),
+        across=across,
+    )
+
+
+def _inside(accelerator: Hardware, text: str) -> Link | None:
+    """PCIe where the words name it and no mesh; else what the device has."""
+    words = text.lower()
+    if "pcie" in words and not any(mesh in words for mesh in ("nvlink", "nvswitch", "xgmi", "sxm")):
+        return named_inside(accelerator, "pcie")
+    return None
+
+
+def network_rate(text: str, per_node: int, reference: float | None) -> float | None:
+    """What the words give each accelerator between nodes, in bytes a second; None where they name no rate.
+
+    `4xHDR` and `8x400 Gb/s` are cards of a node; a rate `per gpu` is each accelerator's; a bare rate is the node's, unless
+    it is the one that the vendor's own node gives each accelerator.
+    """
+    words = re.split(r"[;,]", text)
+    for part in sorted(words, key=lambda each: "nvlink" in each.lower() or "pcie" in each.lower()):
+        if re.search(r"nvlink|nvswitch|pcie|xgmi", part, re.IGNORECASE):
+            continue
+        rates = list(_RATE.finditer(part))
+        if rates:
+            # `4xHDR IB 800 Gb/s per node`: the total stands behind its parts.
+            return _stated(rates[-1], part, per_node, reference)
+        generation = _GENERATION.search(part)
+        if generation is not None:
+            port = float(generation.group(3) or _INFINIBAND[generation.group(2).lower()]) * 1e9 / 8
+            ports = float(generation.group(1) or per_node)
+            return port * ports / per_node
+    return None
+
+
+def _stated(match: re.Match[str], part: str, per_node: int, reference: float | None) -> float:
+    count, number, scale, unit = match.groups()
+    rate = float(number) * (1e9 if scale.lower() == "g" else 1e12) / (1 if unit == "B" else 8)
+    if count is not None:
+        return rate * int(count) / per_node
+    if re.search(r"(per|/|each|a)[\s-]*(gpu|accelerator|card|rank|device)", part, re.IGNORECASE):
+        return rate
+    if "node" not in part.lower() and reference is not None and abs(rate / reference - 1) < 0.05:
+        return rate
+    return rate / per_node

@@ -1,0 +1,204 @@
+"""A row's columns of shapes -> Architecture. What a table leaves out follows from the kind of model that it is.
+
+Two kinds are told apart: a GPT (two matrices in the feed-forward block, biases, LayerNorm, a learned table of positions,
+the output projection tied to the tokens' table) and a Llama (three matrices, no biases, RMSNorm, rotary positions, an
+output projection of its own). Which one a row means: docs/layout-table.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from memadvisor.architecture import Architecture, Experts
+from memadvisor.errors import UsageError
+from memadvisor.layout_table.cells import Cells
+
+_GATED = "llama mistral mixtral qwen gemma deepseek phi3 phi4 yi smollm olmo falcon3 baichuan internlm glm granite kimi grok"
+_PLAIN = "gpt opt bloom mpt megatron falcon pythia neox turing mtnlg bert cerebras phi galactica starcoder"
+_NUMBER = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmbt]?)\s*", re.IGNORECASE)
+MEGATRON_VOCAB = 50257  # GPT-2's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """What the row says outright; None where it does not."""
+
+    name: str
+    n_layers: int
+    hidden: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn: int | None
+    vocab: int | None
+    positions: int | None
+    gated: bool | None
+    tied: bool | None
+    biases: bool | None
+    causal: bool
+    experts: tuple[int, int, int | None, int, int] | None
+    num_parameters: float | None
+    billions: float | None
+    seq_len: int
+    tensor: int
+
+
+def architecture_of(cells: Cells, *, seq_len: int, tensor: int) -> Architecture:
+    """The architecture of a row that has columns of shapes. Raises UsageError for shapes that make no sense."""
+    shape = _shape(cells, seq_len, tensor)
+    if shape.vocab is None:
+        cells.note("no vocab: the usual one is taken")
+    return _build(shape)
+
+
+def has_shape(cells: Cells) -> bool:
+    return cells.text("n_layers") is not None and cells.text("hidden") is not None
+
+
+@lru_cache(maxsize=512)
+def _build(shape: _Shape) -> Architecture:
+    candidates = [
+        _variant(shape, gated, tied)
+        for gated in _gated_choices(shape)
+        for tied in _tied_choices(shape, gated)
+    ]
+    published = shape.num_parameters or (shape.billions or 0) * 1e9
+    return min(candidates, key=lambda each: abs(each.num_parameters() - published))
+
+
+def _gated_choices(shape: _Shape) -> tuple[bool, ...]:
+    gated = shape.gated if shape.gated is not None else gated_by_name(shape.name)
+    if gated is not None:
+        return (gated,)
+    if shape.num_parameters or shape.billions:
+        return (False, True)
+    return (shape.ffn not in (None, 4 * shape.hidden),)
+
+
+def _tied_choices(shape: _Shape, gated: bool) -> tuple[bool, ...]:
+    if shape.tied is not None:
+        return (shape.tied,)
+    # A count in rounded billions cannot tell whether one table is there once or twice.
+    return (not gated, gated) if shape.num_parameters else (not gated,)
+
+
+def gated_by_name(name: str) -> bool | None:
+    """Whether models of that family have three matrices in the feed-forward block; None for a name that tells nothing."""
+    word = re.sub(r"[^a-z0-9]", "", name.lower().rsplit("/", 1)[-1])
+    if any(word.startswith(family) for family in _GATED.split()):
+        return True
+    return False if any(word.startswith(family) for family in _PLAIN.split()) else None
+
+
+def _variant(shape: _Shape, gated: bool, tied: bool) -> Architecture:
+    ffn = shape.ffn or usual_ffn(shape.hidden, gated)
+    experts = None
+    if shape.experts is not None:
+        count, chosen, expert_ffn, shared, first_dense = shape.experts
+        experts = Experts(
+            num_experts=count,
+            experts_per_token=chosen,
+            expert_ffn=expert_ffn or ffn,
+            shared_ffn=shared,
+            first_dense=first_dense,
+        )
+    positions = shape.positions if shape.positions is not None else (0 if gated else shape.seq_len)
+    vocab = shape.vocab or (32000 if gated else padded_vocab(MEGATRON_VOCAB, shape.tensor))
+    return Architecture(
+        name=shape.name,
+        n_layers=shape.n_layers,
+        hidden=shape.hidden,
+        n_heads=shape.n_heads,
+        n_kv_heads=shape.n_kv_heads,
+        head_dim=shape.head_dim,
+        ffn=ffn,
+        vocab=vocab,
+        tied_embeddings=tied,
+        gated_mlp=gated,
+        positions=positions,
+        biases=(not gated) if shape.biases is None else shape.biases,
+        norm_vectors=1 if gated else 2,
+        causal=shape.causal,
+        experts=experts,
+    )
+
+
+def usual_ffn(hidden: int, gated: bool) -> int:
+    """4 hidden; of a gated block two thirds of that, rounded up to 256 (arXiv:2302.13971, section 2.2)."""
+    return -(-8 * hidden // (3 * 256)) * 256 if gated else 4 * hidden
+
+
+def padded_vocab(vocab: int, tensor: int) -> int:
+    """To a multiple of 128 for each tensor rank, as Megatron-LM pads (--make-vocab-size-divisible-by 128)."""
+    unit = 128 * tensor
+    return -(-vocab // unit) * unit
+
+
+def _shape(cells: Cells, seq_len: int, tensor: int) -> _Shape:
+    n_layers, hidden = cells.whole("n_layers"), cells.whole("hidden")
+    if n_layers is None or hidden is None:
+        raise UsageError("n_layers and hidden are needed, or the name of a known model alone.")
+    head_dim, n_heads = cells.whole("head_dim"), cells.whole("n_heads")
+    if n_heads is None:
+        width = head_dim or 128
+        if hidden % width:
+            raise UsageError(f"n_heads is not given, and hidden {hidden} is no multiple of {width}.")
+        n_heads = hidden // width
+    if head_dim is None:
+        if hidden % n_heads:
+            raise UsageError(f"{n_heads} heads do not divide hidden {hidden}.")
+        head_dim = hidden // n_heads
+    n_kv_heads = cells.whole("n_kv_heads") or n_heads
+    if n_heads % n_kv_heads:
+        raise UsageError(f"{n_kv_heads} key heads do not divide {n_heads} heads.")
+    name = cells.text("model") or f"{n_layers}x{hidden}"
+    causal = cells.flag("causal")
+    return _Shape(
+        name=name,
+        n_layers=n_layers,
+        hidden=hidden,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        ffn=cells.whole("ffn"),
+        vocab=cells.whole("vocab"),
+        positions=cells.count("positions"),
+        gated=cells.flag("gated_mlp"),
+        tied=cells.flag("tied_embeddings"),
+        biases=cells.flag("biases"),
+        causal="bert" not in name.lower() if causal is None else causal,
+        experts=_experts(cells),
+        num_parameters=_parameters(cells),
+        billions=cells.number("params_b"),
+        seq_len=seq_len,
+        tensor=tensor,
+    )
+
+
+def _experts(cells: Cells) -> tuple[int, int, int | None, int, int] | None:
+    """Number, those of a token, inner width, shared width, dense layers before."""
+    count = cells.count("n_experts") or 1
+    if count == 1:
+        return None
+    chosen = cells.whole("experts_per_token") or min(2, count)
+    if chosen > count:
+        raise UsageError(f"a token passes {chosen} of {count} experts.")
+    first_dense, shared = cells.count("first_dense") or 0, cells.count("shared_ffn") or 0
+    return count, chosen, cells.whole("expert_ffn"), shared, first_dense
+
+
+def _parameters(cells: Cells) -> float | None:
+    """A number of parameters: `6658859008`, `6.7e9`, `6.7B`."""
+    text = cells.text("n_params")
+    if text is None:
+        return None
+    match = _NUMBER.fullmatch(text)
+    try:
+        value = float(match.group(1)) if match else 0.0
+    except ValueError:
+        value = 0.0
+    if match is None or not 0 < value < 1e18:
+        raise UsageError(f"n_params is {text!r}, which is no number of parameters.")
+    return value * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match.group(2).lower()]

@@ -1,0 +1,86 @@
+"""A CSV file of layouts -> one LayoutRow for each of its rows, in their order. Columns: docs/layout-table.md."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from memadvisor.architecture import Architecture
+from memadvisor.errors import MemadvisorError, UsageError
+from memadvisor.hardware.cluster import Cluster
+from memadvisor.layout import TrainingStep
+from memadvisor.layout_table.cells import Cells, cells, headers
+from memadvisor.layout_table.machine import cluster_of
+from memadvisor.layout_table.model import architecture_of, has_shape
+from memadvisor.layout_table.spread import degrees_of, step_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutCase:
+    """What one row describes. `micro_batch_is_open`: the table does not say the micro-batch size, which is 1 in `step`."""
+
+    architecture: Architecture
+    step: TrainingStep
+    cluster: Cluster
+    micro_batch_is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRow:
+    """One row of the table: its case, or the error that says why it has none; and what was assumed or set right."""
+
+    line: int
+    case: LayoutCase | None
+    error: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_layout_table(path: str | Path) -> list[LayoutRow]:
+    """All rows of a file. Raises UsageError where the file is no table of layouts; a row that is not one has its error."""
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            return read_rows(csv.reader(file), str(path))
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)!r} cannot be read: {error.strerror}.", hint="name a CSV file of layouts."
+        ) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(
+            f"{str(path)!r} is not a CSV file: {error}.", hint="docs/layout-table.md describes it."
+        ) from error
+
+
+def read_rows(lines: Iterable[list[str]], source: str) -> list[LayoutRow]:
+    """As read_layout_table, of rows that are split already. The first is the header."""
+    rows = iter(lines)
+    header = next(rows, None)
+    places = headers(header or [])
+    if not places:
+        raise UsageError(
+            f"{source!r} has no header with a column of layouts.", hint="docs/layout-table.md lists them."
+        )
+    return [_row(number, cells(places, row)) for number, row in enumerate(rows, start=2) if row]
+
+
+def _row(line: int, row: Cells) -> LayoutRow:
+    try:
+        case = _case(row)
+    except MemadvisorError as error:
+        return LayoutRow(line=line, case=None, error=error.one_line(), notes=tuple(row.notes))
+    return LayoutRow(line=line, case=case, notes=tuple(row.notes))
+
+
+def _case(row: Cells) -> LayoutCase:
+    degrees = degrees_of(row)
+    seq_len = row.whole("seq_len")
+    if seq_len is None:
+        row.note("no seq_len: 2048 is taken")
+        seq_len = 2048
+    if not has_shape(row):
+        raise UsageError("n_layers and hidden are needed, or the name of a known model alone.")
+    architecture = architecture_of(row, seq_len=seq_len, tensor=degrees.tensor)
+    cluster = cluster_of(row, degrees.num_ranks)
+    step, is_open = step_of(row, degrees, architecture, seq_len, cluster.accelerator.name, cluster.per_node)
+    return LayoutCase(architecture=architecture, step=step, cluster=cluster, micro_batch_is_open=is_open)

@@ -1,0 +1,290 @@
+"""A row's columns of parallelism and of code -> TrainingStep."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from memadvisor.architecture import Architecture
+from memadvisor.errors import UsageError
+from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout_table.cells import Cells
+from memadvisor.software import (
+    FSDP,
+    LLM_FOUNDRY,
+    MEGATRON_2021,
+    MODERN,
+    Preset,
+    find_preset,
+    with_optimizer,
+    with_precision,
+)
+
+SCHEDULES = {
+    "1f1b": "1f1b dapple pipedreamflush",
+    "interleaved": "interleaved 1f1bi interleaved1f1b 1f1binterleaved",
+    "gpipe": "gpipe afab allforwardallbackward fthenb",
+    "breadth-first": "breadthfirst bfs loopedbfs",
+    "2bw": "2bw pipedream2bw",
+    "chimera": "chimera",
+    "zb-h1": "zbh1",
+    "zb-h2": "zbh2",
+    "zb-1p": "zb1p",
+    "zb-2p": "zb2p",
+    "zb-v": "zbv",
+    "dualpipe": "dualpipe",
+    "bpipe": "bpipe",
+}
+_SCHEDULE_BY_WORD = {word: name for name, words in SCHEDULES.items() for word in words.split()}
+_STRATEGIES = {
+    "noshard": 0,
+    "ddp": 0,
+    "shardgradop": 2,
+    "fullshard": 3,
+    "hybridshard": 3,
+    "fsdp": 3,
+    "hsdp": 3,
+}
+_WITHOUT_FLASH = ("V100", "A100")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """How many ranks share what."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    context: int
+
+    @property
+    def num_ranks(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+
+def degrees_of(cells: Cells) -> Degrees:
+    """Degrees of a row; the replicas follow from the accelerators where only those are named. Raises UsageError."""
+    tensor, pipeline, context = (cells.whole(name) or 1 for name in ("tp", "pp", "cp"))
+    ranks, data = cells.whole("n_gpus"), cells.whole("dp")
+    if ranks is None and cells.text("nodes") and cells.text("gpus_per_node"):
+        ranks = (cells.whole("nodes") or 1) * (cells.whole("gpus_per_node") or 1)
+    inner = tensor * pipeline * context
+    if data is None:
+        if ranks is not None and ranks % inner:
+            raise UsageError(
+                f"tp {tensor} x pp {pipeline} x cp {context} does not divide {ranks} accelerators."
+            )
+        data = 1 if ranks is None else ranks // inner
+    if ranks is not None and data * inner != ranks:
+        raise UsageError(
+            f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is {data * inner}, but there are {ranks} accelerators."
+        )
+    return Degrees(data=data, tensor=tensor, pipeline=pipeline, context=context)
+
+
+def step_of(
+    cells: Cells, degrees: Degrees, architecture: Architecture, seq_len: int, gpu: str, per_node: int
+) -> tuple[TrainingStep, bool]:
+    """The step of a row, and whether its micro-batch size is left open (then it is 1 here)."""
+    preset, software = _software(cells, architecture, gpu)
+    micro_batch_size, num_microbatches, is_open = _batch(cells, degrees, seq_len)
+    chunks, schedule = _schedule(cells, degrees, architecture)
+    sequence_parallel = cells.flag("sequence_parallel")
+    zero_stage = _zero_stage(cells, preset)
+    shard = cells.whole("shard")
+    if shard is None and _word(cells.text("strategy") or "") in ("hybridshard", "hsdp"):
+        shard = min(per_node, degrees.data)
+    layout = Layout(
+        data=degrees.data,
+        tensor=degrees.tensor,
+        pipeline=degrees.pipeline,
+        context=degrees.context,
+        expert=_expert(cells, architecture),
+        zero_stage=zero_stage,
+        shard=shard,
+        chunks=chunks,
+        schedule=schedule,
+        sequence_parallel=degrees.tensor > 1
+        and (preset.sequence_parallel if sequence_parallel is None else sequence_parallel),
+        context_kind=_context_kind(cells),
+        micro_batch_size=micro_batch_size,
+        num_microbatches=num_microbatches,
+        recompute=recompute_word(cells.text("recompute")),
+        offload_optimizer=cells.flag("offload_optimizer") or False,
+        offload_parameters=cells.flag("offload_parameters") or False,
+        offload_activations=_share(cells, "offload_activations"),
+    )
+    return TrainingStep(layout=layout, seq_len=seq_len, software=software), is_open
+
+
+def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool]:
+    """Micro-batch size, number of microbatches, and whether the first is open."""
+    size, count, total = (cells.whole(n) for n in ("micro_batch_size", "grad_accum", "global_batch_seqs"))
+    tokens = cells.number("global_batch_tokens")
+    if total is None and tokens is not None:
+        total = max(1, round(tokens / seq_len))
+    if total is None:
+        return size or 1, count or 1, size is None
+    if total < degrees.data:
+        raise UsageError(f"a global batch of {total} sequences is too small for {degrees.data} replicas.")
+    if size is None and count is not None:
+        size = -(-total // (degrees.data * count))
+    if size is None:
+        return 1, -(-total // degrees.data), True
+    rounded = -(-total // (degrees.data * size))
+    if rounded * degrees.data * size != total:
+        cells.note(
+            f"dp {degrees.data} x micro-batch {size} does not divide {total} sequences: {rounded} microbatches"
+        )
+    elif count is not None and count != rounded:
+        cells.note(f"grad_accum {count} contradicts the global batch of {total}: {rounded} microbatches")
+    return size, rounded, False
+
+
+def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture) -> tuple[int, str]:
+    """Chunks a rank and the schedule's name."""
+    text = cells.text("schedule")
+    schedule = None
+    if text is not None:
+        schedule = _SCHEDULE_BY_WORD.get(_word(text))
+        if schedule is None:
+            raise UsageError(f"{text!r} is no known schedule; known are {', '.join(SCHEDULES)}.")
+    chunks = cells.whole("chunks")
+    part = cells.whole("layers_per_virtual_stage")
+    if chunks is None and part is not None and degrees.pipeline > 1:
+        chunks = -(-architecture.n_layers // (degrees.pipeline * part))
+    if chunks is None and schedule in ("interleaved", "breadth-first"):
+        chunks = -(-architecture.n_layers // degrees.pipeline)
+    if chunks is None and schedule in ("zb-v", "dualpipe"):
+        chunks = 2
+    if degrees.pipeline == 1:
+        return 1, "1f1b"
+    if schedule is None or (schedule == "1f1b" and chunks is not None and chunks > 1):
+        schedule = "interleaved" if chunks is not None and chunks > 1 else "1f1b"
+    return chunks or 1, schedule
+
+
+def _software(cells: Cells, architecture: Architecture, gpu: str) -> tuple[Preset, Software]:
+    preset = _preset(cells, architecture, gpu)
+    software = preset.software
+    mode, precision, attention = (cells.text(name) for name in ("mp_mode", "precision", "attention"))
+    if mode is not None:
+        software = _composer(software, mode)
+    if precision is None and gpu.startswith("V100") and software.compute_dtype == "bfloat16":
+        precision = "fp16"
+    if precision is not None:
+        software = with_precision(software, precision)
+    if attention is not None:
+        software = dataclasses.replace(software, fused_attention=is_fused(attention))
+    dropout, optimizer = cells.flag("dropout"), cells.text("optimizer")
+    if dropout is not None:
+        software = dataclasses.replace(software, dropout=dropout)
+    if optimizer is not None:
+        software = with_optimizer(software, optimizer)
+    return preset, software
+
+
+def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
+    framework = cells.text("framework")
+    if framework is not None:
+        preset = find_preset(framework)
+        if preset is None:
+            cells.note(f"framework {framework!r} is not known: today's defaults are taken")
+            return MODERN
+        return preset
+    if cells.text("mp_mode") is not None:
+        return LLM_FOUNDRY
+    if cells.text("strategy") is not None:
+        return FSDP
+    if not architecture.gated_mlp and gpu.startswith(_WITHOUT_FLASH):
+        return MEGATRON_2021
+    return MODERN
+
+
+def _composer(software: Software, mode: str) -> Software:
+    word = mode.upper()
+    if word not in ("PURE", "DEFAULT", "FULL"):
+        raise UsageError(f"mp_mode is {mode!r}; it is PURE, DEFAULT or FULL.")
+    if word == "FULL":
+        return with_precision(software, "fp32")
+    return dataclasses.replace(software, reduce_bytes=2 if word == "PURE" else 4)
+
+
+def _zero_stage(cells: Cells, preset: Preset) -> int:
+    text, strategy = cells.text("zero_stage"), cells.text("strategy")
+    if text is not None:
+        match = re.fullmatch(r"(?:zero|stage)?[\s_-]*([0-3])(?:\.0)?", text.lower())
+        if match is None:
+            raise UsageError(f"zero_stage is {text!r}; it is 0, 1, 2 or 3.")
+        return int(match.group(1))
+    if strategy is None:
+        return preset.zero_stage
+    if _word(strategy) not in _STRATEGIES:
+        raise UsageError(f"{strategy!r} is no sharding strategy of FSDP.")
+    return _STRATEGIES[_word(strategy)]
+
+
+def recompute_word(text: str | None) -> str:
+    """What is recomputed, from the words that tables use. Raises UsageError for words that say nothing."""
+    words = (text or "none").lower()
+    word = _word(words.split("(")[0])
+    if word in ("none", "no", "false", "off", "0", "00", "without", "noact"):
+        return "none"
+    if any(part in words for part in ("selective", "attncore", "attn core", "core_attn", "sac")):
+        return "selective"
+    if any(part in words for part in ("norm", "swiglu", "act func", "pointwise")):
+        return "pointwise"
+    if word in ("full", "true", "yes", "on", "1", "10", "everylayer", "all", "uniform", "block", "layer"):
+        return "full"
+    raise UsageError(f"recompute is {text!r}; it is none, selective, pointwise or full.")
+
+
+def is_fused(text: str) -> bool:
+    """Whether scores stay out of memory. Raises UsageError for a word that does not say."""
+    word = _word(text)
+    if word.startswith(("flash", "fused", "sdpa", "triton", "xformers", "cudnn", "memeff", "fa2", "fa3")):
+        return True
+    if word in ("true", "yes", "on", "1"):
+        return True
+    if word.startswith(("unfused", "eager", "math", "torch", "naive", "standard", "noflash", "core")):
+        return False
+    if word in ("false", "no", "off", "0", "none"):
+        return False
+    raise UsageError(f"attention is {text!r}; it is flash or unfused.")
+
+
+def _context_kind(cells: Cells) -> str:
+    text = cells.text("context_kind")
+    if text is None or _word(text) in ("ring", "p2p", "allgather"):
+        return "ring"
+    if _word(text) in ("ulysses", "a2a", "alltoall"):
+        return "ulysses"
+    raise UsageError(f"context_kind is {text!r}; it is ring or ulysses.")
+
+
+def _expert(cells: Cells, architecture: Architecture) -> int:
+    ranks = cells.whole("ep") or 1
+    count = architecture.experts.num_experts if architecture.experts is not None else 1
+    if count % ranks:
+        raise UsageError(f"ep {ranks} does not divide {count} experts.")
+    return ranks
+
+
+def _share(cells: Cells, column: str) -> float:
+    text = (cells.text(column) or "0").lower()
+    if text in ("false", "no", "off", "none"):
+        return 0.0
+    if text in ("true", "yes", "on"):
+        return 1.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise UsageError(f"{column} is {text!r}; it is a share of 0 to 1.")
+    return value
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

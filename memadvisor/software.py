@@ -1,0 +1,150 @@
+"""What trainers do, as far as memory and time depend on it: presets by name, each with its meaning and its source.
+
+Bytes of states are those of Adam with mixed precision (arXiv:1910.02054, section 3.1) unless a preset says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from memadvisor.errors import UsageError
+from memadvisor.layout import Software
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A trainer. `zero_stage` and `sequence_parallel` (with tensor parallelism) are what it does unless told otherwise."""
+
+    software: Software
+    meaning: str
+    source: str
+    names: tuple[str, ...]
+    zero_stage: int = 0
+    sequence_parallel: bool = True
+
+
+MODERN = Preset(
+    software=Software(),
+    meaning="bf16, fused attention, gradients summed and reduced in fp32, reduced under the backward; 18 B a parameter",
+    source="Megatron Core, nanotron and torchtitan as of 2024",
+    names=("default", "modern", "megatron-core", "mcore", "nemo", "megatron-kwai"),
+)
+NANOTRON = Preset(
+    software=Software(name="nanotron", fused_mlp=False),
+    meaning="bf16 with gradients summed in fp32, fused attention, the gate of the MLP in separate kernels",
+    source="https://github.com/huggingface/nanotron, src/nanotron/optim/gradient_accumulator.py and nn/activations.py",
+    names=("nanotron", "picotron"),
+)
+MEGATRON_2021 = Preset(
+    software=Software(
+        name="megatron-2021",
+        compute_dtype="float16",
+        fused_attention=False,
+        overlap_reduce=False,
+        overlap_gather=False,
+        dropout=True,
+    ),
+    meaning="Megatron-LM before FlashAttention: scores in memory, dropout, gradients in fp32 buffers that are reduced "
+    "after the backward; 18 B a parameter",
+    source="arXiv:2104.04473; arXiv:2205.05198, section 4 (activations) and 6.3 (reduction not overlapped)",
+    names=("megatron", "megatron-lm", "megatron-2021"),
+    sequence_parallel=False,
+)
+MEGATRON_DEEPSPEED = Preset(
+    software=dataclasses.replace(MEGATRON_2021.software, name="megatron-deepspeed"),
+    meaning="as megatron-2021, with DeepSpeed's engine and pipeline",
+    source="https://github.com/microsoft/Megatron-DeepSpeed; arXiv:2312.12391 (vTrain), section 3: reduction after the backward",
+    names=("megatron-deepspeed", "vtrain"),
+    sequence_parallel=False,
+)
+LLM_FOUNDRY = Preset(
+    software=Software(name="llm-foundry", reduce_bytes=2, fused_mlp=False),
+    meaning="FSDP: shards in fp32, gathered and reduced in bf16 (PURE); DEFAULT reduces in fp32",
+    source="https://github.com/mosaicml/composer, composer/trainer/mosaic_fsdp_utils.py, get_mixed_precision",
+    names=("llm-foundry", "mosaicml", "composer", "mpt"),
+    zero_stage=3,
+)
+FSDP = Preset(
+    software=Software(name="fsdp", fused_mlp=False),
+    meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy; https://github.com/pytorch/torchtitan, docs/fsdp.md",
+    names=("fsdp", "fsdp1", "fsdp2", "pytorch-fsdp", "torchtitan", "axolotl"),
+    zero_stage=3,
+)
+DEEPSPEED = Preset(
+    software=Software(name="deepspeed", gradient_bytes=2, reduce_bytes=2, fused_mlp=False),
+    meaning="ZeRO: parameters and gradients in 16 bits, master weights and moments in fp32; 16 B a parameter",
+    source="arXiv:1910.02054, section 3.1; https://www.deepspeed.ai/docs/config-json/",
+    names=("deepspeed", "zero", "colossalai", "colossal-ai"),
+)
+DDP = Preset(
+    software=Software(
+        name="ddp", parameter_bytes=4, gradient_bytes=4, reduce_bytes=4, optimizer_bytes=8, fused_mlp=False
+    ),
+    meaning="DistributedDataParallel with autocast: fp32 parameters and gradients; 16 B a parameter",
+    source="torch.nn.parallel.DistributedDataParallel, torch.autocast; arXiv:2006.15704",
+    names=("ddp", "pytorch", "torch", "autocast", "lightning", "accelerate", "huggingface", "transformers"),
+)
+PRESETS = (MODERN, NANOTRON, MEGATRON_2021, MEGATRON_DEEPSPEED, LLM_FOUNDRY, FSDP, DEEPSPEED, DDP)
+
+_OPTIMIZER_STATE = {
+    "adam": 8,
+    "adamw": 8,
+    "sgd": 0,
+    "momentum": 4,
+    "lion": 4,
+    "muon": 4,
+    "adam8bit": 2,
+    "adamw8bit": 2,
+}
+
+
+def find_preset(name: str) -> Preset | None:
+    """The trainer of that name, in any spelling; None for one that is not known."""
+    wanted = _plain(name)
+    return next((preset for preset in PRESETS if wanted in map(_plain, preset.names)), None)
+
+
+def with_precision(software: Software, precision: str) -> Software:
+    """The same code computing in another dtype: bf16, fp16, fp8, fp32; `amp_bf16` and `bf16-mixed` are autocast's.
+
+    fp32 keeps one copy of everything, 16 B a parameter. Raises UsageError for another word.
+    """
+    word = re.sub(r"amp|mixed|autocast|true|[\s_-]", "", precision.lower())
+    if word in ("fp32", "float32", "32"):
+        return dataclasses.replace(
+            software,
+            compute_dtype="float32",
+            parameter_bytes=4,
+            gradient_bytes=4,
+            reduce_bytes=4,
+            optimizer_bytes=min(software.optimizer_bytes, 8),
+        )
+    dtypes = {
+        **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
+        **dict.fromkeys(("fp16", "float16", "half", "16"), "float16"),
+        **dict.fromkeys(("fp8", "float8", "float8e4m3fn", "bf16fp8", "fp8bf16"), "float8_e4m3fn"),
+        "tf32": "tf32",
+    }
+    if word not in dtypes:
+        raise UsageError(f"{precision!r} is no precision.", hint="it is bf16, fp16, fp8, tf32 or fp32.")
+    if word == "tf32":
+        return dataclasses.replace(with_precision(software, "fp32"), compute_dtype="tf32")
+    return dataclasses.replace(software, compute_dtype=dtypes[word])
+
+
+def with_optimizer(software: Software, optimizer: str) -> Software:
+    """The same code with another optimizer's state beside the master copy. Raises UsageError for one not known."""
+    state_bytes = _OPTIMIZER_STATE.get(re.sub(r"[\s_-]", "", optimizer.lower().replace("8-bit", "8bit")))
+    if state_bytes is None:
+        raise UsageError(
+            f"{optimizer!r} is no known optimizer.", hint=f"known are {', '.join(_OPTIMIZER_STATE)}."
+        )
+    master_bytes = 4 if software.parameter_bytes < 4 else 0
+    return dataclasses.replace(software, optimizer_bytes=master_bytes + state_bytes)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,253 @@
+"""A row says what it says, whatever its columns are called; what it leaves out follows from the rest or is documented."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memadvisor.errors import UsageError
+from memadvisor.layout_table.columns import COLUMNS, NAMES, plain
+from memadvisor.layout_table.read import read_layout_table, read_rows
+
+GPT = {
+    "n_layers": "24",
+    "hidden": "2048",
+    "n_heads": "16",
+    "vocab": "51200",
+    "seq_len": "1024",
+    "gpu": "A100-80GB",
+}
+
+
+def read_one(**columns):
+    named = {**GPT, **columns}
+    kept = {name: value for name, value in named.items() if value is not None}
+    (row,) = read_rows([list(kept), list(kept.values())], "a test")
+    return row
+
+
+def case_of(**columns):
+    row = read_one(**columns)
+    assert row.error is None, row.error
+    return row.case
+
+
+def test_a_row_of_the_h100_sweep():
+    text = (
+        "model,n_layers,hidden,n_heads,n_kv_heads,ffn,vocab,tied_embeddings,n_params,seq_len,nodes,n_gpus,dp,pp,tp,"
+        "zero_stage,micro_batch_size,grad_accum,global_batch_seqs,status,gpu_memory_gb,gpu\n"
+        "1B,16,2048,32,32,8192,131072,True,1342177280,4096,2,16,2,2,4,1,4,32,256,ok,50.2,H100-80GB-SXM\n"
+    )
+    (row,) = read_rows(csv.reader(io.StringIO(text)), "a test")
+    case = row.case
+
+    assert case.architecture.gated_mlp and case.architecture.num_parameters() == 1_342_244_864
+    assert case.step.global_batch_sequences == 256
+    assert case.step.layout.num_ranks == case.cluster.num_accelerators == 16
+    assert (case.cluster.num_nodes, case.cluster.accelerator.name) == (2, "H100-SXM-80GB")
+    assert case.cluster.across.bytes_per_s == 50e9
+    assert row.notes == ()
+
+
+def test_a_row_of_the_fsdp_table():
+    text = (
+        "section,model,n_layers,d_model,n_heads,vocab_size,num_params,seq_len,n_gpus,gpu,gpu_mem_gb,strategy,zero_equiv,"
+        "mp_mode,precision,micro_batch_size,grad_accum,global_batch_seqs,act_ckpt_full,act_cpu_offload\n"
+        "A100 40GB with 1600 Gbps node-node interconnect (RoCE),70b,80,8192,64,50368,64862437376,2048,64,a100_40gb,40,"
+        "FULL_SHARD,3,PURE,bf16,8,4,2048,True,False\n"
+    )
+    (row,) = read_rows(csv.reader(io.StringIO(text)), "a test")
+    case = row.case
+
+    assert case.architecture.num_parameters() == 64_862_437_376
+    assert (case.step.layout.zero_stage, case.step.layout.recompute) == (3, "full")
+    assert (case.step.software.name, case.step.software.reduce_bytes) == ("llm-foundry", 2)
+    assert case.cluster.accelerator.name == "A100-SXM4-40GB"
+    assert case.cluster.across.bytes_per_s == 1600e9 / 8 / 8
+
+
+def test_a_row_of_the_iteration_times():
+    case = case_of(
+        vocab=None, n_gpus="16", tp="2", dp="2", pp="4", micro_batch_size="4", global_batch_seqs="32",
+        act_ckpt="full (use_checkpoint=true in config/validation)", framework="Megatron-DeepSpeed", schedule="1F1B",
+        interconnect="NVLink; 4xHDR IB 800 Gb/s per node",
+    )  # fmt: skip
+
+    assert case.architecture.vocab == 50432  # 50257, padded to a multiple of 128 for each of two tensor ranks
+    assert case.step.layout.num_microbatches == 4
+    assert not case.step.software.overlap_reduce and not case.step.software.fused_attention
+    assert case.cluster.across.bytes_per_s == 800e9 / 8 / 8
+    assert case.cluster.inside.bytes_per_s == 300e9
+
+
+def test_a_row_of_the_pipeline_schedules():
+    case = case_of(
+        gpu=None,
+        n_layers="22",
+        pp_gpus="8",
+        tp="1",
+        n_microbatches="24",
+        micro_batch_size="6",
+        schedule="1F1B-I",
+    )
+
+    assert case.step.layout.num_ranks == 8
+    assert (case.step.layout.schedule, case.step.layout.chunks) == ("interleaved", 3)
+
+
+def test_a_row_of_the_offload_table():
+    row = read_one(
+        model="Llama-65B", n_layers="80", hidden="8192", n_heads="64", ffn="22016", vocab="32004", seq_len="8192", n_gpus="256",
+        tp="2", cp="2", pp="8", layers_per_virtual_stage="2", dp="8", ckpt="ours(recompute norm+swiglu act)", offload_alpha="0.3",
+        gpu="H800-80GB", micro_batch_size="1", global_batch_seqs="256",
+    )  # fmt: skip
+    layout = row.case.step.layout
+
+    assert (layout.chunks, layout.schedule, layout.recompute, layout.offload_activations) == (
+        5,
+        "interleaved",
+        "pointwise",
+        0.3,
+    )
+    assert row.case.architecture.num_parameters() == 65_285_726_208
+    assert row.case.cluster.inside.bytes_per_s == 200e9
+
+
+def test_other_publishers_words():
+    case = case_of(
+        n_layers=None, hidden=None, n_heads=None, vocab=None, seq_len=None, gpu=None,
+        num_layers="32", hidden_size="4096", num_attention_heads="32", num_key_value_heads="8", intermediate_size="14336",
+        padded_vocab_size="128256", sequence_length="8192", world_size="64", gpus_per_node="8", accelerator="NVIDIA H100 80GB HBM3",
+        tensor_parallel="4", mbs="2", gbs="512", flash_attention="False", recompute_granularity="selective", vpp="2",
+        pipeline_parallel="2",
+    )  # fmt: skip
+
+    assert case.architecture.gated_mlp and case.architecture.n_kv_heads == 8
+    assert case.step.layout.data == 8 and case.step.layout.num_microbatches == 32
+    assert (case.step.layout.schedule, case.step.layout.chunks) == ("interleaved", 2)
+    assert not case.step.software.fused_attention and case.step.layout.recompute == "selective"
+
+
+def test_experts():
+    case = case_of(
+        model="mixtral",
+        ffn="14336",
+        n_experts="8",
+        top_k="2",
+        ep="4",
+        expert_ffn="7168",
+        n_gpus="8",
+        gpu="H100",
+    )
+
+    assert case.architecture.experts.expert_ffn == 7168
+    assert case.step.layout.expert == 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "gated"),
+    [
+        ({"ffn": "8192"}, False),
+        ({"ffn": None}, False),
+        ({"ffn": "5632"}, True),
+        ({"ffn": "8192", "model": "Llama-x"}, True),
+        ({"ffn": "5632", "model": "gpt-x"}, False),
+        ({"ffn": "8192", "gated_mlp": "true", "model": "gpt-x"}, True),
+        ({"ffn": "8192", "n_params": "1720000000"}, True),
+        ({"ffn": "8192", "n_params": "1.32B"}, False),
+        ({"ffn": "8192", "params_b": "1.7"}, True),
+    ],
+)
+def test_whether_the_mlp_is_gated_follows_from_what_the_row_says(columns, gated):
+    assert case_of(**columns).architecture.gated_mlp is gated
+
+
+def test_the_global_batch_counts_where_accumulation_contradicts_it():
+    row = read_one(dp="16", micro_batch_size="1", grad_accum="128", global_batch_seqs="256")
+
+    assert row.case.step.layout.num_microbatches == 16
+    assert "contradicts" in row.notes[0]
+
+
+def test_a_micro_batch_that_nobody_names_is_open():
+    assert case_of(dp="4", global_batch_seqs="64").micro_batch_is_open
+    assert not case_of(dp="4", global_batch_seqs="64", grad_accum="4").micro_batch_is_open
+    assert case_of(dp="4", global_batch_seqs="64", grad_accum="4").step.layout.micro_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"hidden": None}, "hidden"),
+        ({"n_heads": "7"}, "7 heads"),
+        ({"n_layers": "-3"}, "'-3'"),
+        ({"seq_len": "0"}, "'0'"),
+        ({"vocab": "many"}, "'many'"),
+        ({"n_gpus": "8", "dp": "3", "tp": "2"}, "8 accelerators"),
+        ({"n_gpus": "8", "tp": "3"}, "does not divide 8"),
+        ({"gpu": "A1000"}, "'A1000'"),
+        ({"n_kv_heads": "3"}, "3 key heads"),
+        ({"schedule": "magic", "pp": "2"}, "'magic'"),
+        ({"zero_stage": "4"}, "zero_stage"),
+        ({"recompute": "some"}, "'some'"),
+        ({"offload_alpha": "1.5"}, "'1.5'"),
+        ({"precision": "int3"}, "'int3'"),
+        ({"dp": "8", "global_batch_seqs": "4"}, "too small"),
+        ({"n_experts": "8", "top_k": "9"}, "9 of 8"),
+        ({"n_experts": "8", "ep": "3"}, "ep 3"),
+        ({"dp": "8", "nodes": "3"}, "3 nodes"),
+    ],
+)
+def test_nonsense_is_one_sentence_and_the_other_rows_stay(columns, said):
+    named = {**GPT, **columns}
+    kept = {name: value for name, value in named.items() if value is not None}
+    header = list({**GPT, **columns})
+    bad = [kept.get(name, "") for name in header]
+    good = [GPT.get(name, "") for name in header]
+    rows = read_rows([header, bad, good], "a test")
+
+    assert [row.case is None for row in rows] == [True, False]
+    assert said in rows[0].error and "\n" not in rows[0].error
+
+
+def test_headers_are_read_in_any_spelling_and_the_plainer_name_has_the_say():
+    (row,) = read_rows(
+        [["Num Layers", "Hidden Size", "heads", "micro_batch_size", "mbs"], ["2", "256", "2", "", "4"]],
+        "a test",
+    )
+    assert row.case.architecture.n_layers == 2 and row.case.step.layout.micro_batch_size == 4
+
+
+def test_no_header_means_two_columns():
+    for column in COLUMNS:
+        assert {NAMES[plain(name)] for name in (column.name, *column.aliases)} == {column.name}
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([column.name for column in COLUMNS]),
+        st.one_of(
+            st.text(max_size=8),
+            st.sampled_from(["0", "1", "-1", "3", "1e300", "nan", "True", "H100", "full"]),
+        ),
+    )
+)
+def test_any_row_gives_a_case_or_one_line(columns):
+    named = {**GPT, **columns}
+    (row,) = read_rows([list(named), list(named.values())], "a test")
+
+    assert (row.case is None) == (row.error is not None)
+    if row.error is not None:
+        assert row.error and len(row.error.splitlines()) == 1
+    else:
+        assert row.case.step.layout.num_ranks == row.case.cluster.num_accelerators
+
+
+def test_files_that_are_no_tables(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "y.csv").write_bytes(b"\xff\xfe\x00")
+    for name in ("x.csv", "y.csv", "missing.csv"):
+        with pytest.raises(UsageError):
+            read_layout_table(tmp_path / name)
