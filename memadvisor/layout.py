@@ -21,7 +21,8 @@ class Software:
     `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master copy included. `reduce_bytes`: of a
     gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's activation and
     product are one kernel that keeps its inputs alone. `overlap_reduce`, `overlap_gather`: gradients are reduced under
-    the backward, parameters gathered under the computation.
+    the backward, parameters gathered under the computation. `balanced_stages`: pipeline stages are cut by cost, the head
+    counted, in place of by equal numbers of layers.
     """
 
     name: str = "default"
@@ -35,6 +36,7 @@ class Software:
     overlap_reduce: bool = True
     overlap_gather: bool = True
     dropout: bool = False
+    balanced_stages: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,9 @@ class Layout:
 
     `chunks`: parts of the model on each pipeline device. `recompute`: none, selective (attention's scores alone, Korthikanti
     et al. 2022), pointwise (outputs of norms and of the MLP's activation, Yuan et al., ATC 2024) or full (each layer keeps
-    its input). `offload_optimizer`, `offload_parameters`: they live on the host.
-    `offload_activations`: share of saved activations on the host.
+    its input). `offload_optimizer`, `offload_parameters`: they live on the host. `offload_activations`: share of saved
+    activations on the host. `stage_layers`: layers of each stage (of each chunk, in the model's order), None to have them
+    balanced.
     """
 
     data: int = 1
@@ -64,6 +67,7 @@ class Layout:
     offload_optimizer: bool = False
     offload_parameters: bool = False
     offload_activations: float = 0.0
+    stage_layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in (

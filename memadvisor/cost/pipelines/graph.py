@@ -7,6 +7,7 @@ before it (an order that has not is refused, as is one whose devices wait for ea
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,8 +82,7 @@ def pipeline_graph(order: PipelineOrder) -> PipelineGraph:
         by_device=row.astype(np.int32),
         offsets=offsets.astype(np.int32),
         chunks=tuple(
-            tuple(np.unique(chunk[begin:end]).tolist())
-            for begin, end in zip(offsets[:-1], offsets[1:], strict=True)
+            tuple(np.unique(chunk[begin:end]).tolist()) for begin, end in itertools.pairwise(offsets)
         ),
     )
 

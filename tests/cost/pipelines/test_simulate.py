@@ -125,16 +125,16 @@ def test_a_device_holds_the_chunks_that_its_schedule_deals_it():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (dict(schedule="dualpipe9", costs=unit_costs(4)), "is not a pipeline schedule"),
-        (dict(schedule="interleaved", costs=unit_costs(8)), "whole groups of 4"),
-        (dict(schedule="1f1b", costs=unit_costs(8)), "1f1b has 1 chunk a device, not 2"),
-        (dict(schedule="1f1b", costs=unit_costs(7)), "7 chunks .* 4 devices"),
-        (dict(schedule="1f1b", costs=[]), "at least one"),
-        (dict(schedule="1f1b", costs=unit_costs(4), num_microbatches=0), "at least one"),
-        (dict(schedule="1f1b", costs=unit_costs(4), transfer_s=[0.1, 0.1]), "2 transfer times"),
-        (dict(schedule="1f1b", costs=unit_costs(4), transfer_s=-1.0), "cannot be"),
-        (dict(schedule="1f1b", costs=unit_costs(4, forward_s=float("nan"))), "cannot be"),
-        (dict(schedule="1f1b", costs=unit_costs(4, held=1, weight_held=2)), "cannot be"),
+        ({"schedule": "dualpipe9", "costs": unit_costs(4)}, "is not a pipeline schedule"),
+        ({"schedule": "interleaved", "costs": unit_costs(8)}, "whole groups of 4"),
+        ({"schedule": "1f1b", "costs": unit_costs(8)}, "1f1b has 1 chunk a device, not 2"),
+        ({"schedule": "1f1b", "costs": unit_costs(7)}, "7 chunks .* 4 devices"),
+        ({"schedule": "1f1b", "costs": []}, "at least one"),
+        ({"schedule": "1f1b", "costs": unit_costs(4), "num_microbatches": 0}, "at least one"),
+        ({"schedule": "1f1b", "costs": unit_costs(4), "transfer_s": [0.1, 0.1]}, "2 transfer times"),
+        ({"schedule": "1f1b", "costs": unit_costs(4), "transfer_s": -1.0}, "cannot be"),
+        ({"schedule": "1f1b", "costs": unit_costs(4, forward_s=float("nan"))}, "cannot be"),
+        ({"schedule": "1f1b", "costs": unit_costs(4, held=1, weight_held=2)}, "cannot be"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(arguments, words):

@@ -1,0 +1,50 @@
+"""What data sheets do not say of a training step: few numbers, each with a meaning, for all models, layouts and machines.
+
+They are fitted to published measurements by `benchmarks/fit_layouts.py` and none belongs to a row of theirs. Shares are of
+the rate that the data sheet names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """`matmul_share`: of the peak that a large product reaches (it is power that limits, the more so the newer the card:
+    `matmul_share_fast` is that of cards above `fast_flops_per_s`). `matmul_fixed_s`: what a product takes beyond its
+    arithmetic (filling and draining of tiles, of whose last wave a part idles). `attention_share`: of a fused attention's
+    arithmetic; its backward reaches `attention_backward_share` of that. `bandwidth_share`: of a kernel that streams.
+    `kernel_s`: the least time between two kernels.
+
+    `host_forward_s`, `host_backward_s`: what the host takes to launch a layer; a device cannot be faster. `host_call_s`:
+    for one collective more.
+    `inside_share`, `across_share`: of a link's rate in large collectives. `inside_alpha_s`, `across_alpha_s`: of a message.
+    `overlap_slowdown`: by how much computation is slower while collectives go on.
+    """
+
+    matmul_share: float = 0.85
+    matmul_share_fast: float = 0.70
+    fast_flops_per_s: float = 500e12
+    matmul_fixed_s: float = 10e-6
+    attention_share: float = 0.5
+    attention_backward_share: float = 0.8
+    bandwidth_share: float = 0.8
+    kernel_s: float = 4e-6
+    host_forward_s: float = 0.8e-3
+    host_backward_s: float = 1.6e-3
+    host_call_s: float = 0.1e-3
+    inside_share: float = 0.7
+    across_share: float = 0.7
+    inside_alpha_s: float = 10e-6
+    across_alpha_s: float = 50e-6
+    pipeline_message_s: float = 50e-6
+    overlap_slowdown: float = 0.1
+    step_fixed_s: float = 0.02
+    allocator_share: float = 1.0
+    allocator_fixed_bytes: float = 0.4e9
+    context_bytes: float = 2.0e9
+    memory_sigma: float = 0.10
+
+
+FITTED = Coefficients()

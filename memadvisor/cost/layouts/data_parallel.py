@@ -1,0 +1,99 @@
+"""Seconds of one step that go to gradients, parameters and the optimizer, beside the microbatches themselves.
+
+Traffic of the ZeRO stages: arXiv:1910.02054, section 7. What can go on under computation does, which slows the computation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.kernels import Device, stream_seconds
+from memadvisor.cost.layouts.links import Group
+from memadvisor.cost.layouts.memory import StageParameters
+from memadvisor.layout import TrainingStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaGroups:
+    """`shard` shares what is sharded, `replicate` holds the same shards, `expert` the same experts; `all` are all replicas."""
+
+    all: Group
+    shard: Group
+    replicate: Group
+    expert: Group
+
+
+def hidden_seconds(compute_s: float, collective_s: float, slowdown: float) -> float:
+    """Computation and collectives at once: what both run is slower by `slowdown`, the longer one's rest runs alone."""
+    both = min(compute_s, collective_s)
+    return max(compute_s, collective_s) + slowdown * both
+
+
+def microbatch_traffic(
+    step: TrainingStep, count: StageParameters, groups: ReplicaGroups
+) -> tuple[float, float]:
+    """Seconds of collectives that each microbatch's forward and backward bring, when parameters are sharded."""
+    layout, software = step.layout, step.software
+    if layout.zero_stage < 3:
+        return 0.0, 0.0
+    gather = groups.shard.seconds("all_gather", count.all * software.parameter_bytes)
+    return gather, gather + groups.shard.seconds("reduce_scatter", count.all * software.reduce_bytes)
+
+
+def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGroups) -> tuple[float, float]:
+    """(reductions of gradients, gathers of parameters) once a step, in seconds.
+
+    Stage 2 reduces each microbatch's gradients, for it has room for the sharded ones alone.
+    """
+    layout, software = step.layout, step.software
+    gradients, experts = count.shared * software.reduce_bytes, count.experts * software.reduce_bytes
+    across = groups.replicate.seconds("all_reduce", gradients / groups.shard.size)
+    if layout.zero_stage == 0:
+        return groups.all.seconds("all_reduce", gradients) + groups.expert.seconds("all_reduce", experts), 0.0
+    if layout.zero_stage == 3:
+        return across, 0.0
+    times = layout.num_microbatches if layout.zero_stage == 2 else 1
+    reduce = times * groups.shard.seconds("reduce_scatter", gradients) + across
+    reduce += groups.expert.seconds("reduce_scatter", experts)
+    parameters = groups.shard.seconds("all_gather", count.shared * software.parameter_bytes)
+    return reduce, parameters + groups.expert.seconds("all_gather", count.experts * software.parameter_bytes)
+
+
+def optimizer_seconds(
+    step: TrainingStep, count: StageParameters, device: Device, host_bytes_per_s: float | None
+) -> float:
+    """Every byte of the optimizer's state is read and written, gradients are read (twice, for their norm), parameters written.
+
+    State on the host: gradients go there, parameters come back, and the host's memory is what limits the update.
+    """
+    layout, software = step.layout, step.software
+    owned = count.shared / (layout.shard_ranks if layout.zero_stage else 1)
+    owned += count.experts / (max(1, layout.shard_ranks // layout.expert) if layout.zero_stage else 1)
+    moved = 2.0 * software.optimizer_bytes + 2.0 * software.gradient_bytes + software.parameter_bytes
+    if layout.offload_optimizer and host_bytes_per_s is not None:
+        link = owned * (software.gradient_bytes + software.parameter_bytes) / host_bytes_per_s
+        return link + owned * moved / HOST_MEMORY_BYTES_PER_S
+    return stream_seconds(device, owned * moved)
+
+
+# What one accelerator's share of a server's memory keeps up in an update on its cores: eight share about 200 GB/s.
+HOST_MEMORY_BYTES_PER_S = 25e9
+
+
+def exposed_step_seconds(
+    step: TrainingStep,
+    reduce_s: float,
+    gather_s: float,
+    last_backward_s: float,
+    first_forward_s: float,
+    known: Coefficients,
+) -> float:
+    """What reductions add to the last backward, and gathers of updated parameters to the first forward."""
+    software = step.software
+    exposed = reduce_s
+    if software.overlap_reduce:
+        exposed = hidden_seconds(last_backward_s, reduce_s, known.overlap_slowdown) - last_backward_s
+    if not software.overlap_gather:
+        return exposed + gather_s
+    return exposed + hidden_seconds(first_forward_s, gather_s, known.overlap_slowdown) - first_forward_s

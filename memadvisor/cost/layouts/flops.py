@@ -1,0 +1,40 @@
+"""FLOPs of one step: what the model needs (MFU), and what runs (HFU). A product of m x k and k x n is 2 m n k.
+
+Causal attention is counted in full, as its publishers mostly do (Narayanan et al. 2021, arXiv:2104.04473, equation 3).
+"""
+
+from __future__ import annotations
+
+from memadvisor.architecture import Architecture
+from memadvisor.layout import TrainingStep
+
+
+def forward_flops(model: Architecture, step: TrainingStep) -> float:
+    """Products of one forward over the global batch, the head's among them."""
+    embedding = model.embedding_parameters() if not model.tied_embeddings else model.positions * model.hidden
+    products = model.active_parameters() - embedding
+    return step.tokens * 2.0 * products + _attention_flops(model, step)
+
+
+def _attention_flops(model: Architecture, step: TrainingStep) -> float:
+    if model.latent is not None:
+        latent = model.latent
+        columns = model.n_heads * (latent.nope_head_dim + latent.rope_head_dim + latent.value_head_dim)
+    else:
+        columns = 2 * model.n_heads * model.head_dim
+    return 2.0 * step.tokens * step.seq_len * columns * model.n_layers
+
+
+def model_flops(model: Architecture, step: TrainingStep) -> float:
+    """The forward and twice as much backward."""
+    return 3.0 * forward_flops(model, step)
+
+
+def executed_flops(model: Architecture, step: TrainingStep) -> float:
+    """With the forwards that run again; the head does not."""
+    plain = model_flops(model, step)
+    if step.layout.recompute == "full":
+        return plain + forward_flops(model, step) - step.tokens * 2.0 * model.head_parameters()
+    if step.layout.recompute == "selective":
+        return plain + _attention_flops(model, step)
+    return plain

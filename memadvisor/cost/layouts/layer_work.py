@@ -1,0 +1,262 @@
+"""What one layer, the embedding and the head of a stage do for one microbatch on one rank, and how long that takes.
+
+Products and collectives of tensor parallelism: Shoeybi et al. 2019 (arXiv:1909.08053), section 3, and with sequence
+parallelism Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2. Elements have two bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.kernels import Device, fused_attention_seconds, matmul_seconds, stream_seconds
+from memadvisor.cost.layouts.links import Group
+from memadvisor.layout import TrainingStep
+
+# A backward reads what the forward read, and the gradient that comes in, and writes one of each operand.
+_BACKWARD_STREAM = 2.0
+# Bytes that pass of one score where attention is not fused: softmax and dropout, forward and backward (each reads and
+# writes two-byte scores, dropout a mask of one byte).
+_SCORES_FORWARD, _SCORES_FORWARD_DROPOUT = 4.0, 9.0
+_SCORES_BACKWARD, _SCORES_BACKWARD_DROPOUT = 6.0, 11.0
+# Of one logit: cast to float32, log-softmax, its gradient, and back: (2+4) + (4+4) + (4+4) + (4+2).
+_LOGIT_FORWARD, _LOGIT_BACKWARD = 14.0, 14.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of ranks that a layer talks to."""
+
+    tensor: Group
+    context: Group
+    expert: Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Seconds of one microbatch. `forward_s` and `backward_s` are all of it; the others say what of both they hold."""
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    recompute_s: float
+    matmul_s: float
+    attention_s: float
+    stream_s: float
+    collective_s: float
+    host_s: float
+
+
+def _projections(model: Architecture) -> list[tuple[float, float]]:
+    """(columns, depth) of each product of attention that tensor parallelism splits by columns, then by depth."""
+    if model.latent is not None:
+        latent = model.latent
+        query = model.n_heads * (latent.nope_head_dim + latent.rope_head_dim)
+        value = model.n_heads * latent.value_head_dim
+        return [
+            (query, latent.q_rank or model.hidden),
+            (model.n_heads * latent.nope_head_dim + value, latent.kv_rank),
+        ]
+    return [((model.n_heads + 2 * model.n_kv_heads) * model.head_dim, model.hidden)]
+
+
+def _attention_columns(model: Architecture) -> tuple[float, float]:
+    """Columns of queries (and keys, per query head) and of values over all heads."""
+    if model.latent is not None:
+        latent = model.latent
+        query = latent.nope_head_dim + latent.rope_head_dim
+        return model.n_heads * query, model.n_heads * latent.value_head_dim
+    return model.n_heads * model.head_dim, model.n_heads * model.head_dim
+
+
+def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Device, groups: Groups) -> Work:
+    """One microbatch through layer `layer`, as the plan recomputes it."""
+    layout, software = step.layout, step.software
+    tp = layout.tensor
+    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    products, stream = _products(model, step, layer, tokens)
+    matmul_s = sum(matmul_seconds(device, *shape) for shape in products)
+    weight_s = matmul_s
+    core_forward_s, core_backward_s = _attention_core(model, step, device)
+    stream_s = stream_seconds(device, stream) + device.coefficients.kernel_s * len(products)
+    accumulate_s = stream_seconds(device, _layer_parameters(model, step, layer) * _accumulate_bytes(step))
+    forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
+    forward_gpu = matmul_s + core_forward_s + stream_s + forward_calls_s
+    backward_gpu = (
+        2 * matmul_s + core_backward_s + _BACKWARD_STREAM * stream_s + accumulate_s + backward_calls_s
+    )
+    known = device.coefficients
+    calls = (4 if tp > 1 else 0) + (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
+    forward_host = known.host_forward_s + calls * known.host_call_s
+    backward_host = known.host_backward_s + calls * known.host_call_s
+    recompute = 0.0
+    if layout.recompute == "full":
+        recompute = max(forward_gpu, forward_host)
+    elif layout.recompute == "selective" and not software.fused_attention:
+        recompute = core_forward_s
+    forward_s = max(forward_gpu, forward_host)
+    backward_s = max(backward_gpu, backward_host) + recompute
+    return Work(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        weight_s=weight_s + accumulate_s,
+        recompute_s=recompute,
+        matmul_s=3 * matmul_s,
+        attention_s=core_forward_s + core_backward_s,
+        stream_s=(1 + _BACKWARD_STREAM) * stream_s + accumulate_s,
+        collective_s=forward_calls_s + backward_calls_s,
+        host_s=forward_s + backward_s - recompute - forward_gpu - backward_gpu,
+    )
+
+
+def _products(
+    model: Architecture, step: TrainingStep, layer: int, tokens: float
+) -> tuple[list[tuple[float, float, float, float]], float]:
+    """(rows, columns, depth, count) of the forward's products, and the bytes that everything between them moves."""
+    layout, software = step.layout, step.software
+    tp = layout.tensor
+    hidden = model.hidden
+    spread = tp if layout.sequence_parallel else 1
+    query, value = _attention_columns(model)
+    products = [(tokens, columns / tp, depth, 1.0) for columns, depth in _projections(model)]
+    if model.latent is not None:
+        ranks = (model.latent.q_rank or 0) + model.latent.kv_rank + model.latent.rope_head_dim
+        products.append((tokens, float(ranks), float(hidden), 1.0))
+    products.append((tokens, float(hidden), value / tp, 1.0))
+    inner = 2 if model.gated_mlp else 1
+    per_column = (6.0 if software.fused_mlp else 10.0) if model.gated_mlp else 4.0
+    columns = float(model.ffn)
+    if model.experts is not None and model.has_experts(layer):
+        experts = model.experts
+        passed = tokens * experts.experts_per_token
+        here = max(1.0, experts.num_experts / layout.expert)
+        products.append((passed / here, inner * experts.expert_ffn / tp, float(hidden), here))
+        products.append((passed / here, float(hidden), experts.expert_ffn / tp, here))
+        products.append((tokens, float(experts.num_experts), float(hidden), 1.0))
+        columns = float(experts.shared_ffn)
+        stream_ffn = passed * experts.expert_ffn * per_column / tp + passed * hidden * 8.0
+    else:
+        stream_ffn = 0.0
+    if columns:
+        products.append((tokens, inner * columns / tp, float(hidden), 1.0))
+        products.append((tokens, float(hidden), columns / tp, 1.0))
+        stream_ffn += tokens * columns * per_column / tp
+    # Two norms (read, write), two sums of the residual stream (two reads, one write), dropouts with a mask.
+    stream = tokens * hidden * (20.0 + (10.0 if software.dropout else 0.0)) / spread
+    if model.positions == 0:
+        stream += tokens * query * 8.0 / tp  # rotary positions of queries and keys
+    return products, stream + stream_ffn
+
+
+def _layer_parameters(model: Architecture, step: TrainingStep, layer: int) -> float:
+    layout = step.layout
+    shared = model.shared_layer_parameters(layer) / layout.tensor
+    return shared + model.expert_layer_parameters(layer) / (layout.tensor * layout.expert)
+
+
+def _accumulate_bytes(step: TrainingStep) -> float:
+    """What adding one microbatch's gradient to the accumulated one moves, in bytes of each parameter."""
+    software = step.software
+    if step.layout.num_microbatches == 1 and software.gradient_bytes == software.parameter_bytes:
+        return 0.0
+    return software.parameter_bytes + 2.0 * software.gradient_bytes
+
+
+def _attention_core(model: Architecture, step: TrainingStep, device: Device) -> tuple[float, float]:
+    """Seconds of scores, softmax and their product with the values: forward and backward."""
+    layout, software = step.layout, step.software
+    query, value = _attention_columns(model)
+    sequence, batch, tp = step.seq_len, layout.micro_batch_size, layout.tensor
+    rows = sequence / layout.context
+    if software.fused_attention:
+        share = 0.5 if model.causal else 1.0
+        flops = 2.0 * batch * rows * sequence * (query + value) / tp * share
+        forward = fused_attention_seconds(device, flops)
+        return forward, 2.5 * forward / device.coefficients.attention_backward_share
+    heads = model.n_heads / tp * batch
+    head = query / model.n_heads
+    products = matmul_seconds(device, rows, sequence, head, heads) + matmul_seconds(
+        device, rows, head, sequence, heads
+    )
+    scores = heads * rows * sequence
+    forward_bytes = _SCORES_FORWARD_DROPOUT if software.dropout else _SCORES_FORWARD
+    backward_bytes = _SCORES_BACKWARD_DROPOUT if software.dropout else _SCORES_BACKWARD
+    return (
+        products + stream_seconds(device, scores * forward_bytes),
+        2 * products + stream_seconds(device, scores * backward_bytes),
+    )
+
+
+def _collectives(
+    model: Architecture, step: TrainingStep, layer: int, tokens: float, groups: Groups, core_forward_s: float
+) -> tuple[float, float]:
+    """Seconds of a layer's collectives that nothing hides: forward and backward."""
+    layout = step.layout
+    activations = 2.0 * tokens * model.hidden
+    forward = backward = 0.0
+    if layout.tensor > 1:
+        if layout.sequence_parallel:
+            pair = groups.tensor.seconds("all_gather", activations) + groups.tensor.seconds(
+                "reduce_scatter", activations
+            )
+        else:
+            pair = groups.tensor.seconds("all_reduce", activations)
+        forward, backward = 2 * pair, 2 * pair
+    if layout.context > 1:
+        keys = 2.0 * 2.0 * tokens * model.n_kv_heads * model.head_dim / layout.tensor
+        if layout.context_kind == "ring":
+            passing = groups.context.seconds("all_gather", keys * layout.context)
+            forward += max(0.0, passing - core_forward_s)
+            backward += max(0.0, 2 * passing - 2.5 * core_forward_s)
+        else:
+            query, value = _attention_columns(model)
+            exchanged = 2.0 * tokens * (query + value) / layout.tensor + keys
+            forward += groups.context.exchange_seconds(exchanged)
+            backward += groups.context.exchange_seconds(exchanged)
+    if layout.expert > 1 and model.experts is not None and model.has_experts(layer):
+        sent = activations * model.experts.experts_per_token
+        forward += 2 * groups.expert.exchange_seconds(sent)
+        backward += 2 * groups.expert.exchange_seconds(sent)
+    return forward, backward
+
+
+def embedding_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
+    """Looking rows up, and adding their gradients to the table's."""
+    layout = step.layout
+    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    activations = 2.0 * tokens * model.hidden
+    calls = groups.tensor.seconds("all_reduce", activations) if layout.tensor > 1 else 0.0
+    accumulate = stream_seconds(
+        device, model.embedding_parameters() / layout.tensor * _accumulate_bytes(step)
+    )
+    forward = stream_seconds(device, 2 * activations) + calls
+    backward = stream_seconds(device, 2 * activations) + accumulate
+    return Work(
+        forward_s=forward, backward_s=backward, weight_s=backward, recompute_s=0.0, matmul_s=0.0, attention_s=0.0,
+        stream_s=forward - calls + backward, collective_s=calls, host_s=0.0,
+    )  # fmt: skip
+
+
+def head_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
+    """The last norm, the logits and their cross entropy; the vocabulary is split over the tensor-parallel ranks."""
+    layout = step.layout
+    tp = layout.tensor
+    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
+    logits = tokens * model.vocab / tp
+    forward_stream = stream_seconds(device, logits * _LOGIT_FORWARD)
+    backward_stream = stream_seconds(device, logits * _LOGIT_BACKWARD)
+    accumulate = stream_seconds(device, model.head_parameters() / tp * _accumulate_bytes(step))
+    activations = 2.0 * tokens * model.hidden
+    calls = groups.tensor.seconds("all_gather", activations) if tp > 1 else 0.0
+    return Work(
+        forward_s=matmul + forward_stream + calls,
+        backward_s=2 * matmul + backward_stream + accumulate + calls,
+        weight_s=matmul + accumulate,
+        recompute_s=0.0,
+        matmul_s=3 * matmul,
+        attention_s=0.0,
+        stream_s=forward_stream + backward_stream + accumulate,
+        collective_s=2 * calls,
+        host_s=0.0,
+    )

@@ -1,0 +1,68 @@
+"""Bytes of activations that autograd keeps of one microbatch, from what each operator saves; elements have two bytes.
+
+Counted operator by operator as in Korthikanti et al. 2022 (arXiv:2205.05198), section 4.1, whose 34 s b h + 5 a s^2 b of a
+GPT with dropout follows from it, and with rotary positions, gated feed-forward blocks and grouped heads besides.
+"""
+
+from __future__ import annotations
+
+from memadvisor.architecture import Architecture
+from memadvisor.layout import TrainingStep
+
+# Of one logit at the peak: the product in two bytes, its float32 copy, the log-softmax and its gradient.
+LOGIT_BYTES = 14.0
+
+
+def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
+    """What one layer keeps of one microbatch on one rank until its backward."""
+    layout, software = step.layout, step.software
+    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    tp = layout.tensor
+    hidden = model.hidden
+    spread = tp if layout.sequence_parallel else 1
+    if layout.recompute == "full":
+        return 2.0 * tokens * hidden / spread
+    mask = 1.0 if software.dropout else 0.0
+    # Input of each norm, input of the products after it; the masks of the dropouts after attention and feed-forward.
+    outside = tokens * hidden * (8.0 + 2 * mask) / spread
+    return outside + (_attention_bytes(model, step, tokens) + _ffn_bytes(model, step, layer, tokens)) / tp
+
+
+def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> float:
+    """Queries, keys, values and the result that goes into the output projection; scores where they reach memory."""
+    software = step.software
+    if model.latent is not None:
+        latent = model.latent
+        query = key = model.n_heads * (latent.nope_head_dim + latent.rope_head_dim)
+        value = result = model.n_heads * latent.value_head_dim
+        low = 2.0 * ((latent.q_rank or 0) + latent.kv_rank)
+    else:
+        query = result = model.n_heads * model.head_dim
+        key = value = model.n_kv_heads * model.head_dim
+        low = 0.0
+    kept = tokens * (2.0 * (query + key + value + result) + low)
+    if software.fused_attention:
+        return kept + tokens * 4.0 * model.n_heads
+    if step.layout.recompute == "selective":
+        return kept
+    # Softmax's result, and with dropout its mask and its result.
+    per_score = 5.0 if software.dropout else 2.0
+    return kept + per_score * tokens * model.n_heads * step.seq_len
+
+
+def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
+    """Inputs of the activation, and of the second product; unfused gates keep the activation's result too."""
+    per_column = (6.0 if step.software.fused_mlp else 8.0) if model.gated_mlp else 4.0
+    if model.experts is None or not model.has_experts(layer):
+        return tokens * model.ffn * per_column
+    experts = model.experts
+    passed = tokens * experts.experts_per_token
+    routed = passed * (experts.expert_ffn * per_column + 4.0 * model.hidden)
+    return routed + tokens * experts.shared_ffn * per_column + 4.0 * tokens * experts.num_experts
+
+
+def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
+    """The last norm's input and result, and the logits with what their cross entropy holds at its peak."""
+    layout = step.layout
+    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    return tokens * (4.0 * model.hidden + LOGIT_BYTES * model.vocab / layout.tensor)

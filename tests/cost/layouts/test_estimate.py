@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+import pytest
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.estimate import estimate_step
+from memadvisor.errors import UsageError
+from memadvisor.hardware.cluster import Cluster, Link
+from memadvisor.hardware.load import load_hardware
+from memadvisor.layout import Layout, TrainingStep
+
+LLAMA = Architecture(
+    name="llama", n_layers=32, hidden=4096, n_heads=32, n_kv_heads=8, head_dim=128, ffn=14336, vocab=128256,
+    tied_embeddings=False, gated_mlp=True,
+)  # fmt: skip
+
+
+def cluster(nodes=2, inside=450e9, across=50e9):
+    return Cluster(
+        accelerator=load_hardware("H100-SXM-80GB"),
+        num_nodes=nodes,
+        per_node=8,
+        inside=Link(kind="nvlink", bytes_per_s=inside, alpha_s=0.0, source=""),
+        across=Link(kind="ib", bytes_per_s=across, alpha_s=0.0, source=""),
+    )
+
+
+def estimate(machines=None, seq_len=4096, **layout):
+    step = TrainingStep(layout=Layout(**layout), seq_len=seq_len)
+    return estimate_step(LLAMA, step, machines or cluster())
+
+
+LAYOUTS = [
+    {"data": 16, "zero_stage": 1, "num_microbatches": 4},
+    {"data": 16, "zero_stage": 3, "num_microbatches": 2},
+    {"data": 2, "tensor": 8, "sequence_parallel": True, "num_microbatches": 8},
+    {"data": 2, "tensor": 2, "pipeline": 4, "num_microbatches": 8},
+    {"data": 2, "context": 8, "zero_stage": 1},
+    {"data": 4, "pipeline": 4, "num_microbatches": 8, "recompute": "full"},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_parts_sum_to_the_step(layout):
+    predicted = estimate(**layout)
+    assert sum(predicted.time_s.values()) == pytest.approx(predicted.step_time_s, rel=1e-9)
+    assert all(seconds >= -1e-12 for seconds in predicted.time_s.values())
+    assert sum(predicted.stage_layers) == LLAMA.n_layers
+    assert 0 < predicted.mfu <= predicted.hfu < 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_faster_links_never_make_a_step_slower(layout):
+    assert (
+        estimate(cluster(inside=900e9, across=100e9), **layout).step_time_s <= estimate(**layout).step_time_s
+    )
+
+
+def test_zero_shards_states_among_the_replicas():
+    plain, one, two, three = (estimate(data=16, zero_stage=stage).worst for stage in range(4))
+    parameters = LLAMA.num_parameters()
+    assert plain.optimizer_bytes == pytest.approx(12 * parameters, rel=1e-6)  # the last norm is left out
+    assert one.optimizer_bytes == plain.optimizer_bytes / 16
+    assert two.gradient_bytes == one.gradient_bytes / 16 == plain.gradient_bytes / 16
+    assert three.parameter_bytes == two.parameter_bytes / 16 == plain.parameter_bytes / 16
+
+
+def test_full_recomputation_takes_time_and_saves_memory():
+    plain, again = (estimate(data=16, zero_stage=3, recompute=how) for how in ("none", "full"))
+    assert again.step_time_s > plain.step_time_s
+    assert again.peak_memory_bytes < plain.peak_memory_bytes
+    assert again.mfu < again.hfu
+
+
+def test_the_chance_of_running_out_grows_with_the_batch():
+    chances = [estimate(data=16, zero_stage=3, micro_batch_size=size).p_oom for size in (1, 2, 4, 8, 16)]
+    assert chances == sorted(chances)
+    assert chances[0] < 0.01 and chances[-1] > 0.99
+
+
+@pytest.mark.parametrize(
+    "layout, words",
+    [
+        ({"data": 3}, "is 3, and there are 16 accelerators"),
+        ({"tensor": 16}, None),
+        ({"data": 2, "context": 8, "expert": 2}, "0 experts do not part"),
+        ({"pipeline": 16, "chunks": 4}, "32 layers do not fill 64 pipeline stages"),
+    ],
+)
+def test_impossible_layouts_say_why(layout, words):
+    if words is None:
+        assert estimate(**layout).step_time_s > 0
+        return
+    with pytest.raises(UsageError, match=words):
+        estimate(**layout)
+
+
+def test_unknown_links_and_rates_are_said_not_guessed():
+    lonely = replace(cluster(), across=None)
+    with pytest.raises(UsageError, match="network between nodes is not known"):
+        estimate(lonely, data=16)
+    slow = replace(cluster(), accelerator=replace(cluster().accelerator, peak_flops_per_s={"float32": 1e12}))
+    with pytest.raises(UsageError, match="in bfloat16 is not known"):
+        estimate(slow, data=16)

@@ -1,0 +1,50 @@
+"""Bytes per layer against Korthikanti et al. 2022 (arXiv:2205.05198), table 2 and equations 1 to 6."""
+
+from dataclasses import replace
+
+import pytest
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.saved import layer_saved_bytes
+from memadvisor.layout import Layout, Software, TrainingStep
+
+S, B, H, A = 2048, 4, 6144, 64
+GPT = Architecture(
+    name="22B", n_layers=48, hidden=H, n_heads=A, n_kv_heads=A, head_dim=H // A, ffn=4 * H, vocab=51200,
+    tied_embeddings=True, gated_mlp=False, positions=S, biases=True, norm_vectors=2,
+)  # fmt: skip
+MEGATRON = Software(fused_attention=False, dropout=True)
+SBH = S * B * H
+
+
+def saved(**layout):
+    step = TrainingStep(layout=Layout(micro_batch_size=B, **layout), seq_len=S, software=MEGATRON)
+    return layer_saved_bytes(GPT, step, 0)
+
+
+def test_without_parallelism_a_layer_keeps_34_sbh_and_5_a_s_s_b():
+    assert saved() == pytest.approx(SBH * (34 + 5 * A * S / H))
+
+
+def test_tensor_parallelism_leaves_10_sbh_whole():
+    assert saved(tensor=8) == pytest.approx(SBH * (10 + 24 / 8 + 5 * A * S / H / 8))
+
+
+def test_sequence_parallelism_divides_all_of_it():
+    assert saved(tensor=8, sequence_parallel=True) == pytest.approx(SBH / 8 * (34 + 5 * A * S / H))
+
+
+def test_selective_recomputation_drops_the_scores():
+    kept = saved(tensor=8, sequence_parallel=True, recompute="selective")
+    assert kept == pytest.approx(SBH / 8 * 34)
+
+
+def test_full_recomputation_keeps_the_input():
+    assert saved(tensor=8, recompute="full") == 2 * SBH
+
+
+def test_an_unfused_gate_keeps_two_bytes_a_column_more():
+    gated = replace(GPT, gated_mlp=True)
+    step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S, software=MEGATRON)
+    unfused = replace(step, software=replace(MEGATRON, fused_mlp=False))
+    assert layer_saved_bytes(gated, unfused, 0) - layer_saved_bytes(gated, step, 0) == 2 * S * B * GPT.ffn
