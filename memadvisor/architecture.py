@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Experts:
     """Feed-forward blocks of which each token passes `experts_per_token`, and `shared_ffn` columns that all pass.
 
-    `first_dense` layers at the beginning have the plain feed-forward block.
+    `first_dense` layers at the beginning have the plain feed-forward block. `shared_gate`: a vector weighs the shared columns.
     """
 
     num_experts: int
@@ -21,6 +21,7 @@ class Experts:
     expert_ffn: int
     shared_ffn: int = 0
     first_dense: int = 0
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,9 @@ class LatentAttention:
 class Architecture:
     """One transformer. `gated_mlp`: three matrices (SwiGLU) in place of two. `positions`: rows of a learned table of
     positions, 0 for none. `norm_vectors`: parameters of a norm, in units of `hidden` (1 RMSNorm, 2 LayerNorm).
-    `causal` is False for encoders.
+    `causal` is False for encoders. `biases`: all linear layers of a block have them; `qkv_biases`, `output_bias`,
+    `mlp_biases`: those alone. `qk_norm`: parameters of a layer's norms over queries and keys. `embedding_norm`: a norm over
+    the embedded tokens. `head_bias`: the output projection has one.
     """
 
     name: str
@@ -55,6 +58,13 @@ class Architecture:
     biases: bool = False
     norm_vectors: int = 1
     causal: bool = True
+    qkv_biases: bool = False
+    output_bias: bool = False
+    mlp_biases: bool = False
+    norms_per_layer: int = 2
+    qk_norm: int = 0
+    embedding_norm: bool = False
+    head_bias: bool = False
     experts: Experts | None = None
     latent: LatentAttention | None = None
 
@@ -72,13 +82,14 @@ class Architecture:
             return queries + keys + expanded + self.n_heads * latent.value_head_dim * self.hidden
         queries_columns = self.n_heads * self.head_dim
         columns = queries_columns + 2 * self.n_kv_heads * self.head_dim
-        biases = columns + self.hidden if self.biases else 0
-        return self.hidden * columns + queries_columns * self.hidden + biases
+        biases = columns if self.biases or self.qkv_biases else 0
+        biases += self.hidden if self.biases or self.output_bias else 0
+        return self.hidden * columns + queries_columns * self.hidden + biases + self.qk_norm
 
     def mlp_parameters(self, ffn: int) -> int:
         """One feed-forward block with `ffn` inner columns."""
         inner = 2 if self.gated_mlp else 1
-        biases = inner * ffn + self.hidden if self.biases else 0
+        biases = inner * ffn + self.hidden if self.biases or self.mlp_biases else 0
         return (inner + 1) * self.hidden * ffn + biases
 
     def norm_parameters(self) -> int:
@@ -90,12 +101,13 @@ class Architecture:
 
     def shared_layer_parameters(self, layer: int) -> int:
         """What every rank of an expert-parallel group holds of one layer: all of it but the experts."""
-        count = self.attention_parameters() + 2 * self.norm_parameters()
+        count = self.attention_parameters() + self.norms_per_layer * self.norm_parameters()
         if not self.has_experts(layer) or self.experts is None:
             return count + self.mlp_parameters(self.ffn)
         router = self.hidden * self.experts.num_experts
         shared = self.mlp_parameters(self.experts.shared_ffn) if self.experts.shared_ffn else 0
-        return count + router + shared
+        gate = self.hidden if self.experts.shared_gate else 0
+        return count + router + shared + gate
 
     def expert_layer_parameters(self, layer: int) -> int:
         """All experts of one layer."""
@@ -107,8 +119,9 @@ class Architecture:
         return self.shared_layer_parameters(layer) + self.expert_layer_parameters(layer)
 
     def embedding_parameters(self) -> int:
-        """The tables of tokens and positions."""
-        return (self.vocab + self.positions) * self.hidden
+        """The tables of tokens and positions, and the norm over what they give."""
+        norm = self.norm_parameters() if self.embedding_norm else 0
+        return (self.vocab + self.positions) * self.hidden + norm
 
     def head_parameters(self) -> int:
         """The output projection; as large as the table of tokens, of which it is the same tensor when tied."""
@@ -118,7 +131,8 @@ class Architecture:
         """Each tensor counted once."""
         layers = sum(self.layer_parameters(layer) for layer in range(self.n_layers))
         head = 0 if self.tied_embeddings else self.head_parameters()
-        return layers + self.embedding_parameters() + head + self.norm_parameters()
+        bias = self.vocab if self.head_bias else 0
+        return layers + self.embedding_parameters() + head + bias + self.norm_parameters()
 
     def active_parameters(self) -> int:
         """Those that one token meets."""

@@ -1,0 +1,168 @@
+"""An architecture by name, or from a file: Hugging Face's config.json, or TOML or JSON of Architecture's own fields.
+
+name = "mine"
+n_layers = 24
+hidden = 2048
+n_heads = 16
+vocab = 50304
+[experts]
+num_experts = 8
+experts_per_token = 2
+expert_ffn = 5632
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from memadvisor.architecture import Architecture, Experts, LatentAttention
+from memadvisor.architectures.gpt_family import GPT_FAMILY
+from memadvisor.architectures.hugging_face import architecture_from_config
+from memadvisor.architectures.llama_family import LLAMA_FAMILY
+from memadvisor.errors import UsageError
+
+ARCHITECTURES: tuple[Architecture, ...] = GPT_FAMILY + LLAMA_FAMILY
+
+# Other names of the same shapes.
+_ALSO = {
+    "gpt2-small": "gpt2",
+    "gpt2-124m": "gpt2",
+    "gpt2-1.5b": "gpt2-xl",
+    "gpt3": "gpt3-175b",
+    "bloom": "bloom-176b",
+    "megatron-1008b": "megatron-1t",
+    "megatron-529.6b": "megatron-530b",
+    "mt-nlg-530b": "megatron-530b",
+    "turing-nlg-530b": "megatron-530b",
+    "turing-nlg-17b": "turing-nlg",
+    "t-nlg": "turing-nlg",
+    "gptj-6b": "gpt-j-6b",
+    "gpt-neox": "gpt-neox-20b",
+    "llama-30b": "llama-33b",
+    "codellama-34b": "llama2-34b",
+    "tinyllama": "tinyllama-1.1b",
+    "llama3.1-8b": "llama3-8b",
+    "llama3.1-70b": "llama3-70b",
+    "llama3.3-70b": "llama3-70b",
+    "llama3.1-405b": "llama3-405b",
+    "deepseek-r1": "deepseek-v3",
+    "qwen2.5-coder-7b": "qwen2.5-7b",
+    "qwen2.5-coder-32b": "qwen2.5-32b",
+    "olmo2-1124-7b": "olmo2-7b",
+    "olmo2-1124-13b": "olmo2-13b",
+}
+_SUFFIXES = re.compile(r"(-(hf|base|instruct|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview))+$")
+
+
+def _plain(name: str) -> str:
+    """`meta-llama/Llama-2-7b-hf`, `llama2_7b` and `LLaMA 2 7B` are one."""
+    word = re.sub(r"[\s_-]+", "-", name.strip().lower().rsplit("/", 1)[-1])
+    word = word.replace("-of-", "-").removeprefix("meta-")
+    word = re.sub(r"^(gpt|llama|qwen|gemma|olmo)-(\d+(?:\.\d+)?)(?=-|$)(?!-?b)", r"\1\2", word)
+    return re.sub(r"[^a-z0-9.]", "", _SUFFIXES.sub("", word))
+
+
+_BY_NAME = {_plain(each.name): each for each in ARCHITECTURES}
+_BY_NAME.update({_plain(other): _BY_NAME[_plain(name)] for other, name in _ALSO.items()})
+
+
+def named_architecture(name: str) -> Architecture | None:
+    """The published model of that name, in any spelling; None for one that is not known."""
+    return _BY_NAME.get(_plain(name))
+
+
+def load_architecture(name_or_path: str) -> Architecture:
+    """The published model of that name, else what the file (or the directory's config.json) describes.
+
+    Raises UsageError when it is neither, or the file is broken.
+    """
+    known = named_architecture(name_or_path)
+    path = Path(name_or_path)
+    if known is not None and not path.is_file():
+        return known
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file() and path.suffix not in (".json", ".toml"):
+        near = difflib.get_close_matches(_plain(name_or_path), _BY_NAME, n=3, cutoff=0.6)
+        names = ", ".join(_BY_NAME[each].name for each in near) or "gpt2, llama3-8b, mixtral-8x7b"
+        raise UsageError(
+            f"{name_or_path!r} is neither a known model nor a file.",
+            hint=f"known are {names} and others (docs/estimate.md); or name a config.json.",
+        )
+    return _read(path)
+
+
+def _read(path: Path) -> Architecture:
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)!r} cannot be read: {error.strerror}.", hint="name a config.json or a TOML file."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise UsageError(
+            f"{str(path)!r} is not {kind}.", hint="docs/estimate.md shows what is read."
+        ) from error
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{str(path)!r} holds no fields.", hint="docs/estimate.md shows what is read.")
+    if "model_type" in value or "text_config" in value:
+        return architecture_from_config(value, str(path))
+    return architecture_from_fields(value, path.stem)
+
+
+def architecture_from_fields(value: Mapping[str, Any], name: str) -> Architecture:
+    """From Architecture's own fields; n_layers, hidden, n_heads and vocab are needed. Raises UsageError."""
+    fields: dict[str, Any] = {"name": name, **value}
+    for key in ("n_layers", "hidden", "n_heads", "vocab"):
+        if key not in fields:
+            raise UsageError(f"{name!r} does not say {key}.", hint="docs/estimate.md shows what is needed.")
+    for key, kind in (("experts", Experts), ("latent", LatentAttention)):
+        if fields.get(key) is not None:
+            fields[key] = _checked(kind, fields[key], f"{name}.{key}")
+    gated = fields.setdefault("gated_mlp", True)
+    hidden, n_heads = fields["hidden"], fields["n_heads"]
+    fields.setdefault("n_kv_heads", n_heads)
+    fields.setdefault("tied_embeddings", False)
+    if all(isinstance(each, int) and each > 0 for each in (hidden, n_heads)):
+        if "head_dim" not in fields and hidden % n_heads:
+            raise UsageError(f"{n_heads} heads do not divide hidden {hidden} of {name!r}.")
+        fields.setdefault("head_dim", hidden // n_heads)
+        fields.setdefault("ffn", -(-8 * hidden // (3 * 256)) * 256 if gated else 4 * hidden)
+    return _checked(Architecture, fields, name)
+
+
+def _checked(kind: type[Any], value: Any, source: str) -> Any:
+    """An object of that dataclass; every field is known, of its type, and no number is negative."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{source!r} is {value!r}.", hint="docs/estimate.md shows what belongs there.")
+    types = get_type_hints(kind)
+    unknown = next((key for key in value if key not in types), None)
+    if unknown is not None:
+        raise UsageError(
+            f"{source!r} has an unknown field {unknown!r}.", hint=f"known are {', '.join(types)}."
+        )
+    for key, each in value.items():
+        if types[key] is int and (not isinstance(each, int) or isinstance(each, bool) or each < 0):
+            raise UsageError(f"{key} of {source!r} is {each!r}.", hint="it is a whole number.")
+        if types[key] is bool and not isinstance(each, bool):
+            raise UsageError(f"{key} of {source!r} is {each!r}.", hint="it is true or false.")
+    for key in ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "num_experts"):
+        if value.get(key) == 0:
+            raise UsageError(f"{key} of {source!r} is 0.", hint="it is at least 1.")
+    missing = [
+        f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING and f.name not in value
+    ]
+    if missing:
+        raise UsageError(
+            f"{source!r} does not say {missing[0]}.", hint="docs/estimate.md shows what is needed."
+        )
+    return kind(**value)

@@ -1,0 +1,80 @@
+"""What is read from a config.json has as many parameters as the model that transformers builds from it."""
+
+import json
+
+import pytest
+
+from memadvisor.architectures.hugging_face import _READERS, architecture_from_config
+from memadvisor.errors import UsageError
+
+_TINY = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "intermediate_size": 112,
+}
+_GROUPED = {"num_key_value_heads": 2}
+_WIDE_HEADS = {"num_key_value_heads": 1, "head_dim": 24}
+_SPARSE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
+_LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4,
+           "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **_SPARSE}  # fmt: skip
+_MORE = {
+    "llama": {**_GROUPED, "attention_bias": True, "mlp_bias": True},
+    "mixtral": {**_GROUPED, "num_local_experts": 4},
+    "qwen2": _GROUPED,
+    "qwen2_moe": {**_GROUPED, "num_experts": 4, "shared_expert_intermediate_size": 40, **_SPARSE},
+    "qwen3": _WIDE_HEADS,
+    "qwen3_moe": {**_WIDE_HEADS, "num_experts": 4, **_SPARSE},
+    "gemma": _WIDE_HEADS,
+    "gemma2": _WIDE_HEADS,
+    "gemma3_text": _WIDE_HEADS,
+    "olmo2": _GROUPED,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v2": {**_LATENT, "q_lora_rank": None, "n_shared_experts": 2},
+    "deepseek_v3": {**_LATENT, "q_lora_rank": 24, "n_shared_experts": 1},
+    "mpt": {"d_model": 64, "n_layers": 3, "n_heads": 4, "intermediate_size": None},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "opt": {"ffn_dim": 112, "word_embed_proj_dim": 64, "max_position_embeddings": 32},
+    "gpt2": {"n_inner": 112, "n_positions": 32},
+    "gpt_bigcode": {"n_inner": 112, "n_positions": 32},
+    "gptj": {"n_inner": 112},
+    "starcoder2": _GROUPED,
+    "stablelm": {"use_qkv_bias": True},
+    "bloom": {"intermediate_size": None},
+}
+
+
+@pytest.mark.parametrize("kind", _READERS)
+def test_parameters_are_those_of_the_model(kind):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    fields = {
+        **_TINY,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+        **_MORE.get(kind, {}),
+    }
+    config = transformers.AutoConfig.for_model(kind, **{k: v for k, v in fields.items() if v is not None})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    expected = sum({id(each): each.numel() for each in model.parameters()}.values())
+
+    assert architecture_from_config(json.loads(config.to_json_string()), kind).num_parameters() == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"model_type": "t5"}, {"model_type": ["llama"]}, {"model_type": "llama"}, {"model_type": "llama", **_TINY, "vocab_size": "many"},
+     {"model_type": "llama", **_TINY, "num_attention_heads": 7}, {"model_type": "qwen3_moe", **_TINY, "mlp_only_layers": [1]},
+     {"model_type": "opt", **_TINY, "word_embed_proj_dim": 32, "max_position_embeddings": 8}],
+)  # fmt: skip
+def test_what_is_not_known_is_one_line(config):
+    with pytest.raises(UsageError) as caught:
+        architecture_from_config(config, "config.json")
+    assert "\n" not in caught.value.one_line()
+
+
+def test_the_language_model_inside_another_is_read():
+    config = {"model_type": "llava", "text_config": {"model_type": "llama", **_TINY}}
+    assert architecture_from_config(config, "x").ffn == 112

@@ -1,0 +1,116 @@
+"""Named models have the parameters that their publishers state; files are read whole or refused in one line."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memadvisor.architectures.load import (
+    ARCHITECTURES,
+    architecture_from_fields,
+    load_architecture,
+    named_architecture,
+)
+from memadvisor.errors import UsageError
+from tests.architectures.published_counts import ACTIVE, EXACT, ROUNDED
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_parameters_are_those_of_the_published_checkpoint(name):
+    assert load_architecture(name).num_parameters() == EXACT[name]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_parameters_are_those_that_the_paper_prints(name):
+    assert load_architecture(name).num_parameters() / 1e9 == pytest.approx(ROUNDED[name], rel=0.03)
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters_are_those_that_the_paper_prints(name):
+    """Papers leave out one of the two tables of tokens now and then."""
+    architecture = load_architecture(name)
+    table = architecture.head_parameters()
+    counts = (architecture.active_parameters(), architecture.active_parameters() - table)
+    assert min(abs(count / 1e9 / ACTIVE[name] - 1) for count in counts) < 0.03
+
+
+def test_heads_fill_what_they_should_and_no_two_models_share_a_name():
+    for each in ARCHITECTURES:
+        assert each.n_heads % each.n_kv_heads == 0, each.name
+        assert named_architecture(each.name) is each
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+        ("LLaMA 65B", "llama-65b"),
+        ("Llama-65B", "llama-65b"),
+        ("Meta-Llama-3-8B-Instruct", "llama3-8b"),
+        ("Llama-3.1-70B", "llama3-70b"),
+        ("llama3_405b", "llama3-405b"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b"),
+        ("GPT-3 175B", "gpt3-175b"),
+        ("gpt3_175b", "gpt3-175b"),
+        ("GPT-2 XL", "gpt2-xl"),
+        ("openai-community/gpt2", "gpt2"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("google/gemma-2-9b-it", "gemma2-9b"),
+        ("google/gemma-2b", "gemma-2b"),
+        ("bigscience/bloom", "bloom-176b"),
+        ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini"),
+        ("allenai/OLMo-2-1124-7B", "olmo2-7b"),
+        ("MT-NLG 530B", "megatron-530b"),
+    ],
+)
+def test_spellings(spelling, name):
+    found = named_architecture(spelling)
+    assert found is not None and found.name == name
+
+
+def test_own_fields(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        "n_layers = 2\nhidden = 64\nn_heads = 4\nvocab = 100\n[experts]\nnum_experts = 4\nexperts_per_token = 2\nexpert_ffn = 32\n"
+    )
+    found = load_architecture(str(tmp_path / "mine.toml"))
+
+    assert (found.name, found.head_dim, found.ffn, found.experts.num_experts) == ("mine", 16, 256, 4)
+
+
+def test_a_directory_with_a_config_of_hugging_face(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+              "intermediate_size": 128}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_architecture(str(tmp_path)).ffn == 128
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n_layers = 2", "n_layers = 2\nhidden = 64\nn_heads = 5\nvocab = 9", "n_layers = 0\nhidden = 64\nn_heads = 4\nvocab = 9",
+     "n_layers = 2\nhidden = 64\nn_heads = 4\nvocab = 9\ncolour = 1", "n_layers = true\nhidden = 64\nn_heads = 4\nvocab = 9",
+     "n_layers = 2\nhidden = 64\nn_heads = 4\nvocab = 9\nexperts = 3", "]["],
+)  # fmt: skip
+def test_broken_files_are_one_line(tmp_path, text):
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_architecture(str(tmp_path / "bad.toml"))
+    assert "\n" not in caught.value.one_line()
+
+
+def test_what_is_neither_a_name_nor_a_file():
+    with pytest.raises(UsageError, match=r"llama3-9b") as caught:
+        load_architecture("llama3-9b")
+    assert "llama3-8b" in caught.value.hint
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["n_layers", "hidden", "n_heads", "vocab", "ffn", "head_dim", "gated_mlp", "experts", "latent", "x"]),
+        st.one_of(st.none(), st.booleans(), st.integers(-2, 64), st.text(max_size=3), st.dictionaries(st.text(max_size=3), st.none(), max_size=1)),
+    )
+)  # fmt: skip
+def test_any_fields_give_an_architecture_or_one_line(fields):
+    with contextlib.suppress(UsageError):
+        assert architecture_from_fields(fields, "x").num_parameters() > 0
