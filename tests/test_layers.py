@@ -15,6 +15,7 @@ DATA = (
     "memadvisor.coded_states",
     "memadvisor.precision",
     "memadvisor.architecture",
+    "memadvisor.architectures",
     "memadvisor.layout",
     "memadvisor.layout_table",
     "memadvisor.software",

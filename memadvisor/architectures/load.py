@@ -137,7 +137,8 @@ def architecture_from_fields(value: Mapping[str, Any], name: str) -> Architectur
             raise UsageError(f"{n_heads} heads do not divide hidden {hidden} of {name!r}.")
         fields.setdefault("head_dim", hidden // n_heads)
         fields.setdefault("ffn", -(-8 * hidden // (3 * 256)) * 256 if gated else 4 * hidden)
-    return _checked(Architecture, fields, name)
+    architecture: Architecture = _checked(Architecture, fields, name)
+    return architecture
 
 
 def _checked(kind: type[Any], value: Any, source: str) -> Any:

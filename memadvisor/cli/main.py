@@ -18,6 +18,7 @@ COMMANDS = {
     "report": "write a run as one offline HTML file",
     "tui": "look at a run in the terminal, finished or growing",
     "advise": "rank plans that fit a memory budget",
+    "estimate": "predict memory and step time of a training layout without running it",
     "run": "apply a plan to an unchanged script, and compare prediction with measurement",
     "calibrate": "measure this machine's arithmetic and collectives",
 }

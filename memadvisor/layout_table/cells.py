@@ -9,6 +9,14 @@ from dataclasses import dataclass, field
 from memadvisor.errors import UsageError
 from memadvisor.layout_table.columns import NAMES, ORDER, plain
 
+# Beyond these a number is a slip of the pen, and would cost more memory and time than the whole table.
+_LARGEST = {
+    "n_layers": 10_000,
+    "pp": 100_000,
+    "chunks": 10_000,
+    "grad_accum": 10**7,
+    "global_batch_seqs": 10**9,
+}
 _EMPTY = ("", "-", "na", "n/a", "nan", "null")
 _YES = ("true", "yes", "on", "1", "1.0", "y", "t")
 _NO = ("false", "no", "off", "0", "0.0", "n", "f", "none")
@@ -33,8 +41,10 @@ class Cells:
             value = float(text.replace("_", ""))
         except ValueError:
             value = math.nan
-        if not (value >= 1 and value == int(value) and value < 2**62):
+        if not (1 <= value < 2**53 and value == int(value)):
             raise UsageError(f"{column} is {text!r}, which is no positive whole number.")
+        if value > _LARGEST.get(column, 2**53):
+            raise UsageError(f"{column} is {text!r}, which is beyond all that is trained.")
         return int(value)
 
     def count(self, column: str) -> int | None:

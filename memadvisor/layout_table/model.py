@@ -7,11 +7,13 @@ output projection of its own). Which one a row means: docs/layout-table.md.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 
 from memadvisor.architecture import Architecture, Experts
+from memadvisor.architectures.load import named_architecture
 from memadvisor.errors import UsageError
 from memadvisor.layout_table.cells import Cells
 
@@ -46,15 +48,28 @@ class _Shape:
 
 
 def architecture_of(cells: Cells, *, seq_len: int, tensor: int) -> Architecture:
-    """The architecture of a row that has columns of shapes. Raises UsageError for shapes that make no sense."""
+    """The architecture of a row: of its columns of shapes, else of its model's name. Raises UsageError for shapes that make
+    no sense and for names that are not known.
+    """
+    name = cells.text("model")
+    if cells.text("n_layers") is None and cells.text("hidden") is None and name is not None:
+        return _named(cells, name)
     shape = _shape(cells, seq_len, tensor)
     if shape.vocab is None:
         cells.note("no vocab: the usual one is taken")
     return _build(shape)
 
 
-def has_shape(cells: Cells) -> bool:
-    return cells.text("n_layers") is not None and cells.text("hidden") is not None
+def _named(cells: Cells, name: str) -> Architecture:
+    known = named_architecture(name)
+    if known is None:
+        raise UsageError(f"{name!r} is no known model, and n_layers and hidden are not given.")
+    vocab, tied = cells.whole("vocab"), cells.flag("tied_embeddings")
+    return dataclasses.replace(
+        known,
+        vocab=known.vocab if vocab is None else vocab,
+        tied_embeddings=known.tied_embeddings if tied is None else tied,
+    )
 
 
 @lru_cache(maxsize=512)

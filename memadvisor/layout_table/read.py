@@ -13,7 +13,7 @@ from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import TrainingStep
 from memadvisor.layout_table.cells import Cells, cells, headers
 from memadvisor.layout_table.machine import cluster_of
-from memadvisor.layout_table.model import architecture_of, has_shape
+from memadvisor.layout_table.model import architecture_of
 from memadvisor.layout_table.spread import degrees_of, step_of
 
 
@@ -78,8 +78,6 @@ def _case(row: Cells) -> LayoutCase:
     if seq_len is None:
         row.note("no seq_len: 2048 is taken")
         seq_len = 2048
-    if not has_shape(row):
-        raise UsageError("n_layers and hidden are needed, or the name of a known model alone.")
     architecture = architecture_of(row, seq_len=seq_len, tensor=degrees.tensor)
     cluster = cluster_of(row, degrees.num_ranks)
     step, is_open = step_of(row, degrees, architecture, seq_len, cluster.accelerator.name, cluster.per_node)

@@ -1,0 +1,222 @@
+"""`memadvisor estimate`: memory and step time of a layout that nobody has run, or of a table of layouts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from rich.console import Console
+
+from memadvisor.architectures.load import load_architecture
+from memadvisor.cli.estimate_table import predict_table
+from memadvisor.cli.estimate_view import estimate_to_json, print_estimate
+from memadvisor.errors import UsageError
+from memadvisor.hardware.cluster import Cluster
+from memadvisor.hardware.cluster_file import load_cluster
+from memadvisor.hardware.clusters import parse_cluster
+from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
+from memadvisor.layout_table.read import LayoutCase
+from memadvisor.layout_table.spread import SCHEDULES, is_fused
+from memadvisor.planning.predict_layouts import predict_case
+from memadvisor.software import MODERN, PRESETS, Preset, find_preset, with_optimizer, with_precision
+from memadvisor.units import parse_bytes
+
+_DEGREES = ("dp", "tp", "pp", "cp", "ep", "zero")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", metavar="NAME|FILE", help="gpt3-175b, llama3-70b ..., a config.json or a TOML file"
+    )
+    parser.add_argument("--gpus", metavar="8xH100[,nodes=4]", help="accelerators, by their data sheets")
+    parser.add_argument(
+        "--cluster", metavar="FILE.toml", help="accelerators and links from a file (docs/clusters.md)"
+    )
+    parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence")
+    parser.add_argument("--batch", type=int, metavar="N", help="sequences of a step, over all replicas")
+    _add_layout(parser.add_argument_group("layout"))
+    _add_code(parser.add_argument_group("training code"))
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="memory of an accelerator, in place of its data sheet's"
+    )
+    parser.add_argument(
+        "--table", metavar="LAYOUTS.csv", help="predict every row of a table (docs/layout-table.md)"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="where the table's predictions go")
+    parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
+
+
+def _add_layout(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dp", type=int, metavar="N", help="replicas (default: what the others leave)")
+    group.add_argument("--tp", type=int, metavar="N", help="tensor parallel ranks")
+    group.add_argument("--pp", type=int, metavar="N", help="pipeline stages")
+    group.add_argument("--cp", type=int, metavar="N", help="context parallel ranks")
+    group.add_argument("--ep", type=int, metavar="N", help="expert parallel ranks")
+    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
+    group.add_argument(
+        "--shard", type=int, metavar="N", help="replicas among which ZeRO shards (default: all)"
+    )
+    group.add_argument(
+        "--micro-batch", type=int, metavar="N", help="sequences (default: the fastest that fits)"
+    )
+    group.add_argument(
+        "--recompute", choices=RECOMPUTE, default="none", help="what the backward computes again"
+    )
+    group.add_argument("--schedule", choices=tuple(SCHEDULES), metavar="NAME", help=f"{', '.join(SCHEDULES)}")
+    group.add_argument("--chunks", type=int, metavar="N", help="parts of the model on each pipeline rank")
+    group.add_argument(
+        "--sequence-parallel",
+        action=argparse.BooleanOptionalAction,
+        help="with --tp (default: as the code does)",
+    )
+    group.add_argument(
+        "--context-kind", choices=("ring", "ulysses"), default="ring", help="how --cp shares attention"
+    )
+    group.add_argument("--offload-optimizer", action="store_true", help="optimizer state on the host")
+    group.add_argument("--offload-parameters", action="store_true", help="parameters on the host")
+    group.add_argument(
+        "--offload-activations", type=float, default=0.0, metavar="SHARE", help="0 to 1, on the host"
+    )
+
+
+def _add_code(group: argparse._ArgumentGroup) -> None:
+    names = ", ".join(preset.names[0] for preset in PRESETS)
+    group.add_argument("--framework", metavar="NAME", help=f"whose habits: {names}")
+    group.add_argument("--precision", metavar="NAME", help="bf16, fp16, fp8, tf32, fp32")
+    group.add_argument("--attention", metavar="NAME", help="flash or unfused")
+    group.add_argument("--optimizer", metavar="NAME", help="adamw, adam8bit, sgd, momentum, lion, muon")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code 0 where the layout fits (or a table was written), 1 where it does not."""
+    if arguments.table is not None:
+        if arguments.output is None:
+            raise UsageError("--table needs a file for its predictions.", hint="add -o PREDICTED.csv.")
+        predict_table(arguments.table, arguments.output)
+        return 0
+    if arguments.output is not None:
+        raise UsageError("-o goes with --table alone.", hint="leave it out, or add --json and redirect.")
+    case = _case(arguments)
+    prediction = predict_case(case)
+    if arguments.json:
+        print(json.dumps(estimate_to_json(case, prediction), indent=1))
+    else:
+        print_estimate(case, prediction, Console())
+    return 0 if prediction.estimate.fits else 1
+
+
+def _case(arguments: argparse.Namespace) -> LayoutCase:
+    for option in ("model", "seq"):
+        if getattr(arguments, option) is None:
+            raise UsageError(
+                f"--{option} is missing.", hint="--model, --gpus and --seq are needed, or --table."
+            )
+    architecture = load_architecture(arguments.model)
+    cluster = _cluster(arguments)
+    # The search over layouts belongs here: nothing of the layout named, many accelerators.
+    if cluster.num_accelerators > 1 and all(getattr(arguments, name) is None for name in _DEGREES):
+        raise UsageError(
+            f"no layout is named for {cluster.num_accelerators} accelerators.",
+            hint="say how they share the work: --tp N --pp N --cp N --zero STAGE; --dp follows.",
+        )
+    preset, software = _software(arguments)
+    layout, is_open = _layout(arguments, cluster.num_accelerators, preset, architecture.n_layers)
+    step = TrainingStep(layout=layout, seq_len=_positive("seq", arguments.seq), software=software)
+    return LayoutCase(architecture=architecture, step=step, cluster=cluster, micro_batch_is_open=is_open)
+
+
+def _cluster(arguments: argparse.Namespace) -> Cluster:
+    if (arguments.gpus is None) == (arguments.cluster is None):
+        raise UsageError(
+            "--gpus or --cluster is needed, and not both.", hint="for example --gpus 8xH100,nodes=4."
+        )
+    cluster = parse_cluster(arguments.gpus) if arguments.cluster is None else load_cluster(arguments.cluster)
+    if arguments.memory is None:
+        return cluster
+    accelerator = dataclasses.replace(cluster.accelerator, memory_bytes=parse_bytes(arguments.memory))
+    return dataclasses.replace(cluster, accelerator=accelerator)
+
+
+def _software(arguments: argparse.Namespace) -> tuple[Preset, Software]:
+    preset = MODERN
+    if arguments.framework is not None:
+        found = find_preset(arguments.framework)
+        if found is None:
+            names = ", ".join(each.names[0] for each in PRESETS)
+            raise UsageError(f"{arguments.framework!r} is no known framework.", hint=f"known are {names}.")
+        preset = found
+    software = preset.software
+    if arguments.precision is not None:
+        software = with_precision(software, arguments.precision)
+    if arguments.attention is not None:
+        software = dataclasses.replace(software, fused_attention=is_fused(arguments.attention))
+    if arguments.optimizer is not None:
+        software = with_optimizer(software, arguments.optimizer)
+    return preset, software
+
+
+def _layout(arguments: argparse.Namespace, ranks: int, preset: Preset, n_layers: int) -> tuple[Layout, bool]:
+    """The layout, and whether its micro-batch size is open."""
+    tensor, pipeline, context, expert = (_degree(arguments, name) for name in ("tp", "pp", "cp", "ep"))
+    inner = tensor * pipeline * context
+    if ranks % inner:
+        raise UsageError(
+            f"--tp {tensor} x --pp {pipeline} x --cp {context} does not divide {ranks} accelerators.",
+            hint="their product divides the number of accelerators.",
+        )
+    data = ranks // inner if arguments.dp is None else _positive("dp", arguments.dp)
+    size, count, is_open = _batch(arguments, data)
+    schedule = arguments.schedule or ("interleaved" if (arguments.chunks or 1) > 1 else "1f1b")
+    chunks = arguments.chunks
+    if chunks is None:
+        looped = schedule in ("interleaved", "breadth-first")
+        chunks = max(1, n_layers // pipeline) if looped else 2 if schedule in ("zb-v", "dualpipe") else 1
+    sequence_parallel = arguments.sequence_parallel
+    layout = Layout(
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=expert,
+        zero_stage=preset.zero_stage if arguments.zero is None else arguments.zero,
+        shard=arguments.shard,
+        chunks=chunks if pipeline > 1 else 1,
+        schedule=schedule if pipeline > 1 else "1f1b",
+        sequence_parallel=tensor > 1
+        and (preset.sequence_parallel if sequence_parallel is None else sequence_parallel),
+        context_kind=arguments.context_kind,
+        micro_batch_size=size,
+        num_microbatches=count,
+        recompute=arguments.recompute,
+        offload_optimizer=arguments.offload_optimizer,
+        offload_parameters=arguments.offload_parameters,
+        offload_activations=arguments.offload_activations,
+    )
+    return layout, is_open
+
+
+def _batch(arguments: argparse.Namespace, data: int) -> tuple[int, int, bool]:
+    """Micro-batch size, number of microbatches, and whether the first is open."""
+    size = None if arguments.micro_batch is None else _positive("micro-batch", arguments.micro_batch)
+    if arguments.batch is None:
+        return size or 1, _degree(arguments, "pp"), False
+    whole = data * (size or 1)
+    if _positive("batch", arguments.batch) % whole:
+        raise UsageError(
+            f"--batch {arguments.batch} is no multiple of {data} replicas"
+            + (f" x micro-batch {size}." if size is not None else "."),
+            hint=f"it is a multiple of {whole}.",
+        )
+    return size or 1, arguments.batch // whole, size is None
+
+
+def _degree(arguments: argparse.Namespace, name: str) -> int:
+    value = getattr(arguments, name)
+    return 1 if value is None else _positive(name, value)
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1 or value > 2**40:
+        raise UsageError(f"--{name} is {value}.", hint="it is at least 1.")
+    return value

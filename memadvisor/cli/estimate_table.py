@@ -1,0 +1,63 @@
+"""`memadvisor estimate --table`: one predicted row for each row of a CSV file of layouts (docs/layout-table.md)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+
+from memadvisor.cli.estimate_view import COMPONENTS
+from memadvisor.errors import UsageError
+from memadvisor.layout_table.read import read_layout_table
+from memadvisor.planning.predict_layouts import RowPrediction, predict_row
+from memadvisor.run.files import write_private_file
+
+ANSWERS = ("step_time_s", "peak_memory_bytes", "fits", "p_oom", "mfu", "hfu")
+
+
+def predict_table(path: str, output: str) -> None:
+    """Read, predict, write whole or not at all. Raises UsageError where a file cannot be read or written."""
+    predictions = [predict_row(row) for row in read_layout_table(path)]
+    try:
+        write_private_file(Path(output), table_text(predictions))
+    except OSError as error:
+        raise UsageError(
+            f"{output!r} cannot be written: {error.strerror}.", hint="name a file in a writable directory."
+        ) from error
+    failed = sum(each.prediction is None for each in predictions)
+    what = (
+        f"{len(predictions)} rows, {failed} of them with an error" if failed else f"{len(predictions)} rows"
+    )
+    print(f"memadvisor estimate: {what}, written to {output}", file=sys.stderr)
+
+
+def table_text(predictions: list[RowPrediction]) -> str:
+    """CSV: the answers, then times and memory of the worst stage by component, then note and error."""
+    times: dict[str, None] = {}
+    for each in predictions:
+        if each.prediction is not None:
+            times.update(dict.fromkeys(each.prediction.estimate.time_s))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    memory = tuple(f"memory_{component}" for component in COMPONENTS)
+    writer.writerow((*ANSWERS, *(f"time_{name}_s" for name in times), *memory, "note", "error"))
+    for each in predictions:
+        writer.writerow((*_numbers(each, tuple(times)), "; ".join(each.notes), each.error or ""))
+    return text.getvalue()
+
+
+def _numbers(row: RowPrediction, times: tuple[str, ...]) -> list[str]:
+    if row.prediction is None:
+        return [""] * (len(ANSWERS) + len(times) + len(COMPONENTS))
+    estimate = row.prediction.estimate
+    return [
+        f"{estimate.step_time_s:.6g}",
+        f"{estimate.peak_memory_bytes:.0f}",
+        "true" if estimate.fits else "false",
+        f"{estimate.p_oom:.4g}",
+        f"{estimate.mfu:.4g}",
+        f"{estimate.hfu:.4g}",
+        *(f"{estimate.time_s.get(name, 0.0):.6g}" for name in times),
+        *(f"{getattr(estimate.worst, component):.0f}" for component in COMPONENTS),
+    ]

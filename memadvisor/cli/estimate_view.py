@@ -1,0 +1,180 @@
+"""How `memadvisor estimate` shows a prediction: a few lines and two small tables, or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memadvisor.cost.layouts.estimate import StepEstimate
+from memadvisor.cost.layouts.memory import StageMemory
+from memadvisor.hardware.cluster import Cluster, Link
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.layout_table.read import LayoutCase
+from memadvisor.planning.predict_layouts import LayoutPrediction
+from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
+
+COMPONENTS = tuple(field.name for field in dataclasses.fields(StageMemory))
+
+
+def print_estimate(case: LayoutCase, prediction: LayoutPrediction, console: Console) -> None:
+    """Everything that it says is predicted from data sheets (or the hardware file) and says so."""
+    step, estimate = prediction.step, prediction.estimate
+    for line in _head(case, step) + _answer(step, estimate):
+        console.print(Text(line), soft_wrap=True)
+    console.print(_memory_table(step.layout, estimate))
+    console.print(_time_table(estimate))
+
+
+def _head(case: LayoutCase, step: TrainingStep) -> list[str]:
+    model, cluster = case.architecture, case.cluster
+    size = f"{format_count(model.num_parameters())} parameters"
+    if model.experts is not None:
+        size += f" ({format_count(model.active_parameters())} active)"
+    return [
+        f"model      {model.name}: {size}; {step.seq_len} tokens x {step.global_batch_sequences} sequences a step",
+        f"cluster    {_cluster_words(cluster)}",
+        f"layout     {layout_words(step.layout)}; {step.software.compute_dtype}, {step.software.name} code"
+        + ("; micro-batch chosen" if case.micro_batch_is_open else ""),
+    ]
+
+
+def _cluster_words(cluster: Cluster) -> str:
+    hardware = cluster.accelerator
+    words = f"{cluster.num_accelerators} x {hardware.name} ({hardware.kind} rates)"
+    if cluster.num_nodes > 1:
+        words += f" in {cluster.num_nodes} nodes"
+    for where, link in (("inside", cluster.inside), ("across", cluster.across)):
+        if link is not None:
+            words += f"; {where} {link.kind} {format_count(link.bytes_per_s, 'B/s')}"
+    if cluster.across is not None:
+        words += f" each ({cluster.across.source.split(':')[0]})"
+    return words
+
+
+def layout_words(layout: Layout) -> str:
+    """`dp 4 x tp 2 x pp 2, ZeRO 1, ...`, without what is not used."""
+    degrees = [("dp", layout.data), ("tp", layout.tensor), ("pp", layout.pipeline), ("cp", layout.context)]
+    words = [" x ".join(f"{name} {size}" for name, size in degrees if size > 1 or name == "dp")]
+    if layout.expert > 1:
+        words.append(f"ep {layout.expert}")
+    if layout.zero_stage:
+        shard = "" if layout.shard is None else f" in groups of {layout.shard}"
+        words.append(f"ZeRO {layout.zero_stage}{shard}")
+    words.append(f"{layout.num_microbatches} microbatches of {layout.micro_batch_size}")
+    if layout.pipeline > 1:
+        words.append(layout.schedule + (f" of {layout.chunks} chunks" if layout.chunks > 1 else ""))
+    if layout.sequence_parallel:
+        words.append("sequence parallel")
+    words.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
+    offloaded = [
+        name
+        for name, on in (("optimizer", layout.offload_optimizer), ("parameters", layout.offload_parameters))
+        if on
+    ]
+    if layout.offload_activations:
+        offloaded.append(f"{layout.offload_activations:.0%} of activations")
+    if offloaded:
+        words.append(f"on the host: {', '.join(offloaded)}")
+    return ", ".join(words)
+
+
+def _answer(step: TrainingStep, estimate: StepEstimate) -> list[str]:
+    rate = step.tokens / estimate.step_time_s
+    verdict = "fits" if estimate.fits else "does not fit"
+    worst = format_bytes(estimate.worst.total_bytes)
+    return [
+        f"predicted  step {format_seconds(estimate.step_time_s)}, {format_count(rate)} tokens/s "
+        f"({format_count(rate / step.layout.num_ranks)} each); MFU {format_fraction(estimate.mfu)}, "
+        f"HFU {format_fraction(estimate.hfu)}",
+        f"predicted  {verdict}: {worst} of {format_bytes(estimate.memory_bytes)} on the fullest rank, "
+        f"{format_fraction(estimate.p_oom)} chance of running out",
+    ]
+
+
+def _memory_table(layout: Layout, estimate: StepEstimate) -> Table:
+    stages = {"a rank": estimate.worst}
+    if layout.pipeline > 1:
+        stages = {"first stage": estimate.first, "last stage": estimate.last, "worst stage": estimate.worst}
+    table = Table(title="Predicted memory", title_justify="left", show_footer=True)
+    table.add_column("", footer="sum")
+    for name, memory in stages.items():
+        table.add_column(name, justify="right", footer=format_bytes(memory.total_bytes))
+    for component in COMPONENTS:
+        values = [getattr(memory, component) for memory in stages.values()]
+        if any(values):
+            table.add_row(
+                component.removesuffix("_bytes").replace("_", " "), *(format_bytes(value) for value in values)
+            )
+    return table
+
+
+def _time_table(estimate: StepEstimate) -> Table:
+    table = Table(title="Predicted time of a step", title_justify="left", show_footer=True)
+    table.add_column("", footer="sum")
+    table.add_column("time", justify="right", footer=format_seconds(estimate.step_time_s))
+    table.add_column("share", justify="right", footer="100.0 %")
+    for component, duration_s in estimate.time_s.items():
+        if duration_s:
+            share = format_fraction(duration_s / estimate.step_time_s)
+            table.add_row(component.replace("_", " "), format_seconds(duration_s), share)
+    return table
+
+
+def estimate_to_json(case: LayoutCase, prediction: LayoutPrediction) -> dict[str, Any]:
+    """The stable JSON of docs/json.md. Every figure is predicted, but for `cluster` and `model`."""
+    step, estimate, model = prediction.step, prediction.estimate, case.architecture
+    return {
+        "format": 1,
+        "model": {
+            "name": model.name,
+            "num_params": model.num_parameters(),
+            "num_active_params": model.active_parameters(),
+        },
+        "cluster": _cluster_to_json(case.cluster),
+        "layout": dataclasses.asdict(step.layout),
+        "software": dataclasses.asdict(step.software),
+        "seq_len": step.seq_len,
+        "global_batch_seqs": step.global_batch_sequences,
+        "predicted": {
+            "step_time_s": estimate.step_time_s,
+            "tokens_per_s": step.tokens / estimate.step_time_s,
+            "mfu": estimate.mfu,
+            "hfu": estimate.hfu,
+            "peak_memory_bytes": round(estimate.peak_memory_bytes),
+            "total_memory_bytes": round(estimate.worst.total_bytes),
+            "budget_bytes": estimate.memory_bytes,
+            "fits": estimate.fits,
+            "p_oom": estimate.p_oom,
+            "time_s": dict(estimate.time_s),
+            "memory_bytes": {
+                name: {part.removesuffix("_bytes"): round(getattr(stage, part)) for part in COMPONENTS}
+                for name, stage in (
+                    ("first", estimate.first),
+                    ("last", estimate.last),
+                    ("worst", estimate.worst),
+                )
+            },
+        },
+    }
+
+
+def _cluster_to_json(cluster: Cluster) -> dict[str, Any]:
+    hardware = cluster.accelerator
+
+    def link(tier: Link | None) -> dict[str, Any] | None:
+        return None if tier is None else dataclasses.asdict(tier)
+
+    return {
+        "accelerator": hardware.name,
+        "kind": hardware.kind,
+        "source": hardware.source,
+        "num_nodes": cluster.num_nodes,
+        "per_node": cluster.per_node,
+        "inside": link(cluster.inside),
+        "across": link(cluster.across),
+        "host": link(cluster.host),
+    }

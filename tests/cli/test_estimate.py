@@ -1,0 +1,117 @@
+"""`memadvisor estimate` answers for one layout and for tables; a mistake is one line and exit code 2."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+from memadvisor.cli.main import main
+
+LAYOUT = [
+    "estimate",
+    "--model",
+    "llama3-8b",
+    "--gpus",
+    "8xH100,nodes=2",
+    "--seq",
+    "4096",
+    "--batch",
+    "64",
+    "--tp",
+    "8",
+    "--zero",
+    "1",
+]
+TABLE = (
+    "model,gpu,n_gpus,tp,pp,dp,seq_len,micro_batch_size,global_batch_seqs,act_ckpt,zero_stage\n"
+    "llama3-8b,H100-80GB-SXM,8,8,1,1,4096,1,16,none,0\n"
+    "llama3-8b,H100-80GB-SXM,8,8,1,2,4096,1,16,none,0\n"
+    "no such model,H100-80GB-SXM,8,8,1,1,4096,1,16,none,0\n"
+    "llama3-8b,A100_80GB,16,8,2,1,4096,,16,full,1\n"
+)
+
+
+def test_one_layout_in_words(capsys):
+    assert main(LAYOUT) == 0
+    said = capsys.readouterr().out
+
+    assert "8.03 G parameters" in said and "DGX H100" in said and "datasheet" in said
+    assert "dp 2 x tp 8, ZeRO 1" in said
+    assert said.count("predicted") >= 2 and "Predicted memory" in said and "fits" in said
+
+
+def test_one_layout_as_json(capsys):
+    assert main([*LAYOUT, "--micro-batch", "4", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    predicted = said["predicted"]
+
+    assert said["layout"]["micro_batch_size"] == 4 and said["global_batch_seqs"] == 64
+    assert sum(predicted["time_s"].values()) == pytest.approx(predicted["step_time_s"])
+    worst = predicted["memory_bytes"]["worst"]
+    assert sum(worst.values()) == pytest.approx(predicted["total_memory_bytes"], abs=len(worst))
+    assert said["cluster"]["across"]["bytes_per_s"] == 50e9
+
+
+def test_a_layout_that_does_not_fit_ends_with_1(capsys):
+    assert main([*LAYOUT, "--memory", "8GiB"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_table(tmp_path, capsys):
+    (tmp_path / "layouts.csv").write_text(TABLE)
+    assert main(["estimate", "--table", str(tmp_path / "layouts.csv"), "-o", str(tmp_path / "out.csv")]) == 0
+    assert "4 rows, 2 of them with an error" in capsys.readouterr().err
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+
+    assert [bool(row["error"]) for row in rows] == [False, True, True, False]
+    assert rows[1]["step_time_s"] == rows[1]["fits"] == rows[2]["memory_parameter_bytes"] == ""
+    for row in (rows[0], rows[3]):
+        assert row["fits"] in ("true", "false") and 0 < float(row["mfu"]) < 1
+        times = [float(value) for name, value in row.items() if name.startswith("time_")]
+        assert sum(times) == pytest.approx(float(row["step_time_s"]), rel=1e-4)
+        memory = {name: float(value) for name, value in row.items() if name.startswith("memory_")}
+        peak = sum(memory.values()) - memory["memory_context_bytes"]
+        assert peak == pytest.approx(float(row["peak_memory_bytes"]), abs=10)
+    assert "micro_batch_size" in rows[3]["note"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gpus", "8xH100"],
+        ["--model", "llama3-8b", "--seq", "128"],
+        ["--model", "llama3-8b", "--seq", "128", "--gpus", "8xH100"],
+        ["--model", "llama9", "--seq", "128", "--gpus", "8xH100", "--tp", "8"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "8xH100", "--tp", "3"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "8xH100", "--dp", "4"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "8xH100", "--tp", "0"],
+        ["--model", "gpt2", "--seq", "-1", "--gpus", "H100"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "8xH100", "--dp", "8", "--batch", "12"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--precision", "int1"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--framework", "none such"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--offload-activations", "2"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "-o", "x"],
+        ["--table", "missing.csv", "-o", "out.csv"],
+        ["--table", "missing.csv"],
+        ["--model", "gpt2", "--seq", "128", "--cluster", "missing.toml"],
+    ],
+)
+def test_a_mistake_is_one_line(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["estimate", *words]) == 2
+    said = capsys.readouterr()
+
+    assert said.out == "" and said.err.startswith("memadvisor estimate: ") and said.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_neither_torch_nor_pandas_is_imported():
+    """A thousand rows take less than the import of either."""
+    program = (
+        "import sys; from memadvisor.cli.main import main;"
+        f"main({LAYOUT!r}); print(sorted({{'torch', 'pandas', 'plotly', 'scipy'}} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stderr.strip() == "[]"
