@@ -66,9 +66,8 @@ class EngineMemory:
         self.num_ranks = schedule.shard_ranks  # that share what is sharded
         self.stages = {u.name: u.zero_stage if self.num_ranks > 1 else 0 for u in schedule.units}
         # One rank, recorded as one rank: nothing of ours touches the states, so they are replayed.
-        self.replays = self.num_ranks == 1 and step.world_size == 1 and step.repeats == 1
         self._away = schedule.offloaded_states  # units whose optimizer state is fetched for their update
-        self.replays &= not self._away
+        self.replays = self.num_ranks == step.world_size == step.repeats == 1 and not self._away
         if schedule.precision != step.precision:
             raise AssertionError("a step is played in the precision that it was cut for")
         self._precision = precision = schedule.precision
@@ -232,14 +231,15 @@ class EngineMemory:
             return "passing_gradients"
         return "own_gradients" if self.num_ranks == 1 else "collected_gradients"
 
-    def enter(self, segment: Segment) -> None:
-        """Gradients of the step before are gone when the captured ones were; the engine looks in a forward."""
+    def enter(self, segment: Segment, *, is_again: bool = False) -> None:
+        """Gradients of the step before are gone when the captured ones were; the engine looks in a forward. `is_again`: a
+        micro-batch is played again, and adds to those of the time before."""
         self._is_stepping = self._fetched.is_there = segment.phase == "optimizer"
         # One rank drops them where the script does, which cannot be seen in a micro-batch that is played again.
         looks = (self.num_ranks == 1 and self.step.repeats == 1) or segment.phase == (
             "outside" if self.num_ranks == 1 else "forward"
         )
-        if looks and not segment.captured.start.get("gradient"):
+        if looks and not is_again and not segment.captured.start.get("gradient"):
             self._buffers.clear()
             self._shards.clear()
 

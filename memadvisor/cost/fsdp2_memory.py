@@ -107,9 +107,9 @@ class Fsdp2Memory:
     def view(self, segment: Segment) -> View:
         return "own_gradients"
 
-    def enter(self, segment: Segment) -> None:
-        """Gradients of the step before are gone when the captured ones were."""
-        if not segment.captured.start.get("gradient"):
+    def enter(self, segment: Segment, *, is_again: bool = False) -> None:
+        """Gradients of the step before are gone when the captured ones were, and those of this one are kept."""
+        if not is_again and not segment.captured.start.get("gradient"):
             self._shards.clear()
 
     def leave(self, segment: Segment) -> None:

@@ -138,8 +138,8 @@ class _Player:
 
     def play(self) -> Simulation:
         self._carry_over()
-        for position, is_last in _play_order(self.step):
-            self._segment(position, is_last)
+        for position, is_last, is_again in _play_order(self.step):
+            self._segment(position, is_last, is_again)
         self._end_backward(len(self.step.segments) - 1, True)
         return Simulation(
             step_time_s=self.lanes.compute_s,
@@ -159,7 +159,7 @@ class _Player:
                 if message is not None:
                     self._queue(action, message)
 
-    def _segment(self, position: int, is_last: bool) -> None:
+    def _segment(self, position: int, is_last: bool, is_again: bool) -> None:
         segment, place = self.step.segments[position], place_of(self.step.segments[position])
         enters, leaves = self.step.edges[position]
         passing = _PASSES.get(segment.phase, "")
@@ -169,7 +169,7 @@ class _Player:
             self._turn(position, passing, is_last)
         if enters:
             self._actions(_POINTS[segment.phase][0], position, is_last)
-        self.engine.enter(segment)
+        self.engine.enter(segment, is_again=is_again)
         self._tell_states()
         view = self.engine.view(segment)
         if enters and segment.phase == "backward" and segment.unit in self.stretches:
@@ -380,15 +380,15 @@ def place_of(segment: Segment) -> str:
     return f"{segment.phase} of {segment.unit or 'the model itself'}"
 
 
-def _play_order(step: CapturedStep) -> Iterator[tuple[int, bool]]:
-    """Positions in order of execution, each micro-batch `repeats` times; with each, whether it is of the last."""
+def _play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
+    """Positions in order, each micro-batch `repeats` times; whether it is of the last, and was played before."""
     blocks = dict.fromkeys(s.micro_batch for s in step.segments if s.micro_batch is not None)
     last = next(reversed(blocks), None)
     position = 0
     while position < len(step.segments):
         micro_batch = step.segments[position].micro_batch
         if micro_batch is None:
-            yield position, False
+            yield position, False, False
             position += 1
             continue
         end = position
@@ -396,5 +396,5 @@ def _play_order(step: CapturedStep) -> Iterator[tuple[int, bool]]:
             end += 1
         for repeat in range(step.repeats):
             for inside in range(position, end):
-                yield inside, micro_batch == last and repeat == step.repeats - 1
+                yield inside, micro_batch == last and repeat == step.repeats - 1, repeat > 0
         position = end

@@ -66,6 +66,22 @@ def test_each_stage_holds_no_more_states_than_the_one_before(ranks, batches):
     assert peaks == sorted(peaks, reverse=True)
 
 
+@pytest.mark.parametrize("stage", range(4))
+def test_a_micro_batch_that_is_split_finds_the_gradients_of_its_first_half(stage):
+    """In the forward of its second half, as in that of a second micro-batch that was recorded."""
+    split = captured_step(make_run(num_micro_batches=1), micro_batch_divisor=2)
+    two = captured_step(make_run(num_micro_batches=2))
+
+    def gradients(step):
+        moments = play(step, ranks=2, stage=stage).moments
+        found = [
+            m.by_category_bytes.get("gradient", 0) for m in moments if m.position == "forward of blocks.0"
+        ]
+        return found[-1]
+
+    assert gradients(split) == gradients(two) > 0
+
+
 def test_states_at_the_optimizer_step_are_the_formulas_of_zero():
     """fp32 Adam: 16P, 8P + 8P/n, 4P + 12P/n, 16P/n, and 4 bytes of counter for each of 14 tensors."""
     step = captured_step(make_run())
