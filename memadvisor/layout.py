@@ -22,7 +22,9 @@ class Software:
     gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's activation and
     product are one kernel that keeps its inputs alone. `overlap_reduce`, `overlap_gather`: gradients are reduced under
     the backward, parameters gathered under the computation. `balanced_stages`: pipeline stages are cut by cost, the head
-    counted, in place of by equal numbers of layers.
+    counted, in place of by equal numbers of layers. `bucket_bytes`: how much of gradients (of parameters, where they are
+    gathered once a step) goes in one collective. `pipelined_call_s`: what a collective of tensor parallelism costs the host
+    more, for each of its ranks, while a pipeline's messages cross nodes.
     """
 
     name: str = "default"
@@ -37,6 +39,8 @@ class Software:
     overlap_gather: bool = True
     dropout: bool = False
     balanced_stages: bool = True
+    bucket_bytes: float = 100e6
+    pipelined_call_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,13 @@ MODERN = Preset(
     names=("default", "modern", "megatron-core", "mcore", "nemo", "megatron-kwai"),
 )
 NANOTRON = Preset(
-    software=Software(name="nanotron", fused_mlp=False),
-    meaning="bf16 with gradients summed in fp32, fused attention, the gate of the MLP in separate kernels",
-    source="https://github.com/huggingface/nanotron, src/nanotron/optim/gradient_accumulator.py and nn/activations.py",
+    software=Software(
+        name="nanotron", fused_mlp=False, overlap_gather=False, bucket_bytes=25e6, pipelined_call_s=0.3e-3
+    ),
+    meaning="bf16 with gradients summed in fp32, fused attention, the gate of the MLP in separate kernels; updated "
+    "parameters gathered before the next step begins; hosts held up by a pipeline between nodes",
+    source="https://github.com/huggingface/nanotron, src/nanotron/optim/gradient_accumulator.py and nn/activations.py; "
+    "the hosts' delay is fitted to its published sweep of layouts",
     names=("nanotron", "picotron"),
 )
 MEGATRON_2021 = Preset(
@@ -45,6 +49,7 @@ MEGATRON_2021 = Preset(
         overlap_reduce=False,
         overlap_gather=False,
         dropout=True,
+        balanced_stages=False,
     ),
     meaning="Megatron-LM before FlashAttention: scores in memory, dropout, gradients in fp32 buffers that are reduced "
     "after the backward; 18 B a parameter",
@@ -105,6 +110,19 @@ def find_preset(name: str) -> Preset | None:
     """The trainer of that name, in any spelling; None for one that is not known."""
     wanted = _plain(name)
     return next((preset for preset in PRESETS if wanted in map(_plain, preset.names)), None)
+
+
+def preset_named_in(text: str) -> Preset | None:
+    """The trainer that a source names, a link to its repository for one; the longest name counts. None without any.
+
+    Names of plain data parallelism are those of whole projects, which say little of who trained.
+    """
+    words = text.lower()
+    trainers = [preset for preset in PRESETS if preset is not DDP]
+    found = [
+        (len(name), preset) for preset in trainers for name in preset.names if len(name) > 7 and name in words
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def with_precision(software: Software, precision: str) -> Software:

@@ -9,6 +9,7 @@ from memadvisor.software import (
     MEGATRON_2021,
     PRESETS,
     find_preset,
+    preset_named_in,
     with_optimizer,
     with_precision,
 )
@@ -49,3 +50,13 @@ def test_words_that_are_no_precision_or_optimizer():
         with_precision(DDP.software, "int2")
     with pytest.raises(UsageError):
         with_optimizer(DDP.software, "magic")
+
+
+def test_a_source_names_the_trainer_that_ran():
+    named = preset_named_in("huggingface.co/spaces/nanotron/ultrascale-playbook fragments/benchmarks.html")
+    assert named is not None and named.software.name == "nanotron"
+    assert preset_named_in("arXiv:2104.04473 table 1") is None
+    deepspeed = preset_named_in("https://github.com/microsoft/Megatron-DeepSpeed")
+    assert (
+        deepspeed is not None and deepspeed.software.name == "megatron-deepspeed"
+    )  # the longest name counts

@@ -17,6 +17,7 @@ from memadvisor.software import (
     MODERN,
     Preset,
     find_preset,
+    preset_named_in,
     with_optimizer,
     with_precision,
 )
@@ -197,6 +198,9 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
         return LLM_FOUNDRY
     if cells.text("strategy") is not None:
         return FSDP
+    named = preset_named_in(cells.text("source") or "")
+    if named is not None and not (named is MEGATRON_2021 and not gpu.startswith(_WITHOUT_FLASH)):
+        return named
     if not architecture.gated_mlp and gpu.startswith(_WITHOUT_FLASH):
         return MEGATRON_2021
     return MODERN

@@ -13,36 +13,43 @@ from dataclasses import dataclass
 class Coefficients:
     """`matmul_share`: of the peak that a large product reaches (it is power that limits, the more so the newer the card:
     `matmul_share_fast` is that of cards above `fast_flops_per_s`). `matmul_fixed_s`: what a product takes beyond its
-    arithmetic (filling and draining of tiles, of whose last wave a part idles). `attention_share`: of a fused attention's
-    arithmetic; its backward reaches `attention_backward_share` of that. `bandwidth_share`: of a kernel that streams.
+    arithmetic (filling and draining of tiles, of whose last wave a part idles). `attention_share`: what a fused attention reaches of a large
+    product's rate; its backward reaches `attention_backward_share` of that. `bandwidth_share`: of a kernel that streams.
     `kernel_s`: the least time between two kernels.
 
     `host_forward_s`, `host_backward_s`: what the host takes to launch a layer; a device cannot be faster. `host_call_s`:
     for one collective more.
-    `inside_share`, `across_share`: of a link's rate in large collectives. `inside_alpha_s`, `across_alpha_s`: of a message.
+    `inside_share`, `across_share`: of a link's rate in large collectives. `collective_s`: what a collective takes
+    before anything moves; `inside_alpha_s`, `across_alpha_s`: of each of its messages on the way.
     `overlap_slowdown`: by how much computation is slower while collectives go on.
+
+    `state_share`, `activation_share`: what the caching allocator holds of them, of their own bytes (fragments, and copies
+    that operators make); `allocator_fixed_bytes`: workspaces and its smallest blocks. `context_bytes`: of driver and
+    communicators, beside the allocator. `memory_sigma`: standard deviation of the logarithm of measured over predicted peaks.
     """
 
-    matmul_share: float = 0.85
-    matmul_share_fast: float = 0.70
+    matmul_share: float = 0.788
+    matmul_share_fast: float = 0.55
     fast_flops_per_s: float = 500e12
-    matmul_fixed_s: float = 10e-6
-    attention_share: float = 0.5
-    attention_backward_share: float = 0.8
-    bandwidth_share: float = 0.8
+    matmul_fixed_s: float = 2.5e-05
+    attention_share: float = 0.571
+    attention_backward_share: float = 0.515
+    bandwidth_share: float = 0.747
     kernel_s: float = 4e-6
-    host_forward_s: float = 0.8e-3
-    host_backward_s: float = 1.6e-3
-    host_call_s: float = 0.1e-3
-    inside_share: float = 0.7
-    across_share: float = 0.7
-    inside_alpha_s: float = 10e-6
-    across_alpha_s: float = 50e-6
-    pipeline_message_s: float = 50e-6
-    overlap_slowdown: float = 0.1
-    step_fixed_s: float = 0.02
-    allocator_share: float = 1.0
-    allocator_fixed_bytes: float = 0.4e9
+    host_forward_s: float = 0.00071
+    host_backward_s: float = 0.0016
+    host_call_s: float = 3.3e-05
+    inside_share: float = 0.9
+    across_share: float = 0.493
+    collective_s: float = 30e-6
+    inside_alpha_s: float = 4e-6
+    across_alpha_s: float = 20e-6
+    pipeline_message_s: float = 5.16e-05
+    overlap_slowdown: float = 0.4
+    step_fixed_s: float = 0.0104
+    state_share: float = 1.07
+    activation_share: float = 1.22
+    allocator_fixed_bytes: float = 0.42e9
     context_bytes: float = 2.0e9
     memory_sigma: float = 0.10
 

@@ -5,6 +5,7 @@ Traffic of the ZeRO stages: arXiv:1910.02054, section 7. What can go on under co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from memadvisor.cost.layouts.coefficients import Coefficients
@@ -47,17 +48,21 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
     Stage 2 reduces each microbatch's gradients, for it has room for the sharded ones alone.
     """
     layout, software = step.layout, step.software
+
+    def once(group: Group, operation: str, size_bytes: float) -> float:
+        return group.seconds(operation, size_bytes, messages=math.ceil(size_bytes / software.bucket_bytes))
+
     gradients, experts = count.shared * software.reduce_bytes, count.experts * software.reduce_bytes
-    across = groups.replicate.seconds("all_reduce", gradients / groups.shard.size)
     if layout.zero_stage == 0:
-        return groups.all.seconds("all_reduce", gradients) + groups.expert.seconds("all_reduce", experts), 0.0
+        return once(groups.all, "all_reduce", gradients) + once(groups.expert, "all_reduce", experts), 0.0
+    across = once(groups.replicate, "all_reduce", gradients / groups.shard.size)
     if layout.zero_stage == 3:
         return across, 0.0
     times = layout.num_microbatches if layout.zero_stage == 2 else 1
-    reduce = times * groups.shard.seconds("reduce_scatter", gradients) + across
-    reduce += groups.expert.seconds("reduce_scatter", experts)
-    parameters = groups.shard.seconds("all_gather", count.shared * software.parameter_bytes)
-    return reduce, parameters + groups.expert.seconds("all_gather", count.experts * software.parameter_bytes)
+    reduce = times * once(groups.shard, "reduce_scatter", gradients) + across
+    reduce += once(groups.expert, "reduce_scatter", experts)
+    parameters = once(groups.shard, "all_gather", count.shared * software.parameter_bytes)
+    return reduce, parameters + once(groups.expert, "all_gather", count.experts * software.parameter_bytes)
 
 
 def optimizer_seconds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
@@ -23,14 +23,19 @@ from memadvisor.cost.layouts.links import group_of, message_seconds
 from memadvisor.cost.layouts.memory import (
     StageContents,
     StageMemory,
-    stage_contents,
+    StageParameters,
+    device_contents,
     stage_memory,
     stage_parameters,
 )
+from memadvisor.cost.layouts.saved import layer_saved_bytes, layer_weight_input_bytes
 from memadvisor.cost.layouts.stages import stage_layers
+from memadvisor.cost.pipelines.costs import ChunkCosts
+from memadvisor.cost.pipelines.schedules import canonical_name
+from memadvisor.cost.pipelines.simulate import simulate_pipeline
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
-from memadvisor.layout import TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +74,6 @@ def check_layout(model: Architecture, step: TrainingStep, cluster: Cluster) -> N
             f" {layout.num_ranks}, and there are {cluster.num_accelerators} accelerators.",
             hint="the product of the four is their number.",
         )
-    if model.n_heads % layout.tensor:
-        raise UsageError(
-            f"{model.n_heads} heads do not part into {layout.tensor}.",
-            hint="tensor divides the number of heads.",
-        )
     if step.seq_len % layout.context:
         raise UsageError(
             f"{step.seq_len} tokens do not part into {layout.context}.",
@@ -102,6 +102,7 @@ def estimate_step(
         tensor=group_of(cluster, tensor, 1, coefficients),
         context=group_of(cluster, context, tensor, coefficients),
         expert=group_of(cluster, layout.expert, tensor, coefficients),
+        pipeline_crosses_nodes=layout.pipeline > 1 and cluster.num_nodes > 1,
     )
     shard = layout.shard_ranks
     replica_groups = ReplicaGroups(
@@ -118,18 +119,19 @@ def estimate_step(
         }
     embedding = embedding_work(model, step, device, groups)
     head = head_work(model, step, device, groups)
-    typical = kinds[model.has_experts(model.n_layers - 1)]
-    head_in_layers = (head.forward_s + head.backward_s) / (typical.forward_s + typical.backward_s)
+    head_in_layers = model.head_parameters() / model.layer_parameters(model.n_layers - 1)
     layers = stage_layers(model, layout, step.software, head_in_layers)
-    contents = [stage_contents(number, layers, layout.pipeline) for number in range(layout.pipeline)]
-    works = [_stage_work(model, held, kinds, embedding, head) for held in contents]
-    counts = [stage_parameters(model, step, held) for held in contents]
-
-    forwards, backwards = [], []
-    for work, count in zip(works, counts, strict=True):
-        forward_traffic, backward_traffic = microbatch_traffic(step, count, replica_groups)
-        forwards.append(hidden_seconds(work.forward_s, forward_traffic, coefficients.overlap_slowdown))
-        backwards.append(hidden_seconds(work.backward_s, backward_traffic, coefficients.overlap_slowdown))
+    works = [
+        _chunk_work(model, device_contents((chunk,), layers), kinds, embedding, head)
+        for chunk in range(len(layers))
+    ]
+    chunk_counts = [
+        stage_parameters(model, step, device_contents((chunk,), layers)) for chunk in range(len(layers))
+    ]
+    costs = [
+        _chunk_costs(model, step, work, count, replica_groups, layers, chunk, coefficients)
+        for chunk, (work, count) in enumerate(zip(works, chunk_counts, strict=True))
+    ]
     message_s = 0.0
     if layout.pipeline > 1:
         activations = 2.0 * layout.micro_batch_size * step.seq_len / context * model.hidden
@@ -139,36 +141,46 @@ def estimate_step(
             tensor * replicas,
             coefficients,
         )
-    pipeline_s = _pipeline_seconds(step, forwards, backwards, message_s)
-    worst = max(range(layout.pipeline), key=lambda place: forwards[place] + backwards[place])
-    busy = layout.num_microbatches * (forwards[worst] + backwards[worst])
+    pipeline = simulate_pipeline(
+        step_schedule(layout),
+        costs,
+        layout.num_microbatches,
+        num_devices=layout.pipeline,
+        transfer_s=message_s,
+    )
+    worst = max(range(layout.pipeline), key=lambda place: pipeline.busy_s[place])
+    contents = [device_contents(chunks, layers) for chunks in pipeline.chunks]
+    counts = [stage_parameters(model, step, held) for held in contents]
+    passes = layout.num_microbatches / pipeline.weight_copies
 
     exposed = optimizer = 0.0
-    for place, count in enumerate(counts):
+    host = cluster.host.bytes_per_s if cluster.host is not None else None
+    for chunks, count in zip(pipeline.chunks, counts, strict=True):
         reduce_s, gather_s = step_traffic(step, count, replica_groups)
+        forward = sum(costs[chunk].forward_s for chunk in chunks)
+        backward = sum(costs[chunk].input_backward_s + costs[chunk].weight_backward_s for chunk in chunks)
         exposed = max(
-            exposed,
-            exposed_step_seconds(step, reduce_s, gather_s, backwards[place], forwards[place], coefficients),
+            exposed, exposed_step_seconds(step, reduce_s, gather_s, backward, forward, coefficients)
         )
-        host = cluster.host.bytes_per_s if cluster.host is not None else None
         optimizer = max(optimizer, optimizer_seconds(step, count, device, host))
-    total = pipeline_s + exposed + optimizer + coefficients.step_fixed_s
-    work = works[worst]
-    times = layout.num_microbatches
-    computed = work.forward_s + work.backward_s
+    total = pipeline.step_s + exposed + optimizer + coefficients.step_fixed_s
+    work = _sum_of([(passes, works[chunk]) for chunk in pipeline.chunks[worst]])
     time_s = {
-        "matmul": times * work.matmul_s,
-        "attention": times * work.attention_s,
-        "memory_bound": times * work.stream_s,
-        "recompute": times * work.recompute_s,
-        "tensor_context_expert_collectives": times * work.collective_s,
-        "host": times * work.host_s,
-        "sharded_parameters": times * (forwards[worst] + backwards[worst] - computed),
-        "pipeline_bubble": pipeline_s - busy,
+        "matmul": work.matmul_s,
+        "attention": work.attention_s,
+        "memory_bound": work.stream_s,
+        "recompute": work.recompute_s,
+        "tensor_context_expert_collectives": work.collective_s,
+        "host": work.host_s,
+        "sharded_parameters": pipeline.busy_s[worst] - work.forward_s - work.backward_s,
+        "pipeline_bubble": pipeline.step_s - pipeline.busy_s[worst],
         "gradients_and_parameters": exposed,
         "optimizer": optimizer + coefficients.step_fixed_s,
     }
-    memories = _memories(model, step, contents, coefficients)
+    memories = [
+        stage_memory(model, step, held, held_bytes, coefficients)
+        for held, held_bytes in zip(contents, pipeline.peak_held_bytes, strict=True)
+    ]
     heaviest = max(memories, key=lambda memory: memory.total_bytes)
     peak = device.peak_flops_per_s * layout.num_ranks * total
     return StepEstimate(
@@ -185,53 +197,53 @@ def estimate_step(
     )
 
 
-def _stage_work(
+def step_schedule(layout: Layout) -> str:
+    """The schedule's name as the simulator has it; 1F1B with several chunks a device is the interleaved one."""
+    name = canonical_name(layout.schedule)
+    return "interleaved" if name == "1f1b" and layout.chunks > 1 else name
+
+
+def _chunk_work(
     model: Architecture, held: StageContents, kinds: Mapping[bool, Work], embedding: Work, head: Work
 ) -> Work:
-    """Sum of what the stage holds; works are summed field by field."""
-    parts: list[tuple[float, Work]] = []
-    sparse = sum(model.has_experts(layer) for chunk in held.chunks for layer in chunk)
-    dense = sum(len(chunk) for chunk in held.chunks) - sparse
-    if dense:
-        parts.append((dense, kinds[False]))
-    if sparse:
-        parts.append((sparse, kinds[True]))
-    if held.has_embedding:
-        parts.append((1, embedding))
-    if held.has_head:
-        parts.append((1, head))
-    names = Work.__dataclass_fields__
-    return Work(**{name: sum(times * getattr(work, name) for times, work in parts) for name in names})
+    sparse = sum(model.has_experts(layer) for layer in held.layers)
+    parts: list[tuple[float, Work]] = [(len(held.layers) - sparse, kinds[False]), (sparse, kinds[True])]
+    return _sum_of([*parts, (held.embeddings, embedding), (held.heads, head)])
 
 
-def _pipeline_seconds(
-    step: TrainingStep, forwards: list[float], backwards: list[float], message_s: float
-) -> float:
-    """One microbatch goes through all stages; the others follow at the pace of the slowest one."""
-    both = [forward + backward for forward, backward in zip(forwards, backwards, strict=True)]
-    slowest = max(both)
-    times, chunks = step.layout.num_microbatches, step.layout.chunks
-    through = (sum(both) - slowest) / chunks + 2 * (len(both) - 1) * message_s
-    return times * slowest + through
+def _sum_of(parts: list[tuple[float, Work]]) -> Work:
+    """Field by field."""
+    return Work(**{name: sum(times * getattr(work, name) for times, work in parts) for name in _FIELDS})
 
 
-def _memories(
-    model: Architecture, step: TrainingStep, contents: list[StageContents], coefficients: Coefficients
-) -> list[StageMemory]:
-    layout = step.layout
-    memories = []
-    for place, held in enumerate(contents):
-        passes = _in_flight(layout.schedule, place, layout.pipeline, layout.chunks, layout.num_microbatches)
-        memories.append(stage_memory(model, step, held, passes, 1, coefficients))
-    return memories
+_FIELDS = tuple(field.name for field in fields(Work))
 
 
-def _in_flight(schedule: str, place: int, stages: int, chunks: int, times: int) -> float:
-    if schedule == "gpipe":
-        return times
-    if chunks == 1:
-        return min(stages - place, times)
-    return min(2 * (stages - place - 1) + (chunks - 1) * stages + 1, times * chunks)
+def _chunk_costs(
+    model: Architecture,
+    step: TrainingStep,
+    work: Work,
+    count: StageParameters,
+    groups: ReplicaGroups,
+    layers: tuple[int, ...],
+    chunk: int,
+    known: Coefficients,
+) -> ChunkCosts:
+    """One microbatch on one chunk, gathers and reductions of sharded parameters under it."""
+    gather_s, backward_traffic_s = microbatch_traffic(step, count, groups)
+    backward_s = hidden_seconds(work.backward_s, backward_traffic_s, known.overlap_slowdown)
+    start = sum(layers[:chunk])
+    saved = sum(layer_saved_bytes(model, step, layer) for layer in range(start, start + layers[chunk]))
+    inputs = sum(
+        layer_weight_input_bytes(model, step, layer) for layer in range(start, start + layers[chunk])
+    )
+    return ChunkCosts(
+        forward_s=hidden_seconds(work.forward_s, gather_s, known.overlap_slowdown),
+        input_backward_s=backward_s - work.weight_s,
+        weight_backward_s=work.weight_s,
+        activation_bytes=round(saved),
+        weight_activation_bytes=round(min(saved, inputs)),
+    )
 
 
 def _chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:

@@ -64,4 +64,4 @@ def stream_seconds(device: Device, moved_bytes: float) -> float:
 
 def fused_attention_seconds(device: Device, flops: float) -> float:
     """The forward of attention whose scores stay on the chip (Dao 2023, arXiv:2307.08691)."""
-    return flops / (device.peak_flops_per_s * device.coefficients.attention_share)
+    return flops / (device.peak_flops_per_s * device.matmul_share * device.coefficients.attention_share)

@@ -25,11 +25,12 @@ _LOGIT_FORWARD, _LOGIT_BACKWARD = 14.0, 14.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """The groups of ranks that a layer talks to."""
+    """The groups of ranks that a layer talks to; whether stages of the pipeline lie on different nodes."""
 
     tensor: Group
     context: Group
     expert: Group
+    pipeline_crosses_nodes: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,11 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     )
     known = device.coefficients
     calls = (4 if tp > 1 else 0) + (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
-    forward_host = known.host_forward_s + calls * known.host_call_s
-    backward_host = known.host_backward_s + calls * known.host_call_s
+    call_s = known.host_call_s
+    if layout.pipeline > 1 and groups.pipeline_crosses_nodes and tp > 1:
+        call_s += software.pipelined_call_s * tp
+    forward_host = known.host_forward_s + calls * call_s
+    backward_host = known.host_backward_s + calls * call_s
     recompute = 0.0
     if layout.recompute == "full":
         recompute = max(forward_gpu, forward_host)

@@ -18,34 +18,37 @@ from memadvisor.hardware.cluster import Cluster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """`near`: its ranks in one node; `nodes`: how many it spans. Rates and latencies are those that it reaches."""
+    """`near`: its ranks in one node. Rates and latencies are those that it reaches."""
 
     size: int
     near: int
     bytes_per_s: float
     ring_latency_s: float
     tree_latency_s: float
+    call_s: float
 
-    def seconds(self, operation: str, size_bytes: float) -> float:
-        """A ring (Thakur, Rabenseifner and Gropp 2005); an all-reduce has a tree's latency where that is lower (NCCL)."""
+    def seconds(self, operation: str, size_bytes: float, messages: int = 1) -> float:
+        """`size_bytes` in `messages` collectives, one after the other. A ring (Thakur, Rabenseifner and Gropp 2005); an all-reduce has a tree's latency where that is lower (NCCL)."""
         if self.size == 1 or size_bytes <= 0:
             return 0.0
         rounds = RING_ROUNDS[operation]
         moved = rounds * size_bytes * (self.size - 1) / self.size / self.bytes_per_s
         latency = rounds * self.ring_latency_s
-        return moved + (min(latency, self.tree_latency_s) if operation == "all_reduce" else latency)
+        if operation == "all_reduce":
+            latency = min(latency, self.tree_latency_s)
+        return moved + messages * (latency + self.call_s)
 
     def exchange_seconds(self, size_bytes: float) -> float:
         """All-to-all of `size_bytes` that each rank holds: what leaves the node goes over its own share of the network."""
         if self.size == 1 or size_bytes <= 0:
             return 0.0
-        return size_bytes * (self.size - 1) / self.size / self.bytes_per_s + self.ring_latency_s
+        return size_bytes * (self.size - 1) / self.size / self.bytes_per_s + self.ring_latency_s + self.call_s
 
 
 def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficients) -> Group:
     """Raises UsageError where the group crosses a link that the cluster does not know."""
     if size == 1:
-        return Group(size=1, near=1, bytes_per_s=math.inf, ring_latency_s=0.0, tree_latency_s=0.0)
+        return Group(size=1, near=1, bytes_per_s=math.inf, ring_latency_s=0.0, tree_latency_s=0.0, call_s=0.0)
     near = min(size, max(1, cluster.per_node // stride))
     nodes = math.ceil(size / near)
     inside_s = coefficients.inside_alpha_s
@@ -70,6 +73,7 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
         bytes_per_s=rate,
         ring_latency_s=(size - 1 - max(crossings - 1, 0)) * inside_s
         + max(crossings - 1, 0) * coefficients.across_alpha_s,
+        call_s=coefficients.collective_s,
         tree_latency_s=2
         * (math.log2(near) * inside_s + math.ceil(math.log2(nodes)) * coefficients.across_alpha_s),
     )

@@ -16,7 +16,7 @@ from memadvisor.layout import TrainingStep
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
     """Bytes on one rank. `allocator_bytes`: what the caching allocator holds beyond its tensors. `context_bytes` are the
-    driver's and the communicators', which no allocator of torch sees; they are not in `allocated_bytes` or `peak_bytes`.
+    driver's and the communicators', which no allocator of torch sees: they are in `total_bytes` alone.
     """
 
     parameter_bytes: float
@@ -29,11 +29,17 @@ class StageMemory:
     context_bytes: float
 
     @property
-    def peak_bytes(self) -> float:
+    def allocated_bytes(self) -> float:
+        """Tensors alone, as `max_memory_allocated` counts them."""
         return (
             self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
-            + self.head_bytes + self.buffer_bytes + self.allocator_bytes
+            + self.head_bytes + self.buffer_bytes
         )  # fmt: skip
+
+    @property
+    def peak_bytes(self) -> float:
+        """What the allocator reserves, as `max_memory_reserved` counts it."""
+        return self.allocated_bytes + self.allocator_bytes
 
     @property
     def total_bytes(self) -> float:
@@ -42,21 +48,23 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContents:
-    """Layers of each of a device's chunks (by their numbers), and whether the ends of the model are among them."""
+    """Layers that a device holds, by their numbers (a layer of which it holds two copies stands twice), and how often it
+    has the ends of the model."""
 
-    chunks: tuple[tuple[int, ...], ...]
-    has_embedding: bool
-    has_head: bool
+    layers: tuple[int, ...]
+    embeddings: int
+    heads: int
 
 
-def stage_contents(device: int, layers: tuple[int, ...], pipeline: int) -> StageContents:
-    """What device `device` of `pipeline` holds, chunks dealt out in turn."""
+def device_contents(chunks: tuple[int, ...], layers: tuple[int, ...]) -> StageContents:
+    """What a device with these chunks of the model holds; `layers` has the number of layers of each chunk."""
     starts = [sum(layers[:chunk]) for chunk in range(len(layers))]
-    mine = range(device, len(layers), pipeline)
     return StageContents(
-        chunks=tuple(tuple(range(starts[chunk], starts[chunk] + layers[chunk])) for chunk in mine),
-        has_embedding=device == 0,
-        has_head=len(layers) - 1 in mine,
+        layers=tuple(
+            layer for chunk in chunks for layer in range(starts[chunk], starts[chunk] + layers[chunk])
+        ),
+        embeddings=chunks.count(0),
+        heads=chunks.count(len(layers) - 1),
     )
 
 
@@ -76,13 +84,13 @@ class StageParameters:
 def stage_parameters(model: Architecture, step: TrainingStep, contents: StageContents) -> StageParameters:
     """Parameters that one rank of this stage computes with, tensor and expert parallelism applied."""
     layout = step.layout
-    layers = [layer for chunk in contents.chunks for layer in chunk]
+    layers = contents.layers
     tensor = layout.tensor
     shared = sum(model.shared_layer_parameters(layer) for layer in layers) / tensor
     experts = sum(model.expert_layer_parameters(layer) for layer in layers) / tensor / layout.expert
-    both_tied = contents.has_embedding and contents.has_head and model.tied_embeddings
-    ends = (model.embedding_parameters() if contents.has_embedding else 0) + (
-        model.head_parameters() if contents.has_head and not both_tied else 0
+    tied = min(contents.embeddings, contents.heads) if model.tied_embeddings else 0
+    ends = (
+        contents.embeddings * model.embedding_parameters() + (contents.heads - tied) * model.head_parameters()
     )
     widest = max(
         [model.shared_layer_parameters(layer) / tensor + model.expert_layer_parameters(layer) / tensor / layout.expert
@@ -95,50 +103,39 @@ def stage_memory(
     model: Architecture,
     step: TrainingStep,
     contents: StageContents,
-    in_flight: float,
-    copies: int,
+    held_activation_bytes: float,
     coefficients: Coefficients,
 ) -> StageMemory:
-    """`in_flight`: how many microbatches' activations are held at the peak, counted in passes through a chunk of average
-    length. `copies`: of the weights (2 where a schedule runs the model in both directions)."""
+    """`held_activation_bytes`: what the schedule holds of its microbatches at the peak, the logits' own bytes not among it."""
     layout, software = step.layout, step.software
     count = stage_parameters(model, step, contents)
-    parameters = copies * count.all
     shard = layout.shard_ranks
-    expert_shard = max(1, shard // layout.expert)
-    sharded = copies * (count.shared / shard + count.experts / expert_shard)
-    held = sharded if layout.zero_stage == 3 else parameters
-    gradients = sharded if layout.zero_stage >= 2 else parameters
-    optimized = sharded if layout.zero_stage >= 1 else parameters
+    sharded = count.shared / shard + count.experts / max(1, shard // layout.expert)
+    held, gradients, optimized = (sharded if layout.zero_stage >= stage else count.all for stage in (3, 2, 1))
     gathered = 0.0
     if layout.zero_stage == 3 and shard > 1:
         gathered = count.widest_layer * (2.0 * software.parameter_bytes + software.reduce_bytes)
-    layers = [layer for chunk in contents.chunks for layer in chunk]
-    saved = sum(layer_saved_bytes(model, step, layer) for layer in layers)
-    if len(contents.chunks) > 1:
-        saved /= len(contents.chunks)
-    activations = saved * in_flight * (1.0 - layout.offload_activations)
-    working = _recomputed_layer(model, step, layers)
-    head = head_saved_bytes(model, step) if contents.has_head else 0.0
-    tensors = (
-        held * software.parameter_bytes * (0.0 if layout.offload_parameters else 1.0)
-        + gradients * software.gradient_bytes
-        + (0.0 if layout.offload_optimizer else optimized * software.optimizer_bytes)
-        + activations + head + gathered + working
-    )  # fmt: skip
+    parameter_bytes = 0.0 if layout.offload_parameters else held * software.parameter_bytes
+    gradient_bytes = gradients * software.gradient_bytes
+    optimizer_bytes = 0.0 if layout.offload_optimizer else optimized * software.optimizer_bytes
+    activation_bytes = held_activation_bytes * (1.0 - layout.offload_activations)
+    head_bytes = head_saved_bytes(model, step) if contents.heads else 0.0
+    buffer_bytes = gathered + _recomputed_layer(model, step, contents.layers)
+    states = parameter_bytes + gradient_bytes + optimizer_bytes
+    beyond = states * (coefficients.state_share - 1) + activation_bytes * (coefficients.activation_share - 1)
     return StageMemory(
-        parameter_bytes=held * software.parameter_bytes * (0.0 if layout.offload_parameters else 1.0),
-        gradient_bytes=gradients * software.gradient_bytes,
-        optimizer_bytes=0.0 if layout.offload_optimizer else optimized * software.optimizer_bytes,
-        activation_bytes=activations,
-        head_bytes=head,
-        buffer_bytes=gathered + working,
-        allocator_bytes=tensors * (coefficients.allocator_share - 1.0) + coefficients.allocator_fixed_bytes,
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=optimizer_bytes,
+        activation_bytes=activation_bytes,
+        head_bytes=head_bytes,
+        buffer_bytes=buffer_bytes,
+        allocator_bytes=beyond + coefficients.allocator_fixed_bytes,
         context_bytes=coefficients.context_bytes,
     )
 
 
-def _recomputed_layer(model: Architecture, step: TrainingStep, layers: list[int]) -> float:
+def _recomputed_layer(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
     """A layer that runs again holds what it would have kept, until its backward is through."""
     if step.layout.recompute != "full" or not layers:
         return 0.0

@@ -61,6 +61,22 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
     return routed + tokens * experts.shared_ffn * per_column + 4.0 * tokens * experts.num_experts
 
 
+def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
+    """Of those, the inputs of the products with weights: what a backward that is split keeps for the weights' gradients.
+
+    With full recomputation they are there again when it begins, until the weights' gradients are through.
+    """
+    layout = step.layout
+    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    spread = layout.tensor if layout.sequence_parallel else 1
+    result = model.n_heads * (model.latent.value_head_dim if model.latent is not None else model.head_dim)
+    inner = float(model.ffn)
+    if model.experts is not None and model.has_experts(layer):
+        passed = model.experts.experts_per_token
+        inner = passed * (model.experts.expert_ffn + model.hidden) + model.experts.shared_ffn
+    return tokens * (4.0 * model.hidden / spread + 2.0 * (result + inner) / layout.tensor)
+
+
 def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     """The last norm's input and result, and the logits with what their cross entropy holds at its peak."""
     layout = step.layout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout, Software
@@ -14,8 +12,7 @@ def stage_layers(
 ) -> tuple[int, ...]:
     """Layers of each chunk in the model's order; chunk c lies on device c modulo the number of devices.
 
-    `head_in_layers`: what the head costs, in layers. Balanced: the split whose dearest stage is cheapest, the head counted
-    on the last. Raises UsageError where there are more stages than layers to give them.
+    `head_in_layers`: what the head costs, in layers. Balanced: by cost, the head counted. Raises UsageError where there are more stages than layers to give them.
     """
     stages = layout.pipeline * layout.chunks
     if layout.stage_layers is not None:
@@ -34,13 +31,28 @@ def stage_layers(
         return (model.n_layers,)
     if not software.balanced_stages:
         return _even(model.n_layers, stages)
-    most = model.n_layers // stages
-    costs = [
-        (max(math.ceil((model.n_layers - last) / (stages - 1)), last + head_in_layers), -last)
-        for last in range(most + 1)
-    ]
-    last = -min(costs)[1]
-    return (*_even(model.n_layers - last, stages - 1), last)
+    return _by_cost(model.n_layers, stages, head_in_layers)
+
+
+def _by_cost(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
+    """Stages take layers until what was dealt out so far passes their share of the whole, as nanotron's do
+    (https://github.com/huggingface/nanotron, src/nanotron/models/base.py, build_model). The head is on the last stage,
+    whatever it holds beside it.
+    """
+    share = (layers + head_in_layers) / stages
+    dealt = [0] * stages
+    stage = 0
+    for layer in range(1, layers + 1):
+        dealt[stage] += 1
+        if layer > share * (stage + 1):
+            stage += 1
+    empty = dealt[:-1].count(0)
+    if empty > 1:  # one can have the last norm
+        raise UsageError(
+            f"{layers} layers and the head leave {empty} of {stages} pipeline stages empty.",
+            hint="use fewer stages or chunks.",
+        )
+    return tuple(dealt)
 
 
 def _even(layers: int, stages: int) -> tuple[int, ...]:

@@ -1,0 +1,54 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.stages import stage_layers
+from memadvisor.errors import UsageError
+from memadvisor.layout import Layout, Software
+
+
+def model(layers):
+    return Architecture(
+        name="x", n_layers=layers, hidden=8, n_heads=2, n_kv_heads=2, head_dim=4, ffn=32, vocab=10,
+        tied_embeddings=True, gated_mlp=False,
+    )  # fmt: skip
+
+
+def split(layers, stages, head=0.0, balanced=True, **fields):
+    layout = Layout(pipeline=stages, **fields)
+    return stage_layers(model(layers), layout, Software(balanced_stages=balanced), head)
+
+
+def test_a_head_worth_four_layers_takes_their_place_on_the_last_stage():
+    assert split(16, 2, head=4.0) == (11, 5)
+    assert split(16, 4, head=4.0) == (6, 5, 5, 0)
+
+
+def test_equal_numbers_go_to_the_middle_first_where_they_do_not_divide():
+    assert split(22, 8, balanced=False) == (2, 3, 3, 3, 3, 3, 3, 2)
+    assert split(24, 8, balanced=False) == (3,) * 8
+
+
+def test_a_split_that_is_given_is_taken():
+    assert split(6, 2, stage_layers=(4, 2)) == (4, 2)
+    with pytest.raises(UsageError, match="does not deal 6 layers out to 2 stages"):
+        split(6, 2, stage_layers=(4, 3))
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(UsageError, match="16 layers do not fill 32 pipeline stages"):
+        split(16, 32)
+    with pytest.raises(UsageError, match="leave 3 of 16 pipeline stages empty"):
+        split(16, 16, head=4.0)
+
+
+@given(st.integers(1, 100), st.integers(1, 16), st.floats(0, 8), st.booleans())
+def test_every_layer_is_on_one_stage(layers, stages, head, balanced):
+    try:
+        dealt = split(layers, stages, head, balanced)
+    except UsageError:
+        return
+    assert sum(dealt) == layers and len(dealt) == stages
+    if not balanced:
+        assert max(dealt) - min(dealt) <= 1
