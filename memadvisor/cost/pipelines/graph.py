@@ -27,7 +27,7 @@ class PipelineGraph:
     of what the device's piece before sends. Link d joins devices d and d+1, and the last one the last and the first.
 
     Device by device: `by_device`, the row in the order of playing; `offsets`, where each device begins. And for each
-    device the chunks that it has.
+    device the chunks that it has. `together`: rows of forwards, and of the backwards that run as one with them.
     """
 
     order: PipelineOrder
@@ -40,6 +40,7 @@ class PipelineGraph:
     by_device: Ints
     offsets: Ints
     chunks: tuple[tuple[int, ...], ...]
+    together: tuple[Ints, Ints]
 
 
 def pipeline_graph(order: PipelineOrder) -> PipelineGraph:
@@ -50,19 +51,21 @@ def pipeline_graph(order: PipelineOrder) -> PipelineGraph:
     device = np.repeat(np.arange(order.num_devices), lengths)
     cost, microbatch = np.divmod(code, num_microbatches)
     kind, chunk = np.divmod(cost, num_chunks)
-    source = _sources(kind, chunk, microbatch, num_chunks, num_microbatches)
+    firsts = np.flatnonzero(np.isin(code, np.array(sorted(order.together), dtype=np.int64)))
+    result = np.arange(len(code))
+    result[firsts] += 1
+    source = _sources(kind, chunk, microbatch, result, num_chunks, num_microbatches)
     own = (source >= 0) & (device[source] == device)
     assert bool((source[own] < np.flatnonzero(own)).all()), "a piece of work comes before what it needs"
     source[own] = -1
     link_in = np.where(source >= 0, 1 + _link(device[source], device, order.num_devices), 0)
-    consumer = np.full(len(code), -1, dtype=np.int64)
     waits = np.flatnonzero(source >= 0)
-    consumer[source[waits]] = waits
-    link_out = np.where(consumer >= 0, link_in[consumer], 0)
+    link_out = np.zeros(len(code), dtype=np.int64)
+    link_out[source[waits]] = link_in[waits]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     link_before = np.concatenate([[0], link_out[:-1]])
     link_before[offsets[:-1]] = 0
-    played = np.asarray(_playable(offsets, device, source, consumer), dtype=np.int64)
+    played = np.asarray(_playable(offsets, source), dtype=np.int64)
     assert len(played) == len(code), "the devices wait for each other"
     row = np.empty(len(code), dtype=np.int64)
     row[played] = np.arange(len(code))
@@ -84,6 +87,7 @@ def pipeline_graph(order: PipelineOrder) -> PipelineGraph:
         chunks=tuple(
             tuple(np.unique(chunk[begin:end]).tolist()) for begin, end in itertools.pairwise(offsets)
         ),
+        together=(row[firsts].astype(np.int32), row[firsts + 1].astype(np.int32)),
     )
 
 
@@ -91,16 +95,20 @@ def _sources(
     kind: npt.NDArray[np.int64],
     chunk: npt.NDArray[np.int64],
     microbatch: npt.NDArray[np.int64],
+    result: npt.NDArray[np.int64],
     num_chunks: int,
     num_microbatches: int,
 ) -> npt.NDArray[np.int64]:
-    """For each piece, the piece whose result it needs, or -1: for a W its B, for the last chunk's backward its forward."""
+    """For each piece, the one with whose end its input is there, or -1: for a W its B, for the last backward its forward.
+
+    `result` is the piece with whose end a piece's own result is there.
+    """
     # A backward is found under one name, whether it is split or not.
     forward = kind == Kind.F
     weights = kind == Kind.W
     role = np.where(forward, 0, np.where(weights, 2, 1))
     place = np.full((3, num_chunks + 2, num_microbatches), -1, dtype=np.int64)
-    place[role, chunk + 1, microbatch] = np.arange(len(kind))
+    place[role, chunk + 1, microbatch] = result
     last = ~forward & ~weights & (chunk == num_chunks - 1)
     needed_role = np.where(forward | last, 0, 1)
     needed_chunk = np.where(forward, chunk - 1, np.where(weights | last, chunk, chunk + 1))
@@ -116,17 +124,12 @@ def _link(
     return np.where(high - low == 1, low, num_devices - 1)
 
 
-def _playable(
-    offsets: npt.NDArray[np.int64],
-    device: npt.NDArray[np.int64],
-    source: npt.NDArray[np.int64],
-    consumer: npt.NDArray[np.int64],
-) -> list[int]:
+def _playable(offsets: npt.NDArray[np.int64], source: npt.NDArray[np.int64]) -> list[int]:
     """Rows so that each comes after its source and after the row before on its device; short if that cannot be."""
-    at, ends = offsets[:-1].tolist(), offsets[1:].tolist()
-    devices, sources, consumers = device.tolist(), source.tolist(), consumer.tolist()
-    done = bytearray(len(devices) + 1)
+    at, ends, sources = offsets[:-1].tolist(), offsets[1:].tolist(), source.tolist()
+    done = bytearray(len(sources) + 1)
     done[-1] = 1  # what waits for nobody has source -1
+    waiting: dict[int, list[int]] = {}
     played: list[int] = []
     ready = list(range(len(at) - 1, -1, -1))
     while ready:
@@ -135,9 +138,10 @@ def _playable(
         while row < end and done[sources[row]]:
             done[row] = 1
             played.append(row)
-            waiting = consumers[row]
-            if waiting >= 0 and at[devices[waiting]] == waiting:
-                ready.append(devices[waiting])
+            if row in waiting:
+                ready += waiting.pop(row)
             row += 1
         at[here] = row
+        if row < end:
+            waiting.setdefault(sources[row], []).append(here)
     return played

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from memadvisor.cost.pipelines.automatic import AUTOMATIC, automatic_graph
+from memadvisor.cost.pipelines.costs import ChunkCosts
 from memadvisor.cost.pipelines.graph import PipelineGraph, pipeline_graph
 from memadvisor.cost.pipelines.looped import breadth_first, interleaved
 from memadvisor.cost.pipelines.one_chunk import double_buffered_weights, gpipe, one_forward_one_backward
+from memadvisor.cost.pipelines.two_ways import chimera, dualpipe
+from memadvisor.cost.pipelines.v_shape import zb_v
 from memadvisor.cost.pipelines.work import PipelineOrder
+from memadvisor.cost.pipelines.zero_bubble import zb_h1, zb_h2
 from memadvisor.errors import UsageError
 
 _ORDERS: dict[str, Callable[[int, int, int], PipelineOrder]] = {
@@ -17,8 +22,13 @@ _ORDERS: dict[str, Callable[[int, int, int], PipelineOrder]] = {
     "interleaved": interleaved,
     "breadth-first": breadth_first,
     "2bw": double_buffered_weights,
+    "chimera": chimera,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zb-v": zb_v,
+    "dualpipe": dualpipe,
 }
-SCHEDULES = tuple(_ORDERS)
+SCHEDULES = (*_ORDERS, *AUTOMATIC)
 _ALIASES = {
     "afab": "gpipe",
     "dapple": "1f1b",
@@ -60,26 +70,41 @@ def check_schedule(name: str, num_devices: int, num_microbatches: int, chunks_pe
             f"A pipeline needs at least one device, microbatch and chunk, not {num_devices}, {num_microbatches} "
             f"and {chunks_per_device}."
         )
-    needed = None if name in _LOOPED else 1
-    if needed is not None and chunks_per_device != needed:
+    needed = 2 if name == "zb-v" else 1
+    if name not in _LOOPED and chunks_per_device != needed:
         raise UsageError(
-            f"{name} has {needed} chunk{'s' if needed > 1 else ''} a device, not {chunks_per_device}.",
-            hint=f"cut the model into {needed * num_devices}, or take interleaved or breadth-first.",
+            f"{name} has {needed} chunk{'s' if needed > 1 else ''} of the model a device, not {chunks_per_device}.",
+            hint=f"cut the model into {needed * num_devices} chunks, or take another schedule.",
         )
-    if name == "interleaved" and num_microbatches % num_devices:
+    if name == "interleaved" and chunks_per_device > 1 and num_microbatches % num_devices:
         raise UsageError(
             f"interleaved needs microbatches in whole groups of {num_devices}, one for each device, "
             f"not {num_microbatches}.",
             hint="change the gradient accumulation, or take 1f1b or breadth-first.",
+        )
+    if name in ("chimera", "dualpipe") and num_devices % 2:
+        raise UsageError(
+            f"{name} runs two pipelines in opposite directions over an even number of devices, not {num_devices}."
+        )
+    if name == "dualpipe" and (num_microbatches % 2 or num_microbatches < 2 * num_devices):
+        raise UsageError(
+            f"dualpipe on {num_devices} devices needs an even number of microbatches of at least "
+            f"{2 * num_devices}, not {num_microbatches}."
         )
 
 
 def pipeline_order(
     schedule: str, num_devices: int, num_microbatches: int, chunks_per_device: int = 1
 ) -> PipelineOrder:
-    """Who does what after what; raises UsageError for a schedule that is not known or cannot run so."""
+    """Who does what after what; raises UsageError for a schedule that is not known or cannot run so.
+
+    Of the automatic ones, whose order depends on times, it is the one for F = B = W and free transfers.
+    """
     name = canonical_name(schedule)
     check_schedule(name, num_devices, num_microbatches, chunks_per_device)
+    if name in AUTOMATIC:
+        alike = ChunkCosts(forward_s=1.0, input_backward_s=1.0, weight_backward_s=1.0)
+        return automatic_graph(name, (alike,) * num_devices, (0.0,) * num_devices, num_microbatches).order
     return _ORDERS[name](num_devices, num_microbatches, chunks_per_device)
 
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from memadvisor.cost.pipelines.automatic import AUTOMATIC, automatic_graph
 from memadvisor.cost.pipelines.costs import ChunkCosts, PipelineTimes, Played, check_costs, link_seconds
 from memadvisor.cost.pipelines.graph import PipelineGraph
-from memadvisor.cost.pipelines.schedules import canonical_name, graph_of
+from memadvisor.cost.pipelines.play import Floats, durations_of, peaks, play, spans
+from memadvisor.cost.pipelines.schedules import canonical_name, check_schedule, graph_of
 from memadvisor.cost.pipelines.steady import steady_step_s
 from memadvisor.cost.pipelines.work import Ending, Kind
 from memadvisor.errors import UsageError
-
-Floats = npt.NDArray[np.float64]
 
 
 def simulate_pipeline(
@@ -46,84 +45,50 @@ def simulate_pipeline(
         )
     check_costs(costs)
     links = link_seconds(transfer_s, num_devices)
-    graph = graph_of(schedule, num_devices, num_microbatches, len(costs) // num_devices)
-    durations = np.array([cost.seconds(kind) for kind in Kind for cost in costs])[graph.cost]
-    ends = _play(graph, durations, links, blocking)
-    spans, makespan_s = _spans(graph, durations, ends)
+    name = canonical_name(schedule)
+    check_schedule(name, num_devices, num_microbatches, len(costs) // num_devices)
+    if name in AUTOMATIC:
+        graph = automatic_graph(name, tuple(costs), tuple(links), num_microbatches)
+    else:
+        graph = graph_of(name, num_devices, num_microbatches, len(costs) // num_devices)
+    durations = durations_of(graph, costs)
+    ends = play(graph, durations, links, blocking)
+    span_s, makespan_s = spans(graph, durations, ends)
     busy = np.bincount(graph.device, weights=durations, minlength=num_devices)
     if graph.order.ending is Ending.FLUSH:
         step_s = makespan_s
     elif graph.order.ending is Ending.POST_VALIDATED:
         # Shifted by the longest stretch, the next step fits behind this one on every device: no shorter one does.
-        step_s = max(spans)
+        step_s = max(span_s)
     else:
         step_s = num_microbatches * steady_step_s(costs, links, blocking)
-    held_bytes, in_flight = _peaks(graph, costs)
+    held_bytes, in_flight = peaks(graph, costs)
     return PipelineTimes(
-        schedule=canonical_name(schedule),
+        schedule=name,
         num_devices=num_devices,
         num_microbatches=num_microbatches,
         makespan_s=makespan_s,
         step_s=step_s,
         ending=graph.order.ending,
         busy_s=tuple(busy.tolist()),
-        span_s=spans,
+        span_s=span_s,
         peak_held_bytes=held_bytes,
         peak_in_flight=in_flight,
         chunks=graph.chunks,
         weight_copies=graph.order.weight_copies,
         weight_versions=graph.order.weight_versions,
-        timeline=_timeline(graph, durations, ends) if timeline else None,
+        timeline=_timeline(graph, costs, durations, ends) if timeline else None,
     )
 
 
-def _play(graph: PipelineGraph, durations: Floats, links: Sequence[float], blocking: bool) -> Floats:
-    """When each piece ends, in the graph's order of playing."""
-    link_times = np.array([0.0, *links])
-    arriving = link_times[graph.link_in]
-    # What a device does between two pieces when it does not compute meanwhile: send the one's result, receive the
-    # other's input.
-    between = np.maximum(arriving, link_times[graph.link_before]) if blocking else np.zeros(len(durations))
-    clocks = [0.0] * graph.order.num_devices
-    ends = [0.0]
-    for device, needed, gap, lag, duration in zip(
-        graph.device.tolist(),
-        graph.needs.tolist(),
-        between.tolist(),
-        arriving.tolist(),
-        durations.tolist(),
-        strict=True,
-    ):
-        start = clocks[device] + gap
-        there = ends[needed] + lag
-        if there > start:
-            start = there
-        clocks[device] = end = start + duration
-        ends.append(end)
-    return np.array(ends[1:])
-
-
-def _spans(graph: PipelineGraph, durations: Floats, ends: Floats) -> tuple[tuple[float, ...], float]:
-    """Of each device from its first piece's start to its last one's end; and of all together."""
-    first, last = graph.by_device[graph.offsets[:-1]], graph.by_device[graph.offsets[1:] - 1]
-    starts = ends[first] - durations[first]
-    return tuple((ends[last] - starts).tolist()), float(ends[last].max() - starts.min())
-
-
-def _peaks(graph: PipelineGraph, costs: Sequence[ChunkCosts]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Most bytes held, and most microbatches begun and not ended: a device's order says both, whatever the times."""
-    cost = graph.cost[graph.by_device]
-    begins = graph.offsets[:-1]
-    bytes_by_kind = np.array([chunk.held_bytes(kind) for kind in Kind for chunk in costs], dtype=np.int64)
-    # Each device ends with nothing, so one running sum serves them all.
-    held = np.maximum.reduceat(np.cumsum(bytes_by_kind[cost]), begins)
-    count_by_kind = np.repeat(np.array([1, -1, 0, -1]), len(costs))
-    in_flight = np.maximum.reduceat(np.cumsum(count_by_kind[cost]), begins)
-    return tuple(held.tolist()), tuple(in_flight.tolist())
-
-
-def _timeline(graph: PipelineGraph, durations: Floats, ends: Floats) -> tuple[Played, ...]:
-    """Every piece, device by device in its order."""
+def _timeline(
+    graph: PipelineGraph, costs: Sequence[ChunkCosts], durations: Floats, ends: Floats
+) -> tuple[Played, ...]:
+    """Every piece, device by device in its order; of two that run as one, the first in the first part of their time."""
+    first, second = graph.together
+    begin, finish = ends - durations, ends.copy()
+    begin[first] = begin[second]
+    finish[first] = begin[second] = begin[first] + [costs[chunk].forward_s for chunk in graph.cost[first]]
     rows = graph.by_device
     kinds, chunks = np.divmod(graph.cost[rows], graph.order.num_chunks)
     return tuple(
@@ -133,8 +98,8 @@ def _timeline(graph: PipelineGraph, durations: Floats, ends: Floats) -> tuple[Pl
             kinds.tolist(),
             chunks.tolist(),
             graph.microbatch[rows].tolist(),
-            (ends[rows] - durations[rows]).tolist(),
-            ends[rows].tolist(),
+            begin[rows].tolist(),
+            finish[rows].tolist(),
             strict=True,
         )
     )

@@ -55,6 +55,9 @@ class PipelineOrder:
     weight_copies: int = 1
     weight_versions: int = 1
     ending: Ending = Ending.FLUSH
+    together: frozenset[int] = (
+        frozenset()
+    )  # forwards that run as one with the backward behind them on the device
 
     def works(self, device: int) -> list[Work]:
         """The device's pieces in words."""

@@ -39,6 +39,17 @@ def play(order, costs, links, blocking=False):
             return 0.0
         return links[ring_link(device_of[role_needed], device, order.num_devices)]
 
+    def leaving(work):
+        receiver = consumers.get(role(work))
+        return crossing(role(work), receiver[0]) if receiver else 0.0
+
+    def arrival(work, device, begin):
+        """When the input is there, if the device may receive from `begin` on; None if nobody has made it yet."""
+        source = needed(work, order.num_chunks)
+        if source is not None and source not in ended:
+            return None
+        return max(ended.get(source, 0.0), begin) + crossing(source, device)
+
     times, ended = {}, {}
     positions = [0] * order.num_devices
     clocks = [0.0] * order.num_devices
@@ -49,23 +60,24 @@ def play(order, costs, links, blocking=False):
         for device, queue in enumerate(queues):
             if positions[device] == len(queue):
                 continue
-            work = queue[positions[device]]
-            source = needed(work, order.num_chunks)
-            if source is not None and source not in ended:
+            position = positions[device]
+            as_one = order.codes[device][position] in order.together
+            works = queue[position : position + (2 if as_one else 1)]
+            begin = clocks[device] if blocking else 0.0
+            arrivals = [arrival(works[0], device, begin)]
+            arrivals += [arrival(work, device, 0.0) for work in works[1:]]
+            if None in arrivals:
                 continue
-            lag = crossing(source, device)
-            there = ended.get(source, 0.0)
-            if blocking:
-                start = max(max(there, clocks[device]) + lag, sending_until[device])
-            else:
-                start = max(there + lag, clocks[device])
-            end = start + costs[work.chunk].seconds(work.kind)
-            times[device, work] = (start, end)
-            ended[role(work)] = end
+            start = max(*arrivals, clocks[device], sending_until[device])
+            end = start
+            for work in works:
+                end += costs[work.chunk].seconds(work.kind)
+                times[device, work] = (end - costs[work.chunk].seconds(work.kind), end)
+            for work in works:
+                ended[role(work)] = end
             clocks[device] = end
-            receiver = consumers.get(role(work))
-            sending_until[device] = end + (crossing(role(work), receiver[0]) if receiver else 0.0)
-            positions[device] += 1
+            sending_until[device] = end + (max(map(leaving, works)) if blocking else 0.0)
+            positions[device] += len(works)
             moved = True
     assert positions == [len(queue) for queue in queues], "deadlock"
     return times

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from memadvisor.cost.pipelines import SCHEDULES, ChunkCosts
 
-CHUNKS = {"interleaved": (1, 4), "breadth-first": (1, 4)}
+CHUNKS = {"interleaved": (1, 4), "breadth-first": (1, 4), "zb-v": (2, 2)}
 
 
 @st.composite
@@ -15,6 +15,10 @@ def shapes(draw, names=SCHEDULES, most_devices=7, most_microbatches=20):
     microbatches = draw(st.integers(1, most_microbatches))
     if name == "interleaved":
         microbatches = devices * draw(st.integers(1, max(1, most_microbatches // devices)))
+    if name in ("chimera", "dualpipe"):
+        devices += devices % 2
+    if name == "dualpipe":
+        microbatches = 2 * devices + 2 * draw(st.integers(0, 4))
     return name, devices, microbatches, draw(st.integers(*CHUNKS.get(name, (1, 1))))
 
 

@@ -1,0 +1,58 @@
+"""ZB-1p and ZB-2p: the best split order found for real times under once or twice the memory of 1F1B."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+
+from memadvisor.cost.pipelines.costs import ChunkCosts
+from memadvisor.cost.pipelines.graph import PipelineGraph, pipeline_graph
+from memadvisor.cost.pipelines.greedy import Choices, Greedy
+from memadvisor.cost.pipelines.play import durations_of, peaks, play, spans
+from memadvisor.cost.pipelines.work import Ending, PipelineOrder
+from memadvisor.cost.pipelines.zero_bubble import zb_h1, zb_h2
+
+AUTOMATIC = {"zb-1p": 1, "zb-2p": 2}
+
+
+@lru_cache(maxsize=64)
+def automatic_graph(
+    name: str, costs: tuple[ChunkCosts, ...], links: tuple[float, ...], num_microbatches: int
+) -> PipelineGraph:
+    """The order of the shortest step among the greedy ones (`Greedy`) and those drawn by hand that fit.
+
+    The limit is once or twice the most that a device holds under 1F1B, pM where all chunks are alike. Where no bytes
+    are given, W is taken to hold what B holds, one for each microbatch.
+    """
+    if not any(cost.activation_bytes for cost in costs):
+        costs = tuple(replace(cost, activation_bytes=1, weight_activation_bytes=1) for cost in costs)
+    limit_bytes = AUTOMATIC[name] * _one_forward_one_backward_bytes(costs, num_microbatches)
+    candidates = [zb_h1(len(costs), num_microbatches), zb_h2(len(costs), num_microbatches)]
+    for one_more, fill in product((False, True), repeat=2):
+        choices = Choices(one_more=one_more, fill=fill)
+        candidates.append(
+            PipelineOrder(
+                num_devices=len(costs),
+                num_chunks=len(costs),
+                num_microbatches=num_microbatches,
+                codes=Greedy(costs, links, num_microbatches, limit_bytes, choices).run(),
+                ending=Ending.POST_VALIDATED,
+            )
+        )
+    graphs = [pipeline_graph(order) for order in candidates]
+    fitting = [graph for graph in graphs if max(peaks(graph, costs)[0]) <= limit_bytes]
+    return min(fitting, key=lambda graph: _step_s(graph, costs, links))
+
+
+def _one_forward_one_backward_bytes(costs: Sequence[ChunkCosts], num_microbatches: int) -> int:
+    return max(
+        min(len(costs) - device, num_microbatches) * cost.activation_bytes
+        for device, cost in enumerate(costs)
+    )
+
+
+def _step_s(graph: PipelineGraph, costs: Sequence[ChunkCosts], links: Sequence[float]) -> float:
+    durations = durations_of(graph, costs)
+    return max(spans(graph, durations, play(graph, durations, links, blocking=False))[0])
