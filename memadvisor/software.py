@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import Software
 
 
@@ -107,9 +108,34 @@ _OPTIMIZER_STATE = {
 
 
 def find_preset(name: str) -> Preset | None:
-    """The trainer of that name, in any spelling; None for one that is not known."""
+    """The trainer of that name, in any spelling, or the one that the name begins with or holds (`PyTorch FSDP2 + TP`,
+    `Megatron-LM v3.0`); None for one that is not known.
+    """
     wanted = _plain(name)
-    return next((preset for preset in PRESETS if wanted in map(_plain, preset.names)), None)
+    exact = next((preset for preset in PRESETS if wanted in map(_plain, preset.names)), None)
+    if exact is not None or not wanted:
+        return exact
+    inside = [
+        (len(_plain(each)), preset) for preset in PRESETS for each in preset.names if _plain(each) in wanted
+    ]
+    named = [
+        (size, preset) for size, preset in inside if preset is not DDP
+    ]  # `PyTorch` is beside many a name
+    return max(named or inside, key=lambda pair: pair[0], default=(0, None))[1]
+
+
+def on_accelerator(software: Software, accelerator: Hardware, *, is_given: bool) -> Software:
+    """The same code with the dtype that the accelerator has: 8 bits of AMD's kind, and where nobody named a precision,
+    fp16 on a card that has no bf16.
+    """
+    rates, dtype = accelerator.peak_flops_per_s, software.compute_dtype
+    if dtype in rates:
+        return software
+    if dtype.startswith("float8"):
+        others = [name for name in rates if name.startswith("float8")]
+    else:
+        others = [] if is_given else [name for name in ("float16", "bfloat16") if name in rates]
+    return dataclasses.replace(software, compute_dtype=others[0]) if others else software
 
 
 def preset_named_in(text: str) -> Preset | None:
@@ -130,7 +156,9 @@ def with_precision(software: Software, precision: str) -> Software:
 
     fp32 keeps one copy of everything, 16 B a parameter. Raises UsageError for another word.
     """
-    word = re.sub(r"amp|mixed|autocast|true|[\s_-]", "", precision.lower())
+    word = re.sub(r"amp|mixed|autocast|true|[\s_+/-]", "", precision.lower())
+    if re.search(r"fp8|float8", word):  # fp8-cs, mxfp8, bf16+fp8: products in 8 bits, whatever scales them
+        return dataclasses.replace(software, compute_dtype="float8_e4m3fn")
     if word in ("fp32", "float32", "32"):
         return dataclasses.replace(
             software,
@@ -143,7 +171,6 @@ def with_precision(software: Software, precision: str) -> Software:
     dtypes = {
         **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
         **dict.fromkeys(("fp16", "float16", "half", "16"), "float16"),
-        **dict.fromkeys(("fp8", "float8", "float8e4m3fn", "bf16fp8", "fp8bf16"), "float8_e4m3fn"),
         "tf32": "tf32",
     }
     if word not in dtypes:

@@ -17,9 +17,18 @@ from memadvisor.hardware.cluster_file import load_cluster
 from memadvisor.hardware.clusters import parse_cluster
 from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
 from memadvisor.layout_table.read import LayoutCase
-from memadvisor.layout_table.spread import SCHEDULES, is_fused
+from memadvisor.layout_table.spread import SCHEDULES
+from memadvisor.layout_table.training_code import is_fused
 from memadvisor.planning.predict_layouts import predict_case
-from memadvisor.software import MODERN, PRESETS, Preset, find_preset, with_optimizer, with_precision
+from memadvisor.software import (
+    MODERN,
+    PRESETS,
+    Preset,
+    find_preset,
+    on_accelerator,
+    with_optimizer,
+    with_precision,
+)
 from memadvisor.units import parse_bytes
 
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "zero")
@@ -121,6 +130,7 @@ def _case(arguments: argparse.Namespace) -> LayoutCase:
             hint="say how they share the work: --tp N --pp N --cp N --zero STAGE; --dp follows.",
         )
     preset, software = _software(arguments)
+    software = on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None)
     layout, is_open = _layout(arguments, cluster.num_accelerators, preset, architecture.n_layers)
     step = TrainingStep(layout=layout, seq_len=_positive("seq", arguments.seq), software=software)
     return LayoutCase(architecture=architecture, step=step, cluster=cluster, micro_batch_is_open=is_open)

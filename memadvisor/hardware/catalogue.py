@@ -18,7 +18,23 @@ CATALOGUE: tuple[CatalogueEntry, ...] = DATA_CENTER_CARDS + OTHER_CARDS
 
 # Words of names that tell no device from another.
 _NOISE = frozenset(
-    ("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "gpus", "tensor", "core", "oam", "hbm2", "hbm2e")
+    (
+        "nvidia",
+        "amd",
+        "geforce",
+        "tesla",
+        "instinct",
+        "gpu",
+        "gpus",
+        "tensor",
+        "core",
+        "oam",
+        "hbm2",
+        "hbm2e",
+        "hbm3",
+        "hbm3e",
+        "google",
+    )
 )
 
 

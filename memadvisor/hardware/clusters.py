@@ -61,7 +61,7 @@ def make_cluster(
         inside = links.mesh or links.pcie
     reference = None if links is None else links.reference
     if num_nodes > 1 and across is None:
-        if reference is None:
+        if reference is None or reference.bytes_per_s is None:
             raise _unknown(accelerator, "the network between nodes", "across=400Gbps")
         across = network_link(reference.bytes_per_s, f"{reference.name}: {reference.source}")
     if num_nodes == 1 and reference is not None and per_node > max(reference.per_node, 16):

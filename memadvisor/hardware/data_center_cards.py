@@ -8,15 +8,28 @@ _HALVED = "tensor rates halved, for they are printed with sparsity"
 _HALVED = "tensor rates halved, for they are printed with sparsity"
 V100 = "NVIDIA V100 data sheet (2020), https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
 A100 = "NVIDIA A100 data sheet (2021), https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
+A100_PCIE_40 = "NVIDIA A100 40GB PCIe product brief PB-10137-001 (2020), and the A100 architecture white paper for the rates"
+A800 = "NVIDIA A800 data sheet: an A100 of slower NVLink, https://www.nvidia.com/en-us/design-visualization/a800/ for the PCIe card; NVIDIA publishes no sheet of the SXM module"
 A100_40 = "NVIDIA A100 architecture white paper (2020), table 1, https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf"
 H100 = f"NVIDIA H100 data sheet, https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; {_HALVED}"
 H100_PCIE = f"NVIDIA H100 data sheet, edition of 2022 (with the PCIe card), https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet; {_HALVED}"
 H800 = "DeepSeek-AI, Insights into DeepSeek-V3 (arXiv:2505.09343), section 2: an H100 SXM of slower NVLink and float64; NVIDIA publishes no sheet"
+H20 = "figures as reported of NVIDIA's partner sheet (2023), https://willitrunai.com/gpus/h20-96gb; NVIDIA publishes no sheet"
 H200 = f"NVIDIA H200 data sheet, https://nvdam.widen.net/s/nb5zzzsjdf/hpc-datasheet-sc23-h200-datasheet-3002446; {_HALVED}"
 GH200 = f"NVIDIA GH200 Grace Hopper Superchip data sheet, https://resources.nvidia.com/en-us-grace-cpu/grace-hopper-superchip; {_HALVED}"
 HGX_B200 = f"NVIDIA HGX platform, HGX B200, an eighth of the figures of 8 GPUs, https://www.nvidia.com/en-us/data-center/hgx/; {_HALVED}"
 DGX_B200 = "NVIDIA DGX B200 data sheet, an eighth of the figures of 8 GPUs, https://resources.nvidia.com/en-us-dgx-systems/dgx-b200-datasheet"
+HGX_B300 = f"NVIDIA HGX platform, HGX B300, an eighth of the figures of 8 GPUs, https://www.nvidia.com/en-us/data-center/hgx/; {_HALVED}"
+DGX_B300 = (
+    "NVIDIA DGX B300 user guide, https://docs.nvidia.com/dgx/dgxb300-user-guide/introduction-to-dgxb300.html"
+)
+GB300 = f"NVIDIA GB300 NVL72, a seventy-second of the rack's figures, https://www.nvidia.com/en-us/data-center/gb300-nvl72/; {_HALVED}"
 GB200 = f"NVIDIA GB200 NVL72, half of the superchip's figures, https://www.nvidia.com/en-us/data-center/gb200-nvl72/; {_HALVED}"
+P100 = "NVIDIA Tesla P100 data sheet (SXM2), https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf"
+T4 = "NVIDIA T4 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf"
+A30 = "NVIDIA A30 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions/data-center/products/a30-gpu/pdf/a30-datasheet.pdf"
+A40 = "NVIDIA A40 data sheet, https://images.nvidia.com/content/Solutions/data-center/a40/nvidia-a40-datasheet.pdf"
+L40 = "NVIDIA L40 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions/design-visualization/support-guide/NVIDIA-L40-Datasheet-January-2023.pdf"
 A10 = "NVIDIA A10 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf"
 L4 = f"NVIDIA L4 product page, https://www.nvidia.com/en-us/data-center/l4/; {_HALVED}"
 L40S = "NVIDIA L40S data sheet, https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413"
@@ -74,6 +87,14 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         sources=one_page(A100_40),
     ),
     CatalogueEntry(
+        name="A100-PCIe-40GB",
+        aliases=("nvidia a100-pcie-40gb",),
+        memory_bytes=40 * 10**9,
+        memory_bandwidth_bytes_per_s=1555e9,
+        peak_flops_per_s=_A100_FLOPS,
+        sources=one_page(A100_PCIE_40),
+    ),
+    CatalogueEntry(
         name="A100-SXM4-80GB",
         aliases=("a100", "a100-80gb", "a100-80", "a100-sxm"),
         memory_bytes=80 * 10**9,
@@ -88,6 +109,14 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bandwidth_bytes_per_s=1935e9,
         peak_flops_per_s=_A100_FLOPS,
         sources=one_page(A100),
+    ),
+    CatalogueEntry(
+        name="A800-SXM4-80GB",
+        aliases=("a800", "a800-80gb", "a800-sxm"),
+        memory_bytes=80 * 10**9,
+        memory_bandwidth_bytes_per_s=2039e9,
+        peak_flops_per_s=_A100_FLOPS,
+        sources=one_page(A800),
     ),
     CatalogueEntry(
         name="H100-PCIe-80GB",
@@ -136,6 +165,21 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         sources=one_page(H800),
     ),
     CatalogueEntry(
+        name="H20-SXM-96GB",
+        aliases=("h20", "h20-96gb", "nvidia h20"),
+        memory_bytes=96 * 10**9,
+        memory_bandwidth_bytes_per_s=4e12,
+        peak_flops_per_s={
+            "float8_e4m3fn": 296e12,
+            "float16": 148e12,
+            "bfloat16": 148e12,
+            "tf32": 74e12,
+            "float32": 44e12,
+            "float64": 1e12,
+        },
+        sources=one_page(H20),
+    ),
+    CatalogueEntry(
         name="H200-SXM-141GB",
         aliases=("h200", "h200-141gb", "h200-141", "h200-sxm"),
         memory_bytes=141 * 10**9,
@@ -175,6 +219,21 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         sources={"memory": DGX_B200, "bandwidth": DGX_B200, "flops": HGX_B200},
     ),
     CatalogueEntry(
+        name="B300-288GB",
+        aliases=("b300", "nvidia b300 sxm6 ac"),
+        memory_bytes=288 * 10**9,
+        memory_bandwidth_bytes_per_s=8e12,
+        peak_flops_per_s={
+            "float8_e4m3fn": 4500e12,
+            "float16": 2250e12,
+            "bfloat16": 2250e12,
+            "tf32": 1125e12,
+            "float32": 75e12,
+            "float64": 1.25e12,
+        },
+        sources={"memory": DGX_B300, "bandwidth": DGX_B300, "flops": HGX_B300},
+    ),
+    CatalogueEntry(
         name="GB200-186GB",
         aliases=("gb200", "gb200-192gb"),
         memory_bytes=186 * 10**9,
@@ -190,12 +249,79 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         sources=one_page(GB200),
     ),
     CatalogueEntry(
+        name="GB300-279GB",
+        aliases=("gb300", "gb300-288gb"),
+        memory_bytes=279 * 10**9,
+        memory_bandwidth_bytes_per_s=8e12,
+        peak_flops_per_s={
+            "float8_e4m3fn": 5000e12,
+            "float16": 2500e12,
+            "bfloat16": 2500e12,
+            "tf32": 1250e12,
+            "float32": 83e12,
+            "float64": 1.39e12,
+        },
+        sources=one_page(GB300),
+    ),
+    CatalogueEntry(
         name="A10-24GB",
         aliases=("a10", "nvidia a10"),
         memory_bytes=24 * 10**9,
         memory_bandwidth_bytes_per_s=600e9,
         peak_flops_per_s={"float16": 125e12, "bfloat16": 125e12, "tf32": 62.5e12, "float32": 31.2e12},
         sources=one_page(A10),
+    ),
+    CatalogueEntry(
+        name="P100-SXM2-16GB",
+        aliases=("p100", "p100-16gb"),
+        memory_bytes=16 * 10**9,
+        memory_bandwidth_bytes_per_s=732e9,
+        peak_flops_per_s={"float16": 21.2e12, "float32": 10.6e12, "float64": 5.3e12},
+        sources=one_page(P100),
+    ),
+    CatalogueEntry(
+        name="T4-16GB",
+        aliases=("t4",),
+        memory_bytes=16 * 10**9,
+        memory_bandwidth_bytes_per_s=320e9,
+        peak_flops_per_s={"float16": 65e12, "float32": 8.1e12},
+        sources=one_page(T4),
+    ),
+    CatalogueEntry(
+        name="A30-24GB",
+        aliases=("a30",),
+        memory_bytes=24 * 10**9,
+        memory_bandwidth_bytes_per_s=933e9,
+        peak_flops_per_s={
+            "float16": 165e12,
+            "bfloat16": 165e12,
+            "tf32": 82e12,
+            "float32": 10.3e12,
+            "float64": 5.2e12,
+        },
+        sources=one_page(A30),
+    ),
+    CatalogueEntry(
+        name="A40-48GB",
+        aliases=("a40",),
+        memory_bytes=48 * 10**9,
+        memory_bandwidth_bytes_per_s=696e9,
+        peak_flops_per_s={"float16": 149.7e12, "bfloat16": 149.7e12, "tf32": 74.8e12, "float32": 37.4e12},
+        sources=one_page(A40),
+    ),
+    CatalogueEntry(
+        name="L40-48GB",
+        aliases=("l40",),
+        memory_bytes=48 * 10**9,
+        memory_bandwidth_bytes_per_s=864e9,
+        peak_flops_per_s={
+            "float8_e4m3fn": 362e12,
+            "float16": 181.05e12,
+            "bfloat16": 181.05e12,
+            "tf32": 90.5e12,
+            "float32": 90.5e12,
+        },
+        sources=one_page(L40),
     ),
     CatalogueEntry(
         name="L4-24GB",

@@ -6,7 +6,7 @@ host too unless `host` says otherwise. `reference`: the vendor's own node of suc
 nobody names others; network cards belong to the node, not to the card. Rates of PCIe are those of its lanes before coding
 (16 GB/s for 16 lanes of generation 3).
 
-Latencies are those by which NCCL chooses its algorithms (ring, protocol Simple): NCCL 2.18, src/graph/tuning.cc, hwLat.
+Latencies are those by which NCCL chooses its algorithms (ring, protocol Simple): NCCL 2.12, src/graph/tuning.cc, hwLat. Of TPUs' links none is published; NVLink's is taken.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ _PCIE = "PCI Express Base Specification: 8, 16, 32 GT/s a lane in generations 3,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceNode:
-    """A vendor's node: how many accelerators, and what its network gives each of them in one direction."""
+    """A vendor's node: how many accelerators, and what its network gives each of them in one direction (None: not
+    published). A torus of TPUs counts as one node, for its links join them all.
+    """
 
     name: str
     per_node: int
-    bytes_per_s: float
+    bytes_per_s: float | None
     source: str
 
 
@@ -104,6 +106,35 @@ _DGX_GB200 = _node(
     "NVIDIA DGX GB200 data sheet, https://resources.nvidia.com/en-us-dgx-systems/dgx-superpod-gb200-datasheet",
     per_node=72,
 )
+_DGX_B300 = _node(
+    "DGX B300, 8 x 800 Gbit/s",
+    8,
+    800,
+    "NVIDIA DGX B300 user guide, https://docs.nvidia.com/dgx/dgxb300-user-guide/introduction-to-dgxb300.html",
+)
+_GB300_RACK = _node(
+    "GB300 NVL72, 72 x 800 Gbit/s",
+    72,
+    800,
+    "NVIDIA GB300 NVL72, https://www.nvidia.com/en-us/data-center/gb300-nvl72/",
+    per_node=72,
+)
+_TPU_V5E_POD = _node(
+    "a pod of 256 TPU v5e, 6.4 Tbit/s for all",
+    256,
+    25,
+    "Google Cloud TPU v5e, https://docs.cloud.google.com/tpu/docs/v5e",
+    per_node=256,
+)
+_TPU_V4_POD = ReferenceNode(
+    name="a pod of 4096 TPU v4", per_node=4096, bytes_per_s=None, source="arXiv:2304.01433"
+)
+_TPU_V5P_POD = ReferenceNode(
+    name="a slice of 6144 TPU v5p",
+    per_node=6144,
+    bytes_per_s=None,
+    source="Google Cloud TPU v5p, https://cloud.google.com/tpu/docs/v5p-training",
+)
 _FRONTIER = _node(
     "a node of Frontier, 4 x 200 Gbit/s Slingshot for 4 MI250X (8 dies)",
     4,
@@ -111,10 +142,16 @@ _FRONTIER = _node(
     "OLCF Frontier user guide, https://docs.olcf.ornl.gov/systems/frontier_user_guide.html",
 )
 _MI300X_NODE = _node(
-    "AMD's cluster reference architecture, 8 x 400 Gbit/s for 8 MI300X",
+    "a node of 8 MI300X or MI325X with 8 ConnectX-7, 8 x 400 Gbit/s",
     8,
     400,
-    "AMD Instinct MI300X cluster reference architecture guide, https://www.amd.com/en/products/accelerators/instinct/mi300.html",
+    "AMD ROCm documentation, https://rocm.docs.amd.com/en/latest/how-to/rocm-for-ai/inference/benchmark-docker/vllm-mori-distributed.html",
+)
+_MI355X_NODE = _node(
+    "a node of 8 MI355X with 8 Pollara 400, 8 x 400 Gbit/s",
+    8,
+    400,
+    "AMD ROCm documentation, https://rocm.docs.amd.com/en/latest/how-to/rocm-for-ai/inference/benchmark-docker/sglang-mori-distributed.html",
 )
 _C2C = Link(
     kind="NVLink-C2C",
@@ -130,6 +167,25 @@ _HALF_C2C = Link(
 )
 _MI250X_MESH = _fabric(200e9, "AMD MI250X product page: 8 links of 100 GB/s both ways a module, of two dies")
 _MI300X_MESH = _fabric(448e9, "AMD MI300X data sheet: 7 links of 128 GB/s both ways")
+_MI355X_MESH = _fabric(537.6e9, "AMD MI355X data sheet: 7 links of 153.6 GB/s both ways")
+_TPU_V4_MESH = Link(
+    kind="ICI",
+    bytes_per_s=300e9,
+    alpha_s=NVLINK_LATENCY_S,
+    source=f"{_TPU_V4_POD.source}: 6 links of 50 GB/s",
+)
+_TPU_V5E_MESH = Link(
+    kind="ICI",
+    bytes_per_s=200e9,
+    alpha_s=NVLINK_LATENCY_S,
+    source=f"{_TPU_V5E_POD.source}: 400 GB/s both ways",
+)
+_TPU_V5P_MESH = Link(
+    kind="ICI",
+    bytes_per_s=300e9,
+    alpha_s=NVLINK_LATENCY_S,
+    source=f"{_TPU_V5P_POD.source}: 4800 Gbit/s both ways",
+)
 
 LINKS: dict[str, DeviceLinks] = {
     "V100-SXM2-16GB": _links(3, _nvlink(150e9), _DGX_V100),
@@ -148,12 +204,34 @@ LINKS: dict[str, DeviceLinks] = {
     "GH200-144GB": _links(5, host=_C2C),
     "B200-180GB": _links(5, _nvlink(900e9), _DGX_B200),
     "GB200-186GB": _links(5, _nvlink(900e9), _DGX_GB200, host=_HALF_C2C),
+    "A100-PCIe-40GB": _links(4),
+    "A800-SXM4-80GB": _links(4, _nvlink(200e9, "NVIDIA A800: NVLink 400 GB/s both ways"), _DGX_A100),
+    "H20-SXM-96GB": _links(5, _nvlink(450e9, "as the H20 in the catalogue: NVLink 900 GB/s both ways")),
+    "B300-288GB": _links(5, _nvlink(900e9), _DGX_B300),
+    "GB300-279GB": _links(5, _nvlink(900e9), _GB300_RACK, host=_HALF_C2C),
+    "P100-SXM2-16GB": _links(3, _nvlink(80e9)),
+    "T4-16GB": _links(3),
+    "A30-24GB": _links(4),
+    "A40-48GB": _links(4),
+    "L40-48GB": _links(4),
     "A10-24GB": _links(4),
     "L4-24GB": _links(4),
     "L40S-48GB": _links(4),
     "RTX-3090-24GB": _links(4),
+    "RTX-A6000-48GB": _links(4),
+    "RTX-2080-Ti-11GB": _links(3),
+    "RTX-6000-Ada-48GB": _links(4),
     "RTX-4090-24GB": _links(4),
     "RTX-5090-32GB": _links(5),
     "MI250X-die-64GB": _links(4, _MI250X_MESH, _FRONTIER),
+    "MI250-die-64GB": _links(
+        4, _fabric(150e9, "AMD MI250 product page: 6 links of 100 GB/s both ways a module, of two dies")
+    ),
+    "MI210-64GB": _links(4, _fabric(150e9, "AMD MI210 product page: 3 links of 100 GB/s both ways")),
     "MI300X-192GB": _links(5, _MI300X_MESH, _MI300X_NODE),
+    "MI325X-256GB": _links(5, _MI300X_MESH, _MI300X_NODE),
+    "MI355X-288GB": _links(5, _MI355X_MESH, _MI355X_NODE),
+    "TPU-v4-32GB": _links(3, _TPU_V4_MESH, _TPU_V4_POD),
+    "TPU-v5e-16GB": _links(3, _TPU_V5E_MESH, _TPU_V5E_POD),
+    "TPU-v5p-95GB": _links(3, _TPU_V5P_MESH, _TPU_V5P_POD),
 }

@@ -1,4 +1,4 @@
-"""GeForce cards and AMD's accelerators; rules as in catalogue.py."""
+"""GeForce and RTX cards, AMD's accelerators, Google's TPUs; rules as in catalogue.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from memadvisor.hardware.entry import CatalogueEntry, one_page
 GA102 = "NVIDIA Ampere GA102 GPU architecture white paper (v2), table of the GeForce RTX 3090, https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
 ADA = "NVIDIA Ada GPU architecture white paper, table of the GeForce RTX 4090, https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
 RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper, table of the GeForce RTX 5090, https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
+RTX_A6000 = "NVIDIA Ampere GA102 GPU architecture white paper (v2), table of the RTX A6000, https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
+RTX_6000_ADA = "NVIDIA Ada GPU architecture white paper, table of the RTX 6000 Ada, https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+TURING = "NVIDIA Turing GPU architecture white paper, table of the GeForce RTX 2080 Ti, https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf"
+MI210 = (
+    "AMD Instinct MI210 product page, https://www.amd.com/en/products/accelerators/instinct/mi200/mi210.html"
+)
+MI250 = "AMD Instinct MI250 product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250.html"
+MI325X = "AMD Instinct MI325X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/product-briefs/instinct-mi325x-datasheet.pdf"
+MI355X = "AMD Instinct MI355X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/product-briefs/amd-instinct-mi355x-gpu-brochure.pdf"
+TPU_V4 = "Jouppi et al., TPU v4 (arXiv:2304.01433), table 4"
+TPU_V5E = "Google Cloud TPU v5e, https://docs.cloud.google.com/tpu/docs/v5e"
+TPU_V5P = "Google Cloud TPU v5p, https://cloud.google.com/tpu/docs/v5p-training"
 MI250X = "AMD Instinct MI250X product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
 MI300X = "AMD Instinct MI300X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
 
@@ -18,6 +30,22 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bandwidth_bytes_per_s=936e9,
         peak_flops_per_s={"float16": 71e12, "bfloat16": 71e12, "tf32": 35.6e12, "float32": 35.6e12},
         sources=one_page(GA102),
+    ),
+    CatalogueEntry(
+        name="RTX-A6000-48GB",
+        aliases=("rtx a6000", "a6000"),
+        memory_bytes=48 * 10**9,
+        memory_bandwidth_bytes_per_s=768e9,
+        peak_flops_per_s={"float16": 154.8e12, "bfloat16": 154.8e12, "tf32": 77.4e12, "float32": 38.7e12},
+        sources=one_page(RTX_A6000),
+    ),
+    CatalogueEntry(
+        name="RTX-2080-Ti-11GB",
+        aliases=("rtx 2080 ti",),
+        memory_bytes=11 * 10**9,
+        memory_bandwidth_bytes_per_s=616e9,
+        peak_flops_per_s={"float16": 53.8e12, "float32": 13.4e12},
+        sources=one_page(TURING),
     ),
     CatalogueEntry(
         name="RTX-4090-24GB",
@@ -32,6 +60,20 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 82.6e12,
         },
         sources=one_page(ADA),
+    ),
+    CatalogueEntry(
+        name="RTX-6000-Ada-48GB",
+        aliases=("rtx 6000 ada", "rtx 6000 ada generation"),
+        memory_bytes=48 * 10**9,
+        memory_bandwidth_bytes_per_s=960e9,
+        peak_flops_per_s={
+            "float8_e4m3fn": 728.5e12,
+            "float16": 364.2e12,
+            "bfloat16": 364.2e12,
+            "tf32": 182.1e12,
+            "float32": 91.1e12,
+        },
+        sources=one_page(RTX_6000_ADA),
     ),
     CatalogueEntry(
         name="RTX-5090-32GB",
@@ -49,7 +91,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         name="MI250X-die-64GB",
-        aliases=("mi250x", "amd instinct mi250x"),
+        aliases=("mi250x", "amd instinct mi250x", "mi250x gcd"),
         memory_bytes=64 * 10**9,
         memory_bandwidth_bytes_per_s=1.6e12,
         peak_flops_per_s={
@@ -59,6 +101,27 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float64": 47.85e12,
         },
         sources=one_page(MI250X),
+    ),
+    CatalogueEntry(
+        name="MI250-die-64GB",
+        aliases=("mi250", "amd instinct mi250"),
+        memory_bytes=64 * 10**9,
+        memory_bandwidth_bytes_per_s=1.6e12,
+        peak_flops_per_s={
+            "float16": 181.05e12,
+            "bfloat16": 181.05e12,
+            "float32": 45.25e12,
+            "float64": 45.25e12,
+        },
+        sources=one_page(MI250),
+    ),
+    CatalogueEntry(
+        name="MI210-64GB",
+        aliases=("mi210",),
+        memory_bytes=64 * 10**9,
+        memory_bandwidth_bytes_per_s=1.6e12,
+        peak_flops_per_s={"float16": 181e12, "bfloat16": 181e12, "float32": 45.3e12, "float64": 45.3e12},
+        sources=one_page(MI210),
     ),
     CatalogueEntry(
         name="MI300X-192GB",
@@ -74,5 +137,58 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float64": 163.4e12,
         },
         sources=one_page(MI300X),
+    ),
+    CatalogueEntry(
+        name="MI325X-256GB",
+        aliases=("mi325x",),
+        memory_bytes=256 * 10**9,
+        memory_bandwidth_bytes_per_s=6e12,
+        peak_flops_per_s={
+            "float8_e4m3fnuz": 2614.9e12,
+            "float16": 1307.4e12,
+            "bfloat16": 1307.4e12,
+            "tf32": 653.7e12,
+            "float32": 163.4e12,
+            "float64": 163.4e12,
+        },
+        sources=one_page(MI325X),
+    ),
+    CatalogueEntry(
+        name="MI355X-288GB",
+        aliases=("mi355x",),
+        memory_bytes=288 * 10**9,
+        memory_bandwidth_bytes_per_s=8e12,
+        peak_flops_per_s={
+            "float8_e4m3fn": 5033.2e12,
+            "float16": 2516.6e12,
+            "bfloat16": 2516.6e12,
+            "float32": 157.3e12,
+            "float64": 78.6e12,
+        },
+        sources=one_page(MI355X),
+    ),
+    CatalogueEntry(
+        name="TPU-v4-32GB",
+        aliases=("tpu v4", "tpuv4"),
+        memory_bytes=32 * 10**9,
+        memory_bandwidth_bytes_per_s=1200e9,
+        peak_flops_per_s={"bfloat16": 275e12},
+        sources=one_page(TPU_V4),
+    ),
+    CatalogueEntry(
+        name="TPU-v5e-16GB",
+        aliases=("tpu v5e", "tpu v5 lite"),
+        memory_bytes=16 * 10**9,
+        memory_bandwidth_bytes_per_s=819e9,
+        peak_flops_per_s={"bfloat16": 197e12},
+        sources=one_page(TPU_V5E),
+    ),
+    CatalogueEntry(
+        name="TPU-v5p-95GB",
+        aliases=("tpu v5p",),
+        memory_bytes=95 * 10**9,
+        memory_bandwidth_bytes_per_s=2765e9,
+        peak_flops_per_s={"bfloat16": 459e12},
+        sources=one_page(TPU_V5P),
     ),
 )

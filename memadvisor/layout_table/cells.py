@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,8 +18,12 @@ _LARGEST = {
     "grad_accum": 10**7,
     "global_batch_seqs": 10**9,
 }
+# 8k tokens of a sequence are 8192; 4M tokens of a batch, and 7B parameters, are decimal.
+_BINARY = ("seq_len",)
+_NUMBER = re.compile(r"([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmbtKMBT]?)", re.ASCII)
 _EMPTY = ("", "-", "na", "n/a", "nan", "null")
 _YES = ("true", "yes", "on", "1", "1.0", "y", "t")
+_PLACES = ("cpu", "host", "nvme", "disk")  # where something is offloaded to: that it is
 _NO = ("false", "no", "off", "0", "0.0", "n", "f", "none")
 
 
@@ -33,44 +38,45 @@ class Cells:
         return self.texts.get(column)
 
     def whole(self, column: str) -> int | None:
-        """A positive whole number; `8.0` is one, as other programs write it. Raises UsageError for anything else."""
-        text = self.texts.get(column)
-        if text is None:
+        """A positive whole number; `8.0`, `1,024` and `1_024` are some. Raises UsageError for anything else."""
+        value = self._value(column)
+        if value is None:
             return None
-        try:
-            value = float(text.replace("_", ""))
-        except ValueError:
-            value = math.nan
         if not (1 <= value < 2**53 and value == int(value)):
-            raise UsageError(f"{column} is {text!r}, which is no positive whole number.")
+            raise UsageError(f"{column} is {self.texts[column]!r}, which is no positive whole number.")
         if value > _LARGEST.get(column, 2**53):
-            raise UsageError(f"{column} is {text!r}, which is beyond all that is trained.")
+            raise UsageError(f"{column} is {self.texts[column]!r}, which is beyond all that is trained.")
         return int(value)
 
     def count(self, column: str) -> int | None:
         """A whole number, which may be 0."""
-        text = self.texts.get(column)
-        return 0 if text in ("0", "0.0") else self.whole(column)
+        return 0 if self.texts.get(column) in ("0", "0.0") else self.whole(column)
 
     def number(self, column: str) -> float | None:
         """A positive number. Raises UsageError for anything else."""
-        text = self.texts.get(column)
-        if text is None:
-            return None
-        try:
-            value = float(text.replace("_", ""))
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and value > 0):
-            raise UsageError(f"{column} is {text!r}, which is no positive number.")
+        value = self._value(column)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{column} is {self.texts[column]!r}, which is no positive number.")
         return value
+
+    def _value(self, column: str) -> float | None:
+        """The number that a cell has; nan for words; None for no cell and for `none`."""
+        text = self.texts.get(column)
+        if text is None or text.lower() == "none":
+            return None
+        match = _NUMBER.fullmatch(text)
+        if match is None:
+            return math.nan
+        digits, suffix = match.groups()
+        thousand = 1024.0 if column in _BINARY else 1000.0
+        return float(re.sub("[,_]", "", digits)) * thousand ** " kmbt".index(suffix.lower() or " ")
 
     def flag(self, column: str) -> bool | None:
         """Yes or no. Raises UsageError for anything else."""
         text = self.texts.get(column)
         if text is None:
             return None
-        if text.lower() in _YES:
+        if text.lower() in _YES or text.lower() in _PLACES:
             return True
         if text.lower() in _NO:
             return False

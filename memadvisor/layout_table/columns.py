@@ -25,7 +25,7 @@ def _column(name: str, aliases: str, meaning: str, without: str) -> Column:
 
 MODEL = (
     _column("model", "model_name", "name of the model; with no shape beside it, one that `memadvisor estimate --model` knows", "shape columns are needed"),
-    _column("n_layers", "num_layers layers n_layer num_hidden_layers", "transformer layers", "those of the named model"),
+    _column("n_layers", "num_layers layers n_layer num_hidden_layers", "transformer layers", "those of the named model, as is every shape that the row does not give"),
     _column("hidden", "hidden_size d_model n_embd embed_dim hidden_dim", "width of the residual stream", "that of the named model"),
     _column("n_heads", "num_heads num_attention_heads attention_heads n_head heads", "query heads", "hidden / 128"),
     _column("n_kv_heads", "num_kv_heads num_key_value_heads kv_heads num_query_groups", "key and value heads", "n_heads"),
@@ -62,15 +62,16 @@ SPREAD = (
     _column("tp", "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size tp_degree mp model_parallel", "ranks that share each matrix", "1"),
     _column("cp", "context_parallel context_parallel_size cp_size cp_degree", "ranks that share each sequence", "1"),
     _column("ep", "expert_parallel expert_parallel_size expert_model_parallel_size ep_size ep_degree", "ranks that share the experts", "1"),
-    _column("shard", "hsdp_shard shard_group_size fsdp_size", "replicas among which ZeRO shards", "all; gpus_per_node for HYBRID_SHARD"),
+    _column("shard", "dp_shard hsdp_shard shard_group_size fsdp_size data_parallel_shard_degree", "replicas among which ZeRO shards", "all; gpus_per_node for HYBRID_SHARD"),
+    _column("replicate", "dp_replicate data_parallel_replicate_degree", "groups of such replicas; dp is shard replicate", "not used"),
     _column("zero_stage", "zero zero_equiv zero_level", "ZeRO stage 0 to 3", "of `strategy`; else the trainer's own"),
-    _column("strategy", "sharding_strategy", "FSDP's word: NO_SHARD, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD", "zero_stage"),
-    _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
+    _column("strategy", "sharding_strategy", "a word for it: NO_SHARD or DDP (0), SHARD_GRAD_OP (2), FULL_SHARD or FSDP (3), HYBRID_SHARD or HSDP (3 in groups), ZeRO-1 ...", "zero_stage"),
+    _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size local_batch_size batch_size_per_gpu", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
     _column("grad_accum", "gradient_accumulation_steps gradient_accumulation ga gas n_microbatches num_microbatches", "microbatches of a step and replica", "global_batch_seqs / (dp micro_batch_size), rounded up; where they disagree, the global batch counts"),
     _column("global_batch_seqs", "global_batch_size gbs global_batch train_batch_size batch_size", "sequences of a step", "dp micro_batch_size grad_accum"),
     _column("global_batch_tokens", "tokens_per_step batch_tokens", "tokens of a step", "global_batch_seqs seq_len"),
     _column("schedule", "pp_schedule pipeline_schedule pp_engine", "gpipe, 1f1b (dapple, pipedream-flush), interleaved (1f1b-i), breadth-first, 2bw (pipedream-2bw), chimera, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, dualpipe, bpipe", "1f1b; interleaved where there are chunks"),
-    _column("chunks", "interleave_v virtual_stages vpp virtual_pp virtual_pipeline num_model_chunks virtual_pipeline_model_parallel_size", "parts of the model on each pipeline rank", "1; of an interleaved schedule one layer a part"),
+    _column("chunks", "interleave_v virtual_stages vpp vp virtual_pp virtual_pipeline num_model_chunks virtual_pipeline_model_parallel_size", "parts of the model on each pipeline rank", "1; of an interleaved schedule one layer a part"),
     _column("layers_per_virtual_stage", "num_layers_per_virtual_pipeline_stage", "layers of such a part", "by chunks"),
     _column("sequence_parallel", "seq_parallel sp", "norms and dropout share out tokens among tensor ranks", "the trainer's own"),
     _column("context_kind", "cp_kind cp_comm_type", "ring (p2p) or ulysses (a2a)", "ring"),
@@ -81,12 +82,13 @@ SPREAD = (
 )  # fmt: skip
 
 CODE = (
-    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, deepspeed, ddp", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults"),
+    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, deepspeed, ddp", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
     _column("source", "reference url", "where the row is from; a trainer's repository in it says which trainer ran", "none"),
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
     _column("precision", "dtype mixed_precision", "bf16, fp16, fp8, tf32, fp32, amp_bf16", "the trainer's own; fp16 on a V100"),
     _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),
     _column("dropout", "", "there is dropout", "the trainer's own"),
+    _column("compile", "torch_compile compiled", "torch.compile fuses what is pointwise", "the trainer's own"),
     _column("optimizer", "", "adamw, adam8bit, sgd, momentum, lion, muon", "adamw"),
 )  # fmt: skip
 

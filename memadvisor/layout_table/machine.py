@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from functools import lru_cache
 
@@ -14,10 +15,11 @@ from memadvisor.layout_table.cells import Cells
 
 USUAL_GPU = "A100-80GB"
 _PLAIN_NETWORK_BYTES_PER_S = 25e9  # 200 Gbit/s a node, where neither the table nor the vendor says more
+_SIZE = re.compile(r"[\s_-]*\b(\d+)\s*(?:gb|gib|g)\b", re.IGNORECASE)
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([gt])(b|bit|bits|B)(?:/s|ps)\b", re.IGNORECASE)
 # Gbit/s of one port of four lanes: InfiniBand Trade Association, roadmap.
 _INFINIBAND = {"fdr": 56, "edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}
-_GENERATION = re.compile(r"(?:(\d+)\s*x\s*)?\b(fdr|edr|hdr|ndr|xdr)(\d{3})?\b", re.IGNORECASE)
+_GENERATION = re.compile(r"(?:(\d+)\s*x\s*|\b)(fdr|edr|hdr|ndr|xdr)(\d{3})?\b", re.IGNORECASE)
 
 
 def cluster_of(cells: Cells, num_accelerators: int) -> Cluster:
@@ -36,7 +38,12 @@ def cluster_of(cells: Cells, num_accelerators: int) -> Cluster:
     num_nodes = num_accelerators // per_node
     if nodes is not None and nodes != num_nodes:
         raise UsageError(f"{nodes} nodes of {per_node} are not {num_accelerators} accelerators.")
-    return _cluster(accelerator.name, num_nodes, per_node, cells.text("interconnect"))
+    cluster = _cluster(accelerator.name, num_nodes, per_node, cells.text("interconnect"))
+    return (
+        cluster
+        if cluster.accelerator == accelerator
+        else dataclasses.replace(cluster, accelerator=accelerator)
+    )
 
 
 def _accelerator(cells: Cells) -> Hardware:
@@ -44,12 +51,19 @@ def _accelerator(cells: Cells) -> Hardware:
     if name is None:
         cells.note(f"no gpu: {USUAL_GPU} is taken")
         name = USUAL_GPU
+    name = re.sub(r"^\s*\d+\s*x\s+|^\s*\d+x(?=[a-z])", "", name, flags=re.IGNORECASE)
     memory = cells.number("gpu_mem_gb")
-    exact = None if memory is None else named_hardware(f"{name} {memory:g}GB")
-    found = exact or named_hardware(name)
-    if found is None:
+    sized = None if memory is None else named_hardware(f"{_SIZE.sub('', name)} {memory:g}GB")
+    found = sized or named_hardware(name)
+    if found is not None:
+        return found
+    # A size that the catalogue has not (A100 of 64 GB): the device is known, and its memory is what the row says.
+    size = _SIZE.search(name)
+    plain = named_hardware(_SIZE.sub("", name))
+    if size is None or plain is None:
         raise UnknownHardwareError(f"{name!r} is no accelerator of the catalogue.")
-    return found
+    cells.note(f"{name} is taken for {plain.name} with {size.group(1)} GB")
+    return dataclasses.replace(plain, memory_bytes=int(size.group(1)) * 10**9)
 
 
 def _usual_per_node(accelerator: Hardware, num_accelerators: int) -> int:

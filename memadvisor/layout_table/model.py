@@ -11,6 +11,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from memadvisor.architecture import Architecture, Experts
 from memadvisor.architectures.load import named_architecture
@@ -19,7 +20,8 @@ from memadvisor.layout_table.cells import Cells
 
 _GATED = "llama mistral mixtral qwen gemma deepseek phi3 phi4 yi smollm olmo falcon3 baichuan internlm glm granite kimi grok"
 _PLAIN = "gpt opt bloom mpt megatron falcon pythia neox turing mtnlg bert cerebras phi galactica starcoder"
-_NUMBER = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmbt]?)\s*", re.IGNORECASE)
+_WHOLE = ("n_heads", "n_kv_heads", "head_dim", "ffn", "vocab")
+_FLAGS = ("gated_mlp", "tied_embeddings", "biases", "causal")
 MEGATRON_VOCAB = 50257  # GPT-2's
 
 
@@ -51,24 +53,49 @@ def architecture_of(cells: Cells, *, seq_len: int, tensor: int) -> Architecture:
     """The architecture of a row: of its columns of shapes, else of its model's name. Raises UsageError for shapes that make
     no sense and for names that are not known.
     """
-    name = cells.text("model")
-    if cells.text("n_layers") is None and cells.text("hidden") is None and name is not None:
-        return _named(cells, name)
+    known = _named(cells)
+    if known is not None:
+        return known
     shape = _shape(cells, seq_len, tensor)
     if shape.vocab is None:
         cells.note("no vocab: the usual one is taken")
     return _build(shape)
 
 
-def _named(cells: Cells, name: str) -> Architecture:
-    known = named_architecture(name)
+def _named(cells: Cells) -> Architecture | None:
+    """The published model of that name, with what the row says otherwise; None where its layers or width are others."""
+    name = cells.text("model")
+    n_layers, hidden = cells.whole("n_layers"), cells.whole("hidden")
+    known = None if name is None else named_architecture(name)
     if known is None:
-        raise UsageError(f"{name!r} is no known model, and n_layers and hidden are not given.")
-    vocab, tied = cells.whole("vocab"), cells.flag("tied_embeddings")
-    return dataclasses.replace(
-        known,
-        vocab=known.vocab if vocab is None else vocab,
-        tied_embeddings=known.tied_embeddings if tied is None else tied,
+        if n_layers is None and hidden is None and name is not None:
+            raise UsageError(f"{name!r} is no known model, and n_layers and hidden are not given.")
+        return None
+    if n_layers not in (None, known.n_layers) or hidden not in (None, known.hidden):
+        return None
+    said: dict[str, int | bool | None] = {column: cells.whole(column) for column in _WHOLE}
+    said |= {column: cells.flag(column) for column in _FLAGS}
+    changes: dict[str, Any] = {column: value for column, value in said.items() if value is not None}
+    if "n_heads" in changes:
+        changes.setdefault("n_kv_heads", min(known.n_kv_heads, changes["n_heads"]))
+        changes.setdefault("head_dim", max(1, known.hidden // changes["n_heads"]))
+    if cells.text("n_experts") is not None:
+        experts = _experts(cells)
+        changes["experts"] = None if experts is None else _experts_of(experts, known.ffn)
+    found = dataclasses.replace(known, **changes)
+    if found.n_heads % found.n_kv_heads:
+        raise UsageError(f"{found.n_kv_heads} key heads do not divide {found.n_heads} heads.")
+    return found
+
+
+def _experts_of(experts: tuple[int, int, int | None, int, int], ffn: int) -> Experts:
+    count, chosen, expert_ffn, shared, first_dense = experts
+    return Experts(
+        num_experts=count,
+        experts_per_token=chosen,
+        expert_ffn=expert_ffn or ffn,
+        shared_ffn=shared,
+        first_dense=first_dense,
     )
 
 
@@ -109,16 +136,7 @@ def gated_by_name(name: str) -> bool | None:
 
 def _variant(shape: _Shape, gated: bool, tied: bool) -> Architecture:
     ffn = shape.ffn or usual_ffn(shape.hidden, gated)
-    experts = None
-    if shape.experts is not None:
-        count, chosen, expert_ffn, shared, first_dense = shape.experts
-        experts = Experts(
-            num_experts=count,
-            experts_per_token=chosen,
-            expert_ffn=expert_ffn or ffn,
-            shared_ffn=shared,
-            first_dense=first_dense,
-        )
+    experts = None if shape.experts is None else _experts_of(shape.experts, ffn)
     positions = shape.positions if shape.positions is not None else (0 if gated else shape.seq_len)
     vocab = shape.vocab or (32000 if gated else padded_vocab(MEGATRON_VOCAB, shape.tensor))
     return Architecture(
@@ -185,7 +203,7 @@ def _shape(cells: Cells, seq_len: int, tensor: int) -> _Shape:
         biases=cells.flag("biases"),
         causal="bert" not in name.lower() if causal is None else causal,
         experts=_experts(cells),
-        num_parameters=_parameters(cells),
+        num_parameters=cells.number("n_params"),
         billions=cells.number("params_b"),
         seq_len=seq_len,
         tensor=tensor,
@@ -202,18 +220,3 @@ def _experts(cells: Cells) -> tuple[int, int, int | None, int, int] | None:
         raise UsageError(f"a token passes {chosen} of {count} experts.")
     first_dense, shared = cells.count("first_dense") or 0, cells.count("shared_ffn") or 0
     return count, chosen, cells.whole("expert_ffn"), shared, first_dense
-
-
-def _parameters(cells: Cells) -> float | None:
-    """A number of parameters: `6658859008`, `6.7e9`, `6.7B`."""
-    text = cells.text("n_params")
-    if text is None:
-        return None
-    match = _NUMBER.fullmatch(text)
-    try:
-        value = float(match.group(1)) if match else 0.0
-    except ValueError:
-        value = 0.0
-    if match is None or not 0 < value < 1e18:
-        raise UsageError(f"n_params is {text!r}, which is no number of parameters.")
-    return value * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match.group(2).lower()]

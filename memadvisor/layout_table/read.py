@@ -80,5 +80,5 @@ def _case(row: Cells) -> LayoutCase:
         seq_len = 2048
     architecture = architecture_of(row, seq_len=seq_len, tensor=degrees.tensor)
     cluster = cluster_of(row, degrees.num_ranks)
-    step, is_open = step_of(row, degrees, architecture, seq_len, cluster.accelerator.name, cluster.per_node)
+    step, is_open = step_of(row, degrees, architecture, seq_len, cluster)
     return LayoutCase(architecture=architecture, step=step, cluster=cluster, micro_batch_is_open=is_open)

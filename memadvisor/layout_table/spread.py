@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.hardware.cluster import Cluster
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.layout_table.cells import Cells
-from memadvisor.software import (
-    FSDP,
-    LLM_FOUNDRY,
-    MEGATRON_2021,
-    MODERN,
-    Preset,
-    find_preset,
-    preset_named_in,
-    with_optimizer,
-    with_precision,
-)
+from memadvisor.layout_table.training_code import STRATEGIES, plain_word, software_of, strategy_stage
+from memadvisor.software import Preset
 
 SCHEDULES = {
     "1f1b": "1f1b dapple pipedreamflush",
@@ -38,16 +29,6 @@ SCHEDULES = {
     "bpipe": "bpipe",
 }
 _SCHEDULE_BY_WORD = {word: name for name, words in SCHEDULES.items() for word in words.split()}
-_STRATEGIES = {
-    "noshard": 0,
-    "ddp": 0,
-    "shardgradop": 2,
-    "fullshard": 3,
-    "hybridshard": 3,
-    "fsdp": 3,
-    "hsdp": 3,
-}
-_WITHOUT_FLASH = ("V100", "A100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +52,8 @@ def degrees_of(cells: Cells) -> Degrees:
     if ranks is None and cells.text("nodes") and cells.text("gpus_per_node"):
         ranks = (cells.whole("nodes") or 1) * (cells.whole("gpus_per_node") or 1)
     inner = tensor * pipeline * context
+    if data is None and cells.text("replicate") is not None:
+        data = (cells.whole("shard") or 1) * (cells.whole("replicate") or 1)
     if data is None:
         if ranks is not None and ranks % inner:
             raise UsageError(
@@ -85,17 +68,17 @@ def degrees_of(cells: Cells) -> Degrees:
 
 
 def step_of(
-    cells: Cells, degrees: Degrees, architecture: Architecture, seq_len: int, gpu: str, per_node: int
+    cells: Cells, degrees: Degrees, architecture: Architecture, seq_len: int, cluster: Cluster
 ) -> tuple[TrainingStep, bool]:
     """The step of a row, and whether its micro-batch size is left open (then it is 1 here)."""
-    preset, software = _software(cells, architecture, gpu)
+    preset, software = software_of(cells, architecture, cluster.accelerator)
     micro_batch_size, num_microbatches, is_open = _batch(cells, degrees, seq_len)
     chunks, schedule = _schedule(cells, degrees, architecture)
-    sequence_parallel = cells.flag("sequence_parallel")
+    sequence_parallel = _sequence_parallel(cells)
     zero_stage = _zero_stage(cells, preset)
     shard = cells.whole("shard")
-    if shard is None and _word(cells.text("strategy") or "") in ("hybridshard", "hsdp"):
-        shard = min(per_node, degrees.data)
+    if shard is None and plain_word(cells.text("strategy") or "") in ("hybridshard", "hsdp"):
+        shard = min(cluster.per_node, degrees.data)
     layout = Layout(
         data=degrees.data,
         tensor=degrees.tensor,
@@ -111,7 +94,7 @@ def step_of(
         context_kind=_context_kind(cells),
         micro_batch_size=micro_batch_size,
         num_microbatches=num_microbatches,
-        recompute=recompute_word(cells.text("recompute")),
+        recompute=recomputeplain_word(cells.text("recompute")),
         offload_optimizer=cells.flag("offload_optimizer") or False,
         offload_parameters=cells.flag("offload_parameters") or False,
         offload_activations=_share(cells, "offload_activations"),
@@ -148,7 +131,7 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture) -> tup
     text = cells.text("schedule")
     schedule = None
     if text is not None:
-        schedule = _SCHEDULE_BY_WORD.get(_word(text))
+        schedule = _SCHEDULE_BY_WORD.get(plain_word(text))
         if schedule is None:
             raise UsageError(f"{text!r} is no known schedule; known are {', '.join(SCHEDULES)}.")
     chunks = cells.whole("chunks")
@@ -166,103 +149,66 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture) -> tup
     return chunks or 1, schedule
 
 
-def _software(cells: Cells, architecture: Architecture, gpu: str) -> tuple[Preset, Software]:
-    preset = _preset(cells, architecture, gpu)
-    software = preset.software
-    mode, precision, attention = (cells.text(name) for name in ("mp_mode", "precision", "attention"))
-    if mode is not None:
-        software = _composer(software, mode)
-    if precision is None and gpu.startswith("V100") and software.compute_dtype == "bfloat16":
-        precision = "fp16"
-    if precision is not None:
-        software = with_precision(software, precision)
-    if attention is not None:
-        software = dataclasses.replace(software, fused_attention=is_fused(attention))
-    dropout, optimizer = cells.flag("dropout"), cells.text("optimizer")
-    if dropout is not None:
-        software = dataclasses.replace(software, dropout=dropout)
-    if optimizer is not None:
-        software = with_optimizer(software, optimizer)
-    return preset, software
-
-
-def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
-    framework = cells.text("framework")
-    if framework is not None:
-        preset = find_preset(framework)
-        if preset is None:
-            cells.note(f"framework {framework!r} is not known: today's defaults are taken")
-            return MODERN
-        return preset
-    if cells.text("mp_mode") is not None:
-        return LLM_FOUNDRY
-    if cells.text("strategy") is not None:
-        return FSDP
-    named = preset_named_in(cells.text("source") or "")
-    if named is not None and not (named is MEGATRON_2021 and not gpu.startswith(_WITHOUT_FLASH)):
-        return named
-    if not architecture.gated_mlp and gpu.startswith(_WITHOUT_FLASH):
-        return MEGATRON_2021
-    return MODERN
-
-
-def _composer(software: Software, mode: str) -> Software:
-    word = mode.upper()
-    if word not in ("PURE", "DEFAULT", "FULL"):
-        raise UsageError(f"mp_mode is {mode!r}; it is PURE, DEFAULT or FULL.")
-    if word == "FULL":
-        return with_precision(software, "fp32")
-    return dataclasses.replace(software, reduce_bytes=2 if word == "PURE" else 4)
-
-
 def _zero_stage(cells: Cells, preset: Preset) -> int:
-    text, strategy = cells.text("zero_stage"), cells.text("strategy")
+    text = cells.text("zero_stage")
     if text is not None:
-        match = re.fullmatch(r"(?:zero|stage)?[\s_-]*([0-3])(?:\.0)?", text.lower())
-        if match is None:
+        word = plain_word(text)
+        stage = STRATEGIES.get(word)
+        match = re.fullmatch(r"(?:zero|stage|zerostage)?([0-3])0?", word)
+        if stage is None and match is None:
             raise UsageError(f"zero_stage is {text!r}; it is 0, 1, 2 or 3.")
-        return int(match.group(1))
-    if strategy is None:
+        return int(match.group(1)) if match is not None else stage or 0
+    if cells.text("strategy") is None:
         return preset.zero_stage
-    if _word(strategy) not in _STRATEGIES:
-        raise UsageError(f"{strategy!r} is no sharding strategy of FSDP.")
-    return _STRATEGIES[_word(strategy)]
+    stage = strategy_stage(cells)
+    if stage is None:
+        cells.note(f"strategy {cells.text('strategy')!r} is not understood")
+        return preset.zero_stage
+    return stage
 
 
-def recompute_word(text: str | None) -> str:
+def recomputeplain_word(text: str | None) -> str:
     """What is recomputed, from the words that tables use. Raises UsageError for words that say nothing."""
     words = (text or "none").lower()
-    word = _word(words.split("(")[0])
+    word = plain_word(words.split("(")[0])
     if word in ("none", "no", "false", "off", "0", "00", "without", "noact"):
         return "none"
-    if any(part in words for part in ("selective", "attncore", "attn core", "core_attn", "sac")):
+    if any(part in words for part in ("selective", "attncore", "attn core", "core_attn", "sac", "scores")):
         return "selective"
     if any(part in words for part in ("norm", "swiglu", "act func", "pointwise")):
         return "pointwise"
-    if word in ("full", "true", "yes", "on", "1", "10", "everylayer", "all", "uniform", "block", "layer"):
+    if word in (
+        "full",
+        "true",
+        "yes",
+        "on",
+        "1",
+        "10",
+        "everylayer",
+        "all",
+        "alllayers",
+        "uniform",
+        "block",
+        "layer",
+        "ac",
+    ):
         return "full"
     raise UsageError(f"recompute is {text!r}; it is none, selective, pointwise or full.")
 
 
-def is_fused(text: str) -> bool:
-    """Whether scores stay out of memory. Raises UsageError for a word that does not say."""
-    word = _word(text)
-    if word.startswith(("flash", "fused", "sdpa", "triton", "xformers", "cudnn", "memeff", "fa2", "fa3")):
+def _sequence_parallel(cells: Cells) -> bool | None:
+    """Yes or no; some tables give the number of ranks that share a sequence so."""
+    text = cells.text("sequence_parallel")
+    if text is not None and text.isdigit() and int(text) > 1:
         return True
-    if word in ("true", "yes", "on", "1"):
-        return True
-    if word.startswith(("unfused", "eager", "math", "torch", "naive", "standard", "noflash", "core")):
-        return False
-    if word in ("false", "no", "off", "0", "none"):
-        return False
-    raise UsageError(f"attention is {text!r}; it is flash or unfused.")
+    return cells.flag("sequence_parallel")
 
 
 def _context_kind(cells: Cells) -> str:
     text = cells.text("context_kind")
-    if text is None or _word(text) in ("ring", "p2p", "allgather"):
+    if text is None or plain_word(text) in ("ring", "p2p", "allgather"):
         return "ring"
-    if _word(text) in ("ulysses", "a2a", "alltoall"):
+    if plain_word(text) in ("ulysses", "a2a", "alltoall"):
         return "ulysses"
     raise UsageError(f"context_kind is {text!r}; it is ring or ulysses.")
 
@@ -288,7 +234,3 @@ def _share(cells: Cells, column: str) -> float:
     if not 0 <= value <= 1:
         raise UsageError(f"{column} is {text!r}; it is a share of 0 to 1.")
     return value
-
-
-def _word(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())

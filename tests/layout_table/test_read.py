@@ -177,6 +177,85 @@ def test_a_micro_batch_that_nobody_names_is_open():
     assert case_of(dp="4", global_batch_seqs="64", grad_accum="4").step.layout.micro_batch_size == 4
 
 
+def test_what_a_known_model_has_and_the_row_does_not_say():
+    nothing = dict.fromkeys(GPT)
+    case = case_of(
+        **nothing | {"model": "Meta-Llama-3-8B", "seq_len": "8k", "gpu": "8xH100", "vocab": "128,512"}
+    )
+    assert (case.architecture.n_kv_heads, case.architecture.ffn, case.architecture.vocab) == (
+        8,
+        14336,
+        128512,
+    )
+    assert case.step.seq_len == 8192
+
+    same = case_of(**nothing | {"model": "Llama-3-8B", "n_layers": "32", "hidden": "4096", "gpu": "H100"})
+    assert same.architecture.vocab == 128256
+    other = case_of(**nothing | {"model": "Llama-3-8B", "n_layers": "16", "hidden": "4096", "gpu": "H100"})
+    assert (other.architecture.n_layers, other.architecture.gated_mlp) == (16, True)
+
+
+def test_a_size_that_the_catalogue_has_not():
+    row = read_one(gpu="A100-64GB")
+    assert row.case.cluster.accelerator.memory_bytes == 64 * 10**9 and "64 GB" in row.notes[0]
+    assert case_of(gpu="A100", gpu_mem_gb="40").cluster.accelerator.name == "A100-SXM4-40GB"
+
+
+def test_replicas_as_groups_of_shards():
+    layout = case_of(dp_replicate="4", dp_shard="8", strategy="HSDP").step.layout
+    assert (layout.data, layout.shard, layout.zero_stage) == (32, 8, 3)
+    assert case_of(dp="16", strategy="HYBRID_SHARD").step.layout.shard == 8
+
+
+@pytest.mark.parametrize(
+    ("columns", "software"),
+    [
+        ({}, {"name": "megatron-2021", "fused_attention": False, "compute_dtype": "float16"}),
+        ({"gpu": "H100"}, {"name": "default", "fused_attention": True}),
+        ({"framework": "Megatron-LM v2.5"}, {"name": "megatron-2021"}),
+        ({"framework": "Megatron-LM", "gpu": "H100"}, {"name": "default"}),
+        (
+            {"framework": "Megatron-Core 0.9", "precision": "FP8-CS", "gpu": "MI300X"},
+            {"compute_dtype": "float8_e4m3fnuz"},
+        ),
+        ({"framework": "PyTorch FSDP2 + TP"}, {"name": "fsdp"}),
+        ({"framework": "DeepSpeed", "gpu": "V100"}, {"name": "deepspeed", "compute_dtype": "float16"}),
+        ({"strategy": "FSDP"}, {"name": "fsdp"}),
+        ({"strategy": "FULL_SHARD", "compile": "true"}, {"fused_mlp": True}),
+        ({"attention": "flash", "dropout": "0.1"}, {"fused_attention": True, "dropout": True}),
+        ({"dropout": "0.0"}, {"dropout": False}),
+        ({"optimizer": "sgd", "gpu": "H100"}, {"optimizer_bytes": 4}),
+        ({"mp_mode": "DEFAULT", "precision": "amp_bf16"}, {"reduce_bytes": 4, "compute_dtype": "bfloat16"}),
+    ],
+)
+def test_whose_code_runs(columns, software):
+    found = case_of(**columns).step.software
+    assert {name: getattr(found, name) for name in software} == software
+
+
+@pytest.mark.parametrize(
+    ("columns", "stage"),
+    [({"zero_stage": "ZeRO-2"}, 2), ({"zero_stage": "1.0"}, 1), ({"strategy": "SHARD_GRAD_OP"}, 2), ({"strategy": "ZeRO-3"}, 3),
+     ({"strategy": "NO_SHARD"}, 0), ({"strategy": "DDP"}, 0), ({"framework": "fsdp"}, 3), ({}, 0), ({"zero_stage": "none"}, 0)],
+)  # fmt: skip
+def test_zero_stages(columns, stage):
+    assert case_of(**columns).step.layout.zero_stage == stage
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabytes_per_s"),
+    [("4xHDR InfiniBand", 12.5), ("1600 Gbps", 25), ("200 Gbps", 25), ("100 Gbps", 12.5 / 8), ("400 Gb/s per GPU", 50),
+     ("NVLink 600 GB/s; 8x200Gb/s IB", 25), ("50 GB/s per node", 50 / 8), ("NVLink", 25)],
+)  # fmt: skip
+def test_networks_in_words(text, gigabytes_per_s):
+    cluster = case_of(n_gpus="16", interconnect=text).cluster
+    assert cluster.across.bytes_per_s == pytest.approx(gigabytes_per_s * 1e9)
+
+
+def test_pcie_in_words():
+    assert case_of(n_gpus="4", interconnect="PCIe 4.0").cluster.inside.kind.startswith("PCIe")
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [

@@ -1,0 +1,122 @@
+"""A row's columns of the training code -> the trainer's preset and what it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from memadvisor.architecture import Architecture
+from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.layout import Software
+from memadvisor.layout_table.cells import Cells
+from memadvisor.software import (
+    FSDP,
+    LLM_FOUNDRY,
+    MEGATRON_2021,
+    MODERN,
+    Preset,
+    find_preset,
+    on_accelerator,
+    preset_named_in,
+    with_optimizer,
+    with_precision,
+)
+
+STRATEGIES = {
+    "noshard": 0,
+    "none": 0,
+    "ddp": 0,
+    "shardgradop": 2,
+    "fullshard": 3,
+    "hybridshard": 3,
+    "fsdp": 3,
+    "hsdp": 3,
+}
+_WITHOUT_FLASH = ("V100", "A100")
+
+
+def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware) -> tuple[Preset, Software]:
+    preset = _preset(cells, architecture, accelerator.name)
+    software = preset.software
+    mode, precision, attention = (cells.text(name) for name in ("mp_mode", "precision", "attention"))
+    if mode is not None:
+        software = _composer(software, mode)
+    if precision is not None:
+        software = with_precision(software, precision)
+    software = on_accelerator(software, accelerator, is_given=precision is not None)
+    if attention is not None:
+        software = dataclasses.replace(software, fused_attention=is_fused(attention))
+    compiled, dropout, optimizer = cells.flag("compile"), _dropout(cells), cells.text("optimizer")
+    if compiled:
+        software = dataclasses.replace(software, fused_mlp=True)
+    if dropout is not None:
+        software = dataclasses.replace(software, dropout=dropout)
+    if optimizer is not None:
+        software = with_optimizer(software, optimizer)
+    return preset, software
+
+
+def _dropout(cells: Cells) -> bool | None:
+    """Yes, no, or a probability."""
+    text = cells.text("dropout")
+    if text is not None and re.fullmatch(r"0?\.\d+", text):
+        return float(text) > 0
+    return cells.flag("dropout")
+
+
+def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
+    # Llamas, and Hopper, came after FlashAttention.
+    is_old = not architecture.gated_mlp and gpu.startswith(_WITHOUT_FLASH)
+    framework = cells.text("framework")
+    if framework is not None:
+        preset = find_preset(framework)
+        if preset is None:
+            cells.note(f"framework {framework!r} is not known: today's defaults are taken")
+            return MODERN
+        return MODERN if preset is MEGATRON_2021 and not is_old else preset
+    if cells.text("mp_mode") is not None:
+        return LLM_FOUNDRY
+    if cells.text("strategy") is not None and strategy_stage(cells) == 3:
+        return FSDP
+    named = preset_named_in(cells.text("source") or "")
+    if named is not None and (is_old or named is not MEGATRON_2021):
+        return named
+    return MEGATRON_2021 if is_old else MODERN
+
+
+def _composer(software: Software, mode: str) -> Software:
+    word = mode.upper()
+    if word not in ("PURE", "DEFAULT", "FULL"):
+        raise UsageError(f"mp_mode is {mode!r}; it is PURE, DEFAULT or FULL.")
+    if word == "FULL":
+        return with_precision(software, "fp32")
+    return dataclasses.replace(software, reduce_bytes=2 if word == "PURE" else 4)
+
+
+def is_fused(text: str) -> bool:
+    """Whether scores stay out of memory. Raises UsageError for a word that does not say."""
+    word = plain_word(text)
+    if word.startswith(("flash", "fused", "sdpa", "triton", "xformers", "cudnn", "memeff", "fa2", "fa3")):
+        return True
+    if word in ("true", "yes", "on", "1"):
+        return True
+    if word.startswith(("unfused", "eager", "math", "torch", "naive", "standard", "noflash", "core")):
+        return False
+    if word in ("false", "no", "off", "0", "none"):
+        return False
+    raise UsageError(f"attention is {text!r}; it is flash or unfused.")
+
+
+def strategy_stage(cells: Cells) -> int | None:
+    """The ZeRO stage that a word such as FULL_SHARD, ZeRO-2 or `FSDP + TP` stands for."""
+    word = plain_word(cells.text("strategy") or "")
+    match = re.search(r"zero([0-3])", word)
+    if match is not None:
+        return int(match.group(1))
+    return next((stage for name, stage in STRATEGIES.items() if name in word), None)
+
+
+def plain_word(text: str) -> str:
+    """A word without case, blanks and punctuation."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())
