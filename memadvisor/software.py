@@ -30,7 +30,14 @@ MODERN = Preset(
     software=Software(),
     meaning="bf16, fused attention, gradients summed and reduced in fp32, reduced under the backward; 18 B a parameter",
     source="Megatron Core, nanotron and torchtitan as of 2024",
-    names=("default", "modern", "megatron-core", "mcore", "nemo", "megatron-kwai"),
+    names=("default", "modern"),
+)
+MEGATRON_CORE = Preset(
+    software=Software(name="megatron-core"),
+    meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on",
+    source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; NeMo's recipes",
+    names=("megatron-core", "mcore", "nemo", "megatron-bridge", "megatron-kwai"),
+    zero_stage=1,
 )
 NANOTRON = Preset(
     software=Software(
@@ -93,7 +100,17 @@ DDP = Preset(
     source="torch.nn.parallel.DistributedDataParallel, torch.autocast; arXiv:2006.15704",
     names=("ddp", "pytorch", "torch", "autocast", "lightning", "accelerate", "huggingface", "transformers"),
 )
-PRESETS = (MODERN, NANOTRON, MEGATRON_2021, MEGATRON_DEEPSPEED, LLM_FOUNDRY, FSDP, DEEPSPEED, DDP)
+PRESETS = (
+    MODERN,
+    MEGATRON_CORE,
+    NANOTRON,
+    MEGATRON_2021,
+    MEGATRON_DEEPSPEED,
+    LLM_FOUNDRY,
+    FSDP,
+    DEEPSPEED,
+    DDP,
+)
 
 _OPTIMIZER_STATE = {
     "adam": 8,

@@ -25,9 +25,9 @@ def _column(name: str, aliases: str, meaning: str, without: str) -> Column:
 
 MODEL = (
     _column("model", "model_name", "name of the model; with no shape beside it, one that `memadvisor estimate --model` knows", "shape columns are needed"),
-    _column("n_layers", "num_layers layers n_layer num_hidden_layers", "transformer layers", "those of the named model, as is every shape that the row does not give"),
+    _column("n_layers", "num_layers layers n_layer num_hidden_layers number_of_layers", "transformer layers", "those of the named model, as is every shape that the row does not give"),
     _column("hidden", "hidden_size d_model n_embd embed_dim hidden_dim", "width of the residual stream", "that of the named model"),
-    _column("n_heads", "num_heads num_attention_heads attention_heads n_head heads", "query heads", "hidden / 128"),
+    _column("n_heads", "num_heads num_attention_heads attention_heads n_head heads number_of_heads", "query heads", "hidden / 128"),
     _column("n_kv_heads", "num_kv_heads num_key_value_heads kv_heads num_query_groups", "key and value heads", "n_heads"),
     _column("head_dim", "d_head kv_channels", "width of a head", "hidden / n_heads"),
     _column("ffn", "ffn_hidden_size intermediate_size d_ff ffn_hidden ffn_dim mlp_hidden", "inner width of the feed-forward block", "4 hidden; of a gated block 8/3 hidden, rounded up to 256"),
@@ -42,15 +42,15 @@ MODEL = (
     _column("expert_ffn", "moe_intermediate_size moe_ffn_hidden_size", "inner width of an expert", "ffn"),
     _column("shared_ffn", "shared_expert_ffn moe_shared_expert_intermediate_size", "inner width of what all tokens pass beside the experts", "0"),
     _column("first_dense", "first_k_dense_replace num_dense_layers", "layers without experts at the beginning", "0"),
-    _column("n_params", "num_params n_parameters num_parameters parameters params total_params", "parameters, to tell variants apart", "not used"),
-    _column("params_b", "model_size_b size_b params_billion n_params_b", "the same in 10^9", "not used"),
+    _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
+    _column("params_b", "model_size_b size_b params_billion n_params_b", "the same in 10^9, rounded", "what the model's name says, such as 7b"),
     _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len", "tokens of a sequence", "2048"),
 )  # fmt: skip
 
 MACHINE = (
-    _column("gpu", "accelerator gpu_type gpu_name gpu_model hardware", "the accelerator, by any name of the catalogue", "A100-80GB"),
+    _column("gpu", "accelerator gpu_type gpu_name gpu_model hardware", "the accelerator, by any name of the catalogue", "one that framework, interconnect or source names; A100-80GB"),
     _column("gpu_mem_gb", "device_memory_gb hbm_gb gpu_hbm_gb", "its memory in GB, where the name leaves it open", "as the name says"),
-    _column("n_gpus", "num_gpus world_size gpus ngpus n_devices num_devices total_gpus", "accelerators in all", "dp tp pp cp"),
+    _column("n_gpus", "num_gpus world_size gpus ngpus n_devices num_devices total_gpus number_of_gpus", "accelerators in all", "dp tp pp cp"),
     _column("nodes", "num_nodes n_nodes nnodes", "nodes", "n_gpus / gpus_per_node"),
     _column("gpus_per_node", "per_node devices_per_node num_gpus_per_node", "accelerators of a node", "8 (72 for GB200), or all where they are fewer"),
     _column("interconnect", "network section internode inter_node nic", "network between nodes and links inside, in words: `NVLink; 4xHDR IB 800 Gb/s per node`, `RoCE 1600 Gbps`, `50 GB/s per gpu`", "the vendor's own node of such cards (docs/clusters.md); 25 GB/s a node where there is none"),

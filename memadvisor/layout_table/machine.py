@@ -15,6 +15,11 @@ from memadvisor.layout_table.cells import Cells
 
 USUAL_GPU = "A100-80GB"
 _PLAIN_NETWORK_BYTES_PER_S = 25e9  # 200 Gbit/s a node, where neither the table nor the vendor says more
+_TELLING = (
+    "framework",
+    "interconnect",
+    "source",
+)  # columns that may name the accelerator beside what they are for
 _SIZE = re.compile(r"[\s_-]*\b(\d+)\s*(?:gb|gib|g)\b", re.IGNORECASE)
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([gt])(b|bit|bits|B)(?:/s|ps)\b", re.IGNORECASE)
 # Gbit/s of one port of four lanes: InfiniBand Trade Association, roadmap.
@@ -49,8 +54,11 @@ def cluster_of(cells: Cells, num_accelerators: int) -> Cluster:
 def _accelerator(cells: Cells) -> Hardware:
     name = cells.text("gpu")
     if name is None:
-        cells.note(f"no gpu: {USUAL_GPU} is taken")
-        name = USUAL_GPU
+        named = next(
+            (each for column in _TELLING if (each := device_named_in(cells.text(column) or ""))), None
+        )
+        name = named or USUAL_GPU
+        cells.note(f"no gpu: {name} is taken" + (", which another column names" if named else ""))
     name = re.sub(r"^\s*\d+\s*x\s+|^\s*\d+x(?=[a-z])", "", name, flags=re.IGNORECASE)
     memory = cells.number("gpu_mem_gb")
     sized = None if memory is None else named_hardware(f"{_SIZE.sub('', name)} {memory:g}GB")
@@ -64,6 +72,18 @@ def _accelerator(cells: Cells) -> Hardware:
         raise UnknownHardwareError(f"{name!r} is no accelerator of the catalogue.")
     cells.note(f"{name} is taken for {plain.name} with {size.group(1)} GB")
     return dataclasses.replace(plain, memory_bytes=int(size.group(1)) * 10**9)
+
+
+@lru_cache(maxsize=512)
+def device_named_in(text: str) -> str | None:
+    """The accelerator that words name, `measured, A100-80GB, 8/node` for one; the longest name counts. None without any."""
+    words = re.findall(r"[A-Za-z0-9-]+", text)
+    for length in (3, 2, 1):
+        for start in range(len(words) - length + 1):
+            found = named_hardware(" ".join(words[start : start + length]))
+            if found is not None:
+                return found.name
+    return None
 
 
 def _usual_per_node(accelerator: Hardware, num_accelerators: int) -> int:

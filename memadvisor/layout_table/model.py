@@ -114,7 +114,8 @@ def _gated_choices(shape: _Shape) -> tuple[bool, ...]:
     gated = shape.gated if shape.gated is not None else gated_by_name(shape.name)
     if gated is not None:
         return (gated,)
-    if shape.num_parameters or shape.billions:
+    # Without ffn both kinds have about as many parameters: a rounded number cannot tell them apart.
+    if shape.num_parameters or (shape.billions and shape.ffn):
         return (False, True)
     return (shape.ffn not in (None, 4 * shape.hidden),)
 
@@ -188,6 +189,7 @@ def _shape(cells: Cells, seq_len: int, tensor: int) -> _Shape:
         raise UsageError(f"{n_kv_heads} key heads do not divide {n_heads} heads.")
     name = cells.text("model") or f"{n_layers}x{hidden}"
     causal = cells.flag("causal")
+    parameters, is_rounded = cells.number("n_params"), (cells.text("n_params") or "0")[-1].isalpha()
     return _Shape(
         name=name,
         n_layers=n_layers,
@@ -203,11 +205,20 @@ def _shape(cells: Cells, seq_len: int, tensor: int) -> _Shape:
         biases=cells.flag("biases"),
         causal="bert" not in name.lower() if causal is None else causal,
         experts=_experts(cells),
-        num_parameters=cells.number("n_params"),
-        billions=cells.number("params_b"),
+        num_parameters=None if is_rounded else parameters,
+        billions=cells.number("params_b")
+        or (parameters / 1e9 if is_rounded and parameters else _billions_in(name)),
         seq_len=seq_len,
         tensor=tensor,
     )
+
+
+def _billions_in(name: str) -> float | None:
+    """The size that a model's name gives: 7 of `7b`, 0.125 of `GPT-125M`; None for one that gives none."""
+    match = re.search(r"(?:^|[^a-z0-9.])(\d+(?:\.\d+)?)\s?([mbt])(?![a-z0-9])", name.lower())
+    if match is None:
+        return None
+    return float(match.group(1)) * {"m": 1e-3, "b": 1.0, "t": 1e3}[match.group(2)]
 
 
 def _experts(cells: Cells) -> tuple[int, int, int | None, int, int] | None:

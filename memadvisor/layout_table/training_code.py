@@ -14,6 +14,7 @@ from memadvisor.software import (
     FSDP,
     LLM_FOUNDRY,
     MEGATRON_2021,
+    MEGATRON_CORE,
     MODERN,
     Preset,
     find_preset,
@@ -74,14 +75,14 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
         if preset is None:
             cells.note(f"framework {framework!r} is not known: today's defaults are taken")
             return MODERN
-        return MODERN if preset is MEGATRON_2021 and not is_old else preset
+        return MEGATRON_CORE if preset is MEGATRON_2021 and not is_old else preset
     if cells.text("mp_mode") is not None:
         return LLM_FOUNDRY
     if cells.text("strategy") is not None and strategy_stage(cells) == 3:
         return FSDP
     named = preset_named_in(cells.text("source") or "")
-    if named is not None and (is_old or named is not MEGATRON_2021):
-        return named
+    if named is not None:
+        return MEGATRON_CORE if named is MEGATRON_2021 and not is_old else named
     return MEGATRON_2021 if is_old else MODERN
 
 

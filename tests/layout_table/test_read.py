@@ -112,6 +112,8 @@ def test_a_row_of_the_offload_table():
         0.3,
     )
     assert row.case.architecture.num_parameters() == 65_285_726_208
+    kwai = read_one(source="https://github.com/kwai/Megatron-Kwai/blob/atc24ae/examples/atc24/README.md").case
+    assert (kwai.step.software.name, kwai.step.layout.zero_stage) == ("megatron-core", 1)
     assert row.case.cluster.inside.bytes_per_s == 200e9
 
 
@@ -158,6 +160,9 @@ def test_experts():
         ({"ffn": "8192", "n_params": "1720000000"}, True),
         ({"ffn": "8192", "n_params": "1.32B"}, False),
         ({"ffn": "8192", "params_b": "1.7"}, True),
+        ({"ffn": "8192", "model": "1.7B"}, True),
+        ({"ffn": None, "model": "1.37B"}, False),
+        ({"ffn": "8192", "model": "x-1300M"}, False),
     ],
 )
 def test_whether_the_mlp_is_gated_follows_from_what_the_row_says(columns, gated):
@@ -201,6 +206,12 @@ def test_a_size_that_the_catalogue_has_not():
     assert case_of(gpu="A100", gpu_mem_gb="40").cluster.accelerator.name == "A100-SXM4-40GB"
 
 
+def test_an_accelerator_that_another_column_names():
+    for column in ({"source": "a paper (measured, A100-40GB, 8/node RoCE)"}, {"system": "DGX A100 40GB"}):
+        row = read_one(gpu=None, **column)
+        assert row.case.cluster.accelerator.name == "A100-SXM4-40GB" and "names" in " ".join(row.notes)
+
+
 def test_replicas_as_groups_of_shards():
     layout = case_of(dp_replicate="4", dp_shard="8", strategy="HSDP").step.layout
     assert (layout.data, layout.shard, layout.zero_stage) == (32, 8, 3)
@@ -213,7 +224,9 @@ def test_replicas_as_groups_of_shards():
         ({}, {"name": "megatron-2021", "fused_attention": False, "compute_dtype": "float16"}),
         ({"gpu": "H100"}, {"name": "default", "fused_attention": True}),
         ({"framework": "Megatron-LM v2.5"}, {"name": "megatron-2021"}),
-        ({"framework": "Megatron-LM", "gpu": "H100"}, {"name": "default"}),
+        ({"framework": "Megatron-LM", "gpu": "H100"}, {"name": "megatron-core"}),
+        ({"source": "https://github.com/NVIDIA/Megatron-LM", "gpu": "H100"}, {"name": "megatron-core"}),
+        ({"source": "https://github.com/huggingface/nanotron"}, {"name": "nanotron"}),
         (
             {"framework": "Megatron-Core 0.9", "precision": "FP8-CS", "gpu": "MI300X"},
             {"compute_dtype": "float8_e4m3fnuz"},
