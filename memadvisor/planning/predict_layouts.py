@@ -28,15 +28,19 @@ class RowPrediction:
     notes: tuple[str, ...]
 
 
-def predict_case(case: LayoutCase) -> LayoutPrediction:
-    """Raises UsageError for an impossible layout.
+def predict_case(case: LayoutCase, *, timeline: bool = False) -> LayoutPrediction:
+    """Raises UsageError for an impossible layout. `timeline`: with every piece of the pipeline's work.
 
     An open micro-batch size is the fastest of 1, 2, 4, ... that divides a replica's sequences and fits; 1 where none fits.
     """
-    if not case.micro_batch_is_open:
-        return LayoutPrediction(
-            step=case.step, estimate=estimate_step(case.architecture, case.step, case.cluster)
-        )
+    step = _fastest(case).step if case.micro_batch_is_open else case.step
+    return LayoutPrediction(
+        step=step, estimate=estimate_step(case.architecture, step, case.cluster, timeline=timeline)
+    )
+
+
+def _fastest(case: LayoutCase) -> LayoutPrediction:
+    """Of the micro-batch sizes that fit."""
     steps = [_with_micro_batch(case.step, size) for size in _divisors(case.step.layout.num_microbatches)]
     tried: list[LayoutPrediction] = []
     for step in steps:

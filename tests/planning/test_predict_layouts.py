@@ -41,6 +41,14 @@ def test_an_open_micro_batch_is_the_best_of_all_that_fit():
     assert chosen.step.global_batch_sequences == open_case.step.global_batch_sequences
 
 
+def test_the_pipelines_pieces_are_kept_where_they_are_asked_for():
+    piped = case(pipeline=8, sequences=16, is_open=False)
+    pieces = predict_case(piped, timeline=True).estimate.pipeline.timeline
+
+    assert {piece.device for piece in pieces} == set(range(8))
+    assert predict_case(piped).estimate.pipeline.timeline is None
+
+
 def test_where_nothing_fits_the_smallest_is_shown():
     chosen = predict_case(case(model="gpt3-175b", gpus="H100"))
     assert chosen.step.layout.micro_batch_size == 1 and not chosen.estimate.fits

@@ -30,7 +30,7 @@ from memadvisor.cost.layouts.memory import (
 )
 from memadvisor.cost.layouts.saved import layer_saved_bytes, layer_weight_input_bytes
 from memadvisor.cost.layouts.stages import stage_layers
-from memadvisor.cost.pipelines.costs import ChunkCosts
+from memadvisor.cost.pipelines.costs import ChunkCosts, PipelineTimes
 from memadvisor.cost.pipelines.schedules import canonical_name
 from memadvisor.cost.pipelines.simulate import simulate_pipeline
 from memadvisor.errors import UsageError
@@ -42,7 +42,7 @@ from memadvisor.layout import Layout, TrainingStep
 class StepEstimate:
     """All predicted. `first`, `last` and `worst` are pipeline stages; `time_s` sums to `step_time_s`.
 
-    `p_oom`: probability that the worst stage's peak, with what the prediction may be off, is beyond the device's memory.
+    `pipeline`: the schedule played. `p_oom`: probability that the worst stage's peak, with what the prediction may be off, is beyond the device's memory.
     """
 
     step_time_s: float
@@ -51,6 +51,7 @@ class StepEstimate:
     last: StageMemory
     worst: StageMemory
     stage_layers: tuple[int, ...]
+    pipeline: PipelineTimes
     memory_bytes: int
     p_oom: float
     mfu: float
@@ -89,9 +90,16 @@ def check_layout(model: Architecture, step: TrainingStep, cluster: Cluster) -> N
 
 
 def estimate_step(
-    model: Architecture, step: TrainingStep, cluster: Cluster, coefficients: Coefficients = FITTED
+    model: Architecture,
+    step: TrainingStep,
+    cluster: Cluster,
+    coefficients: Coefficients = FITTED,
+    *,
+    timeline: bool = False,
 ) -> StepEstimate:
-    """Raises UsageError for an impossible layout, or where a figure of the hardware is unknown."""
+    """`timeline`: the pipeline's every piece of work is kept. Raises UsageError for an impossible layout, or where a figure
+    of the hardware is unknown.
+    """
     check_layout(model, step, cluster)
     layout = step.layout
     device = device_of(cluster.accelerator, step.software.compute_dtype, coefficients)
@@ -147,6 +155,7 @@ def estimate_step(
         layout.num_microbatches,
         num_devices=layout.pipeline,
         transfer_s=message_s,
+        timeline=timeline,
     )
     worst = max(range(layout.pipeline), key=lambda place: pipeline.busy_s[place])
     contents = [device_contents(chunks, layers) for chunks in pipeline.chunks]
@@ -190,6 +199,7 @@ def estimate_step(
         last=memories[-1],
         worst=heaviest,
         stage_layers=layers,
+        pipeline=pipeline,
         memory_bytes=device.memory_bytes,
         p_oom=_chance_of_more(heaviest, device.memory_bytes, coefficients),
         mfu=model_flops(model, step) / peak,
