@@ -28,30 +28,30 @@ class Coefficients:
     communicators, beside the allocator. `memory_sigma`: standard deviation of the logarithm of measured over predicted peaks.
     """
 
-    matmul_share: float = 0.788
-    matmul_share_fast: float = 0.55
+    matmul_share: float = 0.783
+    matmul_share_fast: float = 0.558
     fast_flops_per_s: float = 500e12
-    matmul_fixed_s: float = 2.5e-05
-    attention_share: float = 0.571
-    attention_backward_share: float = 0.515
-    bandwidth_share: float = 0.747
+    matmul_fixed_s: float = 6.3e-6
+    attention_share: float = 0.605
+    attention_backward_share: float = 0.5
+    bandwidth_share: float = 0.737
     kernel_s: float = 4e-6
-    host_forward_s: float = 0.00071
-    host_backward_s: float = 0.0016
-    host_call_s: float = 3.3e-05
+    host_forward_s: float = 0.5e-3
+    host_backward_s: float = 2.33e-3
+    host_call_s: float = 22e-6
     inside_share: float = 0.9
-    across_share: float = 0.493
-    collective_s: float = 30e-6
-    inside_alpha_s: float = 4e-6
-    across_alpha_s: float = 20e-6
-    pipeline_message_s: float = 5.16e-05
+    across_share: float = 0.386
+    collective_s: float = 69e-6
+    inside_alpha_s: float = 1.2e-6
+    across_alpha_s: float = 27e-6
+    pipeline_message_s: float = 48e-6
     overlap_slowdown: float = 0.4
-    step_fixed_s: float = 0.0104
+    step_fixed_s: float = 4.2e-3
     state_share: float = 1.07
     activation_share: float = 1.22
     allocator_fixed_bytes: float = 0.42e9
     context_bytes: float = 2.0e9
-    memory_sigma: float = 0.10
+    memory_sigma: float = 0.13
 
 
 FITTED = Coefficients()

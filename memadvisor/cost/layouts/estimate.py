@@ -38,6 +38,10 @@ from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import Layout, TrainingStep
 
 
+# Fits is said only where at most one of ten such layouts runs out of memory: a crash costs more than a little time.
+SAFE_P_OOM = 0.1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
     """All predicted. `first`, `last` and `worst` are pipeline stages; `time_s` sums to `step_time_s`.
@@ -63,7 +67,7 @@ class StepEstimate:
 
     @property
     def fits(self) -> bool:
-        return self.p_oom < 0.5
+        return self.p_oom < SAFE_P_OOM
 
 
 def check_layout(model: Architecture, step: TrainingStep, cluster: Cluster) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from memadvisor.architecture import Architecture
 from memadvisor.layout import TrainingStep
 
-# Of one logit at the peak: the product in two bytes, its float32 copy, the log-softmax and its gradient.
-LOGIT_BYTES = 14.0
+# Of one logit at the peak: the product in two bytes, its float32 copy, whose softmax is made beside it, and the gradient in two.
+LOGIT_BYTES = 12.0
 
 
 def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
