@@ -47,11 +47,9 @@ TIME_BOUNDS = {
     "pipeline_message_s": (5e-6, 1e-3),
 }
 MEMORY_BOUNDS = {
-    "state_share": (1.0, 1.3),
-    "activation_share": (1.0, 1.5),
+    "allocator_share": (1.0, 1.3),
     "allocator_fixed_bytes": (0.1e9, 2e9),
 }
-# Micro-batches of arXiv:2104.04473, table 1, are not published: these fill the memory of its devices.
 LOWEST_MFU_PCT = 10.0
 NEARLY_FULL = 0.9
 
@@ -162,7 +160,9 @@ def fit(rows: Sequence[Measured], start: Coefficients = FITTED, every: int = 1) 
     """Times first, peaks then: neither depends on the other's coefficients. Of tables with over 500 rows, each `every`th."""
     many = {row.table for row in rows if sum(other.table == row.table for other in rows) > 500}
     timed = [
-        row for place, row in enumerate(rows) if row.step_time_s and (row.table not in many or place % every == 0)
+        row
+        for place, row in enumerate(rows)
+        if row.step_time_s and (row.table not in many or place % every == 0)
     ]
     seen = [row for row in rows if row.peak_bytes]
     known = _fit(timed, TIME_BOUNDS, start, _time_error)
@@ -193,7 +193,9 @@ def leave_one_out(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     parser.add_argument("--leave-one-out", action="store_true")
     parser.add_argument("--every", type=int, default=4, help="of large tables, each Nth row (4)")
@@ -201,7 +203,9 @@ def main() -> None:
     rows = measured_rows(options.directory)
     if options.leave_one_out:
         for model, (whole, alone) in leave_one_out(rows, "layout_sweep_h100", options.every).items():
-            print(f"{model:6} time {whole[0]:.1%} -> {alone[0]:.1%}   memory {whole[1]:.1%} -> {alone[1]:.1%}")
+            print(
+                f"{model:6} time {whole[0]:.1%} -> {alone[0]:.1%}   memory {whole[1]:.1%} -> {alone[1]:.1%}"
+            )
         return
     known = fit(rows, every=options.every)
     for field in dataclasses.fields(known):

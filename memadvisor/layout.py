@@ -20,7 +20,9 @@ class Software:
     `parameter_bytes`: of a parameter as it is computed with. `gradient_bytes`: of a gradient as it is accumulated.
     `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master copy included. `reduce_bytes`: of a
     gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's activation and
-    product are one kernel that keeps its inputs alone. `overlap_reduce`, `overlap_gather`: gradients are reduced under
+    product are one kernel that keeps its inputs alone, and so are rotary positions; else they keep what lies between, and
+    copies of queries, keys and values. `fused_accumulation`: products of gradients add to what is accumulated.
+    `tensor_overlap`: share of the collectives of tensor parallelism that goes on under products. `overlap_reduce`, `overlap_gather`: gradients are reduced under
     the backward, parameters gathered under the computation. `balanced_stages`: pipeline stages are cut by cost, the head
     counted, in place of by equal numbers of layers. `bucket_bytes`: how much of gradients (of parameters, where they are
     gathered once a step) goes in one collective. `pipelined_call_s`: what a collective of tensor parallelism costs the host
@@ -35,6 +37,8 @@ class Software:
     optimizer_bytes: int = 12
     fused_attention: bool = True
     fused_mlp: bool = True
+    fused_accumulation: bool = False
+    tensor_overlap: float = 0.0
     overlap_reduce: bool = True
     overlap_gather: bool = True
     dropout: bool = False

@@ -33,8 +33,9 @@ MODERN = Preset(
     names=("default", "modern"),
 )
 MEGATRON_CORE = Preset(
-    software=Software(name="megatron-core"),
-    meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on",
+    software=Software(name="megatron-core", fused_accumulation=True, tensor_overlap=0.5),
+    meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on, gradients accumulated by "
+    "the products that make them, half of tensor parallelism's collectives under products",
     source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; NeMo's recipes",
     names=("megatron-core", "mcore", "nemo", "megatron-bridge", "megatron-kwai"),
     zero_stage=1,
@@ -58,6 +59,7 @@ MEGATRON_2021 = Preset(
         overlap_gather=False,
         dropout=True,
         balanced_stages=False,
+        fused_accumulation=True,
     ),
     meaning="Megatron-LM before FlashAttention: scores in memory, dropout, gradients in fp32 buffers that are reduced "
     "after the backward; 18 B a parameter",

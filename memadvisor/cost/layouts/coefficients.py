@@ -23,13 +23,13 @@ class Coefficients:
     before anything moves; `inside_alpha_s`, `across_alpha_s`: of each of its messages on the way.
     `overlap_slowdown`: by how much computation is slower while collectives go on.
 
-    `state_share`, `activation_share`: what the caching allocator holds of them, of their own bytes (fragments, and copies
-    that operators make); `allocator_fixed_bytes`: workspaces and its smallest blocks. `context_bytes`: of driver and
+    `allocator_share`: what the caching allocator reserves, of its tensors' bytes (fragments); `allocator_fixed_bytes`:
+    workspaces and its smallest blocks. `context_bytes`: of driver and
     communicators, beside the allocator. `memory_sigma`: standard deviation of the logarithm of measured over predicted peaks.
     """
 
     matmul_share: float = 0.783
-    matmul_share_fast: float = 0.558
+    matmul_share_fast: float = 0.58
     fast_flops_per_s: float = 500e12
     matmul_fixed_s: float = 6.3e-6
     attention_share: float = 0.605
@@ -40,16 +40,15 @@ class Coefficients:
     host_backward_s: float = 2.33e-3
     host_call_s: float = 22e-6
     inside_share: float = 0.9
-    across_share: float = 0.386
+    across_share: float = 0.6
     collective_s: float = 69e-6
     inside_alpha_s: float = 1.2e-6
     across_alpha_s: float = 27e-6
     pipeline_message_s: float = 48e-6
     overlap_slowdown: float = 0.4
     step_fixed_s: float = 4.2e-3
-    state_share: float = 1.07
-    activation_share: float = 1.22
-    allocator_fixed_bytes: float = 0.42e9
+    allocator_share: float = 1.07
+    allocator_fixed_bytes: float = 0.43e9
     context_bytes: float = 2.0e9
     memory_sigma: float = 0.13
 

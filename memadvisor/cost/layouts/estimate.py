@@ -37,7 +37,6 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import Layout, TrainingStep
 
-
 # Fits is said only where at most one of ten such layouts runs out of memory: a crash costs more than a little time.
 SAFE_P_OOM = 0.1
 

@@ -161,6 +161,10 @@ def _layer_parameters(model: Architecture, step: TrainingStep, layer: int) -> fl
 def _accumulate_bytes(step: TrainingStep) -> float:
     """What adding one microbatch's gradient to the accumulated one moves, in bytes of each parameter."""
     software = step.software
+    if software.fused_accumulation:
+        return float(
+            software.gradient_bytes
+        )  # read and written under the product's arithmetic, which hides half of it
     if step.layout.num_microbatches == 1 and software.gradient_bytes == software.parameter_bytes:
         return 0.0
     return software.parameter_bytes + 2.0 * software.gradient_bytes
@@ -205,7 +209,8 @@ def _collectives(
             )
         else:
             pair = groups.tensor.seconds("all_reduce", activations)
-        forward, backward = 2 * pair, 2 * pair
+        exposed = 2 * pair * (1.0 - step.software.tensor_overlap)
+        forward, backward = exposed, exposed
     if layout.context > 1:
         keys = 2.0 * 2.0 * tokens * model.n_kv_heads * model.head_dim / layout.tensor
         if layout.context_kind == "ring":

@@ -121,8 +121,9 @@ def stage_memory(
     activation_bytes = held_activation_bytes * (1.0 - layout.offload_activations)
     head_bytes = head_saved_bytes(model, step) if contents.heads else 0.0
     buffer_bytes = gathered + _recomputed_layer(model, step, contents.layers)
-    states = parameter_bytes + gradient_bytes + optimizer_bytes
-    beyond = states * (coefficients.state_share - 1) + activation_bytes * (coefficients.activation_share - 1)
+    tensors = (
+        parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes + head_bytes + buffer_bytes
+    )  # fmt: skip
     return StageMemory(
         parameter_bytes=parameter_bytes,
         gradient_bytes=gradient_bytes,
@@ -130,7 +131,7 @@ def stage_memory(
         activation_bytes=activation_bytes,
         head_bytes=head_bytes,
         buffer_bytes=buffer_bytes,
-        allocator_bytes=beyond + coefficients.allocator_fixed_bytes,
+        allocator_bytes=tensors * (coefficients.allocator_share - 1) + coefficients.allocator_fixed_bytes,
         context_bytes=coefficients.context_bytes,
     )
 

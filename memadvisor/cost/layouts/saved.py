@@ -40,7 +40,10 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> 
         query = result = model.n_heads * model.head_dim
         key = value = model.n_kv_heads * model.head_dim
         low = 0.0
-    kept = tokens * (2.0 * (query + key + value + result) + low)
+    copies = (
+        0 if software.fused_mlp else query + key + value
+    )  # made contiguous, or rotated, by kernels of their own
+    kept = tokens * (2.0 * (query + key + value + result + copies) + low)
     if software.fused_attention:
         return kept + tokens * 4.0 * model.n_heads
     if step.layout.recompute == "selective":
