@@ -41,9 +41,7 @@ MEGATRON_CORE = Preset(
     zero_stage=1,
 )
 NANOTRON = Preset(
-    software=Software(
-        name="nanotron", fused_mlp=False, overlap_gather=False, bucket_bytes=25e6, pipelined_call_s=0.3e-3
-    ),
+    software=Software(name="nanotron", fused_mlp=False, overlap_gather=False, pipelined_call_s=0.3e-3),
     meaning="bf16 with gradients summed in fp32, fused attention, the gate of the MLP in separate kernels; updated "
     "parameters gathered before the next step begins; hosts held up by a pipeline between nodes",
     source="https://github.com/huggingface/nanotron, src/nanotron/optim/gradient_accumulator.py and nn/activations.py; "

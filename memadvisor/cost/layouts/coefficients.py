@@ -40,10 +40,10 @@ class Coefficients:
     host_backward_s: float = 2.33e-3
     host_call_s: float = 22e-6
     inside_share: float = 0.9
-    across_share: float = 0.6
+    across_share: float = 0.5
     collective_s: float = 69e-6
     inside_alpha_s: float = 1.2e-6
-    across_alpha_s: float = 27e-6
+    across_alpha_s: float = 30e-6
     pipeline_message_s: float = 48e-6
     overlap_slowdown: float = 0.4
     step_fixed_s: float = 4.2e-3

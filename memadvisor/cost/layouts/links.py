@@ -28,7 +28,7 @@ class Group:
     call_s: float
 
     def seconds(self, operation: str, size_bytes: float, messages: int = 1) -> float:
-        """`size_bytes` in `messages` collectives, one after the other. A ring (Thakur, Rabenseifner and Gropp 2005); an all-reduce has a tree's latency where that is lower (NCCL)."""
+        """`size_bytes` in `messages` collectives, one after the other. Every step of a ring waits for its slowest link. A ring (Thakur, Rabenseifner and Gropp 2005); an all-reduce has a tree's latency where that is lower (NCCL)."""
         if self.size == 1 or size_bytes <= 0:
             return 0.0
         rounds = RING_ROUNDS[operation]
@@ -66,13 +66,11 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
                 "the network between nodes is not known.", hint="give it with across=... or a cluster file."
             )
         rate = min(inside_rate, near * cluster.across.bytes_per_s * coefficients.across_share)
-    crossings = nodes if nodes > 1 else 0
     return Group(
         size=size,
         near=near,
         bytes_per_s=rate,
-        ring_latency_s=(size - 1 - max(crossings - 1, 0)) * inside_s
-        + max(crossings - 1, 0) * coefficients.across_alpha_s,
+        ring_latency_s=(size - 1) * (coefficients.across_alpha_s if nodes > 1 else inside_s),
         call_s=coefficients.collective_s,
         tree_latency_s=2
         * (math.log2(near) * inside_s + math.ceil(math.log2(nodes)) * coefficients.across_alpha_s),

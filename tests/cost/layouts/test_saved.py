@@ -43,8 +43,9 @@ def test_full_recomputation_keeps_the_input():
     assert saved(tensor=8, recompute="full") == 2 * SBH
 
 
-def test_an_unfused_gate_keeps_two_bytes_a_column_more():
+def test_unfused_pointwise_kernels_keep_the_gate_s_result_and_copies_of_queries_keys_and_values():
     gated = replace(GPT, gated_mlp=True)
     step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S, software=MEGATRON)
     unfused = replace(step, software=replace(MEGATRON, fused_mlp=False))
-    assert layer_saved_bytes(gated, unfused, 0) - layer_saved_bytes(gated, step, 0) == 2 * S * B * GPT.ffn
+    more = layer_saved_bytes(gated, unfused, 0) - layer_saved_bytes(gated, step, 0)
+    assert more == S * B * (2 * GPT.ffn + 3 * 2 * H)
