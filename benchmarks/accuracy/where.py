@@ -1,0 +1,69 @@
+"""Where a table's errors lie: by column, and in its worst rows."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from benchmarks.accuracy.scores import errors
+
+_TRAITS = ("model", "n_gpus", "dp", "tp", "pp", "zero_stage", "micro_batch_size")
+_NUM_WORST = 10
+
+
+def error_by(frame: pd.DataFrame, column: str, title: str) -> list[str]:
+    """Markdown: errors of time (all rows, and those at MFU >= 10 %) and of memory for each value of a column."""
+    parts = [
+        f"| {title} | rows | time MAPE | at MFU >= 10 %: rows | MAPE | memory MAPE |",
+        "|---|---|---|---|---|---|",
+    ]
+    for value, rows in frame[frame.measured_s.notna()].groupby(column):
+        busy = rows[rows.mfu_pct >= 10]
+        memory = errors(rows.predicted_bytes, rows.measured_bytes)
+        number = f"{value:g}" if isinstance(value, float) else value
+        parts.append(
+            f"| {number} | {len(rows)} | {_error(rows)} | {len(busy)} | {_error(busy) if len(busy) else '-'} | "
+            f"{memory.mape * 100:.1f} % ({memory.bias * 100:+.1f}) |"
+        )
+    return [*parts, ""]
+
+
+def _error(rows: pd.DataFrame) -> str:
+    time = errors(rows.predicted_s, rows.measured_s)
+    return f"{time.mape * 100:.1f} % ({time.bias * 100:+.1f})"
+
+
+def common_to(frame: pd.DataFrame) -> list[str]:
+    """Markdown: the worst rows of time at MFU >= 10 % and of memory, and what most of them share that few others have."""
+    parts = []
+    for unit, title, rows in (
+        ("s", "step time, at MFU >= 10 %", frame[frame.mfu_pct >= 10]),
+        ("bytes", "memory", frame),
+    ):
+        known = rows[rows[f"measured_{unit}"].notna() & rows[f"predicted_{unit}"].notna()]
+        relative = known[f"predicted_{unit}"] / known[f"measured_{unit}"] - 1
+        worst = known.loc[relative.abs().nlargest(_NUM_WORST).index]
+        scale, name = (1.0, "s") if unit == "s" else (1e9, "GB")
+        parts += [
+            f"### The {len(worst)} worst rows of {title}",
+            "",
+            f"| model | GPUs | dp | tp | pp | ZeRO | micro-batch | microbatches | MFU | measured, {name} | predicted, {name} | off |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        for label, row in worst.iterrows():
+            parts.append(
+                f"| {row.model} | {row.n_gpus} | {row.dp} | {row.tp} | {row.pp} | {row.zero_stage} | {row.micro_batch_size} | {row.grad_accum} | "
+                f"{row.mfu_pct} % | {row[f'measured_{unit}'] / scale:.3g} | {row[f'predicted_{unit}'] / scale:.3g} | {relative[label] * 100:+.0f} % |"
+            )
+        parts += ["", f"What they share: {_shared(worst, known)}.", ""]
+    return parts
+
+
+def _shared(worst: pd.DataFrame, everything: pd.DataFrame) -> str:
+    """Values that at least half of the worst rows have and at least twice as often as all rows do."""
+    found = []
+    for column in _TRAITS:
+        for value, share in worst[column].value_counts(normalize=True).items():
+            usual = float((everything[column] == value).mean())
+            if share >= 0.5 and share >= 2 * usual:
+                found.append(f"{column} {value} ({share:.0%} of them, {usual:.0%} of all)")
+    return "; ".join(found) if found else "nothing in the columns of the table; they stay unexplained"
