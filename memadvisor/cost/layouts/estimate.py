@@ -122,12 +122,10 @@ def estimate_step(
         replicate=group_of(cluster, replicas // shard, tensor * shard, coefficients),
         expert=group_of(cluster, max(1, replicas // layout.expert), tensor * layout.expert, coefficients),
     )
-    first_layer = layer_work(model, step, 0, device, groups)
-    kinds = {False: first_layer, True: first_layer}
-    if model.experts is not None:
-        kinds = {
-            model.has_experts(n): layer_work(model, step, n, device, groups) for n in (0, model.n_layers - 1)
-        }
+    kinds = {
+        model.has_experts(layer): layer_work(model, step, layer, device, groups)
+        for layer in {0, model.n_layers - 1}
+    }
     embedding = embedding_work(model, step, device, groups)
     head = head_work(model, step, device, groups)
     head_in_layers = model.head_parameters() / model.layer_parameters(model.n_layers - 1)
@@ -184,7 +182,7 @@ def estimate_step(
         "recompute": work.recompute_s,
         "tensor_context_expert_collectives": work.collective_s,
         "host": work.host_s,
-        "sharded_parameters": pipeline.busy_s[worst] - work.forward_s - work.backward_s,
+        "sharded_parameters": max(0.0, pipeline.busy_s[worst] - work.forward_s - work.backward_s),
         "pipeline_bubble": pipeline.step_s - pipeline.busy_s[worst],
         "gradients_and_parameters": exposed,
         "optimizer": optimizer + coefficients.step_fixed_s,
@@ -219,8 +217,10 @@ def step_schedule(layout: Layout) -> str:
 def _chunk_work(
     model: Architecture, held: StageContents, kinds: Mapping[bool, Work], embedding: Work, head: Work
 ) -> Work:
-    sparse = sum(model.has_experts(layer) for layer in held.layers)
-    parts: list[tuple[float, Work]] = [(len(held.layers) - sparse, kinds[False]), (sparse, kinds[True])]
+    parts: list[tuple[float, Work]] = [
+        (sum(model.has_experts(layer) == sparse for layer in held.layers), work)
+        for sparse, work in kinds.items()
+    ]
     return _sum_of([*parts, (held.embeddings, embedding), (held.heads, head)])
 
 

@@ -109,7 +109,7 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         attention_s=core_forward_s + core_backward_s,
         stream_s=(1 + _BACKWARD_STREAM) * stream_s + accumulate_s,
         collective_s=forward_calls_s + backward_calls_s,
-        host_s=forward_s + backward_s - recompute - forward_gpu - backward_gpu,
+        host_s=max(0.0, forward_host - forward_gpu) + max(0.0, backward_host - backward_gpu),
     )
 
 

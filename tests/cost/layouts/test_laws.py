@@ -1,0 +1,144 @@
+"""What holds of every prediction, whatever the coefficients."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from memadvisor.architecture import Architecture, Experts
+from memadvisor.cost.layouts.coefficients import FITTED
+from memadvisor.cost.layouts.estimate import estimate_step
+from memadvisor.cost.layouts.memory import device_contents, stage_parameters
+from memadvisor.errors import UsageError
+from memadvisor.hardware.cluster import Cluster, Link
+from memadvisor.hardware.load import load_hardware
+from memadvisor.layout import Layout, Software, TrainingStep
+
+GPT = Architecture(
+    name="gpt", n_layers=16, hidden=2048, n_heads=16, n_kv_heads=16, head_dim=128, ffn=8192, vocab=32768,
+    tied_embeddings=False, gated_mlp=False, positions=0, biases=False,
+)  # fmt: skip
+MIXTURE = replace(GPT, experts=Experts(num_experts=8, experts_per_token=2, expert_ffn=4096, shared_ffn=1024))
+
+
+def cluster(ranks, **changes):
+    fields = {
+        "accelerator": load_hardware("A100-SXM4-80GB"),
+        "num_nodes": max(1, ranks // 8),
+        "per_node": min(8, ranks),
+        "inside": Link(kind="nvlink", bytes_per_s=300e9, alpha_s=0.0, source=""),
+        "across": Link(kind="ib", bytes_per_s=25e9, alpha_s=0.0, source=""),
+    }
+    return Cluster(**{**fields, **changes})
+
+
+degrees = st.sampled_from([1, 2, 4])
+layouts = st.builds(
+    Layout,
+    data=st.sampled_from([1, 2, 4, 8]),
+    tensor=degrees,
+    pipeline=degrees,
+    context=st.sampled_from([1, 2]),
+    zero_stage=st.integers(0, 3),
+    sequence_parallel=st.booleans(),
+    micro_batch_size=st.integers(1, 4),
+    num_microbatches=st.integers(1, 12),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    schedule=st.sampled_from(["1f1b", "gpipe"]),
+)
+models = st.sampled_from([GPT, MIXTURE, replace(GPT, tied_embeddings=True, gated_mlp=True)])
+
+
+def estimate(model, layout, machines=None, known=FITTED, software=None):
+    step = TrainingStep(layout=layout, seq_len=1024, software=software or Software())
+    return estimate_step(model, step, machines or cluster(layout.num_ranks), known)
+
+
+@given(models, layouts)
+@settings(max_examples=25, deadline=None)
+def test_times_are_parts_of_a_whole_and_shares_of_the_peak_are_below_one(model, layout):
+    predicted = estimate(model, layout)
+    assert all(seconds >= 0 for seconds in predicted.time_s.values())
+    assert sum(predicted.time_s.values()) == pytest.approx(predicted.step_time_s)
+    assert 0 < predicted.mfu <= predicted.hfu < 1
+    assert predicted.worst.total_bytes >= max(predicted.first.total_bytes, predicted.last.total_bytes)
+
+
+@given(models, layouts, st.floats(1.0, 8.0))
+@settings(max_examples=25, deadline=None)
+def test_more_bandwidth_is_never_slower_and_changes_no_memory(model, layout, factor):
+    machines = cluster(layout.num_ranks)
+    quicker = replace(
+        machines,
+        inside=replace(machines.inside, bytes_per_s=300e9 * factor),
+        across=replace(machines.across, bytes_per_s=25e9 * factor),
+    )
+    before, after = estimate(model, layout, machines), estimate(model, layout, quicker)
+    assert after.step_time_s <= before.step_time_s * (1 + 1e-9)
+    assert after.peak_memory_bytes == before.peak_memory_bytes
+
+
+@given(models, layouts)
+@settings(max_examples=25, deadline=None)
+def test_more_memory_on_the_card_changes_the_chance_alone(model, layout):
+    machines = cluster(layout.num_ranks)
+    accelerator = machines.accelerator
+    larger = replace(machines, accelerator=replace(accelerator, memory_bytes=2 * accelerator.memory_bytes))
+    before, after = estimate(model, layout, machines), estimate(model, layout, larger)
+    assert after.step_time_s == before.step_time_s
+    assert after.p_oom <= before.p_oom
+
+
+@given(models, layouts)
+@settings(max_examples=25, deadline=None)
+def test_a_larger_micro_batch_or_a_lower_zero_stage_never_takes_less_memory(model, layout):
+    here = estimate(model, layout).peak_memory_bytes
+    larger = replace(layout, micro_batch_size=layout.micro_batch_size + 1)
+    assert estimate(model, larger).peak_memory_bytes > here
+    if layout.zero_stage in (1, 2):
+        lower = replace(layout, zero_stage=layout.zero_stage - 1)
+        assert estimate(model, lower).peak_memory_bytes >= here
+
+
+@given(models, st.sampled_from([1, 2, 4, 8]), degrees, st.sampled_from([1, 2, 4, 8]))
+def test_stages_and_ranks_together_hold_every_parameter_once(model, pipeline, tensor, expert):
+    assume(model.experts is not None or expert == 1)
+    step = TrainingStep(
+        layout=Layout(pipeline=pipeline, tensor=tensor, expert=expert, data=expert), seq_len=1024
+    )
+    layers = (16 // pipeline,) * pipeline
+    counts = [stage_parameters(model, step, device_contents((chunk,), layers)) for chunk in range(pipeline)]
+    total = sum(count.shared * tensor + count.experts * tensor * expert for count in counts)
+    twice = model.head_parameters() if model.tied_embeddings and pipeline > 1 else 0
+    assert total == pytest.approx(model.num_parameters() - model.norm_parameters() + twice)
+
+
+@pytest.mark.parametrize("microbatches", [4, 16])
+def test_a_uniform_pipeline_has_the_bubble_of_its_formula(microbatches):
+    """(p - 1) / (m + p - 1) of 1F1B, with a head that costs nothing and messages that take no time."""
+    thin = replace(GPT, vocab=8)
+    free = replace(FITTED, pipeline_message_s=0.0)
+    swift = cluster(4, inside=Link(kind="x", bytes_per_s=1e30, alpha_s=0.0, source=""))
+    layout = Layout(pipeline=4, num_microbatches=microbatches)
+    predicted = estimate(thin, layout, swift, free, Software(balanced_stages=False))
+    pipeline_s = (
+        predicted.step_time_s - predicted.time_s["gradients_and_parameters"] - predicted.time_s["optimizer"]
+    )
+    share = predicted.time_s["pipeline_bubble"] / pipeline_s
+    assert share == pytest.approx(3 / (microbatches + 3), rel=0.03)
+
+
+def test_half_of_what_is_moved_to_the_host_leaves_half():
+    layout = Layout(data=8, zero_stage=1, recompute="none")
+    whole, half = (estimate(GPT, replace(layout, offload_activations=share)).worst for share in (0.0, 0.5))
+    assert half.activation_bytes == whole.activation_bytes / 2
+
+
+def test_experts_are_dealt_out_among_replicas():
+    layout = Layout(data=8, expert=8, zero_stage=0)
+    apart, together = estimate(MIXTURE, layout), estimate(MIXTURE, replace(layout, expert=1))
+    experts = 16 * MIXTURE.expert_layer_parameters(0)
+    assert together.worst.optimizer_bytes - apart.worst.optimizer_bytes == pytest.approx(12 * experts * 7 / 8)
+    with pytest.raises(UsageError, match="experts do not part"):
+        estimate(MIXTURE, replace(layout, expert=16))
