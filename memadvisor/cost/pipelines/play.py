@@ -24,14 +24,21 @@ def durations_of(graph: PipelineGraph, costs: Sequence[ChunkCosts]) -> Floats:
     return durations
 
 
+def gaps(graph: PipelineGraph, links: Sequence[float], blocking: bool) -> tuple[Floats, Floats]:
+    """For each piece how long its input travels, and how long its device cannot compute before it."""
+    link_times = np.array([0.0, *links])
+    arriving: Floats = link_times[graph.link_in]
+    if not blocking:
+        return arriving, np.zeros(len(arriving))
+    # Between two pieces a device sends the one's result and receives the other's input, at the same time.
+    between: Floats = np.maximum(arriving, link_times[graph.link_before])
+    between[graph.together[1]] = 0.0
+    return arriving, between
+
+
 def play(graph: PipelineGraph, durations: Floats, links: Sequence[float], blocking: bool) -> Floats:
     """When each piece ends, in the graph's order of playing."""
-    link_times = np.array([0.0, *links])
-    arriving = link_times[graph.link_in]
-    # What a device does between two pieces when it does not compute meanwhile: send the one's result, receive the
-    # other's input.
-    between = np.maximum(arriving, link_times[graph.link_before]) if blocking else np.zeros(len(durations))
-    between[graph.together[1]] = 0.0
+    arriving, between = gaps(graph, links, blocking)
     clocks = [0.0] * graph.order.num_devices
     ends = [0.0]
     for device, needed, gap, lag, duration in zip(

@@ -21,6 +21,7 @@ _ORDERS: dict[str, Callable[[int, int, int], PipelineOrder]] = {
     "1f1b": one_forward_one_backward,
     "interleaved": interleaved,
     "breadth-first": breadth_first,
+    "bpipe": one_forward_one_backward,
     "2bw": double_buffered_weights,
     "chimera": chimera,
     "zb-h1": zb_h1,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memadvisor.cost.pipelines.automatic import AUTOMATIC, automatic_graph
+from memadvisor.cost.pipelines.balanced import balanced_peaks, play_balanced
 from memadvisor.cost.pipelines.costs import ChunkCosts, PipelineTimes, Played, check_costs, link_seconds
 from memadvisor.cost.pipelines.graph import PipelineGraph
 from memadvisor.cost.pipelines.play import Floats, durations_of, peaks, play, spans
@@ -30,13 +31,15 @@ def simulate_pipeline(
     num_devices: int,
     transfer_s: float | Sequence[float] = 0.0,
     blocking: bool = False,
+    balance_s: float = 0.0,
     timeline: bool = False,
 ) -> PipelineTimes:
     """One training step of a pipeline of `num_devices`.
 
     `costs` has one entry for each chunk of the model, in the model's order; the schedule places them (two pipelines
     in opposite directions run the same chunks). `transfer_s` between neighbours is one number or one for each link
-    (`link_seconds`), the same for activations and their gradients. Raises UsageError for what cannot run.
+    (`link_seconds`), the same for activations and their gradients. `balance_s` is what BPipe needs to move one
+    microbatch's activations to the other device of a pair. Raises UsageError for what cannot run.
     """
     if num_devices < 1 or len(costs) % num_devices:
         raise UsageError(
@@ -44,6 +47,8 @@ def simulate_pipeline(
             hint="give the costs of as many chunks as a multiple of the devices.",
         )
     check_costs(costs)
+    if not 0 <= balance_s < float("inf"):
+        raise UsageError(f"Moving activations between devices of a pipeline cannot take {balance_s} s.")
     links = link_seconds(transfer_s, num_devices)
     name = canonical_name(schedule)
     check_schedule(name, num_devices, num_microbatches, len(costs) // num_devices)
@@ -52,7 +57,12 @@ def simulate_pipeline(
     else:
         graph = graph_of(name, num_devices, num_microbatches, len(costs) // num_devices)
     durations = durations_of(graph, costs)
-    ends = play(graph, durations, links, blocking)
+    if name == "bpipe":
+        ends, moves = play_balanced(graph, durations, links, blocking, balance_s)
+        held_bytes, in_flight = balanced_peaks(moves, costs)
+    else:
+        ends = play(graph, durations, links, blocking)
+        held_bytes, in_flight = peaks(graph, costs)
     span_s, makespan_s = spans(graph, durations, ends)
     busy = np.bincount(graph.device, weights=durations, minlength=num_devices)
     if graph.order.ending is Ending.FLUSH:
@@ -62,7 +72,6 @@ def simulate_pipeline(
         step_s = max(span_s)
     else:
         step_s = num_microbatches * steady_step_s(costs, links, blocking)
-    held_bytes, in_flight = peaks(graph, costs)
     return PipelineTimes(
         schedule=name,
         num_devices=num_devices,

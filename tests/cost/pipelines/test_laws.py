@@ -55,6 +55,21 @@ def test_breadth_first_has_the_bubble_of_interleaving_and_the_peak_of_gpipe(p, m
     assert times.peak_in_flight == (v * m,) * p
 
 
+@given(st.integers(2, 14), st.integers(0, 20), st.floats(0.0, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_balancing_leaves_no_device_more_than_half_of_the_microbatches(p, more, balance_s):
+    """ceil((p+2)/2) microbatches (Kim et al., ICML 2023) and 1F1B's time, if a move takes no longer than a forward."""
+    m = p + more
+    balanced, plain = (
+        simulate_pipeline(name, unit_costs(p), m, num_devices=p, balance_s=balance_s)
+        for name in ("bpipe", "1f1b")
+    )
+
+    assert balanced.makespan_s == plain.makespan_s
+    assert max(balanced.peak_in_flight) == min(p, -(-(p + 2) // 2))
+    assert max(balanced.peak_held_bytes) == 1000 * max(balanced.peak_in_flight)
+
+
 @given(DEVICES, MICROBATCHES)
 @settings(max_examples=30, deadline=None)
 def test_two_versions_of_the_weights_leave_no_bubble(p, m):

@@ -39,7 +39,8 @@ def test_times_and_bytes_are_those_of_a_naive_simulation(pipeline, blocking):
     assert found.keys() == expected.keys()
     for piece, stretch in expected.items():
         assert found[piece] == pytest.approx(stretch, rel=1e-12, abs=1e-12)
-    assert times.peak_held_bytes == tuple(peak_bytes(order, costs, device) for device in range(devices))
+    if name != "bpipe":  # which moves what it holds
+        assert times.peak_held_bytes == tuple(peak_bytes(order, costs, device) for device in range(devices))
 
 
 @given(pipelines(names=WRITTEN), st.booleans())
@@ -120,6 +121,28 @@ def test_the_pace_without_flushes_is_that_of_many_steps_in_a_row(pipeline, block
     # 60 is a multiple of every cycle's length up to 5; the state may take many rounds to settle.
     pace_s = (long_s(960) - long_s(900)) / 60
     assert step_s / microbatches == pytest.approx(pace_s, rel=1e-6)
+
+
+@given(pipelines(names=["bpipe"], most_devices=9), st.floats(0.0, 3.0), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_balancing_costs_time_only_where_moves_are_slow(pipeline, balance_s, blocking):
+    """1F1B's times for moves that take none; slower moves never make a step shorter; work stays what it is."""
+    _, devices, microbatches, costs, links = pipeline
+
+    def play(name, **more):
+        return simulate_pipeline(
+            name, costs, microbatches, num_devices=devices, transfer_s=links, blocking=blocking, **more
+        )
+
+    plain, free, fast, slow = (
+        play("1f1b"),
+        play("bpipe"),
+        play("bpipe", balance_s=balance_s / 2),
+        play("bpipe", balance_s=balance_s),
+    )
+    assert free.makespan_s == pytest.approx(plain.makespan_s)
+    assert free.makespan_s <= fast.makespan_s + 1e-9 <= slow.makespan_s + 2e-9
+    assert slow.busy_s == plain.busy_s
 
 
 def test_a_device_holds_the_chunks_that_its_schedule_deals_it():
