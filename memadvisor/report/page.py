@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.matching import match_collectives
-from memadvisor.errors import UsageError
 from memadvisor.report.allocator import fragmented_segments, reserved_memory
 from memadvisor.report.arithmetic import operators_table, roofline_figure, roofline_table
-from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html, legend_html
+from memadvisor.report.blocks import Block, Section
 from memadvisor.report.checkpointing import checkpointing_table
 from memadvisor.report.counters import counters_over_run
-from memadvisor.report.escape import html_text, html_with_code, script_json
+from memadvisor.report.document import document, section_html, write_page
+from memadvisor.report.escape import html_text
 from memadvisor.report.failures import out_of_memory_box
 from memadvisor.report.headline import headline, title_of
 from memadvisor.report.lifetimes import activation_lifetimes, saved_by_unit
@@ -25,9 +23,7 @@ from memadvisor.report.peak_modules import largest_storages, peak_by_module
 from memadvisor.report.prediction import plan_and_prediction
 from memadvisor.report.ranks import rank_skew
 from memadvisor.report.reading import alert, how_to_read, notes_and_problems
-from memadvisor.report.script import SCRIPT
 from memadvisor.report.states import model_state_table
-from memadvisor.report.style import stylesheet
 from memadvisor.report.times import every_step, step_waterfall, unit_times
 from memadvisor.report.traffic import (
     bandwidth_table,
@@ -37,7 +33,6 @@ from memadvisor.report.traffic import (
     unit_table,
 )
 from memadvisor.report.view import RankView
-from memadvisor.run.files import write_private_file
 from memadvisor.run.run import Run
 
 MAX_DETAILED_RANKS = 16
@@ -46,50 +41,22 @@ DETAIL = 300  # see RankView.detail; what two ranks may have is divided among mo
 
 def write_report(analysis: Analysis, path: Path) -> None:
     """Write the page whole or not at all, readable by its owner alone. Raises UsageError."""
-    text = render(analysis)
-    try:
-        write_private_file(path, text)
-    except OSError as error:
-        raise UsageError(
-            f"{str(path)!r} cannot be written: {error.strerror}.", hint="name a writable file with -o."
-        ) from error
+    write_page(render(analysis), path)
 
 
 def render(analysis: Analysis) -> str:
     """The whole page."""
-    from plotly.offline import (
-        get_plotlyjs,
-    )  # nothing but this file needs Plotly, and nothing else pays for it
-
     figures: dict[str, object] = {}
     sections = _sections(analysis)
     first = str(analysis.largest_rank.rank)
-    body = "".join(_section_html(section, first, figures) for section in sections)
-    # A carriage return would be a newline to the browser, and the script's hash would not fit.
-    scripts = [text.replace("\r\n", "\n").replace("\r", "\n") for text in (get_plotlyjs(), SCRIPT)]
-    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in scripts)
-    policy = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    body = "".join(section_html(section, first, figures) for section in sections)
     run = analysis.run
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n'
-        f"<title>memadvisor: {html_text(Path(run.manifest.script).name)}</title>\n"
-        f"<style>{stylesheet()}</style>\n</head>\n<body>\n"
+    return document(
+        Path(run.manifest.script).name,
         f"{_header(analysis, first)}"
-        f'<div class="page">{_contents(sections)}<main>{_top(analysis)}{body}{_footer(run)}</main></div>\n'
-        f'<script type="application/json" id="figures">{script_json(figures)}</script>\n'
-        + "".join(f"<script>{text}</script>\n" for text in scripts)
-        + "</body>\n</html>\n"
+        f'<div class="page">{_contents(sections)}<main>{_top(analysis)}{body}{_footer(run)}</main></div>\n',
+        figures,
     )
-
-
-def _sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _sections(analysis: Analysis) -> list[Section]:
@@ -186,41 +153,6 @@ def _views(analysis: Analysis) -> list[RankView]:
         for recorded, result in zip(analysis.run.ranks, analysis.ranks, strict=True)
         if result.rank in shown
     ]
-
-
-def _section_html(section: Section, first_rank: str, figures: dict[str, object]) -> str:
-    blocks = [_block_html(block, "", figures) for block in section.shared]
-    for rank, own in section.by_rank.items():
-        inside = "".join(_block_html(block, f"-rank{rank}", figures) for block in own)
-        # What is hidden until the reader chooses it is not drawn either: figures need a width.
-        hidden = "" if str(rank) == first_rank else " hidden"
-        blocks.append(f'<div data-rank="{rank}"{hidden}>{inside}</div>')
-    title = f"<h2>{html_text(section.title)}</h2>" if section.title else ""
-    lead = f'<p class="lead">{html_text(section.lead)}</p>' if section.lead else ""
-    return f'<section id="{section.name}">{title}{lead}{"".join(blocks)}</section>\n'
-
-
-def _block_html(block: Block, suffix: str, figures: dict[str, object]) -> str:
-    if isinstance(block, Html):
-        return block.text
-    title = f"<h3>{html_text(block.title)}</h3>"
-    if isinstance(block, Missing):
-        return (
-            f'<figure class="missing" data-missing="{block.name}"><figcaption>{title}</figcaption>'
-            f"<p><b>{block.absence}</b> {html_with_code(block.why)}</p></figure>"
-        )
-    return _figure_html(block, title, f"{block.name}{suffix}", figures)
-
-
-def _figure_html(figure: Figure, title: str, identity: str, figures: dict[str, object]) -> str:
-    figures[identity] = {"traces": figure.traces, "layout": figure.layout, "height": figure.height_px}
-    note = f'<p class="note">{html_text(figure.note)}</p>' if figure.note else ""
-    return (
-        f"<figure><figcaption>{title}{kinds_html(figure.kinds, figure.basis)}</figcaption>"
-        f"{legend_html(figure.legend)}"
-        f'<div class="plot" id="figure-{identity}" data-figure="{identity}" role="img" '
-        f'aria-label="{html_text(figure.label)}" style="min-height:{figure.height_px}px"></div>{note}</figure>'
-    )
 
 
 def _header(analysis: Analysis, first_rank: str) -> str:

@@ -1,4 +1,4 @@
-"""Pipelines: schedules as orders of work, and their simulation."""
+"""Pipelines: schedules as orders of work, and their simulation (docs/pipelines.md)."""
 
 from memadvisor.cost.pipelines.costs import ChunkCosts, PipelineTimes, Played
 from memadvisor.cost.pipelines.schedules import SCHEDULES, canonical_name, pipeline_order

@@ -62,8 +62,8 @@ class PipelineTimes:
     follow each other, which is the makespan where steps end in a flush (`ending`; see `Ending` for the others).
     Everything by device: `busy_s` computing, `span_s` from its first piece to the end of its last,
     `peak_held_bytes` of activations, `peak_in_flight` the most microbatches of any of its chunks that had begun
-    their forward and not ended the piece that makes the input gradient (a device's chunks counted apart),
-    `chunks` of the model that it holds the weights of.
+    their forward and not ended the piece that makes the input gradient (a device's chunks counted apart; under
+    BPipe those held here, whoever began them), `chunks` of the model that it holds the weights of.
     """
 
     schedule: str
