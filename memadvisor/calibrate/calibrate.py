@@ -43,7 +43,9 @@ def calibrate(
             f"--ranks {num_ranks} needs as many CUDA devices, and there are {torch.cuda.device_count()}.",
             hint="leave --ranks out to use all devices.",
         )
-    curves = measure_collectives(device.type, num_ranks, sizes_bytes=sizes_bytes) if num_ranks > 1 else ()
+    curves, overlap = (
+        measure_collectives(device.type, num_ranks, sizes_bytes=sizes_bytes) if num_ranks > 1 else ((), None)
+    )
     return Hardware(
         name=_device_name(device),
         kind="measured",
@@ -56,6 +58,7 @@ def calibrate(
         page_cache=measure_page_cache(directory),
         host=measure_host(device),
         coder=measure_coder(device),
+        overlap=overlap,
     )
 
 

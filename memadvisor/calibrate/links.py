@@ -14,14 +14,16 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
+from memadvisor.calibrate.overlap import MESSAGE_BYTES, measure_overlap
 from memadvisor.errors import MemadvisorError
-from memadvisor.hardware.hardware import CollectiveCurve
+from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 SIZES_BYTES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24, 26))
@@ -34,8 +36,9 @@ def measure_collectives(
     *,
     sizes_bytes: tuple[int, ...] = SIZES_BYTES,
     budget_s: float = 20.0,
-) -> tuple[CollectiveCurve, ...]:
-    """Start `num_ranks` processes and measure; raises MemadvisorError when they cannot talk."""
+) -> tuple[tuple[CollectiveCurve, ...], OverlapSlowdown]:
+    """Start `num_ranks` processes and measure: curves, and what overlap costs. Raises MemadvisorError when they cannot
+    talk."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="memadvisor-") as directory:
         arguments = (directory, device_type, num_ranks, sizes_bytes, budget_s)
@@ -52,8 +55,9 @@ def measure_collectives(
                 f"{num_ranks} processes could not run collectives with each other.",
                 hint="see their messages above; measure arithmetic alone with --ranks 1.",
             )
-        durations = json.loads(result.read_text())
-    return tuple(
+        measured = json.loads(result.read_text())
+    durations = measured["durations"]
+    curves = tuple(
         CollectiveCurve(
             operation=operation,
             num_ranks=num_ranks,
@@ -62,6 +66,7 @@ def measure_collectives(
         )
         for operation in OPERATIONS
     )
+    return curves, OverlapSlowdown(**measured["overlap"])
 
 
 def _never_longer_than_larger(durations_s: Sequence[float]) -> tuple[float, ...]:
@@ -102,8 +107,12 @@ def _rank_main(
         operation: [_seconds(operation, size, device, num_ranks, share_s) for size in sizes_bytes]
         for operation in OPERATIONS
     }
+    overlap = measure_overlap(
+        device, [_collective(operation, MESSAGE_BYTES, device, num_ranks) for operation in OPERATIONS]
+    )
     if rank == 0:
-        (Path(directory) / "durations.json").write_text(json.dumps(durations))
+        measured = {"durations": durations, "overlap": asdict(overlap)}
+        (Path(directory) / "durations.json").write_text(json.dumps(measured))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -59,6 +59,10 @@ def _print(hardware: Hardware) -> None:
             for rate in (hardware.coder.read_bytes_per_s, hardware.coder.write_bytes_per_s)
         )
         console.print(Text(f"  8-bit optimizer state  decoded {read}, coded {write}"))
+    if hardware.overlap is not None:
+        compute, collective = hardware.overlap.compute, hardware.overlap.collective
+        text = f"  at the same time  compute takes {compute:.2f} times as long, collectives {collective:.2f} times"
+        console.print(Text(text))
     if not hardware.collectives:
         return
     num_ranks = hardware.collectives[0].num_ranks

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from memadvisor.hardware.hardware import CollectiveCurve
+from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
 
 # Rounds of (n-1) messages of 1/n of the tensor that a ring needs (Thakur, Rabenseifner and Gropp 2005,
 # "Optimization of collective communication operations in MPICH", sections 4 and 5).
@@ -117,6 +117,8 @@ class CollectiveTimes:
 
     `measured`: curves of `memadvisor calibrate`, for this number of ranks or the nearest one, whose
     points are carried over by the ring formula. `fitted`: alpha and beta fitted to the run's own.
+    `slowdown`: what compute and collectives cost each other at the same time; None where that was not measured, and is
+    taken to be nothing.
     """
 
     kind: str
@@ -124,6 +126,7 @@ class CollectiveTimes:
     curves: Mapping[str, CollectiveCurve]
     alpha_s: float | None = None
     beta_bytes_per_s: float | None = None
+    slowdown: OverlapSlowdown | None = None
 
     def seconds(self, operation: str, size_bytes: float, num_ranks: int) -> float:
         if num_ranks == 1 or size_bytes <= 0:
@@ -145,7 +148,10 @@ def _rank_factor(curve: CollectiveCurve, num_ranks: int) -> float:
 
 
 def times_from_curves(
-    curves: Sequence[CollectiveCurve], num_ranks: int, source: str
+    curves: Sequence[CollectiveCurve],
+    num_ranks: int,
+    source: str,
+    slowdown: OverlapSlowdown | None = None,
 ) -> CollectiveTimes | None:
     """The curves of each operation for `num_ranks`, else for the nearest number of ranks measured.
 
@@ -160,7 +166,7 @@ def times_from_curves(
             chosen[curve.operation] = curve
     if not {"all_reduce", "all_gather", "reduce_scatter"} <= set(chosen):
         return None
-    return CollectiveTimes(kind="measured", source=source, curves=chosen)
+    return CollectiveTimes(kind="measured", source=source, curves=chosen, slowdown=slowdown)
 
 
 def times_from_observations(observations: Sequence[Observation], source: str) -> CollectiveTimes | None:

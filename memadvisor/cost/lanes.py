@@ -1,10 +1,20 @@
-"""Lanes and their clocks: compute, collective, transfers to host and disk. Work of one lane runs piece after piece."""
+"""Lanes and their clocks: compute, collective, transfers to host and disk. Work of one lane runs piece after piece.
+
+While compute and a collective run at the same time both may be slower than alone (they share cores and memory): a second
+of the one takes `slowdown`'s factor of seconds for as long as the other goes on too, as in Galvatron (arXiv:2211.13878,
+section 3.4). So when a collective ends is known only when compute has come there.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
+from memadvisor.hardware.hardware import OverlapSlowdown
 from memadvisor.schedule import Lane
+
+NO_COLLECTIVE = -1  # the number of none: waiting for it takes no time
+_ALONE = OverlapSlowdown(compute=1.0, collective=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,30 +28,68 @@ class Interval:
 
 
 @dataclass(slots=True)
+class _Queued:
+    """A collective that has not ended: seconds that it would still take alone."""
+
+    number: int
+    label: str
+    left_s: float
+    start_s: float | None = None
+
+
+@dataclass(slots=True)
 class Lanes:
-    """`compute_s` and `collective_s` are when each lane is free again; `exposed_s` is compute's waiting.
+    """`compute_s` is when compute is free again; `exposed_s` is its waiting for collectives.
 
     `transfers_s`: when the lanes of other tiers are free again; `exposed_transfer_s`: compute's waiting for these.
+    `slowed_s`: by how much compute was slower for the collectives that ran under it.
     """
 
+    slowdown: OverlapSlowdown = _ALONE
     compute_s: float = 0.0
-    collective_s: float = 0.0
     exposed_s: float = 0.0
+    slowed_s: float = 0.0
     transfers_s: dict[Lane, float] = field(default_factory=dict)
     exposed_transfer_s: float = 0.0
     intervals: list[Interval] = field(default_factory=list)
+    _queue: deque[_Queued] = field(default_factory=deque)
+    _num_collectives: int = 0
 
     def compute(self, label: str, duration_s: float) -> None:
-        start_s = self.compute_s
-        self.compute_s += duration_s
+        start_s, left_s = self.compute_s, duration_s
+        while self._queue and left_s > 0:
+            both_s = min(left_s * self.slowdown.compute, self._queue[0].left_s * self.slowdown.collective)
+            done_s = both_s / self.slowdown.compute
+            # The last of either ends exactly, whatever rounding says.
+            left_s = 0.0 if both_s == left_s * self.slowdown.compute else left_s - done_s
+            self._collect(both_s, both_s / self.slowdown.collective)
+        self.compute_s += left_s
+        self.slowed_s += self.compute_s - start_s - duration_s
         self.intervals.append(Interval(Lane.COMPUTE, label, start_s, self.compute_s))
 
-    def collective(self, label: str, duration_s: float) -> float:
-        """Queue a collective that may start now; returns when it ends."""
-        start_s = max(self.collective_s, self.compute_s)
-        self.collective_s = start_s + duration_s
-        self.intervals.append(Interval(Lane.COLLECTIVE, label, start_s, self.collective_s))
-        return self.collective_s
+    def _collect(self, duration_s: float, done_s: float) -> None:
+        """Time passes in which the first of the queue gets on by `done_s`, and no further than to its end."""
+        first = self._queue[0]
+        if first.start_s is None:
+            first.start_s = self.compute_s
+        self.compute_s += duration_s
+        first.left_s -= done_s
+        if first.left_s <= 1e-12:
+            self._queue.popleft()
+            self.intervals.append(Interval(Lane.COLLECTIVE, first.label, first.start_s, self.compute_s))
+
+    def collective(self, label: str, duration_s: float) -> int:
+        """Queue a collective that may start now; returns its number, to wait for."""
+        self._queue.append(_Queued(self._num_collectives, label, duration_s))
+        self._num_collectives += 1
+        return self._num_collectives - 1
+
+    def wait_for(self, number: int) -> None:
+        """Compute stands still until a collective has ended."""
+        start_s = self.compute_s
+        while self._queue and self._queue[0].number <= number:
+            self._collect(self._queue[0].left_s, self._queue[0].left_s)
+        self.exposed_s += self.compute_s - start_s
 
     def transfer(self, lane: Lane, label: str, duration_s: float, not_before_s: float = 0.0) -> float:
         """Queue a transfer that may start now, or later; returns when it ends."""
@@ -54,10 +102,7 @@ class Lanes:
         """Compute stands still until a transfer has ended."""
         waiting_s = max(0.0, end_s - self.compute_s)
         self.exposed_transfer_s += waiting_s
-        self.compute_s += waiting_s
-
-    def wait_until(self, end_s: float) -> None:
-        """Compute stands still until a collective has ended."""
-        waiting_s = max(0.0, end_s - self.compute_s)
-        self.exposed_s += waiting_s
-        self.compute_s += waiting_s
+        while self._queue and self.compute_s < end_s:
+            alone_s = min(self._queue[0].left_s, end_s - self.compute_s)
+            self._collect(alone_s, alone_s)
+        self.compute_s = max(self.compute_s, end_s)

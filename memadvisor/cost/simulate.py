@@ -16,7 +16,7 @@ from memadvisor.cost.activations import Activations, View, added
 from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
-from memadvisor.cost.lanes import Lanes
+from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
 from memadvisor.cost.moved_activations import MovedActivations, units_away
 from memadvisor.cost.paged_updates import PagedUpdates
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
@@ -124,15 +124,15 @@ class _Player:
         self.stretches = activations.stretches
         self.engine = memory_of(step, schedule)
         self.activations = activations
-        self.lanes = Lanes()
+        self.lanes = Lanes() if times is None or times.slowdown is None else Lanes(times.slowdown)
         self.paged = PagedUpdates(
             schedule, self.lanes, transfers, self.engine.state_bytes, lambda unit: self._update_s((unit,))
         )
         self.moved = MovedActivations(activations.moves, self.lanes, transfers)
         self.moments: list[Moment] = []
-        self.arriving_s: dict[str, float] = {}  # units gathered ahead, and when they will be there
+        self.arriving: dict[str, int] = {}  # units gathered ahead, and by which collective
         self.sent_bytes = 0.0
-        self.reductions_s = 0.0  # when the reductions under way will have ended
+        self.reduction = NO_COLLECTIVE  # the last one under way
         self.passing = ""  # the model's forward, a backward, or neither
         self.updates_due: list[str] = []  # units to be updated in the backward, once their reduction is over
 
@@ -279,24 +279,24 @@ class _Player:
         num_ranks = self.schedule.size_of(action.ranks)
         duration_s = self.times.seconds(message.operation, message.size_bytes, num_ranks)
         self.sent_bytes += ring_bytes(message.operation, message.size_bytes, num_ranks)
-        end_s = self.lanes.collective(f"{action.kind} {action.unit}", duration_s)
+        number = self.lanes.collective(f"{action.kind} {action.unit}", duration_s)
         if not action.overlaps:
-            self.lanes.wait_until(end_s)
+            self.lanes.wait_for(number)
         elif action.kind is ActionKind.GATHER:
-            self.arriving_s[action.unit] = end_s
+            self.arriving[action.unit] = number
         else:
-            self.reductions_s = end_s
+            self.reduction = number
 
     def _wait_for_what_precedes(self, action: Action) -> None:
         """A unit that was gathered ahead is waited for; so is a reduction to shards, by the next one."""
-        if action.kind is ActionKind.GATHER and not action.overlaps and action.unit in self.arriving_s:
-            self.lanes.wait_until(self.arriving_s.pop(action.unit))
+        if action.kind is ActionKind.GATHER and not action.overlaps and action.unit in self.arriving:
+            self.lanes.wait_for(self.arriving.pop(action.unit))
         elif (
             action.kind is ActionKind.REDUCE
             and action.ranks is not Ranks.ACROSS
             and self.engine.is_scattering
         ):
-            self.lanes.wait_until(self.reductions_s)
+            self.lanes.wait_for(self.reduction)
             self.engine.end_scattering()
             self._tell_states()
 
@@ -336,13 +336,13 @@ class _Player:
         `following`: the segment that comes after it.
         """
         self._act(Point.BACKWARD_ENDS, "", following, following, is_last)
-        self.lanes.wait_until(self.reductions_s)
+        self.lanes.wait_for(self.reduction)
         self.engine.end_scattering()
         if self.updates_due:
             self._tell_states()
             self._update_reduced(following, self.activations.start(following, "passing_gradients"))
-        self.engine.drop(self.arriving_s)
-        self.arriving_s.clear()
+        self.engine.drop(self.arriving)
+        self.arriving.clear()
         self._tell_states()
 
     def _syncs(self, segment: Segment) -> bool:

@@ -39,12 +39,22 @@ class PageCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapSlowdown:
+    """What compute and a collective cost each other when they run at the same time: the seconds that what takes one second
+    alone then takes, at least 1."""
+
+    compute: float
+    collective: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """`kind` says where the figures come from: `datasheet`, `measured` (calibrate) or `given` (by the user).
 
     Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`). `disk`: of files in
     the directory that was measured; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
-    `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes.
+    `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes. `overlap`: of the ranks of
+    `collectives`.
     """
 
     name: str
@@ -58,3 +68,4 @@ class Hardware:
     page_cache: PageCache | None = None
     host: TierBandwidth | None = None
     coder: TierBandwidth | None = None
+    overlap: OverlapSlowdown | None = None

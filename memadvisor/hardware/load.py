@@ -10,7 +10,8 @@ The file is one JSON object with the fields of `Hardware`:
      "disk": {"read_bytes_per_s": 2e9, "write_bytes_per_s": 1e9}, "host": null,
      "page_cache": {"bandwidth": {"read_bytes_per_s": 5e9, "write_bytes_per_s": 3e9}, "size_bytes": 8589934592}}
 
-`disk`, `page_cache`, `host` and `coder` (as `disk`, of optimizer state in 8 bits) may be missing.
+`disk`, `page_cache`, `host`, `coder` (as `disk`, of optimizer state in 8 bits) and `overlap` (`{"compute": 1.2,
+"collective": 1.5}`) may be missing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 from memadvisor.errors import UnknownHardwareError, UsageError
 from memadvisor.hardware.catalogue import CATALOGUE, find_entry
-from memadvisor.hardware.hardware import CollectiveCurve, Hardware, PageCache, TierBandwidth
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware, OverlapSlowdown, PageCache, TierBandwidth
 from memadvisor.run.files import write_private_file
 
 FORMAT = 1
@@ -69,7 +70,7 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
     fields = {f.name: getattr(hardware, f.name) for f in dataclasses.fields(hardware)}
     fields["peak_flops_per_s"] = dict(hardware.peak_flops_per_s)
     fields["collectives"] = [dataclasses.asdict(curve) for curve in hardware.collectives]
-    for tier in ("disk", "page_cache", "host", "coder"):
+    for tier in ("disk", "page_cache", "host", "coder", "overlap"):
         bandwidth = getattr(hardware, tier)
         fields[tier] = None if bandwidth is None else dataclasses.asdict(bandwidth)
     try:
@@ -118,6 +119,7 @@ def hardware_from_json(value: Any, source: str) -> Hardware:
             page_cache=_page_cache(value.get("page_cache")),
             host=_tier(value.get("host")),
             coder=_tier(value.get("coder")),
+            overlap=_overlap(value.get("overlap")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
@@ -149,6 +151,15 @@ def _tier(value: Any) -> TierBandwidth | None:
         read_bytes_per_s=_positive(value["read_bytes_per_s"]),
         write_bytes_per_s=_positive(value["write_bytes_per_s"]),
     )
+
+
+def _overlap(value: Any) -> OverlapSlowdown | None:
+    if value is None:
+        return None
+    found = OverlapSlowdown(compute=_positive(value["compute"]), collective=_positive(value["collective"]))
+    if min(found.compute, found.collective) < 1:
+        raise ValueError("at the same time nothing is faster than alone: overlap's factors are 1 or more")
+    return found
 
 
 def _page_cache(value: Any) -> PageCache | None:

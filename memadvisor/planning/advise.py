@@ -260,7 +260,7 @@ def _collective_times(
     if num_ranks == 1:
         return None
     if hardware is not None:
-        times = times_from_curves(hardware.collectives, num_ranks, hardware.source)
+        times = times_from_curves(hardware.collectives, num_ranks, hardware.source, hardware.overlap)
         if times is not None:
             return times
     if step.shard_groups:

@@ -9,7 +9,7 @@ from memadvisor.errors import UsageError
 
 def test_two_gloo_processes_measure_every_collective_at_every_size():
     sizes = (4096, 2**22)
-    curves = measure_collectives("cpu", 2, sizes_bytes=sizes, budget_s=1.0)
+    curves, overlap = measure_collectives("cpu", 2, sizes_bytes=sizes, budget_s=1.0)
 
     assert tuple(curve.operation for curve in curves) == OPERATIONS
     for curve in curves:
@@ -17,6 +17,7 @@ def test_two_gloo_processes_measure_every_collective_at_every_size():
         assert all(0 < duration < 10 for duration in curve.durations_s)
         assert curve.durations_s[1] >= curve.durations_s[0]
         assert curve.durations_s[1] > 2**22 / 1e12  # no processor moves a terabyte a second
+    assert 1 <= overlap.compute < 100 and 1 <= overlap.collective < 100
 
 
 def test_one_rank_measures_arithmetic_alone():

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from memadvisor.errors import MemadvisorError, UnknownHardwareError, UsageError
 from memadvisor.hardware.catalogue import CATALOGUE
-from memadvisor.hardware.hardware import CollectiveCurve, Hardware, PageCache, TierBandwidth
+from memadvisor.hardware.hardware import (
+    CollectiveCurve,
+    Hardware,
+    OverlapSlowdown,
+    PageCache,
+    TierBandwidth,
+)
 from memadvisor.hardware.load import hardware_from_json, load_hardware, named_hardware, save_hardware
 
 MEASURED = Hardware(
@@ -29,6 +35,7 @@ MEASURED = Hardware(
         bandwidth=TierBandwidth(read_bytes_per_s=5e9, write_bytes_per_s=3e9), size_bytes=2**30
     ),
     coder=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),
+    overlap=OverlapSlowdown(compute=1.2, collective=1.5),
 )
 
 
@@ -42,10 +49,18 @@ def test_a_saved_file_reads_back_the_same(tmp_path):
 def test_a_file_of_before_other_tiers_knows_of_none(tmp_path):
     save_hardware(MEASURED, tmp_path / "hardware.json")
     value = json.loads((tmp_path / "hardware.json").read_text())
-    del value["disk"], value["host"], value["page_cache"], value["coder"]
+    del value["disk"], value["host"], value["page_cache"], value["coder"], value["overlap"]
 
     found = hardware_from_json(value, "it")
-    assert (found.disk, found.host, found.page_cache, found.coder) == (None, None, None, None)
+    assert {found.disk, found.host, found.page_cache, found.coder, found.overlap} == {None}
+
+
+def test_what_is_faster_in_company_than_alone_is_no_slowdown(tmp_path):
+    save_hardware(MEASURED, tmp_path / "hardware.json")
+    value = json.loads((tmp_path / "hardware.json").read_text())
+    value["overlap"]["collective"] = 0.9
+    with pytest.raises(UsageError, match="overlap"):
+        hardware_from_json(value, "it")
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
