@@ -12,7 +12,8 @@ goes on for a moment, round after round, so that a machine that slows down meanw
 that lie between a going on and the stop after it, without the first one; a round's figure is their median, of the
 slowest rank. One plan, the reference, is in every batch: a plan's measured step is the median over rounds of its time
 over the reference's in the same round, times the reference's median. `spread` is half the distance of the ratios'
-quartiles. Its measured peak is the largest rank's. Called again with the same --out the next batch is run, with
+quartiles. `CPU`: seconds of the processor that a rank took for a step over all turns, which other load on the machine
+changes less; waiting is not in it. Its measured peak is the largest rank's. Called again with the same --out the next batch is run, with
 --rounds 0 nothing. `--again` runs a batch of those that were fastest in each budget, and the advised ones, in place of
 what was known of them: the best of many noisy figures flatters itself.
 
@@ -22,25 +23,19 @@ questions: with the script left alone, and with its micro-batch free. Nothing el
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from statistics import median, quantiles
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from regret_runs import RANKS, SCRIPT, Running, memadvisor_command
 
 import memadvisor
-from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import times_from_curves
-from memadvisor.errors import MemadvisorError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import load_plan, save_plan
@@ -50,11 +45,7 @@ from memadvisor.planning.search import Search
 from memadvisor.policies import blocks_of
 from memadvisor.units import format_bytes, format_seconds
 
-SCRIPT = Path(__file__).resolve().parents[1] / "samples" / "train_gpt.py"
-RANKS = 2
 REFERENCE = "ZeRO 1, 0 recomputed, 4 x 1"
-_WARM_STEPS = 3  # after the traced one
-_STARTING_S = 60
 
 
 def main():
@@ -186,106 +177,30 @@ def batch_of(out, space, names, args):
     return [row for name, running in runs.items() for row in running.rows()]
 
 
-class Running:
-    """One plan's `memadvisor run`, a process group of its own, that is stopped but for its turns."""
-
-    def __init__(self, out, name, space):
-        self.name, self.directory = name, out / "runs" / name
-        if self.directory.exists():
-            shutil.rmtree(self.directory)
-        self.directory.parent.mkdir(exist_ok=True)
-        plan = space["plans"][name]
-        shape = [*space["shape"], "--steps", "1000000"]
-        self.command = [
-            *("run", "--plan", str(out / "plans" / f"{name}.json"), "--nproc", str(RANKS)),
-            *("--out", str(self.directory), str(SCRIPT), *shape),
-            *("--micro-batch", str(plan["micro_batch"]), "--accum", str(plan["accum"])),
-        ]
-        self.log = out / "log.txt"
-        self.turns = []
-
-    def start(self):
-        """Until some steps after the traced one are over."""
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "memadvisor", *self.command],
-                env=environment(),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        deadline_s = time.monotonic() + _STARTING_S
-        while not self._is_warm():
-            if self.process.poll() is not None or time.monotonic() > deadline_s:
-                sys.exit(f"regret.py: {self.name} did not train; see {self.log}")
-            time.sleep(0.3)
-        os.killpg(self.process.pid, signal.SIGSTOP)
-
-    def _is_warm(self):
-        with contextlib.suppress(MemadvisorError):
-            ranks = memadvisor.load(self.directory).ranks
-            return len(ranks) == RANKS and all(
-                rank.traced_step is not None and rank.steps[-1].index > rank.traced_step.index + _WARM_STEPS
-                for rank in ranks
-            )
-        return False
-
-    def go_on(self, seconds):
-        start_s = time.monotonic()
-        os.killpg(self.process.pid, signal.SIGCONT)
-        time.sleep(seconds)
-        os.killpg(self.process.pid, signal.SIGSTOP)
-        self.turns.append((start_s, time.monotonic()))
-
-    def end(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGCONT)
-            time.sleep(0.5)  # the journal has its last steps then
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def rows(self):
-        run = memadvisor.load(self.directory)
-        peak_bytes = max(rank.peak.allocated_bytes for rank in analyze(run).ranks)
-        for turn, (start_s, end_s) in enumerate(self.turns):
-            steps_s = [
-                [s.duration_s for s in rank.steps if start_s < s.start_s and s.end_s < end_s][1:]
-                for rank in run.ranks
-            ]
-            if all(steps_s):
-                step_s = max(map(median, steps_s))
-                yield {"name": self.name, "round": turn, "step_s": step_s, "peak_bytes": peak_bytes}
-
-
-def memadvisor_command(out, *arguments):
-    """What the user would type; its words go to a log."""
-    with (out / "log.txt").open("a") as log:
-        code = subprocess.run(
-            [sys.executable, "-m", "memadvisor", *arguments], env=environment(), stdout=log, stderr=log
-        ).returncode
-    if code:
-        sys.exit(f"regret.py: memadvisor {arguments[0]} ended with {code}; see {out / 'log.txt'}")
-
-
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
-
-
 def read_results(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def times_of(rows):
-    """{name: (seconds, spread, number of rounds)}, of the last batch that a plan was in; the reference's of all."""
+    """{name: (seconds, spread, number of rounds, CPU seconds)}, of a plan's last batch; the reference's of all."""
     last = {row["name"]: row["batch"] for row in rows}
     base = {(row["batch"], row["round"]): row["step_s"] for row in rows if row["name"] == REFERENCE}
-    ratios = {}
+    ratios, of_name = {}, {}
     for row in rows:
         turn = row["batch"], row["round"]
         if turn in base and row["batch"] == last[row["name"]]:
             ratios.setdefault(row["name"], []).append(row["step_s"] / base[turn])
+            of_name.setdefault(row["name"], []).append(row)
     base_s = median(base.values()) if base else 0.0
-    return {name: (median(found) * base_s, spread(found), len(found)) for name, found in ratios.items()}
+    return {
+        name: (
+            median(found) * base_s,
+            spread(found),
+            len(found),
+            sum(row["cpu_s"] for row in of_name[name]) / sum(row["num_steps"] for row in of_name[name]),
+        )
+        for name, found in ratios.items()
+    }
 
 
 def spread(found):
@@ -330,18 +245,20 @@ def questions(space, times, peaks):
 
 def print_tables(space, rows):
     times, peaks = times_of(rows), peaks_of(rows)
+    if not times:
+        return
     limits = [budget["budget_bytes"] for budget in space["budgets"]]
     print(f"predicted from one plain run: step {format_seconds(space['plain_step_s'])}; one thread a rank\n")
     print(
-        f"{'plan':38}{'predicted':>11}{'measured':>11}{'spread':>8}{'runs':>5}{'predicted':>12}{'measured':>12}  fits"
+        f"{'plan':38}{'predicted':>11}{'measured':>11}{'spread':>8}{'CPU':>9}{'runs':>5}{'predicted':>12}{'measured':>12}  fits"
     )
     for name in sorted(times, key=lambda name: times[name][0]):
         plan = space["plans"].get(name, {"step_s": None, "peak_bytes": None})
-        step_s, spread, number = times[name]
+        step_s, half_range, number, cpu_s = times[name]
         fits = " ".join(f"{b['percent']} %" for b in space["budgets"] if peaks[name] <= b["budget_bytes"])
         print(
             f"{name:38}{'-' if plan['step_s'] is None else format_seconds(plan['step_s']):>11}"
-            f"{format_seconds(step_s):>11}{spread:>8.1%}{number:>5}"
+            f"{format_seconds(step_s):>11}{half_range:>8.1%}{format_seconds(cpu_s):>9}{number:>5}"
             f"{'-' if plan['peak_bytes'] is None else format_bytes(plan['peak_bytes']):>12}"
             f"{format_bytes(peaks[name]):>12}  {fits or 'none'}"
         )

@@ -10,7 +10,10 @@ import regret
 
 
 def row(name, turn, step_s, peak_bytes=100, batch=0):
-    return {"batch": batch, "round": turn, "name": name, "step_s": step_s, "peak_bytes": peak_bytes}
+    return {
+        **{"batch": batch, "round": turn, "name": name, "step_s": step_s, "peak_bytes": peak_bytes},
+        **{"cpu_s": 3.0, "num_steps": 2},
+    }
 
 
 SPACE = {
@@ -32,7 +35,7 @@ def test_a_machine_that_slows_down_slows_the_reference_too():
         row("fast", 1, 6.0),
     ]
 
-    assert regret.times_of(rows)["fast"] == (pytest.approx(4.5), 0, 2)
+    assert regret.times_of(rows)["fast"] == (pytest.approx(4.5), 0, 2, 1.5)
 
 
 def test_a_later_batch_takes_the_place_of_what_was_known():
@@ -44,7 +47,7 @@ def test_a_later_batch_takes_the_place_of_what_was_known():
 
 def test_regret_is_of_the_best_that_was_measured_within_the_budget_and_allowed():
     """Of plans that leave the script alone the best takes 2 s and the advised one 3 s; of all, the split one is best."""
-    times = {"fast": (2.0, 0, 1), "slow": (3.0, 0, 1), "split": (1.0, 0, 1)}
+    times = {"fast": (2.0, 0, 1, 1.0), "slow": (3.0, 0, 1, 1.0), "split": (1.0, 0, 1, 1.0)}
     alone, free = regret.questions(SPACE, times, {"fast": 100, "slow": 100, "split": 100})
     assert (alone["best"], alone["regret"], alone["failed"]) == ("fast", 0.5, False)
     assert (free["best"], free["regret"]) == ("split", 0)
