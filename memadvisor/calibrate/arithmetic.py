@@ -3,36 +3,83 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from memadvisor.hardware.hardware import MatmulRate, OptimizerRate
 from memadvisor.run.torch_names import dtype_name
 
-# Matrix sides to try; the best rate counts, since a peak is what the machine can reach.
-_SIDES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
+# Rows, columns and depth of products: squares, and a layer of few tokens, of many, and with a narrow head. Overheads hold
+# small ones down, memory holds the flat ones.
+_SHAPES = {
+    "cpu": (
+        *((side, side, side) for side in (64, 128, 256, 512, 1024)),
+        *((16, 1024, 256), (128, 1024, 256), (1024, 1024, 256), (1024, 256, 1024), (1024, 64, 256)),
+    ),
+    "cuda": (
+        *((side, side, side) for side in (512, 1024, 2048, 4096, 8192)),
+        *((16, 16384, 4096), (512, 16384, 4096), (8192, 16384, 4096), (8192, 4096, 16384), (8192, 128, 4096)),
+    ),
+}
 _BUDGET_S = 2.0  # for one dtype, or for the bandwidth
 _DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
 # Well past any cache, so that memory itself is measured.
 _COPY_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}
+_OPTIMIZER_SHAPES = {"cpu": (1024, 4, 1024), "cuda": (4096, 4, 4096)}  # rows, how many matrices, columns
 
 
-def measure_flops(device: torch.device) -> dict[str, float]:
-    """Best dense matmul FLOP/s by dtype name: 2 m n k for each product of m x k and k x n."""
-    rates: dict[str, float] = {}
-    for dtype in _DTYPES[device.type]:
-        share_s = _BUDGET_S / len(_SIDES[device.type])
-        rates[dtype_name(dtype)] = max(
-            _matmul_flops(side, dtype, device, share_s) for side in _SIDES[device.type]
+def measure_matmuls(device: torch.device) -> tuple[MatmulRate, ...]:
+    """The best rate of each shape and dtype."""
+    shapes = _SHAPES[device.type]
+    return tuple(
+        MatmulRate(
+            dtype=dtype_name(dtype),
+            rows=rows,
+            columns=columns,
+            depth=depth,
+            flops_per_s=_matmul_flops(rows, columns, depth, dtype, device, _BUDGET_S / len(shapes)),
         )
-    return rates
+        for dtype in _DTYPES[device.type]
+        for rows, columns, depth in shapes
+    )
 
 
-def _matmul_flops(side: int, dtype: torch.dtype, device: torch.device, budget_s: float) -> float:
-    left = torch.randn(side, side, device=device).to(dtype)
-    right = torch.randn(side, side, device=device).to(dtype)
-    out = torch.empty(side, side, device=device, dtype=dtype)
-    return 2 * side**3 / best_seconds(lambda: torch.mm(left, right, out=out), device, budget_s)
+def peak_flops(rates: Sequence[MatmulRate]) -> dict[str, float]:
+    """The best rate of any shape, by dtype name: a peak is what the machine can reach."""
+    return {
+        dtype: max(rate.flops_per_s for rate in rates if rate.dtype == dtype)
+        for dtype in dict.fromkeys(rate.dtype for rate in rates)
+    }
+
+
+def _matmul_flops(
+    rows: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device, budget_s: float
+) -> float:
+    left = torch.randn(rows, depth, device=device).to(dtype)
+    right = torch.randn(depth, columns, device=device).to(dtype)
+    out = torch.empty(rows, columns, device=device, dtype=dtype)
+    seconds = best_seconds(lambda: torch.mm(left, right, out=out), device, budget_s)
+    return 2 * rows * columns * depth / seconds
+
+
+def measure_optimizers(device: torch.device) -> tuple[OptimizerRate, ...]:
+    """AdamW on float32 matrices, past the caches, by each of torch's implementations."""
+    rows, count, columns = _OPTIMIZER_SHAPES[device.type]
+    found = []
+    for implementation in ("fused", "foreach"):
+        parameters = [torch.nn.Parameter(torch.randn(rows, columns, device=device)) for _ in range(count)]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = torch.optim.AdamW(
+            parameters, fused=implementation == "fused", foreach=implementation == "foreach"
+        )
+        seconds = best_seconds(optimizer.step, device, _BUDGET_S / 4)
+        elements = sum(parameter.numel() for parameter in parameters)
+        found.append(
+            OptimizerRate(optimizer="AdamW", implementation=implementation, elements_per_s=elements / seconds)
+        )
+    return tuple(found)
 
 
 def measure_bandwidth(device: torch.device) -> float:

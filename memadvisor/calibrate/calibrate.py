@@ -1,4 +1,4 @@
-"""Measure this machine: arithmetic by dtype, memory bandwidth, collectives against size, transfers."""
+"""Measure this machine: products by shape and dtype, memory, collectives and what they cost compute, transfers, AdamW."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from pathlib import Path
 
 import torch
 
-from memadvisor.calibrate.arithmetic import measure_bandwidth, measure_flops
+from memadvisor.calibrate.arithmetic import (
+    measure_bandwidth,
+    measure_matmuls,
+    measure_optimizers,
+    peak_flops,
+)
+from memadvisor.calibrate.both_ways import measure_both_ways_of_files, measure_both_ways_of_host
 from memadvisor.calibrate.links import SIZES_BYTES, measure_collectives
 from memadvisor.calibrate.tiers import measure_coder, measure_disk, measure_host, measure_page_cache
 from memadvisor.errors import UsageError
@@ -46,19 +52,26 @@ def calibrate(
     curves, overlap = (
         measure_collectives(device.type, num_ranks, sizes_bytes=sizes_bytes) if num_ranks > 1 else ((), None)
     )
+    matmuls = measure_matmuls(device)
+    disk_both_ways, cache_both_ways = measure_both_ways_of_files(directory)
     return Hardware(
         name=_device_name(device),
         kind="measured",
         source=f"memadvisor calibrate, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}",
         memory_bytes=_memory_bytes(device),
         memory_bandwidth_bytes_per_s=measure_bandwidth(device),
-        peak_flops_per_s=measure_flops(device),
+        peak_flops_per_s=peak_flops(matmuls),
+        matmuls=matmuls,
+        optimizers=measure_optimizers(device),
         collectives=curves,
         disk=measure_disk(directory),
         page_cache=measure_page_cache(directory),
         host=measure_host(device),
         coder=measure_coder(device),
         overlap=overlap,
+        disk_both_ways=disk_both_ways,
+        page_cache_both_ways=cache_both_ways,
+        host_both_ways=measure_both_ways_of_host(device),
     )
 
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from memadvisor.calibrate.overlap import MESSAGE_BYTES, measure_overlap
 from memadvisor.errors import MemadvisorError
 from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
+from memadvisor.hardware.pieces import fit_pieces
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 SIZES_BYTES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24, 26))
@@ -57,16 +58,19 @@ def measure_collectives(
             )
         measured = json.loads(result.read_text())
     durations = measured["durations"]
-    curves = tuple(
-        CollectiveCurve(
-            operation=operation,
-            num_ranks=num_ranks,
-            sizes_bytes=sizes_bytes,
-            durations_s=_never_longer_than_larger(durations[operation]),
+    curves = []
+    for operation in OPERATIONS:
+        durations_s = _never_longer_than_larger(durations[operation])
+        curves.append(
+            CollectiveCurve(
+                operation=operation,
+                num_ranks=num_ranks,
+                sizes_bytes=sizes_bytes,
+                durations_s=durations_s,
+                pieces=fit_pieces(sizes_bytes, durations_s),
+            )
         )
-        for operation in OPERATIONS
-    )
-    return curves, OverlapSlowdown(**measured["overlap"])
+    return tuple(curves), OverlapSlowdown(**measured["overlap"])
 
 
 def _never_longer_than_larger(durations_s: Sequence[float]) -> tuple[float, ...]:

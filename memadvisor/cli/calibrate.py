@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memadvisor.hardware.hardware import Hardware
+from memadvisor.hardware.hardware import Hardware, LinkPiece, TierBandwidth
 from memadvisor.hardware.load import save_hardware
 from memadvisor.units import format_bytes, format_count, format_seconds
 
@@ -45,14 +45,26 @@ def _print(hardware: Hardware) -> None:
     console = Console()
     console.print(Text(f"{hardware.name} ({hardware.kind}: {hardware.source})"))
     for dtype, rate in hardware.peak_flops_per_s.items():
-        console.print(Text(f"  {dtype} matrix product  {format_count(rate, 'FLOP/s')}"))
+        console.print(
+            Text(f"  {dtype} matrix product  {format_count(rate, 'FLOP/s')}{_shapes(hardware, dtype)}")
+        )
     bandwidth = hardware.memory_bandwidth_bytes_per_s
     console.print(Text(f"  memory copy  {format_bytes(bandwidth)}/s, read and write counted"))
     cache = None if hardware.page_cache is None else hardware.page_cache.bandwidth
-    for name, tier in (("disk", hardware.disk), ("page cache", cache), ("pinned memory", hardware.host)):
+    for name, tier, both in (
+        ("disk", hardware.disk, hardware.disk_both_ways),
+        ("page cache", cache, hardware.page_cache_both_ways),
+        ("pinned memory", hardware.host, hardware.host_both_ways),
+    ):
         if tier is not None:
-            read, write = format_bytes(tier.read_bytes_per_s), format_bytes(tier.write_bytes_per_s)
-            console.print(Text(f"  {name}  read {read}/s, written {write}/s"))
+            together = "" if both is None else f"; at the same time {_rates(both)}"
+            console.print(Text(f"  {name}  {_rates(tier)}{together}"))
+    if hardware.optimizers:
+        rates = (
+            f"{row.implementation} {format_count(row.elements_per_s, 'elements/s')}"
+            for row in hardware.optimizers
+        )
+        console.print(Text(f"  {hardware.optimizers[0].optimizer}  {', '.join(rates)}"))
     if hardware.coder is not None:
         read, write = (
             f"{format_bytes(rate)}/s"
@@ -74,3 +86,26 @@ def _print(hardware: Hardware) -> None:
         durations = [format_seconds(curve.durations_s[position]) for curve in hardware.collectives]
         table.add_row(format_bytes(size_bytes), *durations)
     console.print(table)
+    for curve in hardware.collectives:
+        if curve.pieces:
+            console.print(Text(f"  {curve.operation}: {'; '.join(map(_piece, curve.pieces))}"))
+
+
+def _rates(tier: TierBandwidth) -> str:
+    return f"read {format_bytes(tier.read_bytes_per_s)}/s, written {format_bytes(tier.write_bytes_per_s)}/s"
+
+
+def _shapes(hardware: Hardware, dtype: str) -> str:
+    """The slowest shape that was tried beside the best: what small and flat products fall to."""
+    rates = [rate for rate in hardware.matmuls if rate.dtype == dtype]
+    if not rates:
+        return ""
+    worst = min(rates, key=lambda rate: rate.flops_per_s)
+    shape = f"{worst.rows} x {worst.depth} x {worst.columns}"
+    return f" at best of {len(rates)} shapes, {format_count(worst.flops_per_s, 'FLOP/s')} at {shape}"
+
+
+def _piece(piece: LinkPiece) -> str:
+    """Of a message from so many bytes on."""
+    rate = f"{format_seconds(piece.alpha_s)} + bytes / {format_bytes(piece.bytes_per_s)}/s"
+    return f"from {format_bytes(piece.from_bytes)} {rate} (within {100 * piece.residual_fraction:.0f} %)"

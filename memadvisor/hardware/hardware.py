@@ -7,16 +7,51 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPiece:
+    """A message of `from_bytes` and more, up to the next piece, takes alpha_s + its bytes / bytes_per_s.
+
+    `residual_fraction`: how far that is at most from the points that it was fitted to (pieces.py).
+    """
+
+    from_bytes: int
+    alpha_s: float
+    bytes_per_s: float
+    residual_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCurve:
     """Measured seconds of one collective against its full message size, for one number of ranks.
 
-    `operation` is all_reduce, all_gather, reduce_scatter or broadcast. Points ascend in bytes.
+    `operation` is all_reduce, all_gather, reduce_scatter or broadcast. Points ascend in bytes. `pieces` are fitted to
+    them; empty where they were not.
     """
 
     operation: str
     num_ranks: int
     sizes_bytes: tuple[int, ...]
     durations_s: tuple[float, ...]
+    pieces: tuple[LinkPiece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulRate:
+    """Measured FLOP/s of a product of (rows x depth) and (depth x columns): 2 rows columns depth of its seconds."""
+
+    dtype: str
+    rows: int
+    columns: int
+    depth: int
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerRate:
+    """Elements of float32 parameters that an update takes in a second; `implementation` is torch's: fused or foreach."""
+
+    optimizer: str
+    implementation: str
+    elements_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +88,8 @@ class Hardware:
 
     Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`). `disk`: of files in
     the directory that was measured; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
-    `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes. `overlap`: of the ranks of
+    `..._both_ways`: of either direction while the other goes on too. `matmuls`: products of many shapes, of which
+    `peak_flops_per_s` is the best. `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes. `overlap`: of the ranks of
     `collectives`.
     """
 
@@ -69,3 +105,8 @@ class Hardware:
     host: TierBandwidth | None = None
     coder: TierBandwidth | None = None
     overlap: OverlapSlowdown | None = None
+    matmuls: tuple[MatmulRate, ...] = ()
+    optimizers: tuple[OptimizerRate, ...] = ()
+    disk_both_ways: TierBandwidth | None = None
+    page_cache_both_ways: TierBandwidth | None = None
+    host_both_ways: TierBandwidth | None = None

@@ -11,7 +11,8 @@ The file is one JSON object with the fields of `Hardware`:
      "page_cache": {"bandwidth": {"read_bytes_per_s": 5e9, "write_bytes_per_s": 3e9}, "size_bytes": 8589934592}}
 
 `disk`, `page_cache`, `host`, `coder` (as `disk`, of optimizer state in 8 bits) and `overlap` (`{"compute": 1.2,
-"collective": 1.5}`) may be missing.
+"collective": 1.5}`) may be missing; so may `disk_both_ways`, `page_cache_both_ways` and `host_both_ways` (as `disk`),
+`matmuls`, `optimizers`, and the `pieces` of a collective, which are lists of what hardware.py says.
 """
 
 from __future__ import annotations
@@ -25,10 +26,20 @@ from typing import Any
 
 from memadvisor.errors import UnknownHardwareError, UsageError
 from memadvisor.hardware.catalogue import CATALOGUE, find_entry
-from memadvisor.hardware.hardware import CollectiveCurve, Hardware, OverlapSlowdown, PageCache, TierBandwidth
+from memadvisor.hardware.hardware import (
+    CollectiveCurve,
+    Hardware,
+    LinkPiece,
+    MatmulRate,
+    OptimizerRate,
+    OverlapSlowdown,
+    PageCache,
+    TierBandwidth,
+)
 from memadvisor.run.files import write_private_file
 
 FORMAT = 1
+_TIERS = ("disk", "host", "coder", "disk_both_ways", "page_cache_both_ways", "host_both_ways")
 KINDS = ("datasheet", "measured", "given")
 
 
@@ -70,7 +81,9 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
     fields = {f.name: getattr(hardware, f.name) for f in dataclasses.fields(hardware)}
     fields["peak_flops_per_s"] = dict(hardware.peak_flops_per_s)
     fields["collectives"] = [dataclasses.asdict(curve) for curve in hardware.collectives]
-    for tier in ("disk", "page_cache", "host", "coder", "overlap"):
+    for name in ("matmuls", "optimizers"):
+        fields[name] = [dataclasses.asdict(row) for row in getattr(hardware, name)]
+    for tier in ("page_cache", "overlap", *_TIERS):
         bandwidth = getattr(hardware, tier)
         fields[tier] = None if bandwidth is None else dataclasses.asdict(bandwidth)
     try:
@@ -115,11 +128,11 @@ def hardware_from_json(value: Any, source: str) -> Hardware:
                 _text(dtype): _positive(rate) for dtype, rate in value["peak_flops_per_s"].items()
             },
             collectives=tuple(_curve(item) for item in value["collectives"]),
-            disk=_tier(value.get("disk")),
             page_cache=_page_cache(value.get("page_cache")),
-            host=_tier(value.get("host")),
-            coder=_tier(value.get("coder")),
             overlap=_overlap(value.get("overlap")),
+            matmuls=tuple(_matmul(item) for item in value.get("matmuls", ())),
+            optimizers=tuple(_optimizer(item) for item in value.get("optimizers", ())),
+            **{name: _tier(value.get(name)) for name in _TIERS},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
@@ -141,6 +154,35 @@ def _curve(value: Any) -> CollectiveCurve:
         num_ranks=_whole(value["num_ranks"]),
         sizes_bytes=sizes,
         durations_s=durations,
+        pieces=tuple(_piece(item) for item in value.get("pieces", ())),
+    )
+
+
+def _piece(value: Any) -> LinkPiece:
+    alpha_s, residual = value["alpha_s"], value["residual_fraction"]
+    return LinkPiece(
+        from_bytes=_whole(value["from_bytes"]),
+        alpha_s=_positive(alpha_s) if alpha_s else 0.0,
+        bytes_per_s=_positive(value["bytes_per_s"]),
+        residual_fraction=_positive(residual) if residual else 0.0,
+    )
+
+
+def _matmul(value: Any) -> MatmulRate:
+    return MatmulRate(
+        dtype=_text(value["dtype"]),
+        rows=_whole(value["rows"]),
+        columns=_whole(value["columns"]),
+        depth=_whole(value["depth"]),
+        flops_per_s=_positive(value["flops_per_s"]),
+    )
+
+
+def _optimizer(value: Any) -> OptimizerRate:
+    return OptimizerRate(
+        optimizer=_text(value["optimizer"]),
+        implementation=_text(value["implementation"]),
+        elements_per_s=_positive(value["elements_per_s"]),
     )
 
 

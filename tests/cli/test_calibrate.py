@@ -9,8 +9,12 @@ def test_what_was_measured_is_printed_and_kept(tmp_path, capsys):
     assert main(["calibrate", "--ranks", "1", "-o", str(path)]) == 0
 
     text = capsys.readouterr().out
-    assert "float32 matrix product" in text and "measured" in text
-    assert load_hardware(str(path)).kind == "measured"
+    assert "float32 matrix product" in text and "measured" in text and "AdamW  fused" in text
+    found = load_hardware(str(path))
+    assert found.kind == "measured"
+    best = max(rate.flops_per_s for rate in found.matmuls if rate.dtype == "float32")
+    assert found.peak_flops_per_s["float32"] == best
+    assert {row.implementation for row in found.optimizers} == {"fused", "foreach"}
 
 
 def test_a_number_of_ranks_that_is_none_is_one_line(capsys):

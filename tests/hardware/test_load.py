@@ -12,6 +12,9 @@ from memadvisor.hardware.catalogue import CATALOGUE
 from memadvisor.hardware.hardware import (
     CollectiveCurve,
     Hardware,
+    LinkPiece,
+    MatmulRate,
+    OptimizerRate,
     OverlapSlowdown,
     PageCache,
     TierBandwidth,
@@ -27,7 +30,11 @@ MEASURED = Hardware(
     peak_flops_per_s={"float32": 1e11},
     collectives=(
         CollectiveCurve(
-            operation="all_reduce", num_ranks=2, sizes_bytes=(1024, 4096), durations_s=(1e-4, 2e-4)
+            operation="all_reduce",
+            num_ranks=2,
+            sizes_bytes=(1024, 4096),
+            durations_s=(1e-4, 2e-4),
+            pieces=(LinkPiece(from_bytes=1024, alpha_s=0.0, bytes_per_s=1e7, residual_fraction=0.1),),
         ),
     ),
     disk=TierBandwidth(read_bytes_per_s=2e9, write_bytes_per_s=1e9),
@@ -36,6 +43,9 @@ MEASURED = Hardware(
     ),
     coder=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),
     overlap=OverlapSlowdown(compute=1.2, collective=1.5),
+    matmuls=(MatmulRate(dtype="float32", rows=8, columns=16, depth=32, flops_per_s=1e11),),
+    optimizers=(OptimizerRate(optimizer="AdamW", implementation="fused", elements_per_s=2e9),),
+    page_cache_both_ways=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),
 )
 
 
@@ -49,10 +59,13 @@ def test_a_saved_file_reads_back_the_same(tmp_path):
 def test_a_file_of_before_other_tiers_knows_of_none(tmp_path):
     save_hardware(MEASURED, tmp_path / "hardware.json")
     value = json.loads((tmp_path / "hardware.json").read_text())
-    del value["disk"], value["host"], value["page_cache"], value["coder"], value["overlap"]
+    later = {"disk", "host", "page_cache", "coder", "overlap", "matmuls", "optimizers"}
+    value = {name: what for name, what in value.items() if name not in later and "both_ways" not in name}
+    del value["collectives"][0]["pieces"]
 
     found = hardware_from_json(value, "it")
     assert {found.disk, found.host, found.page_cache, found.coder, found.overlap} == {None}
+    assert found.matmuls == found.optimizers == found.collectives[0].pieces == ()
 
 
 def test_what_is_faster_in_company_than_alone_is_no_slowdown(tmp_path):
