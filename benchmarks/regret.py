@@ -45,6 +45,7 @@ from memadvisor.planning.search import Search
 from memadvisor.policies import blocks_of
 from memadvisor.units import format_bytes, format_seconds
 
+_STARTED_AT_ONCE = 4
 REFERENCE = "ZeRO 1, 0 recomputed, 4 x 1"
 
 
@@ -165,7 +166,12 @@ def batch_of(out, space, names, args):
     try:
         for name in (REFERENCE, *names):
             runs[name] = Running(out, name, space)
-            runs[name].start()
+        for some in batched(runs.values(), _STARTED_AT_ONCE):
+            for running in some:
+                running.start()
+            cold = list(some)
+            while cold := [running for running in cold if not running.stop_when_warm()]:
+                time.sleep(0.3)
         for turn in range(args.rounds):
             order = list(runs)
             for name in order[turn % len(order) :] + order[: turn % len(order)]:
@@ -175,6 +181,11 @@ def batch_of(out, space, names, args):
         for running in runs.values():
             running.end()
     return [row for name, running in runs.items() for row in running.rows()]
+
+
+def batched(items, size):
+    items = list(items)
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def read_results(path):

@@ -19,7 +19,6 @@ from memadvisor.errors import MemadvisorError
 SCRIPT = Path(__file__).resolve().parents[1] / "samples" / "train_gpt.py"
 RANKS = 2
 _WARM_STEPS = 3  # after the traced one
-_STARTING_S = 60
 
 
 class Running:
@@ -38,10 +37,10 @@ class Running:
             *("--micro-batch", str(plan["micro_batch"]), "--accum", str(plan["accum"])),
         ]
         self.log = out / "log.txt"
+        self.process = None
         self.turns = []  # when each began and ended, and what CPU seconds its processes took
 
     def start(self):
-        """Until some steps after the traced one are over."""
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "memadvisor", *self.command],
@@ -50,12 +49,14 @@ class Running:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline_s = time.monotonic() + _STARTING_S
-        while not self._is_warm():
-            if self.process.poll() is not None or time.monotonic() > deadline_s:
-                sys.exit(f"regret.py: {self.name} did not train; see {self.log}")
-            time.sleep(0.3)
-        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def stop_when_warm(self):
+        """Whether some steps after the traced one are over; then it stands still."""
+        if self.process.poll() is not None:
+            sys.exit(f"regret.py: {self.name} did not train; see {self.log}")
+        if is_warm := self._is_warm():
+            os.killpg(self.process.pid, signal.SIGSTOP)
+        return is_warm
 
     def _is_warm(self):
         with contextlib.suppress(MemadvisorError):
@@ -84,6 +85,8 @@ class Running:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def end(self):
+        if self.process is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGCONT)
             time.sleep(0.5)  # the journal has its last steps then
