@@ -90,7 +90,7 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
         hardware=hardware,
         ranks=ranks,
         skew=skew(run.ranks, clocks, matched, times, [rank.communication for rank in ranks], peaks),
-        comparison=comparison(run.plan, peaks, times),
+        comparison=comparison(run.plan, peaks, times, [rank.communication for rank in ranks]),
         samples_per_s=_sum([None if t is None else t.samples_per_s for t in times], run),
         tokens_per_s=_sum([None if t is None else t.tokens_per_s for t in times], run),
         unfinished_ranks=unfinished_ranks(run),
@@ -141,7 +141,7 @@ def analysis_to_json(analysis: Analysis) -> dict[str, Any]:
         ],
         "missing_ranks": list(run.missing_ranks),
         "unfinished_ranks": [dataclasses.asdict(rank) for rank in analysis.unfinished_ranks],
-        "prediction": None if analysis.comparison is None else _comparison_to_json(analysis.comparison),
+        "prediction": None if analysis.comparison is None else comparison_to_json(analysis.comparison),
         "skew": None if analysis.skew is None else dataclasses.asdict(analysis.skew),
         "samples_per_s": analysis.samples_per_s,
         "tokens_per_s": analysis.tokens_per_s,
@@ -287,7 +287,8 @@ def _fragmentation_to_json(found: Fragmentation) -> dict[str, Any]:
     }
 
 
-def _comparison_to_json(compared: Comparison) -> dict[str, Any]:
+def comparison_to_json(compared: Comparison) -> dict[str, Any]:
+    """`prediction` of the stable JSON."""
     return {
         "peak_bytes": _compared_to_json(compared.peak_bytes),
         "reserved_bytes": _compared_to_json(compared.reserved_bytes),
@@ -295,6 +296,7 @@ def _comparison_to_json(compared: Comparison) -> dict[str, Any]:
         "by_category_bytes": {
             name: _compared_to_json(pair) for name, pair in compared.by_category_bytes.items()
         },
+        "components_s": {name: _compared_to_json(pair) for name, pair in compared.components_s.items()},
         "peak_position": dict(zip(("predicted", "measured"), compared.peak_position, strict=True)),
         "budget_bytes": compared.budget_bytes,
         "within_budget": compared.within_budget,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from memadvisor.analyzers.communication import Communication
 from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.analyzers.residuals import comparable, measured_components
 from memadvisor.analyzers.step_time import StepTime
-from memadvisor.plan import Plan
+from memadvisor.plan import Plan, Prediction
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
 
 
@@ -30,7 +32,8 @@ class Comparison:
     """The plan's prediction beside the largest rank's peak and the slowest rank's median step.
 
     `by_category_bytes` is at the peak, and has `unexplained` where either side does. `reserved_bytes`: what a CUDA
-    allocator reserved; where both sides know it, the budget holds that, else the peak.
+    allocator reserved; where both sides know it, the budget holds that, else the peak. `components_s`: parts of the step
+    time, of the slowest rank (residuals.py); empty for plans that do not say what their prediction is made of.
     """
 
     peak_bytes: Compared
@@ -40,12 +43,16 @@ class Comparison:
     peak_position: tuple[str, str | None]  # predicted, measured
     budget_bytes: int | None
     within_budget: bool | None
+    components_s: dict[str, Compared] = field(default_factory=dict)
 
 
 def comparison(
-    plan: Plan | None, peaks: Sequence[PeakBreakdown | None], times: Sequence[StepTime | None]
+    plan: Plan | None,
+    peaks: Sequence[PeakBreakdown | None],
+    times: Sequence[StepTime | None],
+    traffics: Sequence[Communication | None] = (),
 ) -> Comparison | None:
-    """Put prediction beside measurement. None without a plan that predicts."""
+    """Put prediction beside measurement. None without a plan that predicts. `traffics`: of the ranks of `times`."""
     if plan is None or plan.prediction is None:
         return None
     predicted = plan.prediction
@@ -75,4 +82,20 @@ def comparison(
         within_budget=None
         if needed_bytes is None or plan.budget_bytes is None
         else needed_bytes <= plan.budget_bytes,
+        components_s=_components(predicted, times, traffics),
     )
+
+
+def _components(
+    predicted: Prediction, times: Sequence[StepTime | None], traffics: Sequence[Communication | None]
+) -> dict[str, Compared]:
+    known = [(time, traffic) for time, traffic in zip(times, traffics, strict=False) if time is not None]
+    if predicted.components_s is None or not known:
+        return {}
+    measured = measured_components(*max(known, key=lambda pair: pair[0].median_s))
+    parts = comparable(predicted.components_s)
+    return {
+        name: Compared(predicted=parts.get(name), measured=seconds)
+        for name, seconds in measured.items()
+        if parts.get(name) or seconds
+    }

@@ -68,7 +68,8 @@ class Prediction:
 
     `exposed_transfer_s`: how long a step waits for other tiers; None in plans of versions that did not know of these.
     `reserved_bytes`: what a CUDA device's caching allocator holds at most; None for other devices. `sent_bytes`: what
-    a rank sends in a step; None in plans of versions that did not count it.
+    a rank sends in a step; None in plans of versions that did not count it. `components_s`: what `step_time_s` is the
+    sum of (cost/components.py); None in plans of versions that did not keep them.
     """
 
     peak_bytes: int
@@ -79,6 +80,7 @@ class Prediction:
     reserved_bytes: int | None = None
     sent_bytes: int | None = None
     exposed_transfer_s: float | None = None
+    components_s: dict[str, float] | None = None
 
     @property
     def needed_bytes(self) -> int:

@@ -156,6 +156,9 @@ def _prediction_from_json(value: Any) -> Prediction:
         exposed_transfer_s=None
         if (waiting := value.get("exposed_transfer_s")) is None
         else _seconds(waiting),
+        components_s=None
+        if (parts := value.get("components_s")) is None
+        else {str(name): _seconds(seconds) for name, seconds in parts.items()},
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shlex
 import sys
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 from memadvisor.errors import MemadvisorError
 
 if TYPE_CHECKING:
-    from memadvisor.run.run import Run
+    from memadvisor.analyzers.analysis import Analysis
 
 _GRACE_S = 1.0
 
@@ -26,6 +28,7 @@ def print_closing(directory: Path, *, here: Path, with_report: bool) -> None:
     try:
         from rich.console import Console
 
+        from memadvisor.analyzers.analysis import analyze
         from memadvisor.cli.show import print_summary
         from memadvisor.run.store import load_run
 
@@ -36,7 +39,11 @@ def print_closing(directory: Path, *, here: Path, with_report: bool) -> None:
             time.sleep(0.1)  # other ranks of this launch are writing their last rows
             run = load_run(directory)
         print_summary(run, console)
-        report = _write_report(run) if with_report else None
+        report = None
+        if with_report or run.plan is not None:
+            analysis = analyze(run)
+            _write_residuals(analysis)
+            report = _write_report(analysis) if with_report else None
         where = shlex.quote(_seen_from(here, directory))
         first = f"report {_seen_from(here, report)}\n" if report else f"report memadvisor report {where}\n"
         _say(f"{first}more   memadvisor show {where} | memadvisor tui {where}")
@@ -46,18 +53,28 @@ def print_closing(directory: Path, *, here: Path, with_report: bool) -> None:
         _say(f"memadvisor: no summary ({type(error).__name__}: {error}); the run is in {directory}")
 
 
+def _write_residuals(analysis: Analysis) -> None:
+    """Keep what a plan's prediction was off by, part by part, beside the plan."""
+    from memadvisor.analyzers.analysis import comparison_to_json
+    from memadvisor.run.files import write_private_file
+
+    if analysis.comparison is not None:
+        value = {"format": 1, **comparison_to_json(analysis.comparison)}
+        with contextlib.suppress(OSError):  # it says nothing that the run does not
+            write_private_file(analysis.run.path / "residuals.json", json.dumps(value, indent=1) + "\n")
+
+
 def _seen_from(here: Path, path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _write_report(run: Run) -> Path | None:
+def _write_report(analysis: Analysis) -> Path | None:
     """The report's path; None where plotly is not installed."""
-    from memadvisor.analyzers.analysis import analyze
     from memadvisor.report.page import write_report
 
-    path = run.path / "report.html"
+    path = analysis.run.path / "report.html"
     try:
-        write_report(analyze(run), path)
+        write_report(analysis, path)
     except ImportError:
         return None
     return path

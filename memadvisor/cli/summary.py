@@ -132,6 +132,8 @@ def prediction(analysis: Analysis) -> RenderableType:
     if compared.reserved_bytes.predicted is not None:
         lines.add_row(words("reserved", "bold"), *_compared(compared.reserved_bytes, in_bytes=True))
     lines.add_row(words("step time", "bold"), *_compared(compared.step_time_s, in_bytes=False))
+    for name, pair in compared.components_s.items():
+        lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=False))
     for name, pair in compared.by_category_bytes.items():
         lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=True))
     return Group(title, lines, *_budget(analysis))

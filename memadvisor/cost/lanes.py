@@ -42,13 +42,15 @@ class Lanes:
     """`compute_s` is when compute is free again; `exposed_s` is its waiting for collectives.
 
     `transfers_s`: when the lanes of other tiers are free again; `exposed_transfer_s`: compute's waiting for these.
-    `slowed_s`: by how much compute was slower for the collectives that ran under it.
+    `slowed_s`: by how much compute was slower for the collectives that ran under it. `alone_s`: what compute would have
+    taken without them, by the first word of its labels.
     """
 
     slowdown: OverlapSlowdown = _ALONE
     compute_s: float = 0.0
     exposed_s: float = 0.0
     slowed_s: float = 0.0
+    alone_s: dict[str, float] = field(default_factory=dict)
     transfers_s: dict[Lane, float] = field(default_factory=dict)
     exposed_transfer_s: float = 0.0
     intervals: list[Interval] = field(default_factory=list)
@@ -57,6 +59,8 @@ class Lanes:
 
     def compute(self, label: str, duration_s: float) -> None:
         start_s, left_s = self.compute_s, duration_s
+        kind = label.partition(" ")[0]
+        self.alone_s[kind] = self.alone_s.get(kind, 0.0) + duration_s
         while self._queue and left_s > 0:
             both_s = min(left_s * self.slowdown.compute, self._queue[0].left_s * self.slowdown.collective)
             done_s = both_s / self.slowdown.compute

@@ -7,19 +7,20 @@ of moments, each the highest instant of a segment, of a recomputation or of an a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 from memadvisor.cost.activations import Activations, View, added
 from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
+from memadvisor.cost.components import scaled
 from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
 from memadvisor.cost.moved_activations import MovedActivations, units_away
 from memadvisor.cost.paged_updates import PagedUpdates
-from memadvisor.cost.step import Bytes, CapturedStep, Segment
+from memadvisor.cost.step import Bytes, CapturedStep, Segment, play_order
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Prediction
@@ -44,12 +45,14 @@ class Simulation:
     """What a schedule is predicted to give on one rank.
 
     `exposed_communication_s` is the part of `step_time_s` in which compute waits for collectives, `exposed_transfer_s`
-    that in which it waits for other tiers. `sent_bytes`: what this rank sends in the step, if collectives send as rings do.
+    that in which it waits for other tiers; `components_s`: all of its parts (components.py), which what was learnt has
+    scaled, as it has not the lanes. `sent_bytes`: what this rank sends in the step, if collectives send as rings do.
     """
 
     step_time_s: float
     exposed_communication_s: float
     exposed_transfer_s: float
+    components_s: Mapping[str, float]
     sent_bytes: int
     lanes: Lanes
     moments: tuple[Moment, ...]
@@ -68,6 +71,7 @@ class Simulation:
             peak_position=peak.position,
             sent_bytes=self.sent_bytes,
             exposed_transfer_s=self.exposed_transfer_s,
+            components_s=dict(self.components_s),
         )
 
 
@@ -138,13 +142,15 @@ class _Player:
 
     def play(self) -> Simulation:
         self._carry_over()
-        for position, is_last, is_again in _play_order(self.step):
+        for position, is_last, is_again in play_order(self.step):
             self._segment(position, is_last, is_again)
         self._end_backward(len(self.step.segments) - 1, True)
+        step_time_s, components_s = scaled(self.lanes, self.step.time_factors)
         return Simulation(
-            step_time_s=self.lanes.compute_s,
-            exposed_communication_s=self.lanes.exposed_s,
-            exposed_transfer_s=self.lanes.exposed_transfer_s,
+            step_time_s=step_time_s,
+            exposed_communication_s=components_s["exposed_communication"],
+            exposed_transfer_s=components_s["exposed_transfer"],
+            components_s=components_s,
             sent_bytes=round(self.sent_bytes),
             lanes=self.lanes,
             moments=tuple(self.moments),
@@ -378,23 +384,3 @@ def place_of(segment: Segment) -> str:
     if segment.unit is None:
         return f"{segment.phase} outside any unit"
     return f"{segment.phase} of {segment.unit or 'the model itself'}"
-
-
-def _play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
-    """Positions in order, each micro-batch `repeats` times; whether it is of the last, and was played before."""
-    blocks = dict.fromkeys(s.micro_batch for s in step.segments if s.micro_batch is not None)
-    last = next(reversed(blocks), None)
-    position = 0
-    while position < len(step.segments):
-        micro_batch = step.segments[position].micro_batch
-        if micro_batch is None:
-            yield position, False, False
-            position += 1
-            continue
-        end = position
-        while end < len(step.segments) and step.segments[end].micro_batch == micro_batch:
-            end += 1
-        for repeat in range(step.repeats):
-            for inside in range(position, end):
-                yield inside, micro_batch == last and repeat == step.repeats - 1, repeat > 0
-        position = end

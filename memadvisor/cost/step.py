@@ -8,7 +8,7 @@ told apart from bytes that it cannot, so that replaying the segments unchanged g
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -180,7 +180,8 @@ class CapturedStep:
     optimizer step, as far as is known. `shard_groups`: those of a script that shares its model by FSDP2.
     `saved`: what units' forwards keep for their backwards and may wait elsewhere. `roundable`: what of it may be in fewer
     bits meanwhile; `timelines`: what comes and goes in each segment; `rounding_cost`: None where it was not measured.
-    `second_runs`: what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside.
+    `second_runs`: what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside. `time_factors`: what
+    runs on this machine have taught, by component of the step time (components.py); 1 for those that are not there.
     """
 
     rank: int
@@ -211,6 +212,7 @@ class CapturedStep:
     rounding_cost: RoundingCost | None = None
     second_runs: Mapping[tuple[str, int | None], SecondRun] = field(default_factory=dict)
     second_run_cost: SecondRunCost = FREE
+    time_factors: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def forwards(self) -> Mapping[tuple[str | None, int | None], tuple[Segment, ...]]:
@@ -292,3 +294,23 @@ class CapturedStep:
             counts = segment.phase == "optimizer" or is_units
             edges.append((counts and first[key] == position, counts and last[key] == position))
         return tuple(edges)
+
+
+def play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
+    """Positions in order, each micro-batch `repeats` times; whether it is of the last, and was played before."""
+    blocks = dict.fromkeys(s.micro_batch for s in step.segments if s.micro_batch is not None)
+    last = next(reversed(blocks), None)
+    position = 0
+    while position < len(step.segments):
+        micro_batch = step.segments[position].micro_batch
+        if micro_batch is None:
+            yield position, False, False
+            position += 1
+            continue
+        end = position
+        while end < len(step.segments) and step.segments[end].micro_batch == micro_batch:
+            end += 1
+        for repeat in range(step.repeats):
+            for inside in range(position, end):
+                yield inside, micro_batch == last and repeat == step.repeats - 1, repeat > 0
+        position = end

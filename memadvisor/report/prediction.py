@@ -20,6 +20,12 @@ MAX_UNITS = 200
 _BASIS = "largest rank's peak, slowest rank's median step"
 
 
+_EXPOSED = (
+    " Exposed communication is measured as its share of the traced step; the rest of a step that is neither that, a second "
+    "forward nor the optimizer's is compute."
+)
+
+
 def plan_and_prediction(analysis: Analysis) -> Sequence[Block]:
     """Overlay and table of errors, then the plan unit by unit."""
     plan, compared = analysis.run.plan, analysis.comparison
@@ -101,6 +107,10 @@ def _errors(compared: Comparison) -> Block:
             if name in compared.by_category_bytes
         ),
         ("step time", *_cells(compared.step_time_s, in_bytes=False)),
+        *(
+            (f"\u2003{name.replace('_', ' ')}", *_cells(pair, in_bytes=False))
+            for name, pair in compared.components_s.items()
+        ),
     ]
     if compared.reserved_bytes.predicted is not None:
         rows.insert(1, ("reserved", *_cells(compared.reserved_bytes, in_bytes=True)))
@@ -114,7 +124,7 @@ def _errors(compared: Comparison) -> Block:
         rows,
         kinds=(PREDICTED, MEASURED),
         basis=_BASIS,
-        note=f"{budget}The error is (predicted - measured) / measured.",
+        note=f"{budget}The error is (predicted - measured) / measured.{_EXPOSED * bool(compared.components_s)}",
     )
 
 

@@ -98,3 +98,18 @@ def test_a_reservation_that_was_predicted_and_measured_is_what_the_budget_holds(
     assert compared.reserved_bytes.error_fraction == pytest.approx(-0.1)
     assert compared.within_budget is False
     assert analyze(run).comparison.within_budget is True  # on a device without one the peak counts
+
+
+def test_measured_parts_of_a_step_sum_to_it_and_stand_beside_those_predicted():
+    """What overlap slows, and what other tiers hold up, a run does not tell from compute."""
+    parts = {"compute": 0.05, "overlap_slowdown": 0.01, "exposed_transfer": 0.002, "optimizer": 0.0196}
+    plan = dataclasses.replace(PLAN, prediction=dataclasses.replace(PREDICTION, components_s=parts))
+    compared = analyze(make_run(plan=plan)).comparison
+
+    assert sum(pair.measured or 0.0 for pair in compared.components_s.values()) == pytest.approx(0.102)
+    assert compared.components_s["compute"].predicted == pytest.approx(0.062)
+    assert compared.components_s["optimizer"].measured > 0
+
+
+def test_a_plan_that_does_not_say_its_parts_has_none_compared():
+    assert analyze(make_run(plan=PLAN)).comparison.components_s == {}

@@ -67,6 +67,20 @@ def test_each_stage_holds_no_more_states_than_the_one_before(ranks, batches):
 
 
 @pytest.mark.parametrize("stage", range(4))
+def test_components_sum_to_the_step_and_each_is_scaled_by_its_factor(stage):
+    """Waiting and computing at different paces: twice the compute and half the optimizer."""
+    step = captured_step(make_run())
+    again = {"ranks": 2, "stage": stage, "recompute": ("blocks.1",), "overlap": stage > 0}
+    plain = play(step, **again)
+    taught = play(replace(step, time_factors={"compute": 2.0, "optimizer": 0.5}), **again)
+
+    assert plain.step_time_s == pytest.approx(sum(plain.components_s.values()))
+    assert plain.components_s["recomputation"] > 0
+    difference_s = plain.components_s["compute"] - plain.components_s["optimizer"] / 2
+    assert taught.step_time_s == pytest.approx(plain.step_time_s + difference_s)
+
+
+@pytest.mark.parametrize("stage", range(4))
 def test_a_micro_batch_that_is_split_finds_the_gradients_of_its_first_half(stage):
     """In the forward of its second half, as in that of a second micro-batch that was recorded."""
     split = captured_step(make_run(num_micro_batches=1), micro_batch_divisor=2)

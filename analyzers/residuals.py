@@ -1,0 +1,38 @@
+"""What the parts of a step took, in the words of a prediction: what is left between the two is a residual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memadvisor.analyzers.communication import Communication
+from memadvisor.analyzers.step_time import StepTime
+
+# Components of a prediction that a run does not tell from compute: what overlap slows, and what other tiers hold up.
+_IN_COMPUTE = ("overlap_slowdown", "exposed_transfer")
+
+
+def measured_components(time: StepTime, traffic: Communication | None) -> dict[str, float | None]:
+    """Seconds of the median timed step by component, which sum to it.
+
+    optimizer: its phase. recomputation: second forwards of units. exposed_communication: its share of the traced step,
+    in which alone collectives are seen; None where it was not recorded, and then it is in compute. compute: the rest.
+    """
+    exposed_s = None
+    if traffic is not None and traffic.exposed_s is not None and time.traced_step_s:
+        exposed_s = time.median_s * min(1.0, traffic.exposed_s / time.traced_step_s)
+    optimizer_s = time.by_phase_s["optimizer"]
+    recomputation_s = sum(unit.recompute_s for unit in time.units)
+    rest_s = time.median_s - optimizer_s - recomputation_s - (exposed_s or 0.0)
+    return {
+        "compute": rest_s,
+        "recomputation": recomputation_s,
+        "optimizer": optimizer_s,
+        "exposed_communication": exposed_s,
+    }
+
+
+def comparable(components_s: Mapping[str, float]) -> dict[str, float]:
+    """A prediction's components as a run tells them apart."""
+    found = {name: seconds for name, seconds in components_s.items() if name not in _IN_COMPUTE}
+    found["compute"] = found.get("compute", 0.0) + sum(components_s.get(name, 0.0) for name in _IN_COMPUTE)
+    return found
