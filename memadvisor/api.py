@@ -19,6 +19,8 @@ from memadvisor.run.store import load_run
 from memadvisor.units import parse_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memadvisor.analyzers.analysis import Analysis
     from memadvisor.engines.apply import Applied
     from memadvisor.hardware.hardware import Hardware
@@ -98,8 +100,10 @@ def advise(
     compression: Compression = UNCOMPRESSED,
     optimizer_bits: int | None = None,
     policy: str | None = None,
+    learn: Sequence[Run | str | Path] = (),
 ) -> Advice:
-    """Rank the plans for a memory budget a rank (`"24GiB"`, or bytes). Raises MemadvisorError."""
+    """Rank the plans for a memory budget a rank (`"24GiB"`, or bytes). `learn`: runs of plans that correct predicted times.
+    Raises MemadvisorError."""
     from memadvisor.planning.advise import advise as plan_advice
 
     return plan_advice(
@@ -111,6 +115,7 @@ def advise(
         compression=compression,
         optimizer_bits=optimizer_bits,
         policy=policy,
+        learn_from=[each if isinstance(each, Run) else load_run(each) for each in learn],
     )
 
 

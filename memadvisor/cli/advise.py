@@ -19,6 +19,7 @@ from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
 from memadvisor.plan_file import plan_to_json
 from memadvisor.planning.advise import Advice, advise
+from memadvisor.planning.learn import Learnt
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.run.files import write_private_file
@@ -35,6 +36,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy", metavar="NAME", help=f"show, and write, the plan of a policy too: {', '.join(POLICIES)}"
+    )
+    parser.add_argument(
+        "--learn",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="RUN",
+        help="correct predicted times by these runs of plans, of this model on this machine",
     )
     add_precision_options(parser)
     add_optimizer_bits(parser)
@@ -54,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         compression=compression_of(arguments),
         optimizer_bits=arguments.optimizer_bits,
         policy=arguments.policy,
+        learn_from=[load_run(path) for path in arguments.learn],
     )
     chosen = advice.best if advice.named is None else advice.named.plan
     if chosen is not None and arguments.output is not None:
@@ -84,6 +94,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
             for point in advice.front
         ],
         "next_gib_s": advice.next_gib_s,
+        "learnt": None if advice.learnt is None else dataclasses.asdict(advice.learnt),
         "policy": None
         if advice.named is None
         else {"name": advice.policy, **_plan_to_json(None, advice.named)},
@@ -178,9 +189,21 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
                 f"{format_bytes(each.peak_bytes)}{over} and {time}."
             )
         )
+    if advice.learnt is not None:
+        console.print(printable(_learnt_text(advice.learnt)))
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
     _print_ending(advice, console, output)
+
+
+def _learnt_text(learnt: Learnt) -> str:
+    factors = ", ".join(f"{name.replace('_', ' ')} {factor:.2f}" for name, factor in learnt.factors.items())
+    runs = f"{learnt.num_runs} run{'s' * (learnt.num_runs != 1)}"
+    return (
+        f"Learnt from {runs}: predicted times are multiplied by these factors, kept near 1 where runs are few: {factors}. "
+        f"Of these runs' step times the predictions were off by {100 * learnt.error_before:.1f} %, and are by "
+        f"{100 * learnt.error_after:.1f} %."
+    )
 
 
 def _print_ending(advice: Advice, console: Console, output: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.fragmentation import allocator_settings
@@ -23,6 +23,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import Plan
+from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.named import check_policy, named_plan
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, order
@@ -43,7 +44,7 @@ class Advice:
     predicted peak over all plans searched. `front`: what less and more memory would give, with the best plan's way of
     sharding and the script left alone. `next_gib_s`: how much faster a step gets with a GiB beyond the budget; None
     where no plan that leaves the script alone fits. `lossy`: what the first such plan would give if it were
-    lossy. `policy` and `named`: a policy that was asked for by name, and its plan, which fits. `notes` are assumptions that the reader should know.
+    lossy. `learnt`: what runs that were named have taught. `policy` and `named`: a policy that was asked for by name, and its plan, which fits. `notes` are assumptions that the reader should know.
     """
 
     budget_bytes: int
@@ -58,6 +59,7 @@ class Advice:
     lossy: tuple[LossyAlternative, ...]
     policy: str | None
     named: RankedPlan | None
+    learnt: Learnt | None = None
 
     @property
     def best(self) -> Plan | None:
@@ -75,11 +77,12 @@ def advise(
     compression: Compression = UNCOMPRESSED,
     optimizer_bits: int | None = None,
     policy: str | None = None,
+    learn_from: Sequence[Run] = (),
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
     `num_ranks` defaults to the run's. All plans have the `precision`, the `compression` and the `optimizer_bits`, which are
-    never chosen: they are lossy. `policy`: one whose plan is shown beside them (planning/named.py). Raises UsageError where the run has no traced step, or where nothing
+    never chosen: they are lossy. `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py). Raises UsageError where the run has no traced step, or where nothing
     is known of the collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
@@ -96,6 +99,8 @@ def advise(
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
     transfers = transfer_times(hardware, ranks * _movable_bytes(plain))
+    learnt = learn(run, learn_from, times, transfers) if learn_from else None
+    plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
     check_policy(policy)
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
     search = Search(
@@ -123,6 +128,7 @@ def advise(
         lossy=lossy_alternatives(plain, first.plan, times, transfers),
         policy=policy,
         named=named,
+        learnt=learnt,
         notes=(
             *_precision_notes(precision),
             *_compression_notes(compression),
@@ -212,7 +218,8 @@ def _splits(run: Run, plain: CapturedStep) -> Iterator[CapturedStep]:
     divisor = 2
     batch = plain.micro_batch_size
     while batch is not None and batch % divisor == 0 and divisor <= MAX_MICRO_BATCH_DIVISOR:
-        yield captured_step(run, micro_batch_divisor=divisor, precision=plain.precision)
+        split = captured_step(run, micro_batch_divisor=divisor, precision=plain.precision)
+        yield replace(split, time_factors=plain.time_factors)
         divisor *= 2
 
 

@@ -37,6 +37,20 @@ def test_the_best_plan_is_written_for_its_owner_alone(run_path, tmp_path, capsys
     assert "memadvisor run --plan" in capsys.readouterr().out
 
 
+def test_what_runs_of_plans_teach_is_said_and_another_machines_run_is_refused(run_path, tmp_path, capsys):
+    output = tmp_path / "plan.json"
+    assert main(["advise", run_path, "--memory", "1GiB", "-o", str(output)]) == 0
+    plan = load_plan(output)
+    assert sum(plan.prediction.components_s.values()) == pytest.approx(plan.prediction.step_time_s)
+    applied = write_run(make_run(plan=plan), tmp_path / "applied")
+    capsys.readouterr()
+
+    assert main(["advise", run_path, "--memory", "1GiB", "--learn", str(applied)]) == 0
+    assert "Learnt from 1 run: " in " ".join(capsys.readouterr().out.split())
+    assert main(["advise", run_path, "--memory", "1GiB", "--learn", run_path]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_policy_is_shown_beside_the_best_plan_and_written_in_its_place(run_path, tmp_path, capsys):
     output = tmp_path / "plan.json"
     words = ["advise", run_path, "--memory", "1GiB", "--policy", "every-layer", "-o", str(output)]
