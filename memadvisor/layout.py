@@ -24,7 +24,8 @@ class Software:
     copies of queries, keys and values. `fused_accumulation`: products of gradients add to what is accumulated.
     `tensor_overlap`: share of the collectives of tensor parallelism that goes on under products. `overlap_reduce`, `overlap_gather`: gradients are reduced under
     the backward, parameters gathered under the computation. `balanced_stages`: pipeline stages are cut by cost, the head
-    counted, in place of by equal numbers of layers. `bucket_bytes`: how much of gradients (of parameters, where they are
+    counted, in place of by equal numbers of layers. `overlap_messages`: a pipeline's devices compute while they send and
+    receive. `bucket_bytes`: how much of gradients (of parameters, where they are
     gathered once a step) goes in one collective. `pipelined_call_s`: what a collective of tensor parallelism costs the host
     more, for each of its ranks, while a pipeline's messages cross nodes.
     """
@@ -41,6 +42,7 @@ class Software:
     tensor_overlap: float = 0.0
     overlap_reduce: bool = True
     overlap_gather: bool = True
+    overlap_messages: bool = True
     dropout: bool = False
     balanced_stages: bool = True
     bucket_bytes: float = 100e6

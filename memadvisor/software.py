@@ -55,6 +55,7 @@ MEGATRON_2021 = Preset(
         fused_attention=False,
         overlap_reduce=False,
         overlap_gather=False,
+        overlap_messages=False,
         dropout=True,
         balanced_stages=False,
         fused_accumulation=True,

@@ -156,6 +156,7 @@ def estimate_step(
         layout.num_microbatches,
         num_devices=layout.pipeline,
         transfer_s=message_s,
+        blocking=not step.software.overlap_messages,
         timeline=timeline,
     )
     worst = max(range(layout.pipeline), key=lambda place: pipeline.busy_s[place])
