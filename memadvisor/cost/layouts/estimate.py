@@ -141,21 +141,14 @@ def estimate_step(
         _chunk_costs(model, step, work, count, replica_groups, layers, chunk, coefficients)
         for chunk, (work, count) in enumerate(zip(works, chunk_counts, strict=True))
     ]
-    message_s = 0.0
-    if layout.pipeline > 1:
-        activations = 2.0 * layout.micro_batch_size * step.seq_len / context * model.hidden
-        message_s = message_seconds(
-            cluster,
-            activations / (tensor if layout.sequence_parallel else 1),
-            tensor * replicas,
-            coefficients,
-        )
+    activations = 2.0 * layout.micro_batch_size * step.seq_len / context * model.hidden
+    message_bytes = activations / (tensor if layout.sequence_parallel else 1)
     pipeline = simulate_pipeline(
         step_schedule(layout),
         costs,
         layout.num_microbatches,
         num_devices=layout.pipeline,
-        transfer_s=message_s,
+        transfer_s=message_seconds(cluster, message_bytes, layout.pipeline, tensor * replicas, coefficients),
         blocking=not step.software.overlap_messages,
         timeline=timeline,
     )

@@ -77,10 +77,23 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
     )
 
 
-def message_seconds(cluster: Cluster, size_bytes: float, stride: int, coefficients: Coefficients) -> float:
-    """One message from a rank to the one `stride` further on."""
-    link = cluster.inside if stride < cluster.per_node else cluster.across
-    if link is None:
-        raise UsageError("a link that the pipeline crosses is not known.", hint="give it in a cluster file.")
-    share = coefficients.inside_share if link is cluster.inside else coefficients.across_share
-    return size_bytes / (link.bytes_per_s * share) + coefficients.pipeline_message_s
+def message_seconds(
+    cluster: Cluster, size_bytes: float, stages: int, stride: int, coefficients: Coefficients
+) -> list[float]:
+    """Of a message from each pipeline stage to the next, and from the last to the first; stages are `stride` ranks apart."""
+    if stages == 1:
+        return [0.0]
+    seconds = []
+    for stage in range(stages):
+        here, there = stage * stride // cluster.per_node, (stage + 1) % stages * stride // cluster.per_node
+        link, share = (
+            (cluster.inside, coefficients.inside_share)
+            if here == there
+            else (cluster.across, coefficients.across_share)
+        )
+        if link is None:
+            raise UsageError(
+                "a link that the pipeline crosses is not known.", hint="give it in a cluster file."
+            )
+        seconds.append(size_bytes / (link.bytes_per_s * share) + coefficients.pipeline_message_s)
+    return seconds

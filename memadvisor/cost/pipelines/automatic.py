@@ -23,12 +23,13 @@ def automatic_graph(
 ) -> PipelineGraph:
     """The order of the shortest step among the greedy ones (`Greedy`) and those drawn by hand that fit.
 
-    The limit is once or twice the most that a device holds under 1F1B, pM where all chunks are alike. Where no bytes
-    are given, W is taken to hold what B holds, one for each microbatch.
+    The limit of every device is pM or 2pM (arXiv:2401.10241, section 4), M the largest chunk's bytes. Where no bytes are
+    given, W is taken to hold what B holds, one for each microbatch.
     """
     if not any(cost.activation_bytes for cost in costs):
         costs = tuple(replace(cost, activation_bytes=1, weight_activation_bytes=1) for cost in costs)
-    limit_bytes = AUTOMATIC[name] * _one_forward_one_backward_bytes(costs, num_microbatches)
+    in_flight = min(len(costs), num_microbatches)
+    limit_bytes = AUTOMATIC[name] * in_flight * max(cost.activation_bytes for cost in costs)
     candidates = [zb_h1(len(costs), num_microbatches), zb_h2(len(costs), num_microbatches)]
     for one_more, fill in product((False, True), repeat=2):
         choices = Choices(one_more=one_more, fill=fill)
@@ -44,13 +45,6 @@ def automatic_graph(
     graphs = [pipeline_graph(order) for order in candidates]
     fitting = [graph for graph in graphs if max(peaks(graph, costs)[0]) <= limit_bytes]
     return min(fitting, key=lambda graph: _step_s(graph, costs, links))
-
-
-def _one_forward_one_backward_bytes(costs: Sequence[ChunkCosts], num_microbatches: int) -> int:
-    return max(
-        min(len(costs) - device, num_microbatches) * cost.activation_bytes
-        for device, cost in enumerate(costs)
-    )
 
 
 def _step_s(graph: PipelineGraph, costs: Sequence[ChunkCosts], links: Sequence[float]) -> float:
