@@ -181,7 +181,7 @@ def _layout(arguments: argparse.Namespace, ranks: int, preset: Preset, n_layers:
     chunks = arguments.chunks
     if chunks is None:
         looped = schedule in ("interleaved", "breadth-first")
-        chunks = max(1, n_layers // pipeline) if looped else 2 if schedule in ("zb-v", "dualpipe") else 1
+        chunks = max(1, n_layers // pipeline) if looped else 2 if schedule == "zb-v" else 1
     sequence_parallel = arguments.sequence_parallel
     layout = Layout(
         data=data,

@@ -140,7 +140,7 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture) -> tup
         chunks = -(-architecture.n_layers // (degrees.pipeline * part))
     if chunks is None and schedule in ("interleaved", "breadth-first"):
         chunks = -(-architecture.n_layers // degrees.pipeline)
-    if chunks is None and schedule in ("zb-v", "dualpipe"):
+    if chunks is None and schedule == "zb-v":
         chunks = 2
     if degrees.pipeline == 1:
         return 1, "1f1b"

@@ -24,7 +24,7 @@ def case(*, model="llama3-8b", gpus="8xH100", is_open=True, sequences=16, **layo
 
 
 def test_an_open_micro_batch_is_the_best_of_all_that_fit():
-    open_case = case(data=8, zero_stage=3)
+    open_case = case(model="llama3.2-3b", data=8, zero_stage=3)
     chosen = predict_case(open_case)
 
     def estimate(size):
@@ -36,7 +36,7 @@ def test_an_open_micro_batch_is_the_best_of_all_that_fit():
         )
 
     fitting = [each for each in map(estimate, (1, 2, 4, 8, 16)) if each.fits]
-    assert 0 < len(fitting) < 5
+    assert 1 < len(fitting) < 5 and len({each.step_time_s for each in fitting}) > 1
     assert chosen.estimate.step_time_s == min(each.step_time_s for each in fitting)
     assert chosen.step.global_batch_sequences == open_case.step.global_batch_sequences
 
