@@ -43,6 +43,19 @@ def test_times_and_bytes_are_those_of_a_naive_simulation(pipeline, blocking):
         assert times.peak_held_bytes == tuple(peak_bytes(order, costs, device) for device in range(devices))
 
 
+@pytest.mark.parametrize("name", WRITTEN)
+def test_devices_that_wait_for_transfers_are_played_as_naively_too(name):
+    """One case of each schedule for sure, with links that differ."""
+    costs = unit_costs(8 if name in ("zb-v", "interleaved", "breadth-first") else 4)
+    links = [0.25, 0.5, 0.125, 0.375]
+    times = simulate_pipeline(name, costs, 12, num_devices=4, transfer_s=links, blocking=True, timeline=True)
+
+    expected = play(pipeline_order(name, 4, 12, len(costs) // 4), costs, links, blocking=True)
+    for piece in times.timeline:
+        work = (piece.kind, piece.chunk, piece.microbatch)
+        assert (piece.start_s, piece.end_s) == expected[piece.device, work]
+
+
 @given(pipelines(names=WRITTEN), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_faster_links_never_make_a_step_longer(pipeline, blocking):
