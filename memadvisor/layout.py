@@ -20,8 +20,8 @@ class Software:
     `parameter_bytes`: of a parameter as it is computed with. `gradient_bytes`: of a gradient as it is accumulated.
     `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master copy included. `reduce_bytes`: of a
     gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's activation and
-    product are one kernel that keeps its inputs alone, and so are rotary positions; else they keep what lies between, and
-    copies of queries, keys and values. `fused_accumulation`: products of gradients add to what is accumulated.
+    product are one kernel that keeps its inputs alone. `fused_rotary`: queries, keys and values are kept once; else rotary
+    positions and changes of shape leave copies of them. `fused_accumulation`: products of gradients add to what is accumulated.
     `tensor_overlap`: share of the collectives of tensor parallelism that goes on under products. `overlap_reduce`, `overlap_gather`: gradients are reduced under
     the backward, parameters gathered under the computation. `balanced_stages`: pipeline stages are cut by cost, the head
     counted, in place of by equal numbers of layers. `overlap_messages`: a pipeline's devices compute while they send and
@@ -38,6 +38,7 @@ class Software:
     optimizer_bytes: int = 12
     fused_attention: bool = True
     fused_mlp: bool = True
+    fused_rotary: bool = True
     fused_accumulation: bool = False
     tensor_overlap: float = 0.0
     overlap_reduce: bool = True

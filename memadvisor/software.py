@@ -33,15 +33,27 @@ MODERN = Preset(
     names=("default", "modern"),
 )
 MEGATRON_CORE = Preset(
-    software=Software(name="megatron-core", fused_accumulation=True, tensor_overlap=0.5),
+    software=Software(
+        name="megatron-core", fused_accumulation=True, tensor_overlap=0.5, balanced_stages=False
+    ),
     meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on, gradients accumulated by "
     "the products that make them, half of tensor parallelism's collectives under products",
     source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; NeMo's recipes",
-    names=("megatron-core", "mcore", "nemo", "megatron-bridge", "megatron-kwai"),
+    names=("megatron-core", "mcore", "nemo", "megatron-bridge"),
+    zero_stage=1,
+)
+MEGATRON_KWAI = Preset(
+    software=dataclasses.replace(MEGATRON_CORE.software, name="megatron-kwai", fused_mlp=False),
+    meaning="as megatron-core of early 2024, with the gate of the MLP in separate kernels",
+    source="https://github.com/kwai/Megatron-Kwai, examples/atc24; that the gate's activation is kept beside its inputs follows "
+    "from the memory measured there",
+    names=("megatron-kwai",),
     zero_stage=1,
 )
 NANOTRON = Preset(
-    software=Software(name="nanotron", fused_mlp=False, overlap_gather=False, pipelined_call_s=0.3e-3),
+    software=Software(
+        name="nanotron", fused_mlp=False, fused_rotary=False, overlap_gather=False, pipelined_call_s=0.3e-3
+    ),
     meaning="bf16 with gradients summed in fp32, fused attention, the gate of the MLP in separate kernels; updated "
     "parameters gathered before the next step begins; hosts held up by a pipeline between nodes",
     source="https://github.com/huggingface/nanotron, src/nanotron/optim/gradient_accumulator.py and nn/activations.py; "
@@ -74,28 +86,36 @@ MEGATRON_DEEPSPEED = Preset(
     sequence_parallel=False,
 )
 LLM_FOUNDRY = Preset(
-    software=Software(name="llm-foundry", reduce_bytes=2, fused_mlp=False),
+    software=Software(name="llm-foundry", reduce_bytes=2, fused_mlp=False, fused_rotary=False),
     meaning="FSDP: shards in fp32, gathered and reduced in bf16 (PURE); DEFAULT reduces in fp32",
     source="https://github.com/mosaicml/composer, composer/trainer/mosaic_fsdp_utils.py, get_mixed_precision",
     names=("llm-foundry", "mosaicml", "composer", "mpt"),
     zero_stage=3,
 )
 FSDP = Preset(
-    software=Software(name="fsdp", fused_mlp=False),
+    software=Software(name="fsdp", fused_mlp=False, fused_rotary=False),
     meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32",
     source="torch.distributed.fsdp.MixedPrecisionPolicy; https://github.com/pytorch/torchtitan, docs/fsdp.md",
     names=("fsdp", "fsdp1", "fsdp2", "pytorch-fsdp", "torchtitan", "axolotl"),
     zero_stage=3,
 )
 DEEPSPEED = Preset(
-    software=Software(name="deepspeed", gradient_bytes=2, reduce_bytes=2, fused_mlp=False),
+    software=Software(
+        name="deepspeed", gradient_bytes=2, reduce_bytes=2, fused_mlp=False, fused_rotary=False
+    ),
     meaning="ZeRO: parameters and gradients in 16 bits, master weights and moments in fp32; 16 B a parameter",
     source="arXiv:1910.02054, section 3.1; https://www.deepspeed.ai/docs/config-json/",
     names=("deepspeed", "zero", "colossalai", "colossal-ai"),
 )
 DDP = Preset(
     software=Software(
-        name="ddp", parameter_bytes=4, gradient_bytes=4, reduce_bytes=4, optimizer_bytes=8, fused_mlp=False
+        name="ddp",
+        parameter_bytes=4,
+        gradient_bytes=4,
+        reduce_bytes=4,
+        optimizer_bytes=8,
+        fused_mlp=False,
+        fused_rotary=False,
     ),
     meaning="DistributedDataParallel with autocast: fp32 parameters and gradients; 16 B a parameter",
     source="torch.nn.parallel.DistributedDataParallel, torch.autocast; arXiv:2006.15704",
@@ -104,6 +124,7 @@ DDP = Preset(
 PRESETS = (
     MODERN,
     MEGATRON_CORE,
+    MEGATRON_KWAI,
     NANOTRON,
     MEGATRON_2021,
     MEGATRON_DEEPSPEED,

@@ -50,7 +50,7 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
         software = dataclasses.replace(software, fused_attention=is_fused(attention))
     compiled, dropout, optimizer = cells.flag("compile"), _dropout(cells), cells.text("optimizer")
     if compiled:
-        software = dataclasses.replace(software, fused_mlp=True)
+        software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
     if dropout is not None:
         software = dataclasses.replace(software, dropout=dropout)
     if optimizer is not None:

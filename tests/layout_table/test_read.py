@@ -113,7 +113,7 @@ def test_a_row_of_the_offload_table():
     )
     assert row.case.architecture.num_parameters() == 65_285_726_208
     kwai = read_one(source="https://github.com/kwai/Megatron-Kwai/blob/atc24ae/examples/atc24/README.md").case
-    assert (kwai.step.software.name, kwai.step.layout.zero_stage) == ("megatron-core", 1)
+    assert (kwai.step.software.name, kwai.step.layout.zero_stage) == ("megatron-kwai", 1)
     assert row.case.cluster.inside.bytes_per_s == 200e9
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import Coefficients
-from memadvisor.cost.layouts.saved import head_saved_bytes, layer_saved_bytes
+from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import TrainingStep
 
 
@@ -118,9 +118,12 @@ def stage_memory(
     parameter_bytes = 0.0 if layout.offload_parameters else held * software.parameter_bytes
     gradient_bytes = gradients * software.gradient_bytes
     optimizer_bytes = 0.0 if layout.offload_optimizer else optimized * software.optimizer_bytes
-    activation_bytes = held_activation_bytes * (1.0 - layout.offload_activations)
+    moving = min(held_activation_bytes, _MOVING * _moved_at_once(model, step, contents.layers))
+    activation_bytes = moving + (held_activation_bytes - moving) * (1.0 - layout.offload_activations)
     head_bytes = head_saved_bytes(model, step) if contents.heads else 0.0
-    buffer_bytes = gathered + _recomputed_layer(model, step, contents.layers)
+    # A layer's backward begins when that of the head is through.
+    working = max(0.0, layer_backward_bytes(model, step, contents.layers) - head_bytes)
+    buffer_bytes = gathered + _recomputed_layer(model, step, contents.layers) + working
     tensors = (
         parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes + head_bytes + buffer_bytes
     )  # fmt: skip
@@ -134,6 +137,19 @@ def stage_memory(
         allocator_bytes=tensors * (coefficients.allocator_share - 1) + coefficients.allocator_fixed_bytes,
         context_bytes=coefficients.context_bytes,
     )
+
+
+# What activations go to the host by is on the device four times over: computed forward, on its way out, on its way back,
+# and in its backward.
+_MOVING = 4
+
+
+def _moved_at_once(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
+    """What goes to the host in one piece: a microbatch's activations of a chunk in a pipeline, else of a layer."""
+    if not layers:
+        return 0.0
+    saved = [layer_saved_bytes(model, step, layer) for layer in layers]
+    return sum(saved) / step.layout.chunks if step.layout.pipeline > 1 else max(saved)
 
 
 def _recomputed_layer(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:

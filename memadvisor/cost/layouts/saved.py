@@ -23,8 +23,10 @@ def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> fl
     if layout.recompute == "full":
         return 2.0 * tokens * hidden / spread
     mask = 1.0 if software.dropout else 0.0
-    # Input of each norm, input of the products after it; the masks of the dropouts after attention and feed-forward.
-    outside = tokens * hidden * (8.0 + 2 * mask) / spread
+    # Input of each norm, input of the products after it (which is the norm's result, and may be computed again); the masks
+    # of the dropouts after attention and feed-forward.
+    results = 0.0 if layout.recompute == "pointwise" else 4.0
+    outside = tokens * hidden * (4.0 + results + 2 * mask) / spread
     return outside + (_attention_bytes(model, step, tokens) + _ffn_bytes(model, step, layer, tokens)) / tp
 
 
@@ -41,7 +43,7 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> 
         key = value = model.n_kv_heads * model.head_dim
         low = 0.0
     copies = (
-        0 if software.fused_mlp else query + key + value
+        0 if software.fused_rotary else query + key + value
     )  # made contiguous, or rotated, by kernels of their own
     kept = tokens * (2.0 * (query + key + value + result + copies) + low)
     if software.fused_attention:
@@ -54,8 +56,12 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> 
 
 
 def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
-    """Inputs of the activation, and of the second product; unfused gates keep the activation's result too."""
+    """Inputs of the activation, and of the second product; unfused gates keep the activation's result too. Pointwise
+    recomputation leaves the activation's inputs alone.
+    """
     per_column = (6.0 if step.software.fused_mlp else 8.0) if model.gated_mlp else 4.0
+    if step.layout.recompute == "pointwise":
+        per_column = 4.0 if model.gated_mlp else 2.0
     if model.experts is None or not model.has_experts(layer):
         return tokens * model.ffn * per_column
     experts = model.experts
@@ -78,6 +84,19 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
         passed = model.experts.experts_per_token
         inner = passed * (model.experts.expert_ffn + model.hidden) + model.experts.shared_ffn
     return tokens * (4.0 * model.hidden / spread + 2.0 * (result + inner) / layout.tensor)
+
+
+def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
+    """What a layer's backward holds beyond what was saved, at its widest product: the gradients of its result, of its
+    weights before they are accumulated and of its input, and the input gathered from the tensor-parallel ranks.
+    """
+    layout = step.layout
+    if not layers:
+        return 0.0
+    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    columns = (2.0 if model.gated_mlp else 1.0) * model.ffn / layout.tensor
+    gathered = 2.0 if layout.sequence_parallel else 1.0
+    return 2.0 * (tokens * columns + model.hidden * columns + gathered * tokens * model.hidden)
 
 
 def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:

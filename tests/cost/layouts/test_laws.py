@@ -129,10 +129,14 @@ def test_a_uniform_pipeline_has_the_bubble_of_its_formula(microbatches):
     assert share == pytest.approx(3 / (microbatches + 3), rel=0.03)
 
 
-def test_half_of_what_is_moved_to_the_host_leaves_half():
+def test_what_goes_to_the_host_goes_in_proportion():
+    """All of it leaves what is being computed or moved, half of it leaves half of the rest too."""
     layout = Layout(data=8, zero_stage=1, recompute="none")
-    whole, half = (estimate(GPT, replace(layout, offload_activations=share)).worst for share in (0.0, 0.5))
-    assert half.activation_bytes == whole.activation_bytes / 2
+    none, half, everything = (
+        estimate(GPT, replace(layout, offload_activations=share)).worst for share in (0.0, 0.5, 1.0)
+    )
+    assert 0 < everything.activation_bytes < none.activation_bytes / 2
+    assert half.activation_bytes == (none.activation_bytes + everything.activation_bytes) / 2
 
 
 def test_experts_are_dealt_out_among_replicas():

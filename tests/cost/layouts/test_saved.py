@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memadvisor.architecture import Architecture
-from memadvisor.cost.layouts.saved import layer_saved_bytes
+from memadvisor.cost.layouts.saved import layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, Software, TrainingStep
 
 S, B, H, A = 2048, 4, 6144, 64
@@ -46,6 +46,24 @@ def test_full_recomputation_keeps_the_input():
 def test_unfused_pointwise_kernels_keep_the_gate_s_result_and_copies_of_queries_keys_and_values():
     gated = replace(GPT, gated_mlp=True)
     step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S, software=MEGATRON)
-    unfused = replace(step, software=replace(MEGATRON, fused_mlp=False))
+    unfused = replace(step, software=replace(MEGATRON, fused_mlp=False, fused_rotary=False))
     more = layer_saved_bytes(gated, unfused, 0) - layer_saved_bytes(gated, step, 0)
     assert more == S * B * (2 * GPT.ffn + 3 * 2 * H)
+
+
+def test_pointwise_recomputation_keeps_the_inputs_of_norms_and_of_the_activation():
+    """Of a Llama's 2 norms, 3 inputs of attention, its result, and 4 columns of an unfused gate, each of two bytes."""
+    llama = replace(GPT, gated_mlp=True, ffn=16384)
+    code = Software(fused_mlp=False)
+    step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S, software=code)
+    again = replace(step, layout=replace(step.layout, recompute="pointwise"))
+    lse = 4 * A * S * B
+    assert layer_saved_bytes(llama, step, 0) == 2 * S * B * (8 * H + 4 * 16384) + lse
+    assert layer_saved_bytes(llama, again, 0) == 2 * S * B * (6 * H + 2 * 16384) + lse
+
+
+def test_a_layer_s_backward_holds_the_gradients_of_its_widest_product():
+    held = layer_backward_bytes(
+        GPT, TrainingStep(layout=Layout(micro_batch_size=B, tensor=8), seq_len=S), (0,)
+    )
+    assert held == 2 * (S * B * 4 * H / 8 + H * 4 * H / 8 + S * B * H)

@@ -1,0 +1,53 @@
+"""Activations on the host, and what a layer's backward needs beside them."""
+
+from dataclasses import replace
+
+import pytest
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.coefficients import FITTED
+from memadvisor.cost.layouts.memory import StageContents, stage_memory
+from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
+from memadvisor.layout import Layout, TrainingStep
+
+LLAMA = Architecture(
+    name="llama", n_layers=16, hidden=1024, n_heads=8, n_kv_heads=8, head_dim=128, ffn=2816, vocab=32000,
+    tied_embeddings=False, gated_mlp=True,
+)  # fmt: skip
+STAGE = StageContents(layers=(0, 1, 8, 9), embeddings=1, heads=0)
+PIPELINE = TrainingStep(
+    layout=Layout(pipeline=4, chunks=2, schedule="interleaved", num_microbatches=8), seq_len=2048
+)
+
+
+def held(step, in_flight, contents=STAGE):
+    """Activations of so many microbatches of a chunk of two layers."""
+    chunk = 2 * layer_saved_bytes(LLAMA, step, 0)
+    return stage_memory(LLAMA, step, contents, in_flight * chunk, FITTED).activation_bytes / chunk
+
+
+def offloading(share, step=PIPELINE):
+    return replace(step, layout=replace(step.layout, offload_activations=share))
+
+
+def test_the_share_on_the_host_is_of_what_does_not_move_or_compute():
+    """A chunk in its forward, one on its way out, one on its way back, one in its backward: four stay."""
+    assert held(offloading(0.0), 11) == pytest.approx(11)
+    assert held(offloading(1.0), 11) == pytest.approx(4)
+    assert held(offloading(0.5), 11) == pytest.approx(4 + 7 / 2)
+    assert held(offloading(1.0), 3) == pytest.approx(3)
+
+
+def test_without_a_pipeline_layers_move_one_by_one():
+    alone = offloading(1.0, replace(PIPELINE, layout=Layout()))
+    everything = StageContents(layers=tuple(range(16)), embeddings=1, heads=1)
+    assert held(alone, 8, everything) == pytest.approx(2)  # four layers, in chunks of two
+
+
+def test_a_backward_works_when_the_head_s_is_through():
+    last = replace(STAGE, embeddings=0, heads=1)
+    working = layer_backward_bytes(LLAMA, PIPELINE, STAGE.layers)
+    logits = head_saved_bytes(LLAMA, PIPELINE)
+    first_peak, last_peak = (stage_memory(LLAMA, PIPELINE, stage, 0.0, FITTED) for stage in (STAGE, last))
+    assert first_peak.buffer_bytes == working > 0
+    assert last_peak.head_bytes + last_peak.buffer_bytes == max(working, logits)
