@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memadvisor.cost.pipelines import simulate_pipeline
+from memadvisor.cost.pipelines.costs import ChunkCosts
 from tests.cost.pipelines.shapes import SECONDS, pipelines, unit_costs
 
 DEVICES = st.integers(1, 8)
@@ -160,3 +161,20 @@ def test_automatic_schedules_keep_their_limit_and_beat_those_drawn_by_hand(pipel
     factor = 1 if name == "zb-1p" else 2
     assert max(automatic.peak_held_bytes) <= factor * max(alternating.peak_held_bytes)
     assert automatic.step_s <= by_hand.step_s + 1e-9
+
+
+def test_a_lighter_first_chunk_leaves_the_automatic_schedule_its_memory():
+    """pM is of a full chunk: the first, which has a layer less beside the embedding, is no reason for a bubble."""
+    costs = [
+        ChunkCosts(
+            forward_s=n,
+            input_backward_s=n,
+            weight_backward_s=n,
+            activation_bytes=n,
+            weight_activation_bytes=n,
+        )
+        for n in (2, 3, 3, 2)
+    ]
+    automatic, by_hand = (simulate_pipeline(name, costs, 12, num_devices=4) for name in ("zb-1p", "zb-h1"))
+    assert max(by_hand.peak_held_bytes) <= 4 * 3
+    assert automatic.step_s <= by_hand.step_s
