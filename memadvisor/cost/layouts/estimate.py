@@ -196,7 +196,7 @@ def estimate_step(
         stage_layers=layers,
         pipeline=pipeline,
         memory_bytes=device.memory_bytes,
-        p_oom=_chance_of_more(heaviest, device.memory_bytes, coefficients),
+        p_oom=chance_of_more(heaviest, device.memory_bytes, coefficients),
         mfu=model_flops(model, step) / peak,
         hfu=executed_flops(model, step) / peak,
     )
@@ -253,7 +253,7 @@ def _chunk_costs(
     )
 
 
-def _chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:
+def chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:
     """Errors of predicted peaks are taken for log-normal."""
     margin = math.log((capacity_bytes - memory.context_bytes) / memory.peak_bytes)
     return 0.5 * math.erfc(margin / coefficients.memory_sigma / math.sqrt(2.0))

@@ -5,7 +5,9 @@ States: Rajbhandari et al. 2020 (arXiv:1910.02054), section 3, with the bytes th
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import Coefficients
@@ -58,11 +60,9 @@ class StageContents:
 
 def device_contents(chunks: tuple[int, ...], layers: tuple[int, ...]) -> StageContents:
     """What a device with these chunks of the model holds; `layers` has the number of layers of each chunk."""
-    starts = [sum(layers[:chunk]) for chunk in range(len(layers))]
+    starts = list(accumulate(layers, initial=0))
     return StageContents(
-        layers=tuple(
-            layer for chunk in chunks for layer in range(starts[chunk], starts[chunk] + layers[chunk])
-        ),
+        layers=tuple(layer for chunk in chunks for layer in range(starts[chunk], starts[chunk + 1])),
         embeddings=chunks.count(0),
         heads=chunks.count(len(layers) - 1),
     )
@@ -84,18 +84,24 @@ class StageParameters:
 def stage_parameters(model: Architecture, step: TrainingStep, contents: StageContents) -> StageParameters:
     """Parameters that one rank of this stage computes with, tensor and expert parallelism applied."""
     layout = step.layout
-    layers = contents.layers
     tensor = layout.tensor
-    shared = sum(model.shared_layer_parameters(layer) for layer in layers) / tensor
-    experts = sum(model.expert_layer_parameters(layer) for layer in layers) / tensor / layout.expert
+    # Layers are of two kinds, of which one each is counted.
+    kinds = Counter(model.has_experts(layer) for layer in contents.layers)
+    of_kind = {model.has_experts(layer): layer for layer in contents.layers}
+    each = {
+        kind: (
+            model.shared_layer_parameters(layer) / tensor,
+            model.expert_layer_parameters(layer) / tensor / layout.expert,
+        )
+        for kind, layer in of_kind.items()
+    }
+    shared = sum(count * each[kind][0] for kind, count in kinds.items())
+    experts = sum(count * each[kind][1] for kind, count in kinds.items())
     tied = min(contents.embeddings, contents.heads) if model.tied_embeddings else 0
     ends = (
         contents.embeddings * model.embedding_parameters() + (contents.heads - tied) * model.head_parameters()
     )
-    widest = max(
-        [model.shared_layer_parameters(layer) / tensor + model.expert_layer_parameters(layer) / tensor / layout.expert
-         for layer in layers] or [0.0]
-    )  # fmt: skip
+    widest = max((sum(parts) for parts in each.values()), default=0.0)
     return StageParameters(shared=shared + ends / tensor, experts=experts, widest_layer=widest)
 
 

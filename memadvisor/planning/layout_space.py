@@ -1,0 +1,217 @@
+"""Every layout of a number of accelerators for one model and one batch: the space that the search is exact over.
+
+What it holds is said by `LayoutQuestion` and by the loops here; docs/layouts.md has it as a table. Two names for one
+layout (a schedule without a pipeline, sharding among one replica) are in it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.pipelines.schedules import check_schedule
+from memadvisor.errors import UsageError
+from memadvisor.hardware.cluster import Cluster
+from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
+
+# Those that every trainer of today runs. The others split backwards, hold weights twice or change the training (2BW): they
+# are searched when they are named.
+USUAL_SCHEDULES = ("1f1b", "interleaved", "breadth-first", "gpipe")
+USUAL_MAX_P_OOM = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutQuestion:
+    """Which layout trains `batch_sequences` sequences of `seq_len` tokens a step fastest on `cluster`?
+
+    `widest_tensor`: of tensor parallelism, None for a node. `schedules`, `recompute`: those that may be used. `offload`:
+    the optimizer's state may live on the host. `max_p_oom`: a layout that is likelier than this to run out of memory
+    is no answer.
+    """
+
+    model: Architecture
+    cluster: Cluster
+    seq_len: int
+    batch_sequences: int
+    software: Software = field(default_factory=Software)
+    widest_tensor: int | None = None
+    schedules: tuple[str, ...] = USUAL_SCHEDULES
+    recompute: tuple[str, ...] = RECOMPUTE
+    offload: bool = True
+    max_p_oom: float = USUAL_MAX_P_OOM
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "batch_sequences"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}.", hint="it is at least 1.")
+        if not 0 < self.max_p_oom <= 1:
+            raise UsageError(
+                f"the accepted chance of running out of memory is {self.max_p_oom}.", hint="it is 0 to 1."
+            )
+
+    def step(self, layout: Layout) -> TrainingStep:
+        return TrainingStep(layout=layout, seq_len=self.seq_len, software=self.software)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How many ranks share what: the product of the first four is the number of accelerators."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """What one microbatch's work on a device depends on, wherever its stage begins."""
+
+    tensor: int
+    context: int
+    expert: int
+    sequence_parallel: bool
+    context_kind: str
+    micro_batch_size: int
+    recompute: str
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Where parameters, gradients and the optimizer's state are."""
+
+    zero_stage: int
+    shard: int | None
+    offload_optimizer: bool
+
+
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """Ascending."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))
+
+
+def splits(question: LayoutQuestion) -> Iterator[Split]:
+    """Tensor-parallel groups lie within a node, or fill whole ones where `widest_tensor` allows."""
+    model, cluster = question.model, question.cluster
+    per_node, number = cluster.per_node, cluster.num_accelerators
+    widest = question.widest_tensor or per_node
+    for tensor in divisors(number):
+        aligned = per_node % tensor == 0 or tensor % per_node == 0
+        if tensor > widest or not aligned or model.n_heads % tensor:
+            continue
+        for pipeline in divisors(number // tensor):
+            if pipeline > model.n_layers + 2:
+                continue
+            for context in divisors(number // tensor // pipeline):
+                data = number // (tensor * pipeline * context)
+                if question.seq_len % context or question.batch_sequences % data:
+                    continue
+                for expert in _experts(model, data * context):
+                    yield Split(data, tensor, pipeline, context, expert)
+
+
+def _experts(model: Architecture, replicas: int) -> tuple[int, ...]:
+    if model.experts is None:
+        return (1,)
+    return tuple(n for n in divisors(model.experts.num_experts) if replicas % n == 0)
+
+
+def works(question: LayoutQuestion, split: Split) -> Iterator[DeviceWork]:
+    """Micro-batch sizes divide a replica's batch."""
+    sequence_parallel = (True, False) if split.tensor > 1 else (False,)
+    kinds = ("ring", "ulysses") if split.context > 1 else ("ring",)
+    # Fused attention keeps no scores that could be computed again.
+    fused = question.software.fused_attention
+    ways = [how for how in question.recompute if not (how == "selective" and fused)]
+    for size in divisors(question.batch_sequences // split.data):
+        for spread in sequence_parallel:
+            for kind in kinds:
+                for how in ways:
+                    yield DeviceWork(split.tensor, split.context, split.expert, spread, kind, size, how)
+
+
+def _chunks(n_layers: int, num_stages: int) -> tuple[int, ...]:
+    several = {
+        stages // num_stages
+        for units in (n_layers, n_layers + 1, n_layers + 2)
+        for stages in divisors(units)
+        if stages % num_stages == 0 and stages <= n_layers
+    }
+    return tuple(sorted({1, *several}))
+
+
+@lru_cache(maxsize=4096)
+def pipelines(
+    schedules: tuple[str, ...], n_layers: int, num_stages: int, num_microbatches: int
+) -> tuple[tuple[str, int], ...]:
+    """(schedule, chunks) that can run. Several chunks a device are alike in layers, the embedding or the head or both
+    counted as one, as trainers ask for."""
+    if num_stages == 1:
+        return (("1f1b", 1),)
+    found = []
+    for schedule in schedules:
+        for chunks in _chunks(n_layers, num_stages):
+            # One chunk of these is 1f1b and gpipe under another name.
+            if chunks == 1 and schedule in ("interleaved", "breadth-first"):
+                continue
+            try:
+                check_schedule(schedule, num_stages, num_microbatches, chunks)
+            except UsageError:
+                continue
+            found.append((schedule, chunks))
+    return tuple(found)
+
+
+def states(question: LayoutQuestion, split: Split) -> tuple[States, ...]:
+    """ZeRO stages with the groups that share shards; offloading where the link to the host is known."""
+    offload = (False, True) if question.offload and question.cluster.host is not None else (False,)
+    return _states(split.data, split.context, offload)
+
+
+@lru_cache(maxsize=4096)
+def _states(data: int, context: int, offload: tuple[bool, ...]) -> tuple[States, ...]:
+    ways: list[tuple[int, int | None]] = [(0, None)]
+    for stage in (1, 2, 3):
+        for shard in divisors(data):
+            if shard * context > 1:
+                ways.append((stage, None if shard == data else shard))
+    return tuple(States(stage, shard, host) for stage, shard in ways for host in offload)
+
+
+def make_layout(
+    question: LayoutQuestion, split: Split, work: DeviceWork, schedule: str, chunks: int, held: States
+) -> Layout:
+    return Layout(
+        data=split.data,
+        tensor=split.tensor,
+        pipeline=split.pipeline,
+        context=split.context,
+        expert=split.expert,
+        zero_stage=held.zero_stage,
+        shard=held.shard,
+        chunks=chunks,
+        schedule=schedule,
+        sequence_parallel=work.sequence_parallel,
+        context_kind=work.context_kind,
+        micro_batch_size=work.micro_batch_size,
+        num_microbatches=question.batch_sequences // split.data // work.micro_batch_size,
+        recompute=work.recompute,
+        offload_optimizer=held.offload_optimizer,
+    )
+
+
+def all_layouts(question: LayoutQuestion) -> Iterator[Layout]:
+    """One by one, for spaces that are small enough to be walked through."""
+    for split in splits(question):
+        for work in works(question, split):
+            count = question.batch_sequences // split.data // work.micro_batch_size
+            for schedule, chunks in pipelines(
+                question.schedules, question.model.n_layers, split.pipeline, count
+            ):
+                for held in states(question, split):
+                    yield make_layout(question, split, work, schedule, chunks, held)

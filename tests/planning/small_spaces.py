@@ -1,0 +1,57 @@
+"""Questions whose spaces are small enough to be walked through."""
+
+from hypothesis import strategies as st
+
+from memadvisor.architecture import Architecture, Experts
+from memadvisor.hardware.cluster import Cluster, Link
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.layout import Software
+from memadvisor.planning.layout_space import LayoutQuestion
+
+
+def make_model(n_layers=4, experts=None, tied=True):
+    return Architecture(
+        name="small", n_layers=n_layers, hidden=1024, n_heads=8, n_kv_heads=4, head_dim=128, ffn=4096,
+        vocab=32000, tied_embeddings=tied, gated_mlp=True, experts=experts,
+    )  # fmt: skip
+
+
+def make_cluster(per_node=4, num_nodes=1, memory_bytes=16e9, across=25e9, host=True):
+    accelerator = Hardware(
+        name="device", kind="given", source="", memory_bytes=int(memory_bytes),
+        memory_bandwidth_bytes_per_s=2e12, peak_flops_per_s={"bfloat16": 300e12},
+    )  # fmt: skip
+
+    def link(bytes_per_s):
+        return Link(kind="link", bytes_per_s=bytes_per_s, alpha_s=5e-6, source="")
+
+    return Cluster(
+        accelerator=accelerator, num_nodes=num_nodes, per_node=per_node, inside=link(200e9) if per_node > 1 else None,
+        across=link(across) if num_nodes > 1 else None, host=link(25e9) if host else None,
+    )  # fmt: skip
+
+
+@st.composite
+def questions(draw):
+    """Up to four accelerators, with all that the space distinguishes."""
+    per_node, num_nodes = draw(st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (1, 3)]))
+    experts = draw(
+        st.sampled_from(
+            [None, None, Experts(num_experts=4, experts_per_token=2, expert_ffn=2048, first_dense=1)]
+        )
+    )
+    schedules = draw(
+        st.sampled_from([("1f1b", "interleaved"), ("gpipe", "breadth-first"), ("1f1b", "zb-h1", "zb-v")])
+    )
+    return LayoutQuestion(
+        model=make_model(draw(st.sampled_from([3, 4])), experts, draw(st.booleans())),
+        cluster=make_cluster(
+            per_node, num_nodes, draw(st.sampled_from([8e9, 12e9, 24e9])), draw(st.sampled_from([1e9, 50e9]))
+        ),
+        seq_len=draw(st.sampled_from([512, 2048])),
+        batch_sequences=draw(st.sampled_from([4, 6])),
+        software=Software(fused_attention=draw(st.booleans()), overlap_reduce=draw(st.booleans())),
+        schedules=schedules,
+        recompute=draw(st.sampled_from([("none", "full"), ("none", "selective", "pointwise")])),
+        offload=draw(st.booleans()),
+    )

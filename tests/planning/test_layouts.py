@@ -1,0 +1,70 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memadvisor.cost.layouts.estimate import estimate_step
+from memadvisor.errors import UsageError
+from memadvisor.planning.layout_space import LayoutQuestion, all_layouts
+from memadvisor.planning.layouts import Priced, search_layouts, simplicity, split_of
+from tests.planning.small_spaces import make_cluster, make_model, questions
+
+
+def walked(question):
+    """Every safe layout, fastest first, and the number of all."""
+    found, number = [], 0
+    for layout in all_layouts(question):
+        number += 1
+        try:
+            estimate = estimate_step(question.model, question.step(layout), question.cluster)
+        except UsageError:
+            continue
+        if estimate.p_oom < question.max_p_oom:
+            found.append(Priced(layout=layout, estimate=estimate))
+    return sorted(found, key=lambda one: (one.estimate.step_time_s, simplicity(one.layout))), number
+
+
+def front_of(found, slowdown):
+    """Layouts with less memory than all that are as fast."""
+    kept = []
+    order = sorted(
+        found,
+        key=lambda one: (one.estimate.step_time_s, one.estimate.peak_memory_bytes, simplicity(one.layout)),
+    )
+    for one in order:
+        if one.estimate.step_time_s > slowdown * found[0].estimate.step_time_s:
+            break
+        if not kept or one.estimate.peak_memory_bytes < kept[-1].estimate.peak_memory_bytes:
+            kept.append(one)
+    return [one.layout for one in kept]
+
+
+@settings(max_examples=12, deadline=None)
+@given(questions(), st.sampled_from([1, 3]), st.sampled_from([1.0, 2.0, 10.0]))
+def test_the_search_finds_what_walking_through_all_layouts_finds(question, num_best, slowdown):
+    found, number = walked(question)
+    searched = search_layouts(question, num_best, slowdown)
+    first_of_split = {}
+    for one in found:
+        first_of_split.setdefault(split_of(one.layout), one.layout)
+    assert [one.layout for one in searched.best] == list(first_of_split.values())[:num_best]
+    assert [one.layout for one in searched.front] == (front_of(found, slowdown) if found else [])
+    counts = searched.counts
+    assert counts.num_layouts == number
+    left_out = counts.num_too_slow + counts.num_too_large + counts.num_failed
+    assert counts.num_estimated + left_out == number
+
+
+def test_most_layouts_of_a_larger_space_are_never_estimated():
+    question = LayoutQuestion(
+        model=make_model(8), cluster=make_cluster(8, 4, 24e9), seq_len=2048, batch_sequences=64
+    )
+    counts = search_layouts(question).counts
+    assert counts.num_layouts > 20_000
+    assert counts.num_estimated < counts.num_layouts / 20
+
+
+def test_no_layout_is_the_answer_where_none_is_safe():
+    question = LayoutQuestion(
+        model=make_model(), cluster=make_cluster(2, 1, 3e9), seq_len=4096, batch_sequences=4
+    )
+    found = search_layouts(question)
+    assert found.best == () and found.front == ()
