@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
+from pathlib import Path
 
 from rich.console import Console
 
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cli.estimate_table import predict_table
 from memadvisor.cli.estimate_view import estimate_to_json, print_estimate
+from memadvisor.cli.pipeline_drawing import print_pipeline
+from memadvisor.cost.pipelines.costs import PipelineTimes
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.cluster_file import load_cluster
@@ -52,7 +56,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--table", metavar="LAYOUTS.csv", help="predict every row of a table (docs/layout-table.md)"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="where the table's predictions go")
+    parser.add_argument(
+        "--show-schedule",
+        action="store_true",
+        help="draw the pipeline's schedule; with -o FILE.html as a page too",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="where the table's predictions, or the page, go"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
 
 
@@ -104,15 +115,29 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError("--table needs a file for its predictions.", hint="add -o PREDICTED.csv.")
         predict_table(arguments.table, arguments.output)
         return 0
-    if arguments.output is not None:
-        raise UsageError("-o goes with --table alone.", hint="leave it out, or add --json and redirect.")
+    if arguments.output is not None and not arguments.show_schedule:
+        raise UsageError(
+            "-o goes with --table or --show-schedule.", hint="leave it out, or add --json and redirect."
+        )
     case = _case(arguments)
-    prediction = predict_case(case)
+    prediction = predict_case(case, timeline=arguments.show_schedule)
     if arguments.json:
         print(json.dumps(estimate_to_json(case, prediction), indent=1))
     else:
         print_estimate(case, prediction, Console())
+    if arguments.show_schedule:
+        _show_schedule(prediction.estimate.pipeline, arguments)
     return 0 if prediction.estimate.fits else 1
+
+
+def _show_schedule(pipeline: PipelineTimes, arguments: argparse.Namespace) -> None:
+    if not arguments.json:
+        print_pipeline(pipeline, Console())
+    if arguments.output is not None:
+        from memadvisor.report.pipeline import write_pipeline_report  # nothing else here needs the report
+
+        write_pipeline_report(pipeline, Path(arguments.output))
+        print(f"memadvisor estimate: the schedule is drawn in {arguments.output}", file=sys.stderr)
 
 
 def _case(arguments: argparse.Namespace) -> LayoutCase:

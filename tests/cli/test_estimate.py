@@ -54,6 +54,16 @@ def test_one_layout_as_json(capsys):
     assert said["cluster"]["across"]["bytes_per_s"] == 50e9
 
 
+def test_the_schedule_drawn(tmp_path, capsys):
+    words = ["estimate", "--model", "llama2-7b", "--gpus", "8xH100", "--seq", "1024", "--batch", "16", "--micro-batch", "1",
+             "--pp", "4", "--show-schedule", "-o", str(tmp_path / "page.html")]  # fmt: skip
+    for schedule in ("zb-h1", "dualpipe", "interleaved"):
+        assert main([*words, "--schedule", schedule]) == 0
+        said = capsys.readouterr()
+        assert "device 3" in said.out and "page.html" in said.err
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
 def test_a_layout_that_does_not_fit_ends_with_1(capsys):
     assert main([*LAYOUT, "--memory", "8GiB"]) == 1
     assert "does not fit" in capsys.readouterr().out
