@@ -55,7 +55,7 @@ def test_one_layout_as_json(capsys):
 
 
 def test_the_schedule_drawn(tmp_path, capsys):
-    words = ["estimate", "--model", "llama2-7b", "--gpus", "8xH100", "--seq", "1024", "--batch", "16", "--micro-batch", "1",
+    words = ["estimate", "--model", "tinyllama-1.1b", "--gpus", "8xH100", "--seq", "1024", "--batch", "16", "--micro-batch", "1",
              "--pp", "4", "--show-schedule", "-o", str(tmp_path / "page.html")]  # fmt: skip
     for schedule in ("zb-h1", "dualpipe", "interleaved"):
         assert main([*words, "--schedule", schedule]) == 0
