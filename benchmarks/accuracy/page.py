@@ -11,7 +11,7 @@ from benchmarks.accuracy.analytic import Cell
 from benchmarks.accuracy.pipelines import schedule_orders
 from benchmarks.accuracy.scores import Errors, Fits, Regret, errors, fit_judgement, null_seconds, regret
 from benchmarks.accuracy.tables import TABLES
-from benchmarks.accuracy.where import common_to, error_by
+from benchmarks.accuracy.where import common_to, error_by, missing_per_microbatch
 
 SWEEP = "layout_sweep_h100"
 PEERS_TIME, PEERS_MEMORY, PEERS_PICKS = "20-40 %", "40 %", "10 of 10"
@@ -237,7 +237,7 @@ def _sweep(frame: pd.DataFrame) -> list[str]:
         ("micro_batch_size", "micro-batch"),
     ):
         parts += error_by(frame, column, title)
-    return [*parts, *common_to(frame)]
+    return [*parts, *missing_per_microbatch(frame), *common_to(frame)]
 
 
 def _decision_row(name: str, fits: Fits, picks: Regret) -> str:

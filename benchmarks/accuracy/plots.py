@@ -37,7 +37,8 @@ class _Scale:
 
     def ticks(self) -> list[float]:
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        steps = (1, 2, 5) if self.high / self.low < 300 else (1,)
+        spread = self.high / self.low
+        steps: Sequence[int] = (1,) if spread > 300 else (1, 2, 5) if spread > 8 else range(1, 10)
         return [
             step * 10.0**power
             for power in powers
@@ -101,7 +102,7 @@ def _shares(absolute_errors: Mapping[str, Sequence[float]]) -> list[str]:
         parts.append(_text(_SECOND - 6, y + 4, f"{share:.0%}", "end", small=True))
     for number, (name, errors) in enumerate(absolute_errors.items()):
         parts.append(f'<path class="line c{number}" d="{_steps(sorted(errors), bottom)}"/>')
-        parts.append(_key(_SECOND + _SIZE - 150, bottom - 32 + 16 * number, number, name))
+        parts.append(_key(_SECOND + 8 + 110 * number, _TOP - 14, number, name))
     parts.append(_text(_SECOND + _SIZE / 2, bottom + 36, "off by at most", "middle"))
     parts.append(_upright(_SECOND - 44, _TOP + _SIZE / 2, "share of rows"))
     return parts
