@@ -47,8 +47,8 @@ class Coefficients:
     pipeline_message_s: float = 48e-6
     overlap_slowdown: float = 0.4
     step_fixed_s: float = 4.2e-3
-    allocator_share: float = 1.07
-    allocator_fixed_bytes: float = 0.43e9
+    allocator_share: float = 1.04
+    allocator_fixed_bytes: float = 0.35e9
     context_bytes: float = 2.0e9
     memory_sigma: float = 0.13
 
