@@ -146,7 +146,8 @@ def missing(space, done, together):
 
 def again(space, done, together):
     """What was advised, and then the fastest plans of each question in turn."""
-    times, peaks = times_of(done), peaks_of(done)
+    times = times_of(done)
+    peaks = {name: size for name, size in peaks_of(done).items() if name in times}
     found = {budget[question]: None for budget in space["budgets"] for question in ("alone", "free")}
     ranks = [
         sorted(names, key=lambda name: times[name][0])
@@ -194,12 +195,13 @@ def read_results(path):
 
 def times_of(rows):
     """{name: (seconds, spread, number of rounds, CPU seconds)}, of a plan's last batch; the reference's of all."""
-    last = {row["name"]: row["batch"] for row in rows}
     base = {(row["batch"], row["round"]): row["step_s"] for row in rows if row["name"] == REFERENCE}
+    rows = [row for row in rows if (row["batch"], row["round"]) in base]
+    last = {row["name"]: row["batch"] for row in rows}
     ratios, of_name = {}, {}
     for row in rows:
         turn = row["batch"], row["round"]
-        if turn in base and row["batch"] == last[row["name"]]:
+        if row["batch"] == last[row["name"]]:
             ratios.setdefault(row["name"], []).append(row["step_s"] / base[turn])
             of_name.setdefault(row["name"], []).append(row)
     base_s = median(base.values()) if base else 0.0
@@ -241,7 +243,8 @@ def questions(space, times, peaks):
     for budget in space["budgets"]:
         for question, is_free in (("alone", False), ("free", True)):
             advised = budget[question]
-            names = candidates(space, peaks, budget["budget_bytes"], is_free=is_free)
+            known_peaks = {name: size for name, size in peaks.items() if name in times}
+            names = candidates(space, known_peaks, budget["budget_bytes"], is_free=is_free)
             best = min(names, key=lambda name: times[name][0], default=None)
             known = best is not None and advised in times
             yield {

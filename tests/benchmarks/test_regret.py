@@ -42,7 +42,15 @@ def test_a_later_batch_takes_the_place_of_what_was_known():
     rows = [row(regret.REFERENCE, 0, 1.0, batch=n) for n in (0, 1)]
     rows += [row("fast", 0, 9.0), row("fast", 0, 2.0, batch=1)]
 
+    # A turn in which the reference got nowhere says nothing, also where it is the last.
+    rows.append(row("fast", 5, 7.0, batch=2))
     assert regret.times_of(rows)["fast"][0] == 2.0
+    assert [
+        answer["best"] for answer in regret.questions(SPACE, regret.times_of(rows), {"slow": 9, "fast": 9})
+    ] == [
+        "fast",
+        "fast",
+    ]
 
 
 def test_regret_is_of_the_best_that_was_measured_within_the_budget_and_allowed():
