@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from memadvisor.architectures.load import load_architecture
+from memadvisor.cli.estimate_search import found_to_json, print_found
 from memadvisor.cli.estimate_table import predict_table
 from memadvisor.cli.estimate_view import estimate_to_json, print_estimate
 from memadvisor.cli.pipeline_drawing import print_pipeline
@@ -23,6 +24,8 @@ from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
 from memadvisor.layout_table.read import LayoutCase
 from memadvisor.layout_table.spread import SCHEDULES
 from memadvisor.layout_table.training_code import is_fused
+from memadvisor.planning.layout_space import LayoutQuestion
+from memadvisor.planning.layouts import search_layouts
 from memadvisor.planning.predict_layouts import predict_case
 from memadvisor.software import (
     MODERN,
@@ -35,6 +38,11 @@ from memadvisor.software import (
 )
 from memadvisor.units import parse_bytes
 
+_OF_ONE_LAYOUT = (
+    "show_schedule",
+    "shard", "micro_batch", "recompute", "schedule", "chunks", "sequence_parallel", "context_kind",
+    "offload_optimizer", "offload_parameters", "offload_activations",
+)  # fmt: skip
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "zero")
 
 
@@ -119,6 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "-o goes with --table or --show-schedule.", hint="leave it out, or add --json and redirect."
         )
+    if _is_open(arguments):
+        return _search(arguments)
     case = _case(arguments)
     prediction = predict_case(case, timeline=arguments.show_schedule)
     if arguments.json:
@@ -140,6 +150,42 @@ def _show_schedule(pipeline: PipelineTimes, arguments: argparse.Namespace) -> No
         print(f"memadvisor estimate: the schedule is drawn in {arguments.output}", file=sys.stderr)
 
 
+def _is_open(arguments: argparse.Namespace) -> bool:
+    """Whether nothing is said of how several accelerators share the work."""
+    if arguments.model is None or any(getattr(arguments, name) is not None for name in _DEGREES):
+        return False
+    return _cluster(arguments).num_accelerators > 1
+
+
+def _search(arguments: argparse.Namespace) -> int:
+    if arguments.batch is None or arguments.seq is None:
+        raise UsageError(
+            "a search over layouts needs --seq and --batch, the sequences of a step.",
+            hint="add them, or name a layout: --tp N --pp N --cp N --zero STAGE; --dp follows.",
+        )
+    for option in _OF_ONE_LAYOUT:
+        if getattr(arguments, option) not in (None, False, 0.0, "none", "ring"):
+            raise UsageError(
+                f"--{option.replace('_', '-')} is a part of one layout, and none is named.",
+                hint="leave it out to search all layouts, or name one: --tp N --pp N --cp N --zero STAGE.",
+            )
+    cluster = _cluster(arguments)
+    _, software = _software(arguments)
+    question = LayoutQuestion(
+        model=load_architecture(arguments.model),
+        cluster=cluster,
+        seq_len=_positive("seq", arguments.seq),
+        batch_sequences=_positive("batch", arguments.batch),
+        software=on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None),
+    )
+    found = search_layouts(question)
+    if arguments.json:
+        print(json.dumps(found_to_json(question, found), indent=1))
+    else:
+        print_found(question, found, Console())
+    return 0 if found.best else 1
+
+
 def _case(arguments: argparse.Namespace) -> LayoutCase:
     for option in ("model", "seq"):
         if getattr(arguments, option) is None:
@@ -148,12 +194,6 @@ def _case(arguments: argparse.Namespace) -> LayoutCase:
             )
     architecture = load_architecture(arguments.model)
     cluster = _cluster(arguments)
-    # The search over layouts belongs here: nothing of the layout named, many accelerators.
-    if cluster.num_accelerators > 1 and all(getattr(arguments, name) is None for name in _DEGREES):
-        raise UsageError(
-            f"no layout is named for {cluster.num_accelerators} accelerators.",
-            hint="say how they share the work: --tp N --pp N --cp N --zero STAGE; --dp follows.",
-        )
     preset, software = _software(arguments)
     software = on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None)
     layout, is_open = _layout(arguments, cluster.num_accelerators, preset, architecture.n_layers)

@@ -1,0 +1,95 @@
+"""`memadvisor estimate` without a layout: all layouts are searched, the best few and the front are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memadvisor.cli.estimate_view import layout_words
+from memadvisor.planning.layout_space import LayoutQuestion
+from memadvisor.planning.layouts import FoundLayouts, Priced, SearchCounts
+from memadvisor.units import format_bytes
+
+_FRONT_ROWS = 8
+
+
+def print_found(question: LayoutQuestion, found: FoundLayouts, console: Console) -> None:
+    """Predicted, all of it."""
+    console.print(Text(_answer(question, found)), soft_wrap=True)
+    if found.best:
+        console.print(_table("fastest of each split over ranks (predicted)", found.best))
+    if len(found.front) > 1:
+        console.print(_table("less memory for more time (predicted)", _some(found.front)))
+    console.print(Text(_counts_words(found.counts)), soft_wrap=True)
+
+
+def _answer(question: LayoutQuestion, found: FoundLayouts) -> str:
+    limit = f"{question.max_p_oom:.0%}"
+    if not found.best:
+        return (
+            f"No layout of {question.cluster.num_accelerators} {question.cluster.accelerator.name} keeps the chance of"
+            f" running out of memory below {limit}."
+        )
+    best = found.best[0]
+    return (
+        f"Fastest of those with less than {limit} chance of running out of memory:"
+        f" {layout_words(best.layout)}; {best.estimate.step_time_s:.3g} s a step predicted."
+    )
+
+
+def _some(front: tuple[Priced, ...]) -> tuple[Priced, ...]:
+    """Both ends, and rows between them; JSON has them all."""
+    rows = min(_FRONT_ROWS, len(front))
+    return tuple(front[row * (len(front) - 1) // (rows - 1)] for row in range(rows))
+
+
+def _table(title: str, layouts: tuple[Priced, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("layout", "s a step", "MFU", "peak", "p(OOM)"):
+        table.add_column(name, justify="left" if name == "layout" else "right")
+    for one in layouts:
+        table.add_row(
+            Text(layout_words(one.layout)),
+            f"{one.estimate.step_time_s:.4g}",
+            f"{one.estimate.mfu:.1%}",
+            format_bytes(round(one.estimate.peak_memory_bytes)),
+            f"{one.estimate.p_oom:.1%}",
+        )
+    return table
+
+
+def _counts_words(counts: SearchCounts) -> str:
+    return (
+        f"{counts.num_layouts} layouts: {counts.num_estimated} estimated, {counts.num_too_slow} shown to be slower and"
+        f" {counts.num_too_large} to need too much memory without, {counts.num_failed} impossible."
+    )
+
+
+def found_to_json(question: LayoutQuestion, found: FoundLayouts) -> dict[str, Any]:
+    """Keys are stable (docs/layouts.md)."""
+    counts = found.counts
+    return {
+        "format": 1,
+        "kind": "predicted",
+        "num_accelerators": question.cluster.num_accelerators,
+        "batch_sequences": question.batch_sequences,
+        "seq_len": question.seq_len,
+        "max_p_oom": question.max_p_oom,
+        "best": [_priced_to_json(one) for one in found.best],
+        "front": [_priced_to_json(one) for one in found.front],
+        "counts": {name: getattr(counts, name) for name in SearchCounts.__dataclass_fields__},
+    }
+
+
+def _priced_to_json(one: Priced) -> dict[str, Any]:
+    layout, estimate = one.layout, one.estimate
+    return {
+        "layout": {name: getattr(layout, name) for name in type(layout).__dataclass_fields__},
+        "step_time_s": estimate.step_time_s,
+        "peak_memory_bytes": round(estimate.peak_memory_bytes),
+        "p_oom": estimate.p_oom,
+        "mfu": estimate.mfu,
+    }
