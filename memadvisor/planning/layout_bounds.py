@@ -26,7 +26,7 @@ from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import Groups, embedding_work, head_work, layer_work
 from memadvisor.cost.layouts.links import Group, group_of
 from memadvisor.cost.layouts.memory import StageMemory, StageParameters
-from memadvisor.cost.layouts.saved import head_saved_bytes, layer_saved_bytes
+from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.planning.layout_shares import Share, Shares, deal_shares
 from memadvisor.planning.layout_space import DeviceWork, LayoutQuestion, Split, States
@@ -67,12 +67,13 @@ class _Seconds:
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """Of one microbatch: kept by a layer of each kind, held while it runs again, and the head's."""
+    """Of one microbatch: kept by a layer of each kind, held while it runs again, by a layer's backward, and the head's."""
 
     dense: float
     sparse: float
     dense_again: float
     sparse_again: float
+    backward: float
     head: float
 
 
@@ -243,6 +244,7 @@ class LayoutBounds:
         buffers = max(state.dense_gathered if dense else 0.0, state.sparse_gathered if sparse else 0.0)
         buffers += max(saved.dense_again if dense else 0.0, saved.sparse_again if sparse else 0.0)
         head = saved.head if share.head else 0.0
+        buffers += max(0.0, saved.backward - head) if layers else 0.0
         # The simulation rounds activations to bytes.
         tensors = states + kept - chunks * num_stages + head + buffers
         return tensors * known.allocator_share + known.allocator_fixed_bytes
@@ -310,7 +312,10 @@ class LayoutBounds:
                 alone = self._alone(plain, False)
                 again = (layer_saved_bytes(model, alone, dense), layer_saved_bytes(model, alone, sparse))
             dense_kept, sparse_kept = (layer_saved_bytes(model, step, layer) for layer in self._kinds())
-            self._saved[work] = _Bytes(dense_kept, sparse_kept, *again, head_saved_bytes(model, step))
+            self._saved[work] = _Bytes(
+                dense_kept, sparse_kept, *again,
+                layer_backward_bytes(model, step, self._kinds()), head_saved_bytes(model, step),
+            )  # fmt: skip
         return self._saved[work]
 
     def _held_bytes(self, split: Split, held: States) -> _StateBytes:
