@@ -26,7 +26,8 @@ class Software:
     the backward, parameters gathered under the computation. `balanced_stages`: pipeline stages are cut by cost, the head
     counted, in place of by equal numbers of layers. `overlap_messages`: a pipeline's devices compute while they send and
     receive. `bucket_bytes`: how much of gradients (of parameters, where they are
-    gathered once a step) goes in one collective. `pipelined_call_s`: what a collective of tensor parallelism costs the host
+    gathered once a step) goes in one collective. `call_s`: what a collective of tensor parallelism
+    costs the host beyond what torch takes to launch it. `pipelined_call_s`: what it costs
     more, for each of its ranks, while a pipeline's messages cross nodes.
     """
 
@@ -47,6 +48,7 @@ class Software:
     dropout: bool = False
     balanced_stages: bool = True
     bucket_bytes: float = 100e6
+    call_s: float = 0.0
     pipelined_call_s: float = 0.0
 
 

@@ -52,7 +52,12 @@ MEGATRON_KWAI = Preset(
 )
 NANOTRON = Preset(
     software=Software(
-        name="nanotron", fused_mlp=False, fused_rotary=False, overlap_gather=False, pipelined_call_s=0.3e-3
+        name="nanotron",
+        fused_mlp=False,
+        fused_rotary=False,
+        overlap_gather=False,
+        call_s=0.13e-3,
+        pipelined_call_s=0.3e-3,
     ),
     meaning="bf16 with gradients summed in fp32, fused attention, the gate of the MLP in separate kernels; updated "
     "parameters gathered before the next step begins; hosts held up by a pipeline between nodes",

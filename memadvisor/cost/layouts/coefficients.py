@@ -32,7 +32,7 @@ class Coefficients:
     matmul_share_fast: float = 0.58
     fast_flops_per_s: float = 500e12
     matmul_fixed_s: float = 6.3e-6
-    attention_share: float = 0.605
+    attention_share: float = 0.65
     attention_backward_share: float = 0.5
     bandwidth_share: float = 0.737
     kernel_s: float = 4e-6
@@ -44,7 +44,7 @@ class Coefficients:
     collective_s: float = 69e-6
     inside_alpha_s: float = 1.2e-6
     across_alpha_s: float = 30e-6
-    pipeline_message_s: float = 48e-6
+    pipeline_message_s: float = 0.3e-3
     overlap_slowdown: float = 0.4
     step_fixed_s: float = 4.2e-3
     allocator_share: float = 1.04

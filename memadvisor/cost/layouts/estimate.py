@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.chunks import PricedChunk, price_chunks, sum_of
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
 from memadvisor.cost.layouts.data_parallel import (
     ReplicaGroups,
     exposed_step_seconds,
-    hidden_seconds,
-    microbatch_traffic,
     optimizer_seconds,
     step_traffic,
 )
 from memadvisor.cost.layouts.flops import executed_flops, model_flops
-from memadvisor.cost.layouts.kernels import device_of
-from memadvisor.cost.layouts.layer_work import Groups, Work, embedding_work, head_work, layer_work
+from memadvisor.cost.layouts.kernels import Device, device_of
+from memadvisor.cost.layouts.layer_work import Groups
 from memadvisor.cost.layouts.links import group_of, message_seconds
 from memadvisor.cost.layouts.memory import (
     StageContents,
     StageMemory,
-    StageParameters,
     device_contents,
     stage_memory,
     stage_parameters,
 )
-from memadvisor.cost.layouts.saved import layer_saved_bytes, layer_weight_input_bytes
 from memadvisor.cost.layouts.stages import stage_layers
-from memadvisor.cost.pipelines.costs import ChunkCosts, PipelineTimes
+from memadvisor.cost.pipelines.costs import PipelineTimes
 from memadvisor.cost.pipelines.schedules import canonical_name
 from memadvisor.cost.pipelines.simulate import simulate_pipeline
 from memadvisor.errors import UsageError
@@ -104,88 +101,35 @@ def estimate_step(
     of the hardware is unknown.
     """
     check_layout(model, step, cluster)
-    layout = step.layout
-    device = device_of(cluster.accelerator, step.software.compute_dtype, coefficients)
-    tensor, context, data = layout.tensor, layout.context, layout.data
-    replicas = data * context
-
-    groups = Groups(
-        tensor=group_of(cluster, tensor, 1, coefficients),
-        context=group_of(cluster, context, tensor, coefficients),
-        expert=group_of(cluster, layout.expert, tensor, coefficients),
-        pipeline_crosses_nodes=layout.pipeline > 1 and cluster.num_nodes > 1,
+    layout, software = step.layout, step.software
+    device = device_of(cluster.accelerator, software.compute_dtype, coefficients)
+    groups, replica_groups = (
+        _layer_groups(layout, cluster, coefficients),
+        _replica_groups(layout, cluster, coefficients),
     )
-    shard = layout.shard_ranks
-    replica_groups = ReplicaGroups(
-        all=group_of(cluster, replicas, tensor, coefficients),
-        shard=group_of(cluster, shard, tensor, coefficients),
-        replicate=group_of(cluster, replicas // shard, tensor * shard, coefficients),
-        expert=group_of(cluster, max(1, replicas // layout.expert), tensor * layout.expert, coefficients),
-    )
-    kinds = {
-        model.has_experts(layer): layer_work(model, step, layer, device, groups)
-        for layer in {0, model.n_layers - 1}
-    }
-    embedding = embedding_work(model, step, device, groups)
-    head = head_work(model, step, device, groups)
     head_in_layers = model.head_parameters() / model.layer_parameters(model.n_layers - 1)
-    layers = stage_layers(model, layout, step.software, head_in_layers)
-    works = [
-        _chunk_work(model, device_contents((chunk,), layers), kinds, embedding, head)
-        for chunk in range(len(layers))
-    ]
-    chunk_counts = [
-        stage_parameters(model, step, device_contents((chunk,), layers)) for chunk in range(len(layers))
-    ]
-    costs = [
-        _chunk_costs(model, step, work, count, replica_groups, layers, chunk, coefficients)
-        for chunk, (work, count) in enumerate(zip(works, chunk_counts, strict=True))
-    ]
-    activations = 2.0 * layout.micro_batch_size * step.seq_len / context * model.hidden
-    message_bytes = activations / (tensor if layout.sequence_parallel else 1)
+    layers = stage_layers(model, layout, software, head_in_layers)
+    chunks = price_chunks(model, step, layers, device, groups, replica_groups)
+    # Each tensor-parallel rank sends its part of the activations (arXiv:2104.04473, section 4.1).
+    elements = layout.micro_batch_size * step.seq_len / layout.context * model.hidden / layout.tensor
+    stride = layout.tensor * layout.data * layout.context
     pipeline = simulate_pipeline(
         step_schedule(layout),
-        costs,
+        [chunk.costs for chunk in chunks],
         layout.num_microbatches,
         num_devices=layout.pipeline,
-        transfer_s=message_seconds(cluster, message_bytes, layout.pipeline, tensor * replicas, coefficients),
-        blocking=not step.software.overlap_messages,
+        transfer_s=message_seconds(cluster, 2.0 * elements, layout.pipeline, stride, coefficients),
+        blocking=not software.overlap_messages,
         timeline=timeline,
     )
-    worst = max(range(layout.pipeline), key=lambda place: pipeline.busy_s[place])
-    contents = [device_contents(chunks, layers) for chunks in pipeline.chunks]
-    counts = [stage_parameters(model, step, held) for held in contents]
-    passes = layout.num_microbatches / pipeline.weight_copies
-
-    exposed = optimizer = 0.0
-    host = cluster.host.bytes_per_s if cluster.host is not None else None
-    for chunks, count in zip(pipeline.chunks, counts, strict=True):
-        reduce_s, gather_s = step_traffic(step, count, replica_groups)
-        forward = sum(costs[chunk].forward_s for chunk in chunks)
-        backward = sum(costs[chunk].input_backward_s + costs[chunk].weight_backward_s for chunk in chunks)
-        exposed = max(
-            exposed, exposed_step_seconds(step, reduce_s, gather_s, backward, forward, coefficients)
-        )
-        optimizer = max(optimizer, optimizer_seconds(step, count, device, host))
-    total = pipeline.step_s + exposed + optimizer + coefficients.step_fixed_s
-    work = _sum_of([(passes, works[chunk]) for chunk in pipeline.chunks[worst]])
-    time_s = {
-        "matmul": work.matmul_s,
-        "attention": work.attention_s,
-        "memory_bound": work.stream_s,
-        "recompute": work.recompute_s,
-        "tensor_context_expert_collectives": work.collective_s,
-        "host": work.host_s,
-        "sharded_parameters": max(0.0, pipeline.busy_s[worst] - work.forward_s - work.backward_s),
-        "pipeline_bubble": pipeline.step_s - pipeline.busy_s[worst],
-        "gradients_and_parameters": exposed,
-        "optimizer": optimizer + coefficients.step_fixed_s,
-    }
+    contents = [device_contents(held, layers) for held in pipeline.chunks]
+    time_s = _times(model, step, cluster, device, chunks, pipeline, contents, replica_groups)
     memories = [
         stage_memory(model, step, held, held_bytes, coefficients)
         for held, held_bytes in zip(contents, pipeline.peak_held_bytes, strict=True)
     ]
     heaviest = max(memories, key=lambda memory: memory.total_bytes)
+    total = pipeline.step_s + time_s["gradients_and_parameters"] + time_s["optimizer"]
     peak = device.peak_flops_per_s * layout.num_ranks * total
     return StepEstimate(
         step_time_s=total,
@@ -202,55 +146,68 @@ def estimate_step(
     )
 
 
+def _layer_groups(layout: Layout, cluster: Cluster, known: Coefficients) -> Groups:
+    return Groups(
+        tensor=group_of(cluster, layout.tensor, 1, known),
+        context=group_of(cluster, layout.context, layout.tensor, known),
+        expert=group_of(cluster, layout.expert, layout.tensor, known),
+        pipeline_crosses_nodes=layout.pipeline > 1 and cluster.num_nodes > 1,
+    )
+
+
+def _replica_groups(layout: Layout, cluster: Cluster, known: Coefficients) -> ReplicaGroups:
+    replicas, shard, tensor = layout.data * layout.context, layout.shard_ranks, layout.tensor
+    return ReplicaGroups(
+        all=group_of(cluster, replicas, tensor, known),
+        shard=group_of(cluster, shard, tensor, known),
+        replicate=group_of(cluster, replicas // shard, tensor * shard, known),
+        expert=group_of(cluster, max(1, replicas // layout.expert), tensor * layout.expert, known),
+    )
+
+
+def _times(
+    model: Architecture,
+    step: TrainingStep,
+    cluster: Cluster,
+    device: Device,
+    chunks: list[PricedChunk],
+    pipeline: PipelineTimes,
+    contents: list[StageContents],
+    groups: ReplicaGroups,
+) -> dict[str, float]:
+    """Seconds of a step by what the busiest device does, and by what it waits for."""
+    known = device.coefficients
+    exposed = optimizer = 0.0
+    host = cluster.host.bytes_per_s if cluster.host is not None else None
+    for held, stage in zip(pipeline.chunks, contents, strict=True):
+        count = stage_parameters(model, step, stage)
+        reduce_s, gather_s = step_traffic(step, count, groups)
+        costs = [chunks[chunk].costs for chunk in held]
+        forward = sum(cost.forward_s for cost in costs)
+        backward = sum(cost.input_backward_s + cost.weight_backward_s for cost in costs)
+        exposed = max(exposed, exposed_step_seconds(step, reduce_s, gather_s, backward, forward, known))
+        optimizer = max(optimizer, optimizer_seconds(step, count, device, host))
+    busiest = max(range(len(contents)), key=lambda place: pipeline.busy_s[place])
+    passes = step.layout.num_microbatches / pipeline.weight_copies
+    work = sum_of([(passes, chunks[chunk].work) for chunk in pipeline.chunks[busiest]])
+    return {
+        "matmul": work.matmul_s,
+        "attention": work.attention_s,
+        "memory_bound": work.stream_s,
+        "recompute": work.recompute_s,
+        "tensor_context_expert_collectives": work.collective_s,
+        "host": work.host_s,
+        "sharded_parameters": max(0.0, pipeline.busy_s[busiest] - work.forward_s - work.backward_s),
+        "pipeline_bubble": pipeline.step_s - pipeline.busy_s[busiest],
+        "gradients_and_parameters": exposed,
+        "optimizer": optimizer + known.step_fixed_s,
+    }
+
+
 def step_schedule(layout: Layout) -> str:
     """The schedule's name as the simulator has it; 1F1B with several chunks a device is the interleaved one."""
     name = canonical_name(layout.schedule)
     return "interleaved" if name == "1f1b" and layout.chunks > 1 else name
-
-
-def _chunk_work(
-    model: Architecture, held: StageContents, kinds: Mapping[bool, Work], embedding: Work, head: Work
-) -> Work:
-    parts: list[tuple[float, Work]] = [
-        (sum(model.has_experts(layer) == sparse for layer in held.layers), work)
-        for sparse, work in kinds.items()
-    ]
-    return _sum_of([*parts, (held.embeddings, embedding), (held.heads, head)])
-
-
-def _sum_of(parts: list[tuple[float, Work]]) -> Work:
-    """Field by field."""
-    return Work(**{name: sum(times * getattr(work, name) for times, work in parts) for name in _FIELDS})
-
-
-_FIELDS = tuple(field.name for field in fields(Work))
-
-
-def _chunk_costs(
-    model: Architecture,
-    step: TrainingStep,
-    work: Work,
-    count: StageParameters,
-    groups: ReplicaGroups,
-    layers: tuple[int, ...],
-    chunk: int,
-    known: Coefficients,
-) -> ChunkCosts:
-    """One microbatch on one chunk, gathers and reductions of sharded parameters under it."""
-    gather_s, backward_traffic_s = microbatch_traffic(step, count, groups)
-    backward_s = hidden_seconds(work.backward_s, backward_traffic_s, known.overlap_slowdown)
-    start = sum(layers[:chunk])
-    saved = sum(layer_saved_bytes(model, step, layer) for layer in range(start, start + layers[chunk]))
-    inputs = sum(
-        layer_weight_input_bytes(model, step, layer) for layer in range(start, start + layers[chunk])
-    )
-    return ChunkCosts(
-        forward_s=hidden_seconds(work.forward_s, gather_s, known.overlap_slowdown),
-        input_backward_s=backward_s - work.weight_s,
-        weight_backward_s=work.weight_s,
-        activation_bytes=round(saved),
-        weight_activation_bytes=round(min(saved, inputs)),
-    )
 
 
 def chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:

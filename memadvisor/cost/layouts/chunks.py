@@ -1,0 +1,99 @@
+"""What each part of the model that a pipeline moves through costs: one microbatch's times, bytes and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.data_parallel import ReplicaGroups, hidden_seconds, microbatch_traffic
+from memadvisor.cost.layouts.kernels import Device
+from memadvisor.cost.layouts.layer_work import Groups, Work, embedding_work, head_work, layer_work
+from memadvisor.cost.layouts.memory import StageParameters, device_contents, stage_parameters
+from memadvisor.cost.layouts.saved import layer_saved_bytes, layer_weight_input_bytes
+from memadvisor.cost.pipelines.costs import ChunkCosts
+from memadvisor.layout import TrainingStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedChunk:
+    """`work` is of the chunk's layers and ends alone; `costs` has collectives of sharded parameters under it."""
+
+    work: Work
+    parameters: StageParameters
+    costs: ChunkCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PricedLayer:
+    """One of the model's two kinds of layer, with experts or without."""
+
+    work: Work
+    saved_bytes: float
+    weight_input_bytes: float
+
+
+def price_chunks(
+    model: Architecture,
+    step: TrainingStep,
+    layers: tuple[int, ...],
+    device: Device,
+    groups: Groups,
+    replica_groups: ReplicaGroups,
+) -> list[PricedChunk]:
+    """In the model's order; `layers` has the number of layers of each chunk."""
+    kinds = {
+        model.has_experts(layer): _PricedLayer(
+            work=layer_work(model, step, layer, device, groups),
+            saved_bytes=layer_saved_bytes(model, step, layer),
+            weight_input_bytes=layer_weight_input_bytes(model, step, layer),
+        )
+        for layer in {0, model.n_layers - 1}
+    }
+    embedding, head = embedding_work(model, step, device, groups), head_work(model, step, device, groups)
+    priced = []
+    for chunk in range(len(layers)):
+        held = device_contents((chunk,), layers)
+        counted = [
+            (sum(model.has_experts(layer) == sparse for layer in held.layers), kind)
+            for sparse, kind in kinds.items()
+        ]
+        work = sum_of(
+            [(times, kind.work) for times, kind in counted]
+            + [(held.embeddings, embedding), (held.heads, head)]
+        )
+        saved = sum(times * kind.saved_bytes for times, kind in counted)
+        inputs = sum(times * kind.weight_input_bytes for times, kind in counted)
+        count = stage_parameters(model, step, held)
+        costs = _chunk_costs(step, work, count, saved, inputs, replica_groups, device.coefficients)
+        priced.append(PricedChunk(work=work, parameters=count, costs=costs))
+    return priced
+
+
+def _chunk_costs(
+    step: TrainingStep,
+    work: Work,
+    count: StageParameters,
+    saved_bytes: float,
+    weight_input_bytes: float,
+    groups: ReplicaGroups,
+    known: Coefficients,
+) -> ChunkCosts:
+    gather_s, backward_traffic_s = microbatch_traffic(step, count, groups)
+    backward_s = hidden_seconds(work.backward_s, backward_traffic_s, known.overlap_slowdown)
+    return ChunkCosts(
+        forward_s=hidden_seconds(work.forward_s, gather_s, known.overlap_slowdown),
+        input_backward_s=backward_s - work.weight_s,
+        weight_backward_s=work.weight_s,
+        activation_bytes=round(saved_bytes),
+        weight_activation_bytes=round(min(saved_bytes, weight_input_bytes)),
+    )
+
+
+_FIELDS = tuple(field.name for field in fields(Work))
+
+
+def sum_of(parts: Sequence[tuple[float, Work]]) -> Work:
+    """So many times each, field by field."""
+    return Work(**{name: sum(times * getattr(work, name) for times, work in parts) for name in _FIELDS})
