@@ -24,6 +24,7 @@ from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
 from memadvisor.layout_table.read import LayoutCase
 from memadvisor.layout_table.spread import SCHEDULES
 from memadvisor.layout_table.training_code import is_fused
+from memadvisor.planning.layout_reasons import explain
 from memadvisor.planning.layout_space import LayoutQuestion
 from memadvisor.planning.layouts import search_layouts
 from memadvisor.planning.predict_layouts import predict_case
@@ -179,10 +180,11 @@ def _search(arguments: argparse.Namespace) -> int:
         software=on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None),
     )
     found = search_layouts(question)
+    reasons = tuple(explain(question, one) for one in found.best)
     if arguments.json:
-        print(json.dumps(found_to_json(question, found), indent=1))
+        print(json.dumps(found_to_json(question, found, reasons), indent=1))
     else:
-        print_found(question, found, Console())
+        print_found(question, found, reasons, Console())
     return 0 if found.best else 1
 
 

@@ -9,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.cli.estimate_view import layout_words
+from memadvisor.layout import Layout
+from memadvisor.planning.layout_reasons import Neighbour, Reason, reason_words
 from memadvisor.planning.layout_space import LayoutQuestion
 from memadvisor.planning.layouts import FoundLayouts, Priced, SearchCounts
 from memadvisor.units import format_bytes
@@ -16,11 +18,16 @@ from memadvisor.units import format_bytes
 _FRONT_ROWS = 8
 
 
-def print_found(question: LayoutQuestion, found: FoundLayouts, console: Console) -> None:
-    """Predicted, all of it."""
+def print_found(
+    question: LayoutQuestion, found: FoundLayouts, reasons: tuple[Reason, ...], console: Console
+) -> None:
+    """Predicted, all of it. `reasons`: of the best, in their order."""
     console.print(Text(_answer(question, found)), soft_wrap=True)
     if found.best:
         console.print(_table("fastest of each split over ranks (predicted)", found.best))
+        console.print(Text("why (predicted; each change alone, replicas make up for degrees)"))
+        for number, reason in enumerate(reasons, start=1):
+            console.print(Text(f"{number}. {reason_words(reason)}"), soft_wrap=True)
     if len(found.front) > 1:
         console.print(_table("less memory for more time (predicted)", _some(found.front)))
     console.print(Text(_counts_words(found.counts)), soft_wrap=True)
@@ -68,7 +75,9 @@ def _counts_words(counts: SearchCounts) -> str:
     )
 
 
-def found_to_json(question: LayoutQuestion, found: FoundLayouts) -> dict[str, Any]:
+def found_to_json(
+    question: LayoutQuestion, found: FoundLayouts, reasons: tuple[Reason, ...]
+) -> dict[str, Any]:
     """Keys are stable (docs/layouts.md)."""
     counts = found.counts
     return {
@@ -78,18 +87,45 @@ def found_to_json(question: LayoutQuestion, found: FoundLayouts) -> dict[str, An
         "batch_sequences": question.batch_sequences,
         "seq_len": question.seq_len,
         "max_p_oom": question.max_p_oom,
-        "best": [_priced_to_json(one) for one in found.best],
+        "best": [
+            {**_priced_to_json(one), "why": _reason_to_json(reason)}
+            for one, reason in zip(found.best, reasons, strict=True)
+        ],
         "front": [_priced_to_json(one) for one in found.front],
         "counts": {name: getattr(counts, name) for name in SearchCounts.__dataclass_fields__},
     }
 
 
 def _priced_to_json(one: Priced) -> dict[str, Any]:
-    layout, estimate = one.layout, one.estimate
+    estimate = one.estimate
     return {
-        "layout": {name: getattr(layout, name) for name in type(layout).__dataclass_fields__},
+        "layout": _layout_to_json(one.layout),
         "step_time_s": estimate.step_time_s,
         "peak_memory_bytes": round(estimate.peak_memory_bytes),
         "p_oom": estimate.p_oom,
         "mfu": estimate.mfu,
     }
+
+
+def _reason_to_json(reason: Reason) -> dict[str, Any]:
+    return {
+        "text": reason_words(reason),
+        "spent": {what.replace(" ", "_"): share for what, share in reason.spent.items()},
+        "plain_data_parallel": None if reason.plain is None else _neighbour_to_json(reason.plain),
+        "neighbours": [_neighbour_to_json(one) for one in reason.neighbours],
+    }
+
+
+def _neighbour_to_json(one: Neighbour) -> dict[str, Any]:
+    return {
+        "change": one.change,
+        "layout": _layout_to_json(one.layout),
+        "total_bytes": round(one.total_bytes),
+        "p_oom": one.p_oom,
+        "is_safe": one.is_safe,
+        "step_time_s": one.step_time_s,
+    }
+
+
+def _layout_to_json(layout: Layout) -> dict[str, Any]:
+    return {name: getattr(layout, name) for name in type(layout).__dataclass_fields__}

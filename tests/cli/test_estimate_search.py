@@ -20,6 +20,10 @@ def test_the_best_layouts_in_words_and_as_json(capsys):
     assert times == sorted(times) and all(one["p_oom"] < 0.1 for one in found["best"])
     assert all(one["layout"]["data"] * one["layout"]["tensor"] * one["layout"]["pipeline"] * one["layout"]["context"] == 2
                for one in found["best"])  # fmt: skip
+    why = found["best"][0]["why"]
+    assert f"1. {why['text']}" in said
+    assert why["plain_data_parallel"]["total_bytes"] > 80e9 and "Plain dp 2 needs" in why["text"]
+    assert all(one["step_time_s"] >= times[0] for one in why["neighbours"] if one["is_safe"])
     counts = found["counts"]
     assert counts.pop("num_layouts") == sum(counts.values())
 

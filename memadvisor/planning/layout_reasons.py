@@ -1,0 +1,207 @@
+"""Why a layout is among the best: what of its step does no product, and what its neighbours would take.
+
+A neighbour has one thing of the layout changed (tensor parallelism halved, say, for twice the replicas) and the rest as it
+is, as far as that can be; each is estimated. Nothing is said of neighbours that are not in the searched space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import gcd
+
+from memadvisor.cost.layouts.estimate import StepEstimate, estimate_step
+from memadvisor.errors import UsageError
+from memadvisor.layout import Layout
+from memadvisor.planning.layout_space import LayoutQuestion, Split, divisors, pipelines, splits
+from memadvisor.planning.layouts import Priced
+from memadvisor.units import format_bytes
+
+# Shares and differences below this are not worth a word.
+_SMALL = 0.005
+_DEGREES = (("tensor", "tp"), ("pipeline", "pp"), ("context", "cp"), ("expert", "ep"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """`change`: what is other than in the layout. `total_bytes`: of the fullest device, the driver's share with it.
+    `is_safe`: the chance of running out of memory is accepted. `step_time_ratio`: to the layout's.
+    """
+
+    change: str
+    layout: Layout
+    total_bytes: float
+    p_oom: float
+    is_safe: bool
+    step_time_s: float
+    step_time_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """All predicted. `spent`: shares of the step, by what they go to. `plain`: data parallelism alone, one sequence a
+    microbatch (None where the batch does not part among so many replicas, or where it is the layout itself).
+    `memory_bytes`: of an accelerator.
+    """
+
+    spent: dict[str, float]
+    memory_bytes: int
+    plain: Neighbour | None
+    neighbours: tuple[Neighbour, ...]
+
+
+def explain(question: LayoutQuestion, priced: Priced) -> Reason:
+    known = frozenset(splits(question))
+    neighbours = []
+    for change, layout in _changed(question, priced.layout, known):
+        neighbour = _neighbour(question, priced, change, layout)
+        if neighbour is not None:
+            neighbours.append(neighbour)
+    replicas = question.cluster.num_accelerators
+    plain = None
+    if question.batch_sequences % replicas == 0:
+        layout = Layout(data=replicas, num_microbatches=question.batch_sequences // replicas)
+        if layout != priced.layout:
+            plain = _neighbour(question, priced, f"plain dp {replicas}", layout)
+    return Reason(
+        spent=_spent(priced),
+        memory_bytes=priced.estimate.memory_bytes,
+        plain=plain,
+        neighbours=tuple(neighbours),
+    )
+
+
+def _spent(priced: Priced) -> dict[str, float]:
+    estimate = priced.estimate
+    spent_s = {
+        "exposed collectives": estimate.time_s["tensor_context_expert_collectives"]
+        + estimate.time_s["gradients_and_parameters"],
+        "sharded parameters": estimate.time_s["sharded_parameters"],
+        "pipeline bubble": estimate.time_s["pipeline_bubble"],
+        "recomputation": estimate.time_s["recompute"],
+    }
+    if priced.layout.offload_optimizer:
+        spent_s["optimizer on the host"] = estimate.time_s["optimizer"]
+    return {what: seconds / estimate.step_time_s for what, seconds in spent_s.items()}
+
+
+def _neighbour(question: LayoutQuestion, priced: Priced, change: str, layout: Layout) -> Neighbour | None:
+    """None where the cost model refuses it."""
+    try:
+        estimate: StepEstimate = estimate_step(question.model, question.step(layout), question.cluster)
+    except UsageError:
+        return None
+    return Neighbour(
+        change=change,
+        layout=layout,
+        total_bytes=estimate.worst.total_bytes,
+        p_oom=estimate.p_oom,
+        is_safe=estimate.p_oom < question.max_p_oom,
+        step_time_s=estimate.step_time_s,
+        step_time_ratio=estimate.step_time_s / priced.estimate.step_time_s,
+    )
+
+
+def _changed(
+    question: LayoutQuestion, layout: Layout, known: frozenset[Split]
+) -> Iterator[tuple[str, Layout]]:
+    """Less of each thing that the layout uses; more of tensor and pipeline parallelism."""
+    for name, short in _DEGREES:
+        degree: int = getattr(layout, name)
+        fewer = [n for n in divisors(degree) if n < degree][-1:]
+        more = [degree * n for n in divisors(layout.data)[1:2]] if name in ("tensor", "pipeline") else []
+        for other in (*fewer, *more):
+            changed = _with_degree(question, layout, name, other, known)
+            if changed is not None:
+                yield f"{short} {other}", changed
+    if layout.zero_stage:
+        stage = layout.zero_stage - 1
+        shard = layout.shard if stage else None
+        yield f"ZeRO {stage}", replace(layout, zero_stage=stage, shard=shard)
+    if layout.offload_optimizer:
+        yield "the optimizer on the device", replace(layout, offload_optimizer=False)
+    ways = [
+        how for how in question.recompute if not (how == "selective" and question.software.fused_attention)
+    ]
+    less = ways[: ways.index(layout.recompute)][-1:]
+    for how in less:
+        name = "no" if how == "none" else how
+        yield f"{name} recomputation", replace(layout, recompute=how)
+
+
+def _with_degree(
+    question: LayoutQuestion, layout: Layout, name: str, degree: int, known: frozenset[Split]
+) -> Layout | None:
+    """Replicas make up for it, and a microbatch's sequences for context parallelism, so that a device has as many tokens
+    of one. None outside of the searched space."""
+    degrees = {each: getattr(layout, each) for each in ("tensor", "pipeline", "context", "expert")}
+    degrees[name] = degree
+    inner = degrees["tensor"] * degrees["pipeline"] * degrees["context"]
+    data = question.cluster.num_accelerators // inner
+    if Split(data, **degrees) not in known:
+        return None
+    each = question.batch_sequences // data
+    sequences = layout.micro_batch_size * degrees["context"] // layout.context
+    size = gcd(max(1, sequences), each)
+    ways = pipelines(question.schedules, question.model.n_layers, degrees["pipeline"], each // size)
+    way = (layout.schedule, layout.chunks)
+    if way not in ways:
+        if not ways:
+            return None
+        way = ("1f1b", 1) if ("1f1b", 1) in ways else ways[0]
+    shard = layout.shard
+    if shard is not None and (data % shard or shard == data):
+        shard = None
+    is_sharded = (shard or data) * degrees["context"] > 1
+    return replace(
+        layout,
+        **degrees,
+        data=data,
+        zero_stage=layout.zero_stage if is_sharded else 0,
+        shard=shard if is_sharded else None,
+        schedule=way[0],
+        chunks=way[1],
+        sequence_parallel=layout.sequence_parallel and degrees["tensor"] > 1,
+        context_kind=layout.context_kind if degrees["context"] > 1 else "ring",
+        micro_batch_size=size,
+        num_microbatches=each // size,
+    )
+
+
+def reason_words(reason: Reason) -> str:
+    """One line."""
+    parts = [f"{share:.0%} {what}" for what, share in reason.spent.items() if share >= _SMALL]
+    sentences = [f"Of the step: {', '.join(parts)}." if parts else "Nothing but computation."]
+    if reason.plain is not None:
+        sentences.append(_plain_words(reason.plain, reason.memory_bytes))
+    large = [one for one in reason.neighbours if not one.is_safe]
+    if large:
+        words = ", ".join(f"{one.change} ({_memory_words(one, reason.memory_bytes)})" for one in large)
+        sentences.append(f"Too large for {format_bytes(reason.memory_bytes)} with: {words}.")
+    safe = [one for one in reason.neighbours if one.is_safe]
+    for title, chosen in (
+        ("Slower", [one for one in safe if one.step_time_ratio - 1 >= _SMALL]),
+        ("As fast", [one for one in safe if abs(one.step_time_ratio - 1) < _SMALL]),
+        ("Faster", [one for one in safe if one.step_time_ratio - 1 <= -_SMALL]),
+    ):
+        if chosen:
+            words = ", ".join(_time_words(one) for one in chosen)
+            sentences.append(f"{title} with: {words}.")
+    return " ".join(sentences)
+
+
+def _plain_words(plain: Neighbour, memory_bytes: int) -> str:
+    if not plain.is_safe:
+        memory = format_bytes(memory_bytes)
+        return f"{plain.change.capitalize()} needs {_memory_words(plain, memory_bytes)} of {memory}."
+    return f"{plain.change.capitalize()} fits: {plain.step_time_ratio - 1:+.1%} time."
+
+
+def _memory_words(one: Neighbour, memory_bytes: int) -> str:
+    size = format_bytes(round(one.total_bytes))
+    return size if one.total_bytes > memory_bytes else f"{size}, p(OOM) {one.p_oom:.0%}"
+
+
+def _time_words(one: Neighbour) -> str:
+    difference = one.step_time_ratio - 1
+    return one.change if abs(difference) < _SMALL else f"{one.change} ({difference:+.1%})"
