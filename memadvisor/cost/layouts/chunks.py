@@ -42,7 +42,7 @@ def price_chunks(
     groups: Groups,
     replica_groups: ReplicaGroups,
 ) -> list[PricedChunk]:
-    """In the model's order; `layers` has the number of layers of each chunk."""
+    """In the model's order; `layers` has the number of layers of each chunk. Chunks that are alike are one object."""
     kinds = {
         model.has_experts(layer): _PricedLayer(
             work=layer_work(model, step, layer, device, groups),
@@ -52,23 +52,26 @@ def price_chunks(
         for layer in {0, model.n_layers - 1}
     }
     embedding, head = embedding_work(model, step, device, groups), head_work(model, step, device, groups)
-    priced = []
+    # Most chunks of a pipeline are alike, and priced once.
+    priced: dict[tuple[int, int, int, int], PricedChunk] = {}
+    found = []
     for chunk in range(len(layers)):
         held = device_contents((chunk,), layers)
-        counted = [
-            (sum(model.has_experts(layer) == sparse for layer in held.layers), kind)
-            for sparse, kind in kinds.items()
-        ]
-        work = sum_of(
-            [(times, kind.work) for times, kind in counted]
-            + [(held.embeddings, embedding), (held.heads, head)]
-        )
-        saved = sum(times * kind.saved_bytes for times, kind in counted)
-        inputs = sum(times * kind.weight_input_bytes for times, kind in counted)
-        count = stage_parameters(model, step, held)
-        costs = _chunk_costs(step, work, count, saved, inputs, replica_groups, device.coefficients)
-        priced.append(PricedChunk(work=work, parameters=count, costs=costs))
-    return priced
+        sparse = sum(map(model.has_experts, held.layers))
+        alike = (len(held.layers) - sparse, sparse, held.embeddings, held.heads)
+        if alike not in priced:
+            counted = [(alike[kind], of_kind) for kind, of_kind in kinds.items()]
+            work = sum_of(
+                [(times, kind.work) for times, kind in counted]
+                + [(held.embeddings, embedding), (held.heads, head)]
+            )
+            saved = sum(times * kind.saved_bytes for times, kind in counted)
+            inputs = sum(times * kind.weight_input_bytes for times, kind in counted)
+            count = stage_parameters(model, step, held)
+            costs = _chunk_costs(step, work, count, saved, inputs, replica_groups, device.coefficients)
+            priced[alike] = PricedChunk(work=work, parameters=count, costs=costs)
+        found.append(priced[alike])
+    return found
 
 
 def _chunk_costs(

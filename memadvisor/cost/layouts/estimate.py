@@ -122,12 +122,18 @@ def estimate_step(
         blocking=not software.overlap_messages,
         timeline=timeline,
     )
-    contents = [device_contents(held, layers) for held in pipeline.chunks]
-    time_s = _times(model, step, cluster, device, chunks, pipeline, contents, replica_groups)
-    memories = [
-        stage_memory(model, step, held, held_bytes, coefficients)
-        for held, held_bytes in zip(contents, pipeline.peak_held_bytes, strict=True)
-    ]
+    stages: dict[tuple[int, ...], StageContents] = {}
+    alike = [tuple(id(chunks[chunk]) for chunk in held) for held in pipeline.chunks]
+    for held, key in zip(pipeline.chunks, alike, strict=True):
+        if key not in stages:
+            stages[key] = device_contents(held, layers)
+    time_s = _times(model, step, cluster, device, chunks, pipeline, stages, replica_groups)
+    peaks = list(zip(alike, pipeline.peak_held_bytes, strict=True))
+    memory_of = {
+        (key, held_bytes): stage_memory(model, step, stages[key], held_bytes, coefficients)
+        for key, held_bytes in set(peaks)
+    }
+    memories = [memory_of[peak] for peak in peaks]
     heaviest = max(memories, key=lambda memory: memory.total_bytes)
     total = pipeline.step_s + time_s["gradients_and_parameters"] + time_s["optimizer"]
     peak = device.peak_flops_per_s * layout.num_ranks * total
@@ -172,22 +178,23 @@ def _times(
     device: Device,
     chunks: list[PricedChunk],
     pipeline: PipelineTimes,
-    contents: list[StageContents],
+    stages: Mapping[tuple[int, ...], StageContents],
     groups: ReplicaGroups,
 ) -> dict[str, float]:
     """Seconds of a step by what the busiest device does, and by what it waits for."""
     known = device.coefficients
     exposed = optimizer = 0.0
     host = cluster.host.bytes_per_s if cluster.host is not None else None
-    for held, stage in zip(pipeline.chunks, contents, strict=True):
-        count = stage_parameters(model, step, stage)
+    by_key = {tuple(id(chunks[chunk]) for chunk in held): held for held in pipeline.chunks}
+    for key, held in by_key.items():
+        count = stage_parameters(model, step, stages[key])
         reduce_s, gather_s = step_traffic(step, count, groups)
         costs = [chunks[chunk].costs for chunk in held]
         forward = sum(cost.forward_s for cost in costs)
         backward = sum(cost.input_backward_s + cost.weight_backward_s for cost in costs)
         exposed = max(exposed, exposed_step_seconds(step, reduce_s, gather_s, backward, forward, known))
         optimizer = max(optimizer, optimizer_seconds(step, count, device, host))
-    busiest = max(range(len(contents)), key=lambda place: pipeline.busy_s[place])
+    busiest = max(range(len(pipeline.chunks)), key=lambda place: pipeline.busy_s[place])
     passes = step.layout.num_microbatches / pipeline.weight_copies
     work = sum_of([(passes, chunks[chunk].work) for chunk in pipeline.chunks[busiest]])
     return {

@@ -5,15 +5,21 @@ Causal attention is counted in full, as its publishers mostly do (Narayanan et a
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from memadvisor.architecture import Architecture
 from memadvisor.layout import TrainingStep
 
 
 def forward_flops(model: Architecture, step: TrainingStep) -> float:
     """Products of one forward over the global batch, the head's among them."""
+    return step.tokens * 2.0 * _parameters_of_products(model) + _attention_flops(model, step)
+
+
+@lru_cache(maxsize=256)
+def _parameters_of_products(model: Architecture) -> int:
     embedding = model.embedding_parameters() if not model.tied_embeddings else model.positions * model.hidden
-    products = model.active_parameters() - embedding
-    return step.tokens * 2.0 * products + _attention_flops(model, step)
+    return model.active_parameters() - embedding
 
 
 def _attention_flops(model: Architecture, step: TrainingStep) -> float:
