@@ -14,6 +14,7 @@ from memadvisor.architectures.load import load_architecture
 from memadvisor.cli.estimate_search import found_to_json, print_found
 from memadvisor.cli.estimate_table import predict_table
 from memadvisor.cli.estimate_view import estimate_to_json, print_estimate
+from memadvisor.cli.estimate_what_if import outcome_to_json, print_outcomes
 from memadvisor.cli.pipeline_drawing import print_pipeline
 from memadvisor.cost.pipelines.costs import PipelineTimes
 from memadvisor.errors import UsageError
@@ -28,6 +29,7 @@ from memadvisor.planning.layout_reasons import explain
 from memadvisor.planning.layout_space import LayoutQuestion
 from memadvisor.planning.layouts import search_layouts
 from memadvisor.planning.predict_layouts import predict_case
+from memadvisor.planning.what_if import what_if
 from memadvisor.software import (
     MODERN,
     PRESETS,
@@ -64,6 +66,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--table", metavar="LAYOUTS.csv", help="predict every row of a table (docs/layout-table.md)"
+    )
+    parser.add_argument(
+        "--what-if",
+        action="store_true",
+        help="with no layout named: search half and twice the accelerators, twice the memory, twice the network too",
     )
     parser.add_argument(
         "--show-schedule",
@@ -119,6 +126,11 @@ def _add_code(group: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0 where the layout fits (or a table was written), 1 where it does not."""
+    if arguments.what_if and (arguments.table is not None or not _is_open(arguments)):
+        raise UsageError(
+            "--what-if goes with a search over layouts.",
+            hint="name a model and several accelerators, and no layout (no --dp, --tp, --pp, --cp, --ep, --zero).",
+        )
     if arguments.table is not None:
         if arguments.output is None:
             raise UsageError("--table needs a file for its predictions.", hint="add -o PREDICTED.csv.")
@@ -181,10 +193,16 @@ def _search(arguments: argparse.Namespace) -> int:
     )
     found = search_layouts(question)
     reasons = tuple(explain(question, one) for one in found.best)
+    outcomes = what_if(question, found.best[0] if found.best else None) if arguments.what_if else ()
     if arguments.json:
-        print(json.dumps(found_to_json(question, found, reasons), indent=1))
+        answer = found_to_json(question, found, reasons)
+        if arguments.what_if:
+            answer["what_if"] = [outcome_to_json(one) for one in outcomes]
+        print(json.dumps(answer, indent=1))
     else:
         print_found(question, found, reasons, Console())
+        if outcomes:
+            print_outcomes(outcomes, Console())
     return 0 if found.best else 1
 
 

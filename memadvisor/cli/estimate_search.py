@@ -88,15 +88,15 @@ def found_to_json(
         "seq_len": question.seq_len,
         "max_p_oom": question.max_p_oom,
         "best": [
-            {**_priced_to_json(one), "why": _reason_to_json(reason)}
+            {**priced_to_json(one), "why": _reason_to_json(reason)}
             for one, reason in zip(found.best, reasons, strict=True)
         ],
-        "front": [_priced_to_json(one) for one in found.front],
+        "front": [priced_to_json(one) for one in found.front],
         "counts": {name: getattr(counts, name) for name in SearchCounts.__dataclass_fields__},
     }
 
 
-def _priced_to_json(one: Priced) -> dict[str, Any]:
+def priced_to_json(one: Priced) -> dict[str, Any]:
     estimate = one.estimate
     return {
         "layout": _layout_to_json(one.layout),

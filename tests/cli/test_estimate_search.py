@@ -28,6 +28,21 @@ def test_the_best_layouts_in_words_and_as_json(capsys):
     assert counts.pop("num_layouts") == sum(counts.values())
 
 
+def test_what_would_change_the_answer_in_words_and_as_json(capsys):
+    assert main([*SEARCH, "--what-if"]) == 0
+    said = capsys.readouterr().out
+    assert "half the accelerators: not asked, one node cannot be halved." in said
+    assert "twice the accelerators (4) over the vendor's reference network:" in said
+
+    assert main([*SEARCH, "--what-if", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    half, twice, memory, network = found["what_if"]
+    assert half["best"] is None and network["not_asked"] == "one node has none"
+    assert twice["num_accelerators"] == 4 and memory["memory_bytes"] == 160 * 10**9
+    assert f"- {memory['text']}" in said and "times as fast, each accelerator does" in memory["text"]
+    assert memory["speedup"] == found["best"][0]["step_time_s"] / memory["best"]["step_time_s"] >= 1
+
+
 def test_nothing_safe_ends_with_1(capsys):
     assert main([*SEARCH, "--memory", "8GiB"]) == 1
     assert "No layout of 2 H100" in capsys.readouterr().out
@@ -35,7 +50,8 @@ def test_nothing_safe_ends_with_1(capsys):
 
 @pytest.mark.parametrize(
     "arguments, words",
-    [(SEARCH[:-2], "needs --seq and --batch"), ([*SEARCH, "--micro-batch", "2"], "--micro-batch is a part of one layout")],
+    [([*SEARCH, "--what-if", "--tp", "2"], "--what-if goes with a search over layouts"),
+     (SEARCH[:-2], "needs --seq and --batch"), ([*SEARCH, "--micro-batch", "2"], "--micro-batch is a part of one layout")],
 )  # fmt: skip
 def test_what_a_search_cannot_take_is_said(capsys, arguments, words):
     assert main(arguments) == 2
