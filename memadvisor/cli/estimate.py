@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from memadvisor.architectures.load import load_architecture
+from memadvisor.cli.estimate_largest import largest_to_json, print_largest
 from memadvisor.cli.estimate_search import found_to_json, print_found
 from memadvisor.cli.estimate_table import predict_table
 from memadvisor.cli.estimate_view import estimate_to_json, print_estimate
@@ -25,6 +26,7 @@ from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
 from memadvisor.layout_table.read import LayoutCase
 from memadvisor.layout_table.spread import SCHEDULES
 from memadvisor.layout_table.training_code import is_fused
+from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits
 from memadvisor.planning.layout_reasons import explain
 from memadvisor.planning.layout_space import LayoutQuestion
 from memadvisor.planning.layouts import search_layouts
@@ -59,6 +61,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence")
     parser.add_argument("--batch", type=int, metavar="N", help="sequences of a step, over all replicas")
+    parser.add_argument(
+        "--largest", choices=QUANTITIES, help="the largest that fits, under each technique (docs/largest.md)"
+    )
     _add_layout(parser.add_argument_group("layout"))
     _add_code(parser.add_argument_group("training code"))
     parser.add_argument(
@@ -126,7 +131,7 @@ def _add_code(group: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0 where the layout fits (or a table was written), 1 where it does not."""
-    if arguments.what_if and (arguments.table is not None or not _is_open(arguments)):
+    if arguments.what_if and (arguments.table or arguments.largest or not _is_open(arguments)):
         raise UsageError(
             "--what-if goes with a search over layouts.",
             hint="name a model and several accelerators, and no layout (no --dp, --tp, --pp, --cp, --ep, --zero).",
@@ -140,6 +145,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "-o goes with --table or --show-schedule.", hint="leave it out, or add --json and redirect."
         )
+    if arguments.largest is not None:
+        return _largest(arguments)
     if _is_open(arguments):
         return _search(arguments)
     case = _case(arguments)
@@ -206,12 +213,54 @@ def _search(arguments: argparse.Namespace) -> int:
     return 0 if found.best else 1
 
 
-def _case(arguments: argparse.Namespace) -> LayoutCase:
-    for option in ("model", "seq"):
+def _largest(arguments: argparse.Namespace) -> int:
+    quantity = arguments.largest
+    asked = {"micro-batch": "micro_batch", "sequence": "seq"}.get(quantity)
+    if asked is not None and getattr(arguments, asked) is not None:
+        option = asked.replace("_", "-")
+        print(
+            f"memadvisor estimate: --{option} has no effect, for --largest {quantity} finds it.",
+            file=sys.stderr,
+        )
+        setattr(arguments, asked, None)
+    _need(arguments, "model", *(() if quantity == "sequence" else ("seq",)))
+    for option in ("batch", *_DEGREES, *_OF_ONE_LAYOUT):
+        is_given = getattr(arguments, option) not in (None, False, 0.0, "none", "ring")
+        if is_given and option not in ("micro_batch", "sequence_parallel"):
+            raise UsageError(
+                f"--largest tries each technique by itself, and --{option.replace('_', '-')} names one.",
+                hint="leave it out.",
+            )
+    cluster = _cluster(arguments)
+    preset, software = _software(arguments)
+    spread = arguments.sequence_parallel
+    question = LargestQuestion(
+        quantity=quantity,
+        model=load_architecture(arguments.model),
+        cluster=cluster,
+        seq_len=_degree(arguments, "seq"),
+        micro_batch_size=_degree(arguments, "micro_batch"),
+        software=on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None),
+        sequence_parallel=preset.sequence_parallel if spread is None else spread,
+    )
+    answers = largest_fits(question)
+    if arguments.json:
+        print(json.dumps(largest_to_json(question, answers), indent=1))
+    else:
+        print_largest(question, answers, Console())
+    return 0 if any(answer.fit for answer in answers) else 1
+
+
+def _need(arguments: argparse.Namespace, *options: str) -> None:
+    for option in options:
         if getattr(arguments, option) is None:
             raise UsageError(
                 f"--{option} is missing.", hint="--model, --gpus and --seq are needed, or --table."
             )
+
+
+def _case(arguments: argparse.Namespace) -> LayoutCase:
+    _need(arguments, "model", "seq")
     architecture = load_architecture(arguments.model)
     cluster = _cluster(arguments)
     preset, software = _software(arguments)
@@ -308,7 +357,7 @@ def _batch(arguments: argparse.Namespace, data: int) -> tuple[int, int, bool]:
 
 def _degree(arguments: argparse.Namespace, name: str) -> int:
     value = getattr(arguments, name)
-    return 1 if value is None else _positive(name, value)
+    return 1 if value is None else _positive(name.replace("_", "-"), value)
 
 
 def _positive(name: str, value: int) -> int:
