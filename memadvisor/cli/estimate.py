@@ -134,9 +134,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.what_if and (arguments.table or arguments.largest or not _is_open(arguments)):
         raise UsageError(
             "--what-if goes with a search over layouts.",
-            hint="name a model and several accelerators, and no layout (no --dp, --tp, --pp, --cp, --ep, --zero).",
+            hint="name a model and several accelerators, and no layout (no --dp, --tp, --pp, --cp, --ep, --zero), without --largest.",
         )
     if arguments.table is not None:
+        if arguments.largest is not None:
+            raise UsageError(
+                "--largest answers for one model, and --table names many.", hint="leave one out."
+            )
         if arguments.output is None:
             raise UsageError("--table needs a file for its predictions.", hint="add -o PREDICTED.csv.")
         predict_table(arguments.table, arguments.output)

@@ -42,6 +42,7 @@ def test_nothing_that_fits_ends_with_1(capsys):
         ([*ASK, "model", "--tp", "2"], "--tp names one"),
         ([*ASK, "model", "--recompute", "full"], "--recompute names one"),
         ([*ASK[:5], "--largest", "model"], "--seq is missing"),
+        ([*ASK, "model", "--table", "rows.csv", "-o", "out.csv"], "--table names many"),
         ([*ASK, "model", "--what-if"], "--what-if goes with a search"),
         ([*ASK, "model", "--micro-batch", "0"], "--micro-batch is 0"),
     ],
