@@ -9,7 +9,16 @@ import pandas as pd
 
 from benchmarks.accuracy.analytic import Cell
 from benchmarks.accuracy.pipelines import schedule_orders
-from benchmarks.accuracy.scores import Errors, Fits, Regret, errors, fit_judgement, null_seconds, regret
+from benchmarks.accuracy.scores import (
+    Errors,
+    Fits,
+    Regret,
+    errors,
+    fit_judgement,
+    null_seconds,
+    regret,
+    shuffled_regret,
+)
 from benchmarks.accuracy.tables import TABLES
 from benchmarks.accuracy.where import common_to, error_by, missing_per_microbatch
 
@@ -224,6 +233,7 @@ def _sweep(frame: pd.DataFrame) -> list[str]:
         _decision_row("predicted", fit_judgement(frame.fits, frame.ran), ours),
         _decision_row("null baseline, all said to fit", fit_judgement(everywhere, frame.ran), null),
         "",
+        *_ties(frame),
         "### Where its error lies",
         "",
         "Of rows that ran; bias in brackets.",
@@ -238,6 +248,20 @@ def _sweep(frame: pd.DataFrame) -> list[str]:
     ):
         parts += error_by(frame, column, title)
     return [*parts, *missing_per_microbatch(frame), *common_to(frame)]
+
+
+def _ties(frame: pd.DataFrame) -> list[str]:
+    everywhere = pd.Series(True, index=frame.index)
+    (ours, failed), (null, null_failed) = (
+        shuffled_regret(frame, frame.predicted_s, frame.fits),
+        shuffled_regret(frame, frame.null_s, everywhere),
+    )
+    return [
+        "Of equal predictions the first row is the pick, and the table lists what ran quickest first: a baseline that cannot tell "
+        "layouts apart profits. With the rows in random order, on average over 20: mean regret predicted "
+        f"{percent(ours)}, {failed:.1f} failed picks; null baseline {percent(null)}, {null_failed:.1f} failed picks.",
+        "",
+    ]
 
 
 def _decision_row(name: str, fits: Fits, picks: Regret) -> str:

@@ -107,6 +107,20 @@ def regret(rows: pd.DataFrame, predicted_s: pd.Series, fits: pd.Series) -> Regre
     )
 
 
+def shuffled_regret(
+    rows: pd.DataFrame, predicted_s: pd.Series, fits: pd.Series, times: int = 20
+) -> tuple[float, float]:
+    """(mean regret, failed picks) on average over `times` random orders of the rows, which decide between equal predictions."""
+    found = []
+    for seed in range(times):
+        order = np.random.default_rng(seed).permutation(rows.index)
+        found.append(regret(rows.loc[order], predicted_s.loc[order], fits.loc[order]))
+    return (
+        float(np.mean([one.mean for one in found])),
+        float(np.mean([one.failed_picks for one in found])),
+    )
+
+
 def null_seconds(rows: pd.DataFrame) -> pd.Series:
     """One constant rate for all rows, times 1F1B's bubble and 4/3 where layers are recomputed; the constant is the median
     that `measured_s` asks for. FLOPs are 6 of each parameter of a gated block and 12 L h s of attention, per token.

@@ -5,7 +5,14 @@ import math
 import pandas as pd
 import pytest
 
-from benchmarks.accuracy.scores import errors, fit_judgement, null_bytes, null_seconds, regret
+from benchmarks.accuracy.scores import (
+    errors,
+    fit_judgement,
+    null_bytes,
+    null_seconds,
+    regret,
+    shuffled_regret,
+)
 
 NAN = float("nan")
 ROWS = pd.DataFrame(
@@ -82,3 +89,20 @@ def test_the_null_baseline_knows_bubble_and_recomputation_alone():
     states, kept = 16 * (160 + 80), 16 * 4 * 2
     plain = [16 * (320 + 80) + 34 * kept, states + 34 * kept, states + 2 * kept]
     assert null_bytes(rows).tolist() == pytest.approx([3.0 * value / plain[1] for value in plain])
+
+
+def test_random_orders_decide_between_equal_predictions():
+    rows = pd.DataFrame(
+        {
+            "model": ["a", "a"],
+            "n_gpus": [8, 8],
+            "measured_s": [1.0, 3.0],
+            "seq_len": [1, 1],
+            "global_batch_seqs": [1, 1],
+        }
+    )
+    alike, all_fit = pd.Series([1.0, 1.0]), pd.Series([True, True])
+    assert regret(rows, alike, all_fit).mean == 0.0
+    mean, failed = shuffled_regret(rows, alike, all_fit, times=200)
+    assert 0.8 < mean < 1.2  # half of the picks are three times slower
+    assert failed == 0
