@@ -34,6 +34,8 @@ from memadvisor.planning.layout_space import DeviceWork, LayoutQuestion, Split, 
 # Schedules whose device d has the chunks d, d + p, ... and runs backwards in one piece.
 _LOOPED = ("gpipe", "1f1b", "interleaved", "breadth-first")
 _ALL_IN_FLIGHT = ("gpipe", "breadth-first")
+# Sums of the same parts in another order are rounded otherwise: what is equal may come out as more.
+_ROUNDED = 1 - 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,8 @@ class LayoutBounds:
         """Of a step's forwards and backwards."""
         each = self._work_seconds(work, num_microbatches > 1)
         if schedule not in _LOOPED:
-            return num_microbatches * sum(each.of(self._whole())) / num_stages
-        return max(
+            return _ROUNDED * num_microbatches * sum(each.of(self._whole())) / num_stages
+        return _ROUNDED * max(
             each.before(share) + num_microbatches * sum(each.of(share))
             for share in self._device_shares(num_stages, chunks)[0]
         )
@@ -152,7 +154,7 @@ class LayoutBounds:
             count = self._parameters(self._whole(), split, 1.0 / split.pipeline)
             gathers_s = num_microbatches * sum(microbatch_traffic(step, count, groups))
             optimizer_s = optimizer_seconds(step, count, self.device, host_bytes_per_s)
-            return max(pipeline_s, gathers_s) + optimizer_s + known.step_fixed_s
+            return _ROUNDED * (max(pipeline_s, gathers_s) + optimizer_s + known.step_fixed_s)
         each = self._work_seconds(work, num_microbatches > 1)
         exposed_s = optimizer_s = 0.0
         for share in self._device_shares(split.pipeline, chunks)[0]:
@@ -169,7 +171,7 @@ class LayoutBounds:
                     exposed_s, exposed_step_seconds(step, reduce_s, gather_s, backward_s, forward_s, known)
                 )
             optimizer_s = max(optimizer_s, optimizer_seconds(step, count, self.device, host_bytes_per_s))
-        return pipeline_s + exposed_s + optimizer_s + known.step_fixed_s
+        return _ROUNDED * (pipeline_s + exposed_s + optimizer_s + known.step_fixed_s)
 
     def _replica_groups(self, split: Split, shard: int) -> ReplicaGroups:
         replicas, tensor = split.data * split.context, split.tensor
