@@ -24,7 +24,7 @@ def print_found(
     """Predicted, all of it. `reasons`: of the best, in their order."""
     console.print(Text(_answer(question, found)), soft_wrap=True)
     if found.best:
-        console.print(_table("fastest of each split over ranks (predicted)", found.best))
+        console.print(_table("fastest splits over ranks, near-equals left out (predicted)", found.best))
         console.print(Text("why (predicted; each change alone, replicas make up for degrees)"))
         for number, reason in enumerate(reasons, start=1):
             console.print(Text(f"{number}. {reason_words(reason)}"), soft_wrap=True)

@@ -32,6 +32,8 @@ from memadvisor.planning.layout_space import (
 # The front goes on to layouts that take this many times as long as the best.
 FRONT_SLOWDOWN = 2.0
 USUAL_BEST = 5
+# Layouts of one kind that differ by less than this share in time and in memory are one answer.
+CLOSE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,8 @@ class SearchCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundLayouts:
-    """`best`: the fastest of each split over ranks (data, tensor, pipeline, context, expert), fastest first. `front`: no
-    layout takes both less memory and less time, by ascending time. All are safe: their chance of running out of memory
+    """`best`: the fastest of each split over ranks (data, tensor, pipeline, context, expert), fastest first, without those
+    that are close to one before them (`are_close`). `front`: no layout takes both less memory and less time, by ascending time. All are safe: their chance of running out of memory
     is below the question's.
     """
 
@@ -90,6 +92,34 @@ def simplicity(layout: Layout) -> tuple[object, ...]:
 
 def split_of(layout: Layout) -> Split:
     return Split(layout.data, layout.tensor, layout.pipeline, layout.context, layout.expert)
+
+
+def are_close(one: Priced, other: Priced) -> bool:
+    """Whether they differ in details: tensor, pipeline, what ZeRO shards (nothing, states, parameters too) and recomputation
+    are the same, and neither time nor memory differs by `CLOSE` of the smaller.
+    """
+    return _kind(one.layout) == _kind(other.layout) and all(
+        max(pair) < (1 + CLOSE) * min(pair)
+        for pair in (
+            (one.estimate.step_time_s, other.estimate.step_time_s),
+            (one.estimate.peak_memory_bytes, other.estimate.peak_memory_bytes),
+        )
+    )
+
+
+def _kind(layout: Layout) -> tuple[object, ...]:
+    return layout.tensor, layout.pipeline, (layout.zero_stage + 1) // 2, layout.recompute
+
+
+def told_apart(layouts: list[Priced], num_best: int) -> tuple[Priced, ...]:
+    """The first few of which none is close to one before it."""
+    kept: list[Priced] = []
+    for one in layouts:
+        if len(kept) == num_best:
+            break
+        if not any(are_close(one, before) for before in kept):
+            kept.append(one)
+    return tuple(kept)
 
 
 def search_layouts(
@@ -205,7 +235,12 @@ class _Search:
         if known is not None and _order(known) <= _order(priced):
             return
         self.best[split] = priced
-        times = sorted(one.estimate.step_time_s for one in self.best.values())
+        # The fastest of each tensor and pipeline degree is close to none before it, whatever else will be found.
+        fastest: dict[tuple[int, int], float] = {}
+        for other, one in self.best.items():
+            degrees = (other.tensor, other.pipeline)
+            fastest[degrees] = min(fastest.get(degrees, math.inf), one.estimate.step_time_s)
+        times = sorted(fastest.values())
         self.fastest_s = times[0]
         if len(times) >= self.num_best:
             self.kth_s = times[self.num_best - 1]
@@ -233,11 +268,11 @@ class _Search:
         )
 
     def found(self) -> FoundLayouts:
-        best = sorted(self.best.values(), key=_order)[: self.num_best]
+        best = told_apart(sorted(self.best.values(), key=_order), self.num_best)
         end_s = self._front_end_s()
         front = tuple(one for one in self.front if one.estimate.step_time_s <= end_s)
         return FoundLayouts(
-            best=tuple(best),
+            best=best,
             front=front,
             counts=SearchCounts(
                 num_layouts=self.num_layouts,
