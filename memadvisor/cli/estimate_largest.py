@@ -48,7 +48,7 @@ def print_largest(question: LargestQuestion, answers: Sequence[LargestAnswer], c
 def _cells(question: LargestQuestion, fit: LargestFit | None) -> tuple[str, str]:
     if fit is None:
         return "none fits", ""
-    rate = "not known" if fit.tokens_per_s is None else format_count(fit.tokens_per_s)
+    rate = format_count(fit.tokens_per_s)
     value = str(fit.value)
     if question.quantity == "model":
         value = f"{format_count(fit.model.num_parameters())} ({fit.value} x {fit.model.hidden})"
@@ -67,8 +67,6 @@ def _notes(question: LargestQuestion, answers: Sequence[LargestAnswer]) -> list[
         notes.append("(p): the model's learned table of positions ends here, not the memory.")
     if "searched" in limits:
         notes.append("(+): larger ones were not searched.")
-    if any(fit.tokens_per_s is None for fit in fits):
-        notes.append("not known: the way of parameters from the host is not in the predicted time.")
     return notes
 
 
@@ -112,7 +110,7 @@ def _fit_to_json(fit: LargestFit) -> dict[str, Any]:
             "ffn": model.ffn,
             "num_params": model.num_parameters(),
         },
-        "step_time_s": None if fit.tokens_per_s is None else estimate.step_time_s,
+        "step_time_s": estimate.step_time_s,
         "tokens_per_s": fit.tokens_per_s,
         "total_memory_bytes": round(estimate.worst.total_bytes),
         "p_oom": estimate.p_oom,

@@ -64,7 +64,7 @@ class LargestFit:
     """`value`: sequences, tokens or layers; `value` + `unit` is the next that was asked about. `limited_by`: what keeps it
     from being larger: memory, the model's learned table of positions, or the end of what is searched.
 
-    `tokens_per_s`: of all accelerators; None where the cost model does not know the time that the technique takes.
+    `tokens_per_s`: of all accelerators.
     """
 
     value: int
@@ -73,7 +73,7 @@ class LargestFit:
     model: Architecture
     step: TrainingStep
     estimate: StepEstimate
-    tokens_per_s: float | None
+    tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,6 @@ def _largest(question: LargestQuestion, technique: Technique, known: Coefficient
         return None
     model, step = posed(question, technique, count * unit)
     estimate = estimate_step(model, step, question.cluster, known)
-    is_timed = not layout.offload_parameters  # their way from the host is no part of the cost model
     return LargestFit(
         value=count * unit,
         unit=unit,
@@ -167,7 +166,7 @@ def _largest(question: LargestQuestion, technique: Technique, known: Coefficient
         model=model,
         step=step,
         estimate=estimate,
-        tokens_per_s=step.tokens / estimate.step_time_s if is_timed else None,
+        tokens_per_s=step.tokens / estimate.step_time_s,
     )
 
 

@@ -31,7 +31,7 @@ def write_pipeline_report(times: PipelineTimes, path: Path) -> None:
     figures: dict[str, object] = {}
     body = section_html(pipeline_section(times), "0", figures)
     header = '<header><span class="brand">memadvisor</span></header>\n'
-    page = f'{header}<div class="page"><main>{body}</main></div>\n'
+    page = f'{header}<div class="page alone"><main>{body}</main></div>\n'
     write_page(document(f"pipeline {times.schedule}", page, figures), path)
 
 

@@ -80,6 +80,7 @@ h2{font-size:1.25rem;letter-spacing:-.01em;margin:2.6rem 0 .15rem}
 h3{font-size:1rem;margin:0;display:inline}
 .lead{color:var(--dim);margin:0 0 .9rem;max-width:80ch}
 .facts{color:var(--dim);margin:.2rem 0 1.2rem;overflow-wrap:anywhere}
+.alone{grid-template-columns:minmax(0,1fr)}
 .cards{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:1rem;margin:0 0 1rem}
 .card,figure{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:1rem 1.1rem;margin:0 0 1rem;min-width:0}
 .cards .card{margin:0}

@@ -108,7 +108,7 @@ def test_a_learned_table_of_positions_ends_sequences():
 def test_no_time_is_given_where_it_is_not_predicted():
     for answer in answers("micro-batch", 24):
         if answer.fit is not None:
-            assert (answer.fit.tokens_per_s is None) == answer.technique.layout.offload_parameters
+            assert answer.fit.tokens_per_s > 0
 
 
 def test_a_device_without_room_for_its_driver_fits_nothing():

@@ -12,17 +12,20 @@ from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.kernels import Device, stream_seconds
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.memory import StageParameters
+from memadvisor.errors import UsageError
 from memadvisor.layout import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGroups:
-    """`shard` shares what is sharded, `replicate` holds the same shards, `expert` the same experts; `all` are all replicas."""
+    """`shard` shares what is sharded, `replicate` holds the same shards, `expert` the same experts; `all` are all replicas.
+    `host_bytes_per_s`: of the link to the host's memory, None where it is not known."""
 
     all: Group
     shard: Group
     replicate: Group
     expert: Group
+    host_bytes_per_s: float | None = None
 
 
 def hidden_seconds(compute_s: float, collective_s: float, slowdown: float) -> float:
@@ -34,11 +37,22 @@ def hidden_seconds(compute_s: float, collective_s: float, slowdown: float) -> fl
 def microbatch_traffic(
     step: TrainingStep, count: StageParameters, groups: ReplicaGroups
 ) -> tuple[float, float]:
-    """Seconds of collectives that each microbatch's forward and backward bring, when parameters are sharded."""
+    """Seconds of collectives that each microbatch's forward and backward bring, when parameters are sharded; and of their
+    way from the host, when they are there (Rajbhandari et al. 2021, arXiv:2104.07857). Raises UsageError where the link to
+    the host is not known."""
     layout, software = step.layout, step.software
+    fetch = 0.0
+    if layout.offload_parameters:
+        if groups.host_bytes_per_s is None:
+            raise UsageError(
+                "parameters are on the host, and the link to it is not known.",
+                hint="give [host] in a cluster file.",
+            )
+        held = count.all / (layout.shard_ranks if layout.zero_stage == 3 else 1)
+        fetch = held * software.parameter_bytes / groups.host_bytes_per_s
     if layout.zero_stage < 3:
-        return 0.0, 0.0
-    gather = groups.shard.seconds("all_gather", count.all * software.parameter_bytes)
+        return fetch, fetch
+    gather = fetch + groups.shard.seconds("all_gather", count.all * software.parameter_bytes)
     return gather, gather + groups.shard.seconds("reduce_scatter", count.all * software.reduce_bytes)
 
 

@@ -168,6 +168,7 @@ def _replica_groups(layout: Layout, cluster: Cluster, known: Coefficients) -> Re
         shard=group_of(cluster, shard, tensor, known),
         replicate=group_of(cluster, replicas // shard, tensor * shard, known),
         expert=group_of(cluster, max(1, replicas // layout.expert), tensor * layout.expert, known),
+        host_bytes_per_s=None if cluster.host is None else cluster.host.bytes_per_s,
     )
 
 
@@ -219,5 +220,8 @@ def step_schedule(layout: Layout) -> str:
 
 def chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:
     """Errors of predicted peaks are taken for log-normal."""
-    margin = math.log((capacity_bytes - memory.context_bytes) / memory.peak_bytes)
+    left_bytes = capacity_bytes - memory.context_bytes
+    if left_bytes <= 0:
+        return 1.0
+    margin = math.log(left_bytes / memory.peak_bytes)
     return 0.5 * math.erfc(margin / coefficients.memory_sigma / math.sqrt(2.0))
