@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from memadvisor.errors import UsageError
 
+STAGE_RULES = ("balanced", "even", "running")
 RECOMPUTE = ("none", "selective", "pointwise", "full")
 
 
@@ -23,8 +24,9 @@ class Software:
     product are one kernel that keeps its inputs alone. `fused_rotary`: queries, keys and values are kept once; else rotary
     positions and changes of shape leave copies of them. `fused_accumulation`: products of gradients add to what is accumulated.
     `tensor_overlap`: share of the collectives of tensor parallelism that goes on under products. `overlap_reduce`, `overlap_gather`: gradients are reduced under
-    the backward, parameters gathered under the computation. `balanced_stages`: pipeline stages are cut by cost, the head
-    counted, in place of by equal numbers of layers. `overlap_messages`: a pipeline's devices compute while they send and
+    the backward, parameters gathered under the computation. `stage_rule`: how layers are dealt out to pipeline
+    stages: `balanced` (the dearest stage is as cheap as can be, the head counted), `even` (equal numbers) or `running` (each
+    takes layers until its share of the whole cost is passed). `overlap_messages`: a pipeline's devices compute while they send and
     receive. `bucket_bytes`: how much of gradients (of parameters, where they are
     gathered once a step) goes in one collective. `call_s`: what a collective of tensor parallelism
     costs the host beyond what torch takes to launch it. `pipelined_call_s`: what it costs
@@ -46,7 +48,7 @@ class Software:
     overlap_gather: bool = True
     overlap_messages: bool = True
     dropout: bool = False
-    balanced_stages: bool = True
+    stage_rule: str = "balanced"
     bucket_bytes: float = 100e6
     call_s: float = 0.0
     pipelined_call_s: float = 0.0

@@ -33,9 +33,7 @@ MODERN = Preset(
     names=("default", "modern"),
 )
 MEGATRON_CORE = Preset(
-    software=Software(
-        name="megatron-core", fused_accumulation=True, tensor_overlap=0.5, balanced_stages=False
-    ),
+    software=Software(name="megatron-core", fused_accumulation=True, tensor_overlap=0.5, stage_rule="even"),
     meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on, gradients accumulated by "
     "the products that make them, half of tensor parallelism's collectives under products",
     source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; NeMo's recipes",
@@ -53,6 +51,7 @@ MEGATRON_KWAI = Preset(
 NANOTRON = Preset(
     software=Software(
         name="nanotron",
+        stage_rule="running",
         fused_mlp=False,
         fused_rotary=False,
         overlap_gather=False,
@@ -74,7 +73,7 @@ MEGATRON_2021 = Preset(
         overlap_gather=False,
         overlap_messages=False,
         dropout=True,
-        balanced_stages=False,
+        stage_rule="even",
         fused_accumulation=True,
     ),
     meaning="Megatron-LM before FlashAttention: scores in memory, dropout, gradients in fp32 buffers that are reduced "

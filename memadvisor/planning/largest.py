@@ -177,7 +177,7 @@ def posed(question: LargestQuestion, technique: Technique, value: int) -> tuple[
     model = question.model
     if quantity == "model":
         model = scaled_model(model, value)
-        software = replace(software, balanced_stages=False)
+        software = replace(software, stage_rule="even")
     size = value if quantity == "micro-batch" else question.micro_batch_size
     return model, TrainingStep(
         layout=replace(layout, micro_batch_size=size),

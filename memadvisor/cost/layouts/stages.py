@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout, Software
@@ -12,7 +14,7 @@ def stage_layers(
 ) -> tuple[int, ...]:
     """Layers of each chunk in the model's order; chunk c lies on device c modulo the number of devices.
 
-    `head_in_layers`: what the head costs, in layers. Balanced: by cost, the head counted. Raises UsageError where there are more stages than layers to give them.
+    `head_in_layers`: what the head costs, in layers. Raises UsageError where there are more stages than layers to give them.
     """
     stages = layout.pipeline * layout.chunks
     if layout.stage_layers is not None:
@@ -29,12 +31,33 @@ def stage_layers(
         )
     if stages == 1:
         return (model.n_layers,)
-    if not software.balanced_stages:
+    if software.stage_rule == "even":
         return _even(model.n_layers, stages)
-    return _by_cost(model.n_layers, stages, head_in_layers)
+    deal = _running if software.stage_rule == "running" else _balanced
+    dealt = deal(model.n_layers, stages, head_in_layers)
+    empty = dealt[:-1].count(0)
+    if empty > 1:  # one can have the last norm
+        raise UsageError(
+            f"{model.n_layers} layers and the head leave {empty} of {stages} pipeline stages empty.",
+            hint="use fewer stages or chunks.",
+        )
+    return dealt
 
 
-def _by_cost(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
+def _balanced(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
+    """The dearest stage is as cheap as can be, the head counted on the last one; of the others the first ones have one more
+    where they do not come out even.
+    """
+    costs = [
+        (max(math.ceil((layers - last) / (stages - 1)), last + head_in_layers), -last)
+        for last in range(layers // stages + 1)
+    ]
+    last = -min(costs)[1]
+    each, over = divmod(layers - last, stages - 1)
+    return (*(each + (stage < over) for stage in range(stages - 1)), last)
+
+
+def _running(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
     """Stages take layers until what was dealt out so far passes their share of the whole, as nanotron's do
     (https://github.com/huggingface/nanotron, src/nanotron/models/base.py, build_model). The head is on the last stage,
     whatever it holds beside it.
@@ -46,12 +69,6 @@ def _by_cost(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]
         dealt[stage] += 1
         if layer > share * (stage + 1):
             stage += 1
-    empty = dealt[:-1].count(0)
-    if empty > 1:  # one can have the last norm
-        raise UsageError(
-            f"{layers} layers and the head leave {empty} of {stages} pipeline stages empty.",
-            hint="use fewer stages or chunks.",
-        )
     return tuple(dealt)
 
 

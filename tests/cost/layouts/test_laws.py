@@ -121,7 +121,7 @@ def test_a_uniform_pipeline_has_the_bubble_of_its_formula(microbatches):
     free = replace(FITTED, pipeline_message_s=0.0)
     swift = cluster(4, inside=Link(kind="x", bytes_per_s=1e30, alpha_s=0.0, source=""))
     layout = Layout(pipeline=4, num_microbatches=microbatches)
-    predicted = estimate(thin, layout, swift, free, Software(balanced_stages=False))
+    predicted = estimate(thin, layout, swift, free, Software(stage_rule="even"))
     pipeline_s = (
         predicted.step_time_s - predicted.time_s["gradients_and_parameters"] - predicted.time_s["optimizer"]
     )

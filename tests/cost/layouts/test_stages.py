@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout, Software
+from memadvisor.layout import STAGE_RULES, Layout, Software
 
 
 def model(layers):
@@ -15,19 +15,25 @@ def model(layers):
     )  # fmt: skip
 
 
-def split(layers, stages, head=0.0, balanced=True, **fields):
+def split(layers, stages, head=0.0, rule="balanced", **fields):
     layout = Layout(pipeline=stages, **fields)
-    return stage_layers(model(layers), layout, Software(balanced_stages=balanced), head)
+    return stage_layers(model(layers), layout, Software(stage_rule=rule), head)
 
 
 def test_a_head_worth_four_layers_takes_their_place_on_the_last_stage():
-    assert split(16, 2, head=4.0) == (11, 5)
-    assert split(16, 4, head=4.0) == (6, 5, 5, 0)
+    assert split(16, 2, head=4.0) == (10, 6)
+    assert split(16, 4, head=4.0) == (5, 5, 5, 1)
+    assert split(40, 8, head=1.5) == (6, 5, 5, 5, 5, 5, 5, 4)
+
+
+def test_dealing_by_the_running_cost_passes_each_share():
+    assert split(16, 2, head=4.0, rule="running") == (11, 5)
+    assert split(16, 4, head=4.0, rule="running") == (6, 5, 5, 0)
 
 
 def test_equal_numbers_go_to_the_middle_first_where_they_do_not_divide():
-    assert split(22, 8, balanced=False) == (2, 3, 3, 3, 3, 3, 3, 2)
-    assert split(24, 8, balanced=False) == (3,) * 8
+    assert split(22, 8, rule="even") == (2, 3, 3, 3, 3, 3, 3, 2)
+    assert split(24, 8, rule="even") == (3,) * 8
 
 
 def test_a_split_that_is_given_is_taken():
@@ -40,15 +46,15 @@ def test_more_stages_than_layers_are_refused():
     with pytest.raises(UsageError, match="16 layers do not fill 32 pipeline stages"):
         split(16, 32)
     with pytest.raises(UsageError, match="leave 3 of 16 pipeline stages empty"):
-        split(16, 16, head=4.0)
+        split(16, 16, head=4.0, rule="running")
 
 
-@given(st.integers(1, 100), st.integers(1, 16), st.floats(0, 8), st.booleans())
-def test_every_layer_is_on_one_stage(layers, stages, head, balanced):
+@given(st.integers(1, 100), st.integers(1, 16), st.floats(0, 8), st.sampled_from(STAGE_RULES))
+def test_every_layer_is_on_one_stage(layers, stages, head, rule):
     try:
-        dealt = split(layers, stages, head, balanced)
+        dealt = split(layers, stages, head, rule)
     except UsageError:
         return
     assert sum(dealt) == layers and len(dealt) == stages
-    if not balanced:
+    if rule == "even":
         assert max(dealt) - min(dealt) <= 1
