@@ -73,6 +73,7 @@ LATER = (
     ),
     *("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype"),
     *("shard_ranks", "update_in_backward", "optimizer_dtype", "optimizer_tier", "exposed_transfer_s"),
+    "components_s",
 )
 PLAN = Plan(
     fingerprint="0123456789abcdef",

@@ -25,14 +25,14 @@ _KINDS = {
 
 
 def components_of(lanes: Lanes) -> dict[str, float]:
-    """Seconds by component; they sum to when compute is free again."""
+    """Seconds by component; they sum to when compute is free again. None is below 0, where differences of times may round."""
     found = dict.fromkeys(COMPONENTS, 0.0)
     for kind, seconds in lanes.alone_s.items():
         found[_KINDS.get(kind, "compute")] += seconds
     found["exposed_communication"] = lanes.exposed_s
     found["overlap_slowdown"] = lanes.slowed_s
     found["exposed_transfer"] = lanes.exposed_transfer_s
-    return found
+    return {name: max(0.0, seconds) for name, seconds in found.items()}
 
 
 def scaled(lanes: Lanes, factors: Mapping[str, float]) -> tuple[float, dict[str, float]]:
