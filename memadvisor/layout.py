@@ -19,18 +19,18 @@ class Software:
     trainers (bf16, fused attention, gradients accumulated in fp32, collectives under the backward).
 
     `parameter_bytes`: of a parameter as it is computed with. `gradient_bytes`: of a gradient as it is accumulated.
-    `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master copy included. `reduce_bytes`: of a
-    gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's activation and
-    product are one kernel that keeps its inputs alone. `fused_rotary`: queries, keys and values are kept once; else rotary
-    positions and changes of shape leave copies of them. `fused_accumulation`: products of gradients add to what is accumulated.
-    `tensor_overlap`: share of the collectives of tensor parallelism that goes on under products. `overlap_reduce`, `overlap_gather`: gradients are reduced under
-    the backward, parameters gathered under the computation. `stage_rule`: how layers are dealt out to pipeline
-    stages: `balanced` (the dearest stage is as cheap as can be, the head counted), `even` (equal numbers) or `running` (each
-    takes layers until its share of the whole cost is passed). `overlap_messages`: a pipeline's devices compute while they send and
-    receive. `bucket_bytes`: how much of gradients (of parameters, where they are
-    gathered once a step) goes in one collective. `call_s`: what a collective of tensor parallelism
-    costs the host beyond what torch takes to launch it. `pipelined_call_s`: what it costs
-    more, for each of its ranks, while a pipeline's messages cross nodes.
+    `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master copy included. `reduce_bytes`:
+    of a gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's
+    activation and product are one kernel that keeps its inputs alone. `fused_rotary`: queries, keys and values are kept
+    once; else rotary positions and changes of shape leave copies of them. `fused_accumulation`: products of gradients
+    add to what is accumulated. `tensor_overlap`: share of the collectives of tensor parallelism that goes on under
+    products. `overlap_reduce`, `overlap_gather`: gradients are reduced under the backward, parameters gathered under
+    the computation. `stage_rule`: how layers are dealt out to pipeline stages: `balanced` (the dearest stage is as
+    cheap as can be, the head counted), `even` (equal numbers) or `running` (each takes layers until its share of the
+    whole cost is passed). `overlap_messages`: a pipeline's devices compute while they send and receive. `bucket_bytes`:
+    how much of gradients (of parameters, where they are gathered once a step) goes in one collective. `call_s`: what a
+    collective of tensor parallelism costs the host beyond what torch takes to launch it. `pipelined_call_s`: what it
+    costs more, for each of its ranks, while a pipeline's messages cross nodes.
     """
 
     name: str = "default"

@@ -1,7 +1,8 @@
 """What data sheets do not say of a training step: few numbers, each with a meaning, for all models, layouts and machines.
 
-They are fitted to published measurements by `benchmarks/fit_layouts.py` and none belongs to a row of theirs. Shares are of
-the rate that the data sheet names.
+They are fitted to published measurements by `benchmarks/fit_layouts.py`, then rounded, and none belongs to a row of
+theirs. Where the tables hardly tell values apart, physics chose: `across_share` lies between what their clusters show
+(0.4) and what InfiniBand reaches (0.8). Shares are of the rate that the data sheet names.
 """
 
 from __future__ import annotations
@@ -11,21 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
-    """`matmul_share`: of the peak that a large product reaches (it is power that limits, the more so the newer the card:
-    `matmul_share_fast` is that of cards above `fast_flops_per_s`). `matmul_fixed_s`: what a product takes beyond its
-    arithmetic (filling and draining of tiles, of whose last wave a part idles). `attention_share`: what a fused attention reaches of a large
-    product's rate; its backward reaches `attention_backward_share` of that. `bandwidth_share`: of a kernel that streams.
-    `kernel_s`: the least time between two kernels.
+    """`matmul_share`: of the peak that a large product reaches (it is power that limits, the more so the newer the
+    card: `matmul_share_fast` is that of cards above `fast_flops_per_s`). `matmul_fixed_s`: what a product takes beyond
+    its arithmetic (filling and draining of tiles, of whose last wave a part idles). `attention_share`: what a fused
+    attention reaches of a large product's rate; its backward reaches `attention_backward_share` of that.
+    `bandwidth_share`: of a kernel that streams. `kernel_s`: the least time between two kernels.
 
-    `host_forward_s`, `host_backward_s`: what the host takes to launch a layer; a device cannot be faster. `host_call_s`:
-    for one collective more.
-    `inside_share`, `across_share`: of a link's rate in large collectives. `collective_s`: what a collective takes
-    before anything moves; `inside_alpha_s`, `across_alpha_s`: of each of its messages on the way.
-    `overlap_slowdown`: by how much computation is slower while collectives go on.
+    `host_forward_s`, `host_backward_s`: what the host takes to launch a layer; a device cannot be faster.
+    `host_call_s`: for one collective more. `inside_share`, `across_share`: of a link's rate in large collectives.
+    `collective_s`: what a collective takes before anything moves; `inside_alpha_s`, `across_alpha_s`: of each of its
+    messages on the way. `overlap_slowdown`: by how much computation is slower while collectives go on.
 
     `allocator_share`: what the caching allocator reserves, of its tensors' bytes (fragments); `allocator_fixed_bytes`:
-    workspaces and its smallest blocks. `context_bytes`: of driver and
-    communicators, beside the allocator. `memory_sigma`: standard deviation of the logarithm of measured over predicted peaks.
+    workspaces and its smallest blocks. `context_bytes`: of driver and communicators, beside the allocator.
+    `memory_sigma`: standard deviation of the logarithm of measured over predicted peaks.
     """
 
     matmul_share: float = 0.783
