@@ -12,16 +12,20 @@ coefficients make of it. Prints the coefficients; whoever likes them writes them
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import numpy as np
+import pandas as pd
 from scipy.optimize import least_squares
 
+from benchmarks.accuracy.tables import TABLES
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
@@ -66,48 +70,32 @@ class Measured:
 
 
 def measured_rows(directory: Path) -> list[Measured]:
-    """Rows of all tables whose layout is described wholly and which say a time or a peak."""
+    """Rows of all tables whose layout is described wholly and which say a time, or a peak that the allocator reserved."""
     found = []
-    for path in sorted(directory.glob("*.csv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            cells = list(csv.DictReader(file))
-        try:
-            rows = read_layout_table(path)
-        except UsageError:
-            continue
-        for row, cell in zip(rows, cells, strict=True):
-            if row.case is None or row.case.micro_batch_is_open or cell.get("status", "ok") != "ok":
-                continue
-            seconds, peak = step_seconds(cell), cell.get("gpu_memory_gb")
-            if seconds is None and not peak:
+    for published in TABLES:
+        path = directory / f"{published.name}.csv"
+        table = pd.read_csv(path)
+        seconds = published.seconds(table)
+        if "mfu_pct" in table and "status" in table:
+            seconds = seconds.where(~(table.mfu_pct < LOWEST_MFU_PCT))
+        peaks = pd.Series(math.nan, index=table.index)
+        if "gpu_memory_gb" in table:
+            peaks = (table.gpu_memory_gb * 1e9).where(table.status == "ok")
+            seconds = seconds.where(~(table.gpu_memory_gb > NEARLY_FULL * 80))
+        models = table.model if "model" in table else table.hidden
+        for row, model, second, peak in zip(read_layout_table(path), models, seconds, peaks, strict=True):
+            if row.case is None or row.case.micro_batch_is_open or (pd.isna(second) and pd.isna(peak)):
                 continue
             found.append(
                 Measured(
-                    table=path.stem,
-                    model=cell.get("model") or cell.get("hidden") or "",
+                    table=published.name,
+                    model=str(model),
                     case=row.case,
-                    step_time_s=seconds,
-                    peak_bytes=float(peak) * 1e9 if peak else None,
+                    step_time_s=None if pd.isna(second) else float(second),
+                    peak_bytes=None if pd.isna(peak) else float(peak),
                 )
             )
     return [row for row in found if _can_be_priced(row)]
-
-
-def step_seconds(cell: Mapping[str, str]) -> float | None:
-    """A row's time for one step, whichever column has it; None where its rate alone would be too coarse."""
-    if "mfu_pct" in cell and cell["mfu_pct"] and "status" in cell and float(cell["mfu_pct"]) < LOWEST_MFU_PCT:
-        return None
-    if cell.get("gpu_memory_gb") and float(cell["gpu_memory_gb"]) > NEARLY_FULL * 80:
-        return None
-    for name in ("step_time_s", "iter_time_s", "step_time_s_derived"):
-        if cell.get(name):
-            return float(cell[name])
-    if cell.get("iter_time_ms"):
-        return float(cell["iter_time_ms"]) / 1e3
-    if cell.get("samples_per_gpu_per_s"):
-        samples = float(cell["n_microbatches"]) * float(cell["micro_batch_size"])
-        return samples / float(cell["samples_per_gpu_per_s"]) / float(cell["pp_gpus"])
-    return None
 
 
 def _can_be_priced(row: Measured) -> bool:

@@ -117,6 +117,11 @@ class Layout:
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
+    def stream_ranks(self) -> int:
+        """Among how many tensor-parallel ranks the residual stream is parted."""
+        return self.tensor if self.sequence_parallel else 1
+
+    @property
     def shard_ranks(self) -> int:
         """Among how many replicas states are sharded: data (and context) ranks hold the same parameters."""
         return (self.data if self.shard is None else self.shard) * self.context
@@ -134,6 +139,11 @@ class TrainingStep:
     def global_batch_sequences(self) -> int:
         layout = self.layout
         return layout.data * layout.micro_batch_size * layout.num_microbatches
+
+    @property
+    def microbatch_tokens(self) -> float:
+        """Of one microbatch on one rank."""
+        return self.layout.micro_batch_size * self.seq_len / self.layout.context
 
     @property
     def tokens(self) -> int:

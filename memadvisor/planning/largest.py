@@ -20,6 +20,7 @@ from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.planning.layout_bounds import passes_in_flight
 from memadvisor.planning.layout_space import divisors
 from memadvisor.planning.scaled_model import scaled_model
 
@@ -134,7 +135,7 @@ def _ways(question: LargestQuestion) -> Iterator[tuple[str, Layout]]:
 
 def _has_stages(question: LargestQuestion, layout: Layout) -> bool:
     try:
-        _stage_layers(question.model, TrainingStep(layout=layout, seq_len=1, software=question.software))
+        stage_layers(question.model, layout, question.software)
     except UsageError:
         return False
     return True
@@ -209,26 +210,18 @@ def largest_that_holds(holds: Callable[[int], bool], lowest: int, highest: int) 
 def p_oom_of(
     model: Architecture, step: TrainingStep, cluster: Cluster, coefficients: Coefficients = FITTED
 ) -> float:
-    """`estimate_step(...).p_oom` of a step without a pipeline or with 1F1B, one chunk a device, without playing it; 1 where
-    the device has no more than what lies outside the allocator."""
+    """`estimate_step(...).p_oom` of a step without a pipeline or with 1F1B, one chunk a device, without playing it."""
     device = device_of(cluster.accelerator, step.software.compute_dtype, coefficients)
-    if device.memory_bytes <= coefficients.context_bytes:
-        return 1.0
     heaviest = max(_memories(model, step, coefficients), key=lambda memory: memory.total_bytes)
     return chance_of_more(heaviest, device.memory_bytes, coefficients)
 
 
 def _memories(model: Architecture, step: TrainingStep, coefficients: Coefficients) -> Iterator[StageMemory]:
-    """Of each device: in 1F1B it has begun as many microbatches as there are stages from it to the end, at most all."""
+    """Of each device."""
     layout = step.layout
-    layers = _stage_layers(model, step)
+    layers = stage_layers(model, layout, step.software)
     for device in range(layout.pipeline):
         contents = device_contents((device,), layers)
         saved = sum(layer_saved_bytes(model, step, layer) for layer in contents.layers)
-        in_flight = min(layout.num_microbatches, layout.pipeline - device)
+        in_flight = passes_in_flight("1f1b", device, layout.pipeline, layout.num_microbatches, 1)
         yield stage_memory(model, step, contents, in_flight * round(saved), coefficients)
-
-
-def _stage_layers(model: Architecture, step: TrainingStep) -> tuple[int, ...]:
-    head_in_layers = model.head_parameters() / model.layer_parameters(model.n_layers - 1)
-    return stage_layers(model, step.layout, step.software, head_in_layers)

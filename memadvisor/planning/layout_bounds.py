@@ -14,22 +14,22 @@ from functools import cached_property
 
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
 from memadvisor.cost.layouts.data_parallel import (
-    ReplicaGroups,
     exposed_step_seconds,
     hidden_seconds,
     microbatch_traffic,
     optimizer_seconds,
+    replica_groups,
     step_traffic,
 )
 from memadvisor.cost.layouts.estimate import chance_of_more
 from memadvisor.cost.layouts.kernels import device_of
-from memadvisor.cost.layouts.layer_work import Groups, embedding_work, head_work, layer_work
+from memadvisor.cost.layouts.layer_work import embedding_work, head_work, layer_groups, layer_work
 from memadvisor.cost.layouts.links import Group, group_of
 from memadvisor.cost.layouts.memory import StageMemory, StageParameters
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.planning.layout_shares import Share, Shares, deal_shares
-from memadvisor.planning.layout_space import DeviceWork, LayoutQuestion, Split, States
+from memadvisor.planning.layout_space import DeviceWork, LayoutQuestion, Split, States, make_layout
 
 # Schedules whose device d has the chunks d, d + p, ... and runs backwards in one piece.
 _LOOPED = ("gpipe", "1f1b", "interleaved", "breadth-first")
@@ -146,10 +146,10 @@ class LayoutBounds:
     ) -> float:
         """Of the whole step; `pipeline_s` is a bound of its forwards and backwards without gathers."""
         num_microbatches = self.question.batch_sequences // split.data // work.micro_batch_size
-        step = self.question.step(_layout_of(split, held, num_microbatches))
-        groups = self._replica_groups(split, step.layout.shard_ranks)
+        step = self.question.step(make_layout(self.question, split, work, schedule, chunks, held))
         known, host = self.coefficients, self.question.cluster.host
         host_bytes_per_s = None if host is None else host.bytes_per_s
+        groups = replica_groups(step.layout, self._group, host_bytes_per_s)
         if schedule not in _LOOPED:
             count = self._parameters(self._whole(), split, 1.0 / split.pipeline)
             gathers_s = num_microbatches * sum(microbatch_traffic(step, count, groups))
@@ -172,15 +172,6 @@ class LayoutBounds:
                 )
             optimizer_s = max(optimizer_s, optimizer_seconds(step, count, self.device, host_bytes_per_s))
         return _ROUNDED * (pipeline_s + exposed_s + optimizer_s + known.step_fixed_s)
-
-    def _replica_groups(self, split: Split, shard: int) -> ReplicaGroups:
-        replicas, tensor = split.data * split.context, split.tensor
-        return ReplicaGroups(
-            all=self._group(replicas, tensor),
-            shard=self._group(shard, tensor),
-            replicate=self._group(replicas // shard, tensor * shard),
-            expert=self._group(max(1, replicas // split.expert), tensor * split.expert),
-        )
 
     def _whole(self) -> Share:
         """All of the model."""
@@ -231,7 +222,7 @@ class LayoutBounds:
         known = self.coefficients
         layers = share.dense + share.sparse
         # Where chunks are not held equally often, the smallest may be those held most.
-        passes = _passes(schedule, share.device, num_stages, num_microbatches, chunks)
+        passes = passes_in_flight(schedule, share.device, num_stages, num_microbatches, chunks)
         dense, sparse = share.dense, share.sparse
         kept = dense * saved.dense + sparse * saved.sparse
         if chunks == 1 or schedule in _ALL_IN_FLIGHT:
@@ -285,12 +276,7 @@ class LayoutBounds:
         key = (work, several)
         if key not in self._seconds:
             model, step = self.question.model, self._alone(work, several)
-            groups = Groups(
-                tensor=self._group(work.tensor, 1),
-                context=self._group(work.context, work.tensor),
-                expert=self._group(work.expert, work.tensor),
-                pipeline_crosses_nodes=False,
-            )
+            groups = layer_groups(step.layout, self._group, pipeline_crosses_nodes=False)
             ends = [part(model, step, self.device, groups) for part in (embedding_work, head_work)]
             kinds = [layer_work(model, step, layer, self.device, groups) for layer in self._kinds()]
             self._seconds[key] = _Seconds(*((part.forward_s, part.backward_s) for part in (*kinds, *ends)))
@@ -353,7 +339,7 @@ class LayoutBounds:
         return sum(size * (part if held.zero_stage >= stage else whole) for size, stage in each)
 
 
-def _passes(schedule: str, device: int, num_stages: int, num_microbatches: int, chunks: int) -> int:
+def passes_in_flight(schedule: str, device: int, num_stages: int, num_microbatches: int, chunks: int) -> int:
     """Microbatches times chunks that a device has in flight, at least: for looped chunks Narayanan et al. 2021,
     arXiv:2104.04473, section 2.2."""
     if num_stages == 1:
@@ -367,17 +353,3 @@ def _passes(schedule: str, device: int, num_stages: int, num_microbatches: int, 
 
 def _shard_ranks(split: Split, held: States) -> int:
     return (split.data if held.shard is None else held.shard) * split.context
-
-
-def _layout_of(split: Split, held: States, num_microbatches: int) -> Layout:
-    return Layout(
-        data=split.data,
-        tensor=split.tensor,
-        pipeline=split.pipeline,
-        context=split.context,
-        expert=split.expert,
-        zero_stage=held.zero_stage,
-        shard=held.shard,
-        num_microbatches=num_microbatches,
-        offload_optimizer=held.offload_optimizer,
-    )

@@ -33,10 +33,9 @@ Shares = tuple[tuple[Share, ...], tuple[Share, ...]]
 def deal_shares(model: Architecture, software: Software, num_stages: int, chunks: int) -> Shares:
     """Of looped chunks: device d has the chunks d, d + p, ... None where the layers cannot be dealt out."""
     num_sparse = sum(model.has_experts(layer) for layer in range(model.n_layers))
-    head_in_layers = model.head_parameters() / model.layer_parameters(model.n_layers - 1)
     layout = Layout(pipeline=num_stages, chunks=chunks)
     try:
-        layers = stage_layers(model, layout, software, head_in_layers)
+        layers = stage_layers(model, layout, software)
     except UsageError:
         return (), ()
     first_sparse = model.n_layers - num_sparse

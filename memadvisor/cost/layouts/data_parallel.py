@@ -6,6 +6,7 @@ Traffic of the ZeRO stages: arXiv:1910.02054, section 7. What can go on under co
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from memadvisor.cost.layouts.coefficients import Coefficients
@@ -13,7 +14,7 @@ from memadvisor.cost.layouts.kernels import Device, stream_seconds
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.memory import StageParameters
 from memadvisor.errors import UsageError
-from memadvisor.layout import TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,21 @@ class ReplicaGroups:
     shard: Group
     replicate: Group
     expert: Group
-    host_bytes_per_s: float | None = None
+    host_bytes_per_s: float | None
+
+
+def replica_groups(
+    layout: Layout, group: Callable[[int, int], Group], host_bytes_per_s: float | None
+) -> ReplicaGroups:
+    """`group`: of so many ranks, so far apart."""
+    replicas, shard, tensor = layout.data * layout.context, layout.shard_ranks, layout.tensor
+    return ReplicaGroups(
+        all=group(replicas, tensor),
+        shard=group(shard, tensor),
+        replicate=group(replicas // shard, tensor * shard),
+        expert=group(max(1, replicas // layout.expert), tensor * layout.expert),
+        host_bytes_per_s=host_bytes_per_s,
+    )
 
 
 def hidden_seconds(compute_s: float, collective_s: float, slowdown: float) -> float:
@@ -87,8 +102,7 @@ def optimizer_seconds(
     State on the host: gradients go there, parameters come back, and the host's memory is what limits the update.
     """
     layout, software = step.layout, step.software
-    owned = count.shared / (layout.shard_ranks if layout.zero_stage else 1)
-    owned += count.experts / (max(1, layout.shard_ranks // layout.expert) if layout.zero_stage else 1)
+    owned = count.sharded(layout) if layout.zero_stage else count.all
     moved = 2.0 * software.optimizer_bytes + 2.0 * software.gradient_bytes + software.parameter_bytes
     if layout.offload_optimizer and host_bytes_per_s is not None:
         link = owned * (software.gradient_bytes + software.parameter_bytes) / host_bytes_per_s

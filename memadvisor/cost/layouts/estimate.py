@@ -13,12 +13,13 @@ from memadvisor.cost.layouts.data_parallel import (
     ReplicaGroups,
     exposed_step_seconds,
     optimizer_seconds,
+    replica_groups,
     step_traffic,
 )
 from memadvisor.cost.layouts.flops import executed_flops, model_flops
 from memadvisor.cost.layouts.kernels import Device, device_of
-from memadvisor.cost.layouts.layer_work import Groups
-from memadvisor.cost.layouts.links import group_of, message_seconds
+from memadvisor.cost.layouts.layer_work import layer_groups
+from memadvisor.cost.layouts.links import Group, group_of, message_seconds
 from memadvisor.cost.layouts.memory import (
     StageContents,
     StageMemory,
@@ -42,7 +43,8 @@ SAFE_P_OOM = 0.1
 class StepEstimate:
     """All predicted. `first`, `last` and `worst` are pipeline stages; `time_s` sums to `step_time_s`.
 
-    `pipeline`: the schedule played. `p_oom`: probability that the worst stage's peak, with what the prediction may be off, is beyond the device's memory.
+    `pipeline`: the schedule played. `p_oom`: probability that the worst stage's peak, with what the prediction may be off,
+    is beyond the device's memory.
     """
 
     step_time_s: float
@@ -103,15 +105,17 @@ def estimate_step(
     check_layout(model, step, cluster)
     layout, software = step.layout, step.software
     device = device_of(cluster.accelerator, software.compute_dtype, coefficients)
-    groups, replica_groups = (
-        _layer_groups(layout, cluster, coefficients),
-        _replica_groups(layout, cluster, coefficients),
-    )
-    head_in_layers = model.head_parameters() / model.layer_parameters(model.n_layers - 1)
-    layers = stage_layers(model, layout, software, head_in_layers)
-    chunks = price_chunks(model, step, layers, device, groups, replica_groups)
+
+    def group(size: int, stride: int) -> Group:
+        return group_of(cluster, size, stride, coefficients)
+
+    host_bytes_per_s = None if cluster.host is None else cluster.host.bytes_per_s
+    replicas = replica_groups(layout, group, host_bytes_per_s)
+    groups = layer_groups(layout, group, layout.pipeline > 1 and cluster.num_nodes > 1)
+    layers = stage_layers(model, layout, software)
+    chunks = price_chunks(model, step, layers, device, groups, replicas)
     # Each tensor-parallel rank sends its part of the activations (arXiv:2104.04473, section 4.1).
-    elements = layout.micro_batch_size * step.seq_len / layout.context * model.hidden / layout.tensor
+    elements = step.microbatch_tokens * model.hidden / layout.tensor
     stride = layout.tensor * layout.data * layout.context
     pipeline = simulate_pipeline(
         step_schedule(layout),
@@ -122,12 +126,12 @@ def estimate_step(
         blocking=not software.overlap_messages,
         timeline=timeline,
     )
-    stages: dict[tuple[int, ...], StageContents] = {}
+    # Devices whose chunks are alike hold and do the same.
     alike = [tuple(id(chunks[chunk]) for chunk in held) for held in pipeline.chunks]
-    for held, key in zip(pipeline.chunks, alike, strict=True):
-        if key not in stages:
-            stages[key] = device_contents(held, layers)
-    time_s = _times(model, step, cluster, device, chunks, pipeline, stages, replica_groups)
+    first = dict(zip(reversed(alike), reversed(pipeline.chunks), strict=True))
+    stages = {key: device_contents(held, layers) for key, held in first.items()}
+    held_once = [(stages[key], [chunks[chunk] for chunk in held]) for key, held in first.items()]
+    time_s = _times(model, step, device, chunks, pipeline, held_once, replicas)
     peaks = list(zip(alike, pipeline.peak_held_bytes, strict=True))
     memory_of = {
         (key, held_bytes): stage_memory(model, step, stages[key], held_bytes, coefficients)
@@ -152,49 +156,27 @@ def estimate_step(
     )
 
 
-def _layer_groups(layout: Layout, cluster: Cluster, known: Coefficients) -> Groups:
-    return Groups(
-        tensor=group_of(cluster, layout.tensor, 1, known),
-        context=group_of(cluster, layout.context, layout.tensor, known),
-        expert=group_of(cluster, layout.expert, layout.tensor, known),
-        pipeline_crosses_nodes=layout.pipeline > 1 and cluster.num_nodes > 1,
-    )
-
-
-def _replica_groups(layout: Layout, cluster: Cluster, known: Coefficients) -> ReplicaGroups:
-    replicas, shard, tensor = layout.data * layout.context, layout.shard_ranks, layout.tensor
-    return ReplicaGroups(
-        all=group_of(cluster, replicas, tensor, known),
-        shard=group_of(cluster, shard, tensor, known),
-        replicate=group_of(cluster, replicas // shard, tensor * shard, known),
-        expert=group_of(cluster, max(1, replicas // layout.expert), tensor * layout.expert, known),
-        host_bytes_per_s=None if cluster.host is None else cluster.host.bytes_per_s,
-    )
-
-
 def _times(
     model: Architecture,
     step: TrainingStep,
-    cluster: Cluster,
     device: Device,
     chunks: list[PricedChunk],
     pipeline: PipelineTimes,
-    stages: Mapping[tuple[int, ...], StageContents],
+    held_once: list[tuple[StageContents, list[PricedChunk]]],
     groups: ReplicaGroups,
 ) -> dict[str, float]:
-    """Seconds of a step by what the busiest device does, and by what it waits for."""
+    """Seconds of a step by what the busiest device does, and by what it waits for. `held_once`: what devices hold, those
+    that are alike once."""
     known = device.coefficients
     exposed = optimizer = 0.0
-    host = cluster.host.bytes_per_s if cluster.host is not None else None
-    by_key = {tuple(id(chunks[chunk]) for chunk in held): held for held in pipeline.chunks}
-    for key, held in by_key.items():
-        count = stage_parameters(model, step, stages[key])
+    for contents, held in held_once:
+        count = stage_parameters(model, step, contents)
         reduce_s, gather_s = step_traffic(step, count, groups)
-        costs = [chunks[chunk].costs for chunk in held]
+        costs = [chunk.costs for chunk in held]
         forward = sum(cost.forward_s for cost in costs)
         backward = sum(cost.input_backward_s + cost.weight_backward_s for cost in costs)
         exposed = max(exposed, exposed_step_seconds(step, reduce_s, gather_s, backward, forward, known))
-        optimizer = max(optimizer, optimizer_seconds(step, count, device, host))
+        optimizer = max(optimizer, optimizer_seconds(step, count, device, groups.host_bytes_per_s))
     busiest = max(range(len(pipeline.chunks)), key=lambda place: pipeline.busy_s[place])
     passes = step.layout.num_microbatches / pipeline.weight_copies
     work = sum_of([(passes, chunks[chunk].work) for chunk in pipeline.chunks[busiest]])

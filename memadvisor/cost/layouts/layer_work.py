@@ -6,12 +6,13 @@ parallelism Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2. Elements ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.kernels import Device, fused_attention_seconds, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.links import Group
-from memadvisor.layout import TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 
 # A backward reads what the forward read, and the gradient that comes in, and writes one of each operand.
 _BACKWARD_STREAM = 2.0
@@ -36,6 +37,16 @@ class Groups:
     context: Group
     expert: Group
     pipeline_crosses_nodes: bool
+
+
+def layer_groups(layout: Layout, group: Callable[[int, int], Group], pipeline_crosses_nodes: bool) -> Groups:
+    """`group`: of so many ranks, so far apart."""
+    return Groups(
+        tensor=group(layout.tensor, 1),
+        context=group(layout.context, layout.tensor),
+        expert=group(layout.expert, layout.tensor),
+        pipeline_crosses_nodes=pipeline_crosses_nodes,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +90,7 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     """One microbatch through layer `layer`, as the plan recomputes it."""
     layout, software = step.layout, step.software
     tp = layout.tensor
-    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    tokens = step.microbatch_tokens
     products, stream = _products(model, step, layer, tokens)
     matmul_s = sum(matmul_seconds(device, *shape) for shape in products)
     weight_s = matmul_s
@@ -127,7 +138,7 @@ def _products(
     layout, software = step.layout, step.software
     tp = layout.tensor
     hidden = model.hidden
-    spread = tp if layout.sequence_parallel else 1
+    spread = layout.stream_ranks
     query, value = _attention_columns(model)
     products = [(tokens, columns / tp, depth, 1.0) for columns, depth in _projections(model)]
     if model.latent is not None:
@@ -135,7 +146,7 @@ def _products(
         products.append((tokens, float(ranks), float(hidden), 1.0))
     products.append((tokens, float(hidden), value / tp, 1.0))
     inner = 2 if model.gated_mlp else 1
-    per_column = (6.0 if software.fused_mlp else 10.0) if model.gated_mlp else 4.0
+    per_column = _activation_bytes(model, step)
     columns = float(model.ffn)
     if model.experts is not None and model.has_experts(layer):
         experts = model.experts
@@ -161,14 +172,20 @@ def _products(
     return products, stream + stream_ffn
 
 
+def _activation_bytes(model: Architecture, step: TrainingStep) -> float:
+    """What the activation of a feed-forward block, and its gate, read and write of one inner column."""
+    return (6.0 if step.software.fused_mlp else 10.0) if model.gated_mlp else 4.0
+
+
 def _pointwise_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
     """What both norms and the feed-forward's activation read and write."""
-    spread = step.layout.tensor if step.layout.sequence_parallel else 1
-    per_column = (6.0 if step.software.fused_mlp else 10.0) if model.gated_mlp else 4.0
+    per_column = _activation_bytes(model, step)
     columns = float(model.ffn)
     if model.experts is not None and model.has_experts(layer):
         columns = model.experts.experts_per_token * model.experts.expert_ffn + model.experts.shared_ffn
-    return tokens * (8.0 * model.hidden / spread + per_column * columns / step.layout.tensor)
+    return tokens * (
+        8.0 * model.hidden / step.layout.stream_ranks + per_column * columns / step.layout.tensor
+    )
 
 
 def _layer_parameters(model: Architecture, step: TrainingStep, layer: int) -> float:
@@ -251,7 +268,7 @@ def _collectives(
 def embedding_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
     """Looking rows up, and adding their gradients to the table's."""
     layout = step.layout
-    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    tokens = step.microbatch_tokens
     activations = 2.0 * tokens * model.hidden
     calls = groups.tensor.seconds("all_reduce", activations) if layout.tensor > 1 else 0.0
     accumulate = stream_seconds(
@@ -269,7 +286,7 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
     """The last norm, the logits and their cross entropy; the vocabulary is split over the tensor-parallel ranks."""
     layout = step.layout
     tp = layout.tensor
-    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    tokens = step.microbatch_tokens
     matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
     logits = tokens * model.vocab / tp
     forward_stream = stream_seconds(device, logits * _LOGIT_FORWARD)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
-from memadvisor.layout import TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,11 @@ class StageParameters:
     def all(self) -> float:
         return self.shared + self.experts
 
+    def sharded(self, layout: Layout) -> float:
+        """One rank's part of what the ZeRO stage shards: experts among the replicas that hold the same ones."""
+        shard = layout.shard_ranks
+        return self.shared / shard + self.experts / max(1, shard // layout.expert)
+
 
 def stage_parameters(model: Architecture, step: TrainingStep, contents: StageContents) -> StageParameters:
     """Parameters that one rank of this stage computes with, tensor and expert parallelism applied."""
@@ -115,17 +120,18 @@ def stage_memory(
     """`held_activation_bytes`: what the schedule holds of its microbatches at the peak, the logits' own bytes not among it."""
     layout, software = step.layout, step.software
     count = stage_parameters(model, step, contents)
-    shard = layout.shard_ranks
-    sharded = count.shared / shard + count.experts / max(1, shard // layout.expert)
+    sharded = count.sharded(layout)
     held, gradients, optimized = (sharded if layout.zero_stage >= stage else count.all for stage in (3, 2, 1))
     gathered = 0.0
-    if layout.zero_stage == 3 and shard > 1:
+    if layout.zero_stage == 3 and layout.shard_ranks > 1:
         gathered = count.widest_layer * (2.0 * software.parameter_bytes + software.reduce_bytes)
     parameter_bytes = 0.0 if layout.offload_parameters else held * software.parameter_bytes
     gradient_bytes = gradients * software.gradient_bytes
     optimizer_bytes = 0.0 if layout.offload_optimizer else optimized * software.optimizer_bytes
-    moving = min(held_activation_bytes, _MOVING * _moved_at_once(model, step, contents.layers))
-    activation_bytes = moving + (held_activation_bytes - moving) * (1.0 - layout.offload_activations)
+    activation_bytes = held_activation_bytes
+    if layout.offload_activations:
+        moving = min(held_activation_bytes, _MOVING * _moved_at_once(model, step, contents.layers))
+        activation_bytes = moving + (held_activation_bytes - moving) * (1.0 - layout.offload_activations)
     head_bytes = head_saved_bytes(model, step) if contents.heads else 0.0
     # A layer's backward begins when that of the head is through.
     working = max(0.0, layer_backward_bytes(model, step, contents.layers) - head_bytes)

@@ -16,10 +16,10 @@ LOGIT_BYTES = 12.0
 def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
     """What one layer keeps of one microbatch on one rank until its backward."""
     layout, software = step.layout, step.software
-    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    tokens = step.microbatch_tokens
     tp = layout.tensor
     hidden = model.hidden
-    spread = tp if layout.sequence_parallel else 1
+    spread = layout.stream_ranks
     if layout.recompute == "full":
         return 2.0 * tokens * hidden / spread
     mask = 1.0 if software.dropout else 0.0
@@ -76,8 +76,8 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
     With full recomputation they are there again when it begins, until the weights' gradients are through.
     """
     layout = step.layout
-    tokens = layout.micro_batch_size * step.seq_len / layout.context
-    spread = layout.tensor if layout.sequence_parallel else 1
+    tokens = step.microbatch_tokens
+    spread = layout.stream_ranks
     result = model.n_heads * (model.latent.value_head_dim if model.latent is not None else model.head_dim)
     inner = float(model.ffn)
     if model.experts is not None and model.has_experts(layer):
@@ -93,7 +93,7 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     layout = step.layout
     if not layers:
         return 0.0
-    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    tokens = step.microbatch_tokens
     columns = (2.0 if model.gated_mlp else 1.0) * model.ffn / layout.tensor
     gathered = 2.0 if layout.sequence_parallel else 1.0
     return 2.0 * (tokens * columns + model.hidden * columns + gathered * tokens * model.hidden)
@@ -102,5 +102,5 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
 def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     """The last norm's input and result, and the logits with what their cross entropy holds at its peak."""
     layout = step.layout
-    tokens = layout.micro_batch_size * step.seq_len / layout.context
+    tokens = step.microbatch_tokens
     return tokens * (4.0 * model.hidden + LOGIT_BYTES * model.vocab / layout.tensor)

@@ -9,12 +9,10 @@ from memadvisor.errors import UsageError
 from memadvisor.layout import Layout, Software
 
 
-def stage_layers(
-    model: Architecture, layout: Layout, software: Software, head_in_layers: float
-) -> tuple[int, ...]:
+def stage_layers(model: Architecture, layout: Layout, software: Software) -> tuple[int, ...]:
     """Layers of each chunk in the model's order; chunk c lies on device c modulo the number of devices.
 
-    `head_in_layers`: what the head costs, in layers. Raises UsageError where there are more stages than layers to give them.
+    Raises UsageError where there are more stages than layers to give them.
     """
     stages = layout.pipeline * layout.chunks
     if layout.stage_layers is not None:
@@ -34,6 +32,8 @@ def stage_layers(
     if software.stage_rule == "even":
         return _even(model.n_layers, stages)
     deal = _running if software.stage_rule == "running" else _balanced
+    # What the head costs, in layers.
+    head_in_layers = model.head_parameters() / model.layer_parameters(model.n_layers - 1)
     dealt = deal(model.n_layers, stages, head_in_layers)
     empty = dealt[:-1].count(0)
     if empty > 1:  # one can have the last norm

@@ -5,9 +5,8 @@ import pytest
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
-from memadvisor.hardware.cluster import Cluster, Link
-from memadvisor.hardware.load import load_hardware
 from memadvisor.layout import Layout, TrainingStep
+from tests.cost.layouts.nodes import make_cluster
 
 LLAMA = Architecture(
     name="llama", n_layers=32, hidden=4096, n_heads=32, n_kv_heads=8, head_dim=128, ffn=14336, vocab=128256,
@@ -15,19 +14,9 @@ LLAMA = Architecture(
 )  # fmt: skip
 
 
-def cluster(nodes=2, inside=450e9, across=50e9):
-    return Cluster(
-        accelerator=load_hardware("H100-SXM-80GB"),
-        num_nodes=nodes,
-        per_node=8,
-        inside=Link(kind="nvlink", bytes_per_s=inside, alpha_s=0.0, source=""),
-        across=Link(kind="ib", bytes_per_s=across, alpha_s=0.0, source=""),
-    )
-
-
 def estimate(machines=None, seq_len=4096, **layout):
     step = TrainingStep(layout=Layout(**layout), seq_len=seq_len)
-    return estimate_step(LLAMA, step, machines or cluster())
+    return estimate_step(LLAMA, step, machines or make_cluster())
 
 
 LAYOUTS = [
@@ -52,7 +41,8 @@ def test_the_parts_sum_to_the_step(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_faster_links_never_make_a_step_slower(layout):
     assert (
-        estimate(cluster(inside=900e9, across=100e9), **layout).step_time_s <= estimate(**layout).step_time_s
+        estimate(make_cluster(inside=900e9, across=100e9), **layout).step_time_s
+        <= estimate(**layout).step_time_s
     )
 
 
@@ -96,9 +86,11 @@ def test_impossible_layouts_say_why(layout, words):
 
 
 def test_unknown_links_and_rates_are_said_not_guessed():
-    lonely = replace(cluster(), across=None)
+    lonely = replace(make_cluster(), across=None)
     with pytest.raises(UsageError, match="network between nodes is not known"):
         estimate(lonely, data=16)
-    slow = replace(cluster(), accelerator=replace(cluster().accelerator, peak_flops_per_s={"float32": 1e12}))
+    slow = replace(
+        make_cluster(), accelerator=replace(make_cluster().accelerator, peak_flops_per_s={"float32": 1e12})
+    )
     with pytest.raises(UsageError, match="in bfloat16 is not known"):
         estimate(slow, data=16)

@@ -11,9 +11,8 @@ from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.cost.layouts.memory import device_contents, stage_parameters
 from memadvisor.errors import UsageError
-from memadvisor.hardware.cluster import Cluster, Link
-from memadvisor.hardware.load import load_hardware
 from memadvisor.layout import Layout, Software, TrainingStep
+from tests.cost.layouts.nodes import make_cluster
 
 GPT = Architecture(
     name="gpt", n_layers=16, hidden=2048, n_heads=16, n_kv_heads=16, head_dim=128, ffn=8192, vocab=32768,
@@ -22,15 +21,8 @@ GPT = Architecture(
 MIXTURE = replace(GPT, experts=Experts(num_experts=8, experts_per_token=2, expert_ffn=4096, shared_ffn=1024))
 
 
-def cluster(ranks, **changes):
-    fields = {
-        "accelerator": load_hardware("A100-SXM4-80GB"),
-        "num_nodes": max(1, ranks // 8),
-        "per_node": min(8, ranks),
-        "inside": Link(kind="nvlink", bytes_per_s=300e9, alpha_s=0.0, source=""),
-        "across": Link(kind="ib", bytes_per_s=25e9, alpha_s=0.0, source=""),
-    }
-    return Cluster(**{**fields, **changes})
+def a100s(ranks):
+    return make_cluster(ranks, "A100-SXM4-80GB", inside=300e9, across=25e9)
 
 
 degrees = st.sampled_from([1, 2, 4])
@@ -52,7 +44,7 @@ models = st.sampled_from([GPT, MIXTURE, replace(GPT, tied_embeddings=True, gated
 
 def estimate(model, layout, machines=None, known=FITTED, software=None):
     step = TrainingStep(layout=layout, seq_len=1024, software=software or Software())
-    return estimate_step(model, step, machines or cluster(layout.num_ranks), known)
+    return estimate_step(model, step, machines or a100s(layout.num_ranks), known)
 
 
 @given(models, layouts)
@@ -68,7 +60,7 @@ def test_times_are_parts_of_a_whole_and_shares_of_the_peak_are_below_one(model, 
 @given(models, layouts, st.floats(1.0, 8.0))
 @settings(max_examples=25, deadline=None)
 def test_more_bandwidth_is_never_slower_and_changes_no_memory(model, layout, factor):
-    machines = cluster(layout.num_ranks)
+    machines = a100s(layout.num_ranks)
     quicker = replace(
         machines,
         inside=replace(machines.inside, bytes_per_s=300e9 * factor),
@@ -82,7 +74,7 @@ def test_more_bandwidth_is_never_slower_and_changes_no_memory(model, layout, fac
 @given(models, layouts)
 @settings(max_examples=25, deadline=None)
 def test_more_memory_on_the_card_changes_the_chance_alone(model, layout):
-    machines = cluster(layout.num_ranks)
+    machines = a100s(layout.num_ranks)
     accelerator = machines.accelerator
     larger = replace(machines, accelerator=replace(accelerator, memory_bytes=2 * accelerator.memory_bytes))
     before, after = estimate(model, layout, machines), estimate(model, layout, larger)
@@ -119,7 +111,7 @@ def test_a_uniform_pipeline_has_the_bubble_of_its_formula(microbatches):
     """(p - 1) / (m + p - 1) of 1F1B, with a head that costs nothing and messages that take no time."""
     thin = replace(GPT, vocab=8)
     free = replace(FITTED, pipeline_message_s=0.0)
-    swift = cluster(4, inside=Link(kind="x", bytes_per_s=1e30, alpha_s=0.0, source=""))
+    swift = make_cluster(4, "A100-SXM4-80GB", inside=1e30, across=25e9)
     layout = Layout(pipeline=4, num_microbatches=microbatches)
     predicted = estimate(thin, layout, swift, free, Software(stage_rule="even"))
     pipeline_s = (

@@ -4,40 +4,35 @@ from hypothesis import strategies as st
 
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.links import group_of
-from memadvisor.hardware.cluster import Cluster, Link
-from memadvisor.hardware.load import load_hardware
+from tests.cost.layouts.nodes import make_cluster
 
 INSIDE, ACROSS = 400e9, 50e9
 
 
-def machines(nodes):
-    return Cluster(
-        accelerator=load_hardware("H100-SXM-80GB"),
-        num_nodes=nodes,
-        per_node=8,
-        inside=Link(kind="nvlink", bytes_per_s=INSIDE, alpha_s=0.0, source=""),
-        across=Link(kind="ib", bytes_per_s=ACROSS, alpha_s=0.0, source=""),
-    )
-
-
 @pytest.mark.parametrize("size, stride, near", [(8, 1, 8), (16, 1, 8), (4, 8, 1), (4, 4, 2), (2, 2, 2)])
 def test_neighbours_that_are_far_apart_in_number_lie_on_other_nodes(size, stride, near):
-    assert group_of(machines(8), size, stride, FITTED).near == near
+    assert group_of(make_cluster(64, inside=INSIDE, across=ACROSS), size, stride, FITTED).near == near
 
 
 def test_a_ring_through_nodes_has_the_network_shares_of_its_ranks_side_by_side():
-    alone, together = group_of(machines(8), 8, 8, FITTED), group_of(machines(8), 16, 1, FITTED)
+    alone, together = (
+        group_of(make_cluster(64, inside=INSIDE, across=ACROSS), 8, 8, FITTED),
+        group_of(make_cluster(64, inside=INSIDE, across=ACROSS), 16, 1, FITTED),
+    )
     assert alone.bytes_per_s == ACROSS * FITTED.across_share
     assert together.bytes_per_s == min(8 * ACROSS * FITTED.across_share, INSIDE * FITTED.inside_share)
 
 
 def test_one_rank_moves_nothing():
-    assert group_of(machines(1), 1, 1, FITTED).seconds("all_reduce", 1e9) == 0.0
+    assert (
+        group_of(make_cluster(8, inside=INSIDE, across=ACROSS), 1, 1, FITTED).seconds("all_reduce", 1e9)
+        == 0.0
+    )
 
 
 @given(st.integers(1, 6), st.integers(0, 3), st.floats(1.0, 1e10), st.integers(1, 50))
 def test_more_bytes_or_more_messages_are_never_quicker(log_size, log_stride, size_bytes, messages):
-    group = group_of(machines(64), 2**log_size, 2**log_stride, FITTED)
+    group = group_of(make_cluster(512, inside=INSIDE, across=ACROSS), 2**log_size, 2**log_stride, FITTED)
     for operation in ("all_reduce", "all_gather", "reduce_scatter"):
         seconds = group.seconds(operation, size_bytes, messages)
         assert seconds <= group.seconds(operation, 2 * size_bytes, messages)

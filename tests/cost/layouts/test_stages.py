@@ -8,16 +8,17 @@ from memadvisor.errors import UsageError
 from memadvisor.layout import STAGE_RULES, Layout, Software
 
 
-def model(layers):
+def model(layers, head):
+    """Layers of 784 parameters, and a head that is worth `head` of them."""
     return Architecture(
-        name="x", n_layers=layers, hidden=8, n_heads=2, n_kv_heads=2, head_dim=4, ffn=32, vocab=10,
-        tied_embeddings=True, gated_mlp=False,
+        name="x", n_layers=layers, hidden=8, n_heads=2, n_kv_heads=2, head_dim=4, ffn=32,
+        vocab=round(head * 784 / 8), tied_embeddings=True, gated_mlp=False,
     )  # fmt: skip
 
 
 def split(layers, stages, head=0.0, rule="balanced", **fields):
     layout = Layout(pipeline=stages, **fields)
-    return stage_layers(model(layers), layout, Software(stage_rule=rule), head)
+    return stage_layers(model(layers, head), layout, Software(stage_rule=rule))
 
 
 def test_a_head_worth_four_layers_takes_their_place_on_the_last_stage():
