@@ -30,6 +30,7 @@ from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fit
 from memadvisor.planning.layout_reasons import explain
 from memadvisor.planning.layout_space import LayoutQuestion
 from memadvisor.planning.layouts import search_layouts
+from memadvisor.planning.modelled_split import with_balanced_stages
 from memadvisor.planning.predict_layouts import predict_case
 from memadvisor.planning.what_if import what_if
 from memadvisor.software import (
@@ -45,7 +46,7 @@ from memadvisor.units import parse_bytes
 
 _OF_ONE_LAYOUT = (
     "show_schedule",
-    "shard", "micro_batch", "recompute", "schedule", "chunks", "sequence_parallel", "context_kind",
+    "split", "shard", "micro_batch", "recompute", "schedule", "chunks", "sequence_parallel", "context_kind",
     "offload_optimizer", "offload_parameters", "offload_activations",
 )  # fmt: skip
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "zero")
@@ -106,6 +107,11 @@ def _add_layout(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--schedule", choices=tuple(SCHEDULES), metavar="NAME", help=f"{', '.join(SCHEDULES)}")
     group.add_argument("--chunks", type=int, metavar="N", help="parts of the model on each pipeline rank")
+    group.add_argument(
+        "--split",
+        choices=("even", "balanced"),
+        help="layers of a stage: equal numbers, or by their modelled costs (default: as the code does)",
+    )
     group.add_argument(
         "--sequence-parallel",
         action=argparse.BooleanOptionalAction,
@@ -270,7 +276,15 @@ def _case(arguments: argparse.Namespace) -> LayoutCase:
     preset, software = _software(arguments)
     software = on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None)
     layout, is_open = _layout(arguments, cluster.num_accelerators, preset, architecture.n_layers)
+    if arguments.split == "even":
+        software = dataclasses.replace(software, stage_rule="even")
     step = TrainingStep(layout=layout, seq_len=_positive("seq", arguments.seq), software=software)
+    if arguments.split == "balanced":
+        if is_open:
+            raise UsageError(
+                "--split balanced goes with one micro-batch size.", hint="add --micro-batch N to --batch."
+            )
+        step = with_balanced_stages(architecture, step, cluster)
     return LayoutCase(architecture=architecture, step=step, cluster=cluster, micro_batch_is_open=is_open)
 
 

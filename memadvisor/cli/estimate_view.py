@@ -67,6 +67,8 @@ def layout_words(layout: Layout) -> str:
     words.append(f"{layout.num_microbatches} microbatches of {layout.micro_batch_size}")
     if layout.pipeline > 1:
         words.append(layout.schedule + (f" of {layout.chunks} chunks" if layout.chunks > 1 else ""))
+    if layout.stage_layers is not None:
+        words.append(f"stages of {'+'.join(map(str, layout.stage_layers))} layers")
     if layout.sequence_parallel:
         words.append("sequence parallel")
     words.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
