@@ -36,12 +36,42 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceCode:
+    """How the model's class in Hugging Face's transformers is written, as far as autograd keeps tensors for it (5.x, checked
+    against captures of it in tests/cost/layouts/test_saved_reference.py).
+
+    `norm_bytes`: kept of an element of the residual stream by a norm, its result among it: 4 of LayerNorm, 8 of the
+    RMSNorm that copies its input to fp32, 10 of T5's. `activation_tensors`: of the inner width, kept by the activation
+    function beside its result: 1 of gelu and silu, 0 of relu, 4 of gelu_new, which is written in separate operators.
+    `fp32_softmax`: scores are made fp32 for it. `residual_dropout`, `score_dropout`, `inner_dropout`: behind attention and
+    feed-forward, on attention's weights, on the input of the second product. `fused_qkv`: one product makes queries,
+    keys and values, which stays while keys and values are copied to a cache. `logit_bytes`: at the peak of the loss, of
+    one logit: 12 where it is made fp32 (with its softmax and their gradient; 2 of the logits themselves), 6 where not.
+    """
+
+    norm_bytes: float = 4.0
+    activation_tensors: int = 1
+    fp32_softmax: bool = True
+    residual_dropout: bool = False
+    score_dropout: bool = False
+    inner_dropout: bool = False
+    fused_qkv: bool = False
+    logit_bytes: float = 12.0
+
+
+# What most models are: a Llama's class, and that of a model with LayerNorm.
+LLAMA_CODE = ReferenceCode(norm_bytes=8.0)
+LAYER_NORM_CODE = ReferenceCode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """One transformer. `gated_mlp`: three matrices (SwiGLU) in place of two. `positions`: rows of a learned table of
     positions, 0 for none. `norm_vectors`: parameters of a norm, in units of `hidden` (1 RMSNorm, 2 LayerNorm).
     `causal` is False for encoders. `biases`: all linear layers of a block have them; `qkv_biases`, `output_bias`,
     `mlp_biases`: those alone. `qk_norm`: parameters of a layer's norms over queries and keys. `embedding_norm`: a norm over
-    the embedded tokens. `head_bias`: the output projection has one.
+    the embedded tokens. `head_bias`: the output projection has one. `code`: how Hugging Face's class of it is written, None
+    where it is as most with such norms are.
     """
 
     name: str
@@ -67,6 +97,13 @@ class Architecture:
     head_bias: bool = False
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    code: ReferenceCode | None = None
+
+    @property
+    def reference_code(self) -> ReferenceCode:
+        if self.code is not None:
+            return self.code
+        return LLAMA_CODE if self.norm_vectors == 1 else LAYER_NORM_CODE
 
     def attention_parameters(self) -> int:
         """Projections of one layer's attention, with their biases."""

@@ -30,7 +30,11 @@ class Software:
     whole cost is passed). `overlap_messages`: a pipeline's devices compute while they send and receive. `bucket_bytes`:
     how much of gradients (of parameters, where they are gathered once a step) goes in one collective. `call_s`: what a
     collective of tensor parallelism costs the host beyond what torch takes to launch it. `pipelined_call_s`: what it
-    costs more, for each of its ranks, while a pipeline's messages cross nodes.
+    costs more, for each of its ranks, while a pipeline's messages cross nodes. `reference_code`: the model is Hugging
+    Face's class, operator by operator (`Architecture.reference_code`), which then says what is kept in place of
+    `fused_mlp`, `fused_rotary` and `dropout`. `reuse_parameters`: how many parameters may come between two uses of one
+    for ZeRO stage 3 to keep it gathered. `offload_gradients`: with the optimizer's state on the host, gradients go there
+    as they are made, by a bucket of `reduce_bucket_elements`.
     """
 
     name: str = "default"
@@ -52,6 +56,10 @@ class Software:
     bucket_bytes: float = 100e6
     call_s: float = 0.0
     pipelined_call_s: float = 0.0
+    reference_code: bool = False
+    reuse_parameters: float = 0.0
+    reduce_bucket_elements: float = 0.0
+    offload_gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,10 +105,19 @@ FSDP = Preset(
 )
 DEEPSPEED = Preset(
     software=Software(
-        name="deepspeed", gradient_bytes=2, reduce_bytes=2, fused_mlp=False, fused_rotary=False
+        name="deepspeed",
+        gradient_bytes=2,
+        reduce_bytes=2,
+        fused_mlp=False,
+        fused_rotary=False,
+        reuse_parameters=1e9,
+        reduce_bucket_elements=5e8,
+        offload_gradients=True,
     ),
-    meaning="ZeRO: parameters and gradients in 16 bits, master weights and moments in fp32; 16 B a parameter",
-    source="arXiv:1910.02054, section 3.1; https://www.deepspeed.ai/docs/config-json/",
+    meaning="ZeRO: parameters and gradients in 16 bits, master weights and moments in fp32; 16 B a parameter; buckets and "
+    "parameters kept for reuse as its configuration has them by default; gradients on the host with the optimizer",
+    source="arXiv:1910.02054, section 3.1; arXiv:2101.06840, section 4; https://www.deepspeed.ai/docs/config-json/ "
+    "(reduce_bucket_size, stage3_max_reuse_distance); deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py",
     names=("deepspeed", "zero", "colossalai", "colossal-ai"),
 )
 DDP = Preset(

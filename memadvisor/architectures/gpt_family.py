@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from memadvisor.architecture import Architecture
+from memadvisor.architecture import Architecture, ReferenceCode
 
 
 def _gpt(name: str, n_layers: int, hidden: int, n_heads: int, vocab: int, positions: int) -> Architecture:
@@ -25,8 +25,20 @@ def _gpt(name: str, n_layers: int, hidden: int, n_heads: int, vocab: int, positi
     )
 
 
+def _gpt2(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
+    code = ReferenceCode(
+        activation_tensors=4,
+        fp32_softmax=False,
+        residual_dropout=True,
+        score_dropout=True,
+        fused_qkv=True,
+    )
+    return dataclasses.replace(_gpt(name, n_layers, hidden, n_heads, 50257, 1024), code=code)
+
+
 def _opt(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
-    return _gpt(name, n_layers, hidden, n_heads, 50272, 2050)
+    code = ReferenceCode(activation_tensors=0, residual_dropout=True)
+    return dataclasses.replace(_gpt(name, n_layers, hidden, n_heads, 50272, 2050), code=code)
 
 
 def _bloom(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
@@ -61,10 +73,10 @@ def _phi(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
 
 # https://huggingface.co/openai-community/gpt2 and its larger sisters, config.json.
 _GPT2 = (
-    _gpt("gpt2", 12, 768, 12, 50257, 1024),
-    _gpt("gpt2-medium", 24, 1024, 16, 50257, 1024),
-    _gpt("gpt2-large", 36, 1280, 20, 50257, 1024),
-    _gpt("gpt2-xl", 48, 1600, 25, 50257, 1024),
+    _gpt2("gpt2", 12, 768, 12),
+    _gpt2("gpt2-medium", 24, 1024, 16),
+    _gpt2("gpt2-large", 36, 1280, 20),
+    _gpt2("gpt2-xl", 48, 1600, 25),
 )
 # arXiv:2005.14165, table 2.1. Of 1.3B the heads are those that fill its width (the table's 24 x 128 do not), and of 13B the
 # width is that of its 40 heads of 128 (the table has 5140).

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memadvisor.architecture import Architecture, Experts, LatentAttention
+from memadvisor.architectures.reference_code import code_of
 from memadvisor.errors import UsageError
 
 Config = Mapping[str, Any]
@@ -33,7 +34,9 @@ def architecture_from_config(config: Config, name: str) -> Architecture:
             hint=f"known are {', '.join(sorted(_READERS))}; or write a TOML file of the shapes (docs/estimate.md).",
         )
     try:
-        return reader(config, name)
+        found = reader(config, name)
+        code = code_of(config, found.norm_vectors, is_gated=found.gated_mlp)
+        return dataclasses.replace(found, code=code)
     except KeyError as error:
         raise UsageError(f"{name!r} has no {error.args[0]!r}.", hint="it is no whole config.json.") from error
 

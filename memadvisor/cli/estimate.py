@@ -25,7 +25,7 @@ from memadvisor.hardware.clusters import parse_cluster
 from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
 from memadvisor.layout_table.read import LayoutCase
 from memadvisor.layout_table.spread import SCHEDULES
-from memadvisor.layout_table.training_code import is_fused
+from memadvisor.layout_table.training_code import is_fused, is_reference
 from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits
 from memadvisor.planning.layout_reasons import explain
 from memadvisor.planning.layout_space import LayoutQuestion
@@ -132,6 +132,9 @@ def _add_code(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--framework", metavar="NAME", help=f"whose habits: {names}")
     group.add_argument("--precision", metavar="NAME", help="bf16, fp16, fp8, tf32, fp32")
     group.add_argument("--attention", metavar="NAME", help="flash or unfused")
+    group.add_argument(
+        "--model-code", metavar="NAME", help="fused (the trainer's), or reference: Hugging Face's class"
+    )
     group.add_argument("--optimizer", metavar="NAME", help="adamw, adam8bit, sgd, momentum, lion, muon")
 
 
@@ -313,6 +316,8 @@ def _software(arguments: argparse.Namespace) -> tuple[Preset, Software]:
         software = with_precision(software, arguments.precision)
     if arguments.attention is not None:
         software = dataclasses.replace(software, fused_attention=is_fused(arguments.attention))
+    if arguments.model_code is not None:
+        software = dataclasses.replace(software, reference_code=is_reference(arguments.model_code))
     if arguments.optimizer is not None:
         software = with_optimizer(software, arguments.optimizer)
     return preset, software

@@ -87,6 +87,7 @@ CODE = (
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
     _column("precision", "dtype mixed_precision", "bf16, fp16, fp8, tf32, fp32, amp_bf16", "the trainer's own; fp16 on a V100"),
     _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),
+    _column("model_code", "modeling model_implementation", "reference (huggingface, transformers): the model is Hugging Face's class of it, operator by operator, with its dropouts; fused: the trainer's own code", "fused"),
     _column("dropout", "", "there is dropout", "the trainer's own"),
     _column("compile", "torch_compile compiled", "torch.compile fuses what is pointwise", "the trainer's own"),
     _column("optimizer", "", "adamw, adam8bit, sgd, momentum, lion, muon", "adamw"),

@@ -55,6 +55,9 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
         software = dataclasses.replace(software, dropout=dropout)
     if optimizer is not None:
         software = with_optimizer(software, optimizer)
+    code = cells.text("model_code")
+    if code is not None:
+        software = dataclasses.replace(software, reference_code=is_reference(code))
     return preset, software
 
 
@@ -107,6 +110,16 @@ def is_fused(text: str) -> bool:
     if word in ("false", "no", "off", "0", "none"):
         return False
     raise UsageError(f"attention is {text!r}; it is flash or unfused.")
+
+
+def is_reference(text: str) -> bool:
+    """Whether the model is Hugging Face's class. Raises UsageError for a word that does not say."""
+    word = plain_word(text)
+    if word.startswith(("reference", "huggingface", "hf", "transformers")):
+        return True
+    if word in ("fused", "own", "trainer"):
+        return False
+    raise UsageError(f"model_code is {text!r}; it is reference or fused.")
 
 
 def strategy_stage(cells: Cells) -> int | None:

@@ -335,7 +335,9 @@ class LayoutBounds:
         whole = shared + experts
         part = shared / ranks + experts / max(1, ranks // split.expert)
         optimizer_bytes = 0 if held.offload_optimizer else software.optimizer_bytes
-        each = (software.parameter_bytes, 3), (software.gradient_bytes, 2), (optimizer_bytes, 1)
+        to_host = held.offload_optimizer and held.zero_stage >= 2 and software.offload_gradients
+        gradient_bytes = 0 if to_host else software.gradient_bytes
+        each = (software.parameter_bytes, 3), (gradient_bytes, 2), (optimizer_bytes, 1)
         return sum(size * (part if held.zero_stage >= stage else whole) for size, stage in each)
 
 

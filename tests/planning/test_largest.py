@@ -122,14 +122,15 @@ def test_a_sequence_of_nothing_is_refused():
 
 def test_gpt2_xl_on_one_card_of_24_gb():
     """Published (huggingface.co/blog/accelerate-deepspeed): plain is out of memory with a micro-batch of 1; with ZeRO-3,
-    parameters and optimizer on the host, 16 ran."""
+    parameters and optimizer on the host, 16 is the largest that ran."""
+    software = with_precision(find_preset("deepspeed").software, "fp16")
     asked = LargestQuestion(
         quantity="micro-batch",
         model=load_architecture("gpt2-xl"),
         cluster=parse_cluster("1xRTX-3090-24GB"),
         seq_len=128,
-        software=replace(with_precision(find_preset("deepspeed").software, "fp16"), fused_attention=False),
+        software=replace(software, fused_attention=False, reference_code=True),
     )
     found = {(one.technique.name, one.technique.layout.recompute): one.fit for one in largest_fits(asked)}
     assert found["plain", "none"] is None
-    assert found["ZeRO-3, parameters and optimizer on the host", "none"].value >= 16
+    assert 16 <= found["ZeRO-3, parameters and optimizer on the host", "none"].value < 24

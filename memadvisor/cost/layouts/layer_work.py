@@ -27,6 +27,9 @@ _LOGIT_FORWARD, _LOGIT_BACKWARD = 14.0, 14.0
 # Of an element of the residual stream, what eager code moves besides: copies that make tensors contiguous, casts, and the
 # sums and norms of a layer in more kernels than two. From published steps of small models, whose products hide nothing.
 _EAGER_STREAM = 24.0
+# What an activation function in separate operators moves more of an inner column, for each tensor that it keeps beyond its
+# input: gelu_new, which keeps three, reads and writes 36 bytes where one kernel does 4.
+_SEPARATE_OPERATORS = 32.0 / 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +167,8 @@ def _products(
         products.append((tokens, float(hidden), columns / tp, 1.0))
         stream_ffn += tokens * columns * per_column / tp
     # Two norms (read, write), two sums of the residual stream (two reads, one write), dropouts with a mask.
-    stream = tokens * hidden * (20.0 + (10.0 if software.dropout else 0.0)) / spread
-    if not software.fused_rotary:
+    stream = tokens * hidden * (20.0 + (10.0 if _has_dropout(model, step) else 0.0)) / spread
+    if software.reference_code or not software.fused_rotary:
         stream += tokens * hidden * _EAGER_STREAM / spread
     if model.positions == 0:
         stream += tokens * query * 8.0 / tp  # rotary positions of queries and keys
@@ -174,7 +177,17 @@ def _products(
 
 def _activation_bytes(model: Architecture, step: TrainingStep) -> float:
     """What the activation of a feed-forward block, and its gate, read and write of one inner column."""
-    return (6.0 if step.software.fused_mlp else 10.0) if model.gated_mlp else 4.0
+    software = step.software
+    if software.reference_code:
+        separate = max(0, model.reference_code.activation_tensors - 1) * _SEPARATE_OPERATORS
+        return (10.0 if model.gated_mlp else 4.0) + separate
+    return (6.0 if software.fused_mlp else 10.0) if model.gated_mlp else 4.0
+
+
+def _has_dropout(model: Architecture, step: TrainingStep) -> bool:
+    if step.software.reference_code:
+        return model.reference_code.residual_dropout
+    return step.software.dropout
 
 
 def _pointwise_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
@@ -223,8 +236,9 @@ def _attention_core(model: Architecture, step: TrainingStep, device: Device) -> 
         device, rows, head, sequence, heads
     )
     scores = heads * rows * sequence
-    forward_bytes = _SCORES_FORWARD_DROPOUT if software.dropout else _SCORES_FORWARD
-    backward_bytes = _SCORES_BACKWARD_DROPOUT if software.dropout else _SCORES_BACKWARD
+    dropout = model.reference_code.score_dropout if software.reference_code else software.dropout
+    forward_bytes = _SCORES_FORWARD_DROPOUT if dropout else _SCORES_FORWARD
+    backward_bytes = _SCORES_BACKWARD_DROPOUT if dropout else _SCORES_BACKWARD
     return (
         products + stream_seconds(device, scores * forward_bytes),
         2 * products + stream_seconds(device, scores * backward_bytes),

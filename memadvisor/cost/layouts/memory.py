@@ -122,11 +122,9 @@ def stage_memory(
     count = stage_parameters(model, step, contents)
     sharded = count.sharded(layout)
     held, gradients, optimized = (sharded if layout.zero_stage >= stage else count.all for stage in (3, 2, 1))
-    gathered = 0.0
-    if layout.zero_stage == 3 and layout.shard_ranks > 1:
-        gathered = count.widest_layer * (2.0 * software.parameter_bytes + software.reduce_bytes)
     parameter_bytes = 0.0 if layout.offload_parameters else held * software.parameter_bytes
-    gradient_bytes = gradients * software.gradient_bytes
+    to_host = layout.offload_optimizer and layout.zero_stage >= 2 and software.offload_gradients
+    gradient_bytes = 0.0 if to_host else gradients * software.gradient_bytes
     optimizer_bytes = 0.0 if layout.offload_optimizer else optimized * software.optimizer_bytes
     activation_bytes = held_activation_bytes
     if layout.offload_activations:
@@ -135,7 +133,9 @@ def stage_memory(
     head_bytes = head_saved_bytes(model, step) if contents.heads else 0.0
     # A layer's backward begins when that of the head is through.
     working = max(0.0, layer_backward_bytes(model, step, contents.layers) - head_bytes)
-    buffer_bytes = gathered + _recomputed_layer(model, step, contents.layers) + working
+    buffer_bytes = (
+        _collective_buffers(step, count) + _recomputed_layer(model, step, contents.layers) + working
+    )
     tensors = (
         parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes + head_bytes + buffer_bytes
     )  # fmt: skip
@@ -149,6 +149,21 @@ def stage_memory(
         allocator_bytes=tensors * (coefficients.allocator_share - 1) + coefficients.allocator_fixed_bytes,
         context_bytes=coefficients.context_bytes,
     )
+
+
+def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:
+    """What ZeRO holds beside the states: parameters gathered (from their shards or the host), and the bucket of gradients on
+    their way.
+
+    Stage 3 has the layer that computes and the next one, or, where it does not give up what comes up again soon
+    (DeepSpeed's stage3_max_reuse_distance), at the turn from forward to backward the last half of that many.
+    """
+    layout, software = step.layout, step.software
+    bucket = software.reduce_bucket_elements * software.gradient_bytes if layout.zero_stage else 0.0
+    if layout.zero_stage < 3 or (layout.shard_ranks == 1 and not layout.offload_parameters):
+        return bucket
+    gathered = max(2.0 * count.widest_layer, min(software.reuse_parameters / 2, count.all))
+    return bucket + gathered * software.parameter_bytes + count.widest_layer * software.reduce_bytes
 
 
 # What activations go to the host by is on the device four times over: computed forward, on its way out, on its way back,

@@ -7,6 +7,12 @@ GPT with dropout follows from it, and with rotary positions, gated feed-forward 
 from __future__ import annotations
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.saved_reference import (
+    ffn_column_bytes,
+    head_norm_bytes,
+    residual_bytes,
+    score_bytes,
+)
 from memadvisor.layout import TrainingStep
 
 # Of one logit at the peak: the product in two bytes, its float32 copy, whose softmax is made beside it, and the gradient in two.
@@ -22,12 +28,15 @@ def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> fl
     spread = layout.stream_ranks
     if layout.recompute == "full":
         return 2.0 * tokens * hidden / spread
+    inside = (_attention_bytes(model, step, tokens) + _ffn_bytes(model, step, layer, tokens)) / tp
+    if software.reference_code:
+        return tokens * hidden * residual_bytes(model, model.norms_per_layer, 2) / spread + inside
     mask = 1.0 if software.dropout else 0.0
     # Input of each norm, input of the products after it (which is the norm's result, and may be computed again); the masks
     # of the dropouts after attention and feed-forward.
     results = 0.0 if layout.recompute == "pointwise" else 4.0
     outside = tokens * hidden * (4.0 + results + 2 * mask) / spread
-    return outside + (_attention_bytes(model, step, tokens) + _ffn_bytes(model, step, layer, tokens)) / tp
+    return outside + inside
 
 
 def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> float:
@@ -45,6 +54,11 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> 
     copies = (
         0 if software.fused_rotary else query + key + value
     )  # made contiguous, or rotated, by kernels of their own
+    if software.reference_code:
+        low += head_norm_bytes(model) * (query + key)
+        copies = key + value if model.reference_code.fused_qkv and software.fused_attention else 0
+        if not software.fused_attention:  # keys and values are repeated for every query head
+            key, value = query, result
     kept = tokens * (2.0 * (query + key + value + result + copies) + low)
     if software.fused_attention:
         return kept + tokens * 4.0 * model.n_heads
@@ -52,6 +66,8 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> 
         return kept
     # Softmax's result, and with dropout its mask and its result.
     per_score = 5.0 if software.dropout else 2.0
+    if software.reference_code:
+        per_score = score_bytes(model)
     return kept + per_score * tokens * model.n_heads * step.seq_len
 
 
@@ -62,6 +78,8 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
     per_column = (6.0 if step.software.fused_mlp else 8.0) if model.gated_mlp else 4.0
     if step.layout.recompute == "pointwise":
         per_column = 4.0 if model.gated_mlp else 2.0
+    if step.software.reference_code:
+        per_column = ffn_column_bytes(model)
     if model.experts is None or not model.has_experts(layer):
         return tokens * model.ffn * per_column
     experts = model.experts
@@ -103,4 +121,7 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     """The last norm's input and result, and the logits with what their cross entropy holds at its peak."""
     layout = step.layout
     tokens = step.microbatch_tokens
+    if step.software.reference_code:
+        code = model.reference_code
+        return tokens * (code.norm_bytes * model.hidden + code.logit_bytes * model.vocab / layout.tensor)
     return tokens * (4.0 * model.hidden + LOGIT_BYTES * model.vocab / layout.tensor)

@@ -1,0 +1,67 @@
+"""What config.json and a type's own class in Hugging Face's transformers say of how its layers are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memadvisor.architecture import LAYER_NORM_CODE, LLAMA_CODE, ReferenceCode
+
+# Tensors that each function keeps of its input's size, its result left out; transformers/activations.py. Those that are not
+# here are taken for one kernel, which keeps its input.
+_ACTIVATION_TENSORS = {
+    "linear": 0,
+    "relu": 0,
+    "sigmoid": 0,
+    "tanh": 0,
+    "quick_gelu": 2,
+    "gelu_python": 3,
+    "gelu_accurate": 4,
+    "gelu_new": 4,
+    "gelu_python_tanh": 4,
+    "gelu_fast": 7,
+}
+# The activation that a class takes, or always has, where config.json names none.
+_ACTIVATIONS = {"gpt2": "gelu_new", "gptj": "gelu_new", "phi": "gelu_new", "opt": "relu"}
+_DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", "opt", "starcoder2")
+_SCORE_DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode")
+_PLAIN_SOFTMAX = ("gpt2", "gptj", "falcon")
+_FUSED_QKV = ("gpt2",)
+_NORM_BYTES = {"gemma": 10.0, "gemma2": 10.0, "gemma3_text": 10.0, "olmo": 6.0, "olmo2": 10.0, "cohere": 14.0}
+
+
+def code_of(config: Mapping[str, Any], norm_vectors: int, *, is_gated: bool) -> ReferenceCode | None:
+    """None where it is as most classes with such norms are."""
+    kind = str(config.get("model_type"))
+    has_rms_norm = norm_vectors < 2 and is_gated
+    usual = LLAMA_CODE if norm_vectors == 1 else LAYER_NORM_CODE
+    named = _first(config, "activation_function", "hidden_activation", "hidden_act", "activation")
+    activation = named if isinstance(named, str) else _ACTIVATIONS.get(kind, "gelu")
+    code = ReferenceCode(
+        norm_bytes=_NORM_BYTES.get(kind, LLAMA_CODE.norm_bytes if has_rms_norm else 4.0),
+        activation_tensors=_ACTIVATION_TENSORS.get(activation, 1),
+        fp32_softmax=kind not in _PLAIN_SOFTMAX,
+        residual_dropout=_drops(
+            config,
+            kind in _DROPOUT_BY_DEFAULT,
+            "resid_pdrop",
+            "residual_dropout",
+            "hidden_dropout",
+            "dropout",
+        ),
+        score_dropout=_drops(
+            config, kind in _SCORE_DROPOUT_BY_DEFAULT, "attn_pdrop", "attention_dropout", "attn_dropout"
+        ),
+        inner_dropout=_drops(config, False, "activation_dropout"),
+        fused_qkv=kind in _FUSED_QKV,
+    )
+    return None if code == usual else code
+
+
+def _first(config: Mapping[str, Any], *keys: str) -> Any:
+    return next((config[key] for key in keys if config.get(key) is not None), None)
+
+
+def _drops(config: Mapping[str, Any], default: bool, *keys: str) -> bool:
+    rate = _first(config, *keys)
+    return rate > 0 if isinstance(rate, (int, float)) else default

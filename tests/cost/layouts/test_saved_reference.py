@@ -1,0 +1,90 @@
+"""What a layer of Hugging Face's classes keeps, by formula and as captured from the classes themselves."""
+
+import json
+
+import pytest
+import torch
+
+import memadvisor
+from memadvisor.analyzers.activations import activations
+from memadvisor.architectures.hugging_face import architecture_from_config
+from memadvisor.architectures.load import load_architecture
+from memadvisor.cost.layouts.coefficients import FITTED
+from memadvisor.cost.layouts.memory import device_contents, stage_memory
+from memadvisor.cost.layouts.saved import layer_saved_bytes
+from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.software import DEEPSPEED
+
+BATCH, TOKENS = 2, 16
+SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96, "intermediate_size": 160}
+SPECIAL = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+CONFIGS = {
+    "gpt2": {"n_inner": 160, "n_positions": 32},
+    "gpt2 without dropout": {"n_inner": 160, "attn_pdrop": 0.0, "resid_pdrop": 0.0},
+    "gpt2 with one-kernel gelu": {"n_inner": 160, "activation_function": "gelu_pytorch_tanh"},
+    "llama": {"num_key_value_heads": 2},
+    "llama sdpa": {"num_key_value_heads": 2},
+    "olmo2": {"num_key_value_heads": 2},
+    "opt": {"ffn_dim": 160, "word_embed_proj_dim": 64, "max_position_embeddings": 32},
+}
+
+
+def eager(model, batch=BATCH, tokens=TOKENS, attention="eager"):
+    code = Software(reference_code=True, fused_attention=attention == "sdpa")
+    step = TrainingStep(layout=Layout(micro_batch_size=batch), seq_len=tokens, software=code)
+    return layer_saved_bytes(model, step, model.n_layers - 1)
+
+
+def captured_bytes(model, inputs, directory):
+    """Of all storages that autograd keeps; statistics of norms, of one number a token, are left out."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with memadvisor.profile(directory, trace_step=1) as prof:
+        for _ in range(2):
+            model(**inputs).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = activations(prof.run.ranks[0])
+    return sum(life.size_bytes for life in found.lifetimes if life.size_bytes > 4 * BATCH * TOKENS)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_layer_keeps_what_the_class_of_it_is_seen_to_keep(name, tmp_path, monkeypatch):
+    """In every byte: three layers' less two layers'. Dropouts keep masks of bytes, as on an accelerator."""
+    transformers = pytest.importorskip("transformers")
+    masked = lambda x, p, training=True, inplace=False: torch.native_dropout(x, p, training)[0] if p else x  # noqa: E731
+    monkeypatch.setattr(torch.nn.functional, "dropout", masked)
+    kind, attention = name.split()[0], "sdpa" if name.endswith("sdpa") else "eager"
+    fields = {**SHAPE, **SPECIAL, **CONFIGS[name], "attn_implementation": attention}
+    totals = []
+    for layers in (2, 3):
+        config = transformers.AutoConfig.for_model(kind, num_hidden_layers=layers, **fields)
+        model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).train()
+        ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
+        totals.append(captured_bytes(model, {"input_ids": ids, "labels": ids}, tmp_path / f"{layers}"))
+    described = architecture_from_config(json.loads(config.to_json_string()), kind)
+
+    assert eager(described, attention=attention) == totals[1] - totals[0]
+
+
+def test_gpt2_keeps_58_sbh_and_5_a_s_s_b():
+    """Korthikanti's 34 and 5 (arXiv:2205.05198, equation 2), and three tensors of the inner width that gelu_new keeps more."""
+    model = load_architecture("gpt2-xl")
+    tokens = 128
+    assert eager(model, 1, tokens) == tokens * (58 * model.hidden + 5 * model.n_heads * tokens)
+
+
+def test_deepspeed_holds_its_bucket_and_parameters_that_come_up_again_soon_and_sends_gradients_to_the_host():
+    model = load_architecture("gpt2-xl")
+
+    def held(**layout):
+        step = TrainingStep(layout=Layout(**layout), seq_len=128, software=DEEPSPEED.software)
+        contents = device_contents((0,), (model.n_layers,))
+        return stage_memory(model, step, contents, 0.0, FITTED)
+
+    plain = held(zero_stage=0)
+    moved = held(zero_stage=3, offload_optimizer=True, offload_parameters=True)
+    assert plain.gradient_bytes == 2 * (model.num_parameters() - model.norm_parameters())
+    assert moved.gradient_bytes == moved.parameter_bytes == moved.optimizer_bytes == 0
+    # 5e8 elements of the bucket, 5e8 parameters behind which no backward is farther than 1e9, one layer's gradients.
+    extra = moved.buffer_bytes - plain.buffer_bytes
+    assert extra == 2 * 5e8 + 2 * 5e8 + 2 * model.layer_parameters(0)
