@@ -30,8 +30,12 @@ def kinds_of(family: str) -> list[str]:
 KINDS = [(family, kind) for family in FAMILIES for kind in kinds_of(family)]
 
 
-def start(*words: str | Path) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+def start(*words: str | Path, num_threads: int = 1) -> "subprocess.Popen[str]":
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(num_threads),
+        "PYTHONPATH": str(HERE.parents[1]),
+    }
     command = [warm_python(), *map(str, words)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -43,8 +47,9 @@ class Witnessed:
 
     def __init__(self, directory: Path, family: str) -> None:
         names = kinds_of(family)
-        witness = start(HERE / "true_peak.py", "--zoo", *names)
-        ours = start(HERE / "profile_zoo.py", directory, *names)
+        num_threads = 2 if family == "networks" else 1  # an operator's threads allocate, too
+        witness = start(HERE / "true_peak.py", "--zoo", *names, num_threads=num_threads)
+        ours = start(HERE / "profile_zoo.py", directory, *names, num_threads=num_threads)
         plain_output, told = witness.communicate(timeout=150)
         output, errors = ours.communicate(timeout=150)
         assert (witness.returncode, ours.returncode) == (0, 0), told + errors
