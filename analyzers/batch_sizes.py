@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 
 from memadvisor.run.records import Parameter, Step, Storage
 from memadvisor.run.run import RankRun
@@ -17,12 +18,13 @@ def dimensions(shape: str) -> tuple[int, ...]:
     return tuple(int(number) for number in _SHAPE.findall(shape))
 
 
-def shrink_batch(rank: RankRun, step: Step, divisor: int) -> dict[int, int]:
-    """New sizes, by storage, with micro-batches of 1/divisor of their size.
+def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int, int]:
+    """New sizes, by storage, with micro-batches of 1/divisor of their size; below 1 they grow.
 
     A storage born in the step shrinks where its first or second dimension is the micro-batch's samples
     or tokens and its shape is no parameter's. What has no recorded shape keeps its size, so the step is never
-    made smaller than it is known to become.
+    made smaller than it is known to become. For the same reason all that is born in a forward or backward grows, but for
+    what has the shape of a parameter.
     """
     if divisor == 1 or step.num_samples is None:
         return {}
@@ -33,6 +35,14 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int) -> dict[int, int]:
     per_batch -= {0, 1}
     weights = {dimensions(parameter.shape) for parameter in rank.parameters}
     weights |= {shape[::-1] for shape in weights}
+    if divisor < 1:
+        return {
+            row.storage_id: -(-row.size_bytes // divisor)
+            for row in rank.storages
+            if row.phase not in ("baseline", "optimizer")
+            and row.category not in _KEPT
+            and (not row.shape or dimensions(row.shape) not in weights)
+        }
     return {
         row.storage_id: -(-row.size_bytes // divisor)
         for row in rank.storages
@@ -48,7 +58,9 @@ def is_weight_cast(row: Storage, parameters: Iterable[Parameter]) -> bool:
     )
 
 
-def _has_batch(row: Storage, per_batch: set[int], weights: set[tuple[int, ...]], divisor: int) -> bool:
+def _has_batch(
+    row: Storage, per_batch: set[int], weights: set[tuple[int, ...]], divisor: int | Fraction
+) -> bool:
     shape = dimensions(row.shape)
     if row.phase == "baseline" or row.category in _KEPT or not shape or shape in weights:
         return False

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Protocol
 
 from memadvisor.analyzers.batch_sizes import shrink_batch
@@ -106,7 +107,7 @@ def place_storages(
     rank: RankRun,
     step: Step,
     pieces: Sequence[Stretch],
-    divisor: int = 1,
+    divisor: int | Fraction = 1,
     precision: Precision = FULL_PRECISION,
 ) -> list[Placed]:
     """Storages of the process's device that live in the step.

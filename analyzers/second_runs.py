@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from memadvisor.analyzers.placement import Stretch
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
@@ -25,7 +26,7 @@ def second_run_cost(rank: RankRun) -> SecondRunCost:
 
 
 def second_runs(
-    rank: RankRun, pieces: Sequence[Stretch], durations: Sequence[float], divisor: int
+    rank: RankRun, pieces: Sequence[Stretch], durations: Sequence[float], divisor: int | Fraction
 ) -> Mapping[tuple[str, int | None], SecondRun]:
     """By unit and micro-batch. A forward's timed seconds are dealt out to its operators as the traced step has them.
 

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import accumulate
 
 from memadvisor.analyzers.batch_sizes import is_weight_cast
@@ -91,7 +92,7 @@ def _buffers(parameters: Mapping[str, Sequence[Parameter]], precision: Precision
 
 
 def segment_memory(
-    rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int, precision: Precision
+    rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int | Fraction, precision: Precision
 ) -> Memory:
     """Place every storage of the process's device on the segments, and sum them up."""
     placed = place_storages(rank, step, pieces, divisor, precision)

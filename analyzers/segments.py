@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from statistics import median
 
@@ -48,12 +49,13 @@ class Piece:
 
 
 def captured_step(
-    run: Run, *, micro_batch_divisor: int = 1, precision: Precision = FULL_PRECISION
+    run: Run, *, micro_batch_divisor: int | Fraction = 1, precision: Precision = FULL_PRECISION
 ) -> CapturedStep:
     """The step of the rank whose traced peak is highest.
 
     With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many:
-    storages with a batch dimension shrink, states do not (docs/planning.md). With a precision, the step as the
+    storages with a batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as
+    large, and as many as there were. With a precision, the step as the
     schedules of plans with that precision find it. Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
@@ -79,6 +81,7 @@ def captured_step(
     pieces = cut_step(rank.spans, step)
     durations, step_time_s = _durations(rank, pieces)
     memory = segment_memory(rank, step, pieces, micro_batch_divisor, precision)
+    repeats = max(1, int(micro_batch_divisor))
     if groups:
         exposed_s = take_collectives(rank, step, pieces, durations, observed_collectives(run))
     else:
@@ -99,7 +102,7 @@ def captured_step(
         timelines=memory.timelines,
         rounding_cost=rounding_cost(rank),
         storages=memory.storages,
-        recomputable=_recomputable(rank, memory, runs, cost, micro_batch_divisor),
+        recomputable=_recomputable(rank, memory, runs, cost, repeats),
         second_runs=runs,
         second_run_cost=cost,
         operators=timed_operators(
@@ -114,8 +117,8 @@ def captured_step(
         peak_bytes=_traced_peak_bytes(rank) or memory.peak_bytes,
         synced_micro_batches=_synced(rank, pieces),
         num_micro_batches=max(1, step.num_micro_batches),
-        repeats=micro_batch_divisor,
-        micro_batch_size=None if batch is None else batch // micro_batch_divisor,
+        repeats=repeats,
+        micro_batch_size=None if batch is None else int(batch // micro_batch_divisor),
         precision=precision,
         leaves_gradients_alone=all(map(leaves_gradients_alone, traced)),
         shard_groups=groups,
@@ -274,7 +277,7 @@ def _backwards(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
 
 
 def _segments(
-    pieces: Sequence[Piece], durations: Sequence[float], memory: Memory, divisor: int
+    pieces: Sequence[Piece], durations: Sequence[float], memory: Memory, divisor: int | Fraction
 ) -> tuple[Segment, ...]:
     return tuple(
         Segment(
@@ -298,12 +301,12 @@ def _recomputable(
     memory: Memory,
     runs: Mapping[tuple[str, int | None], SecondRun],
     cost: SecondRunCost,
-    divisor: int,
+    repeats: int,
 ) -> dict[str, float]:
     """Seconds of recomputing, over all micro-batches, of each unit that recomputing would free bytes of."""
     known = {unit.name for unit in rank.units}
     return {
-        unit: divisor * sum(run.seconds(cost) for (owner, _), run in runs.items() if owner == unit)
+        unit: repeats * sum(run.seconds(cost) for (owner, _), run in runs.items() if owner == unit)
         for unit in dict.fromkeys(item.unit for item in memory.inner if item.unit in known)
     }
 

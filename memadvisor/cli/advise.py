@@ -29,8 +29,19 @@ from memadvisor.units import format_bytes, format_seconds, parse_bytes
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", help="the directory that `memadvisor profile` wrote")
-    parser.add_argument("--memory", required=True, metavar="SIZE", help="budget of one rank: 24GiB, 512MiB")
-    parser.add_argument("--gpus", type=int, metavar="N", help="ranks to plan for (default: those of the run)")
+    parser.add_argument("--memory", metavar="SIZE", help="budget of one rank: 24GiB, 512MiB")
+    parser.add_argument(
+        "--gpus",
+        metavar="N|8xH100[,nodes=4]",
+        help="ranks to plan for (default: those of the run); or accelerators, or a file of calibrate (2xhardware.json), "
+        "to search layouts for (docs/captured-layouts.md)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="with accelerators: samples of a step over all (default: the run's)",
+    )
     parser.add_argument(
         "--hardware", metavar="FILE|NAME", help="a file of `memadvisor calibrate`, or a device"
     )
@@ -54,10 +65,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0 where a plan fits, 1 where none does; then nothing is written."""
+    num_ranks = _num_ranks(arguments.gpus)
+    if num_ranks is None and arguments.gpus is not None:
+        from memadvisor.cli.advise_layouts import run_layouts  # another question, with modules of its own
+
+        return run_layouts(arguments)
+    if arguments.memory is None:
+        raise UsageError("--memory is missing.", hint="give the budget of one rank: --memory 24GiB.")
+    if arguments.batch is not None:
+        raise UsageError(
+            "--batch goes with accelerators to search layouts for.",
+            hint="write --gpus 8xH100, or leave it out.",
+        )
     advice = advise(
         load_run(arguments.path),
         memory_bytes=parse_bytes(arguments.memory),
-        num_ranks=arguments.gpus,
+        num_ranks=num_ranks,
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
         precision=precision_of(arguments),
         compression=compression_of(arguments),
@@ -67,12 +90,20 @@ def run(arguments: argparse.Namespace) -> int:
     )
     chosen = advice.best if advice.named is None else advice.named.plan
     if chosen is not None and arguments.output is not None:
-        _write(chosen, arguments.output)
+        write_plan(chosen, arguments.output)
     if arguments.json:
         print(json.dumps(advice_to_json(advice), indent=1))
     else:
         _print(advice, Console(), arguments.output)
     return 0 if chosen is not None else 1
+
+
+def _num_ranks(text: str | None) -> int | None:
+    """None where it is no number."""
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
 
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
@@ -144,7 +175,7 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
     }
 
 
-def _write(plan: Plan, output: str) -> None:
+def write_plan(plan: Plan, output: str) -> None:
     try:
         write_private_file(Path(output), json.dumps(plan_to_json(plan), indent=1) + "\n")
     except OSError as error:

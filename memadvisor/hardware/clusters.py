@@ -56,6 +56,8 @@ def make_cluster(
     """
     links = links_of(accelerator)
     if per_node > 1 and inside is None:
+        inside = measured_link(accelerator)
+    if per_node > 1 and inside is None:
         if links is None:
             raise _unknown(accelerator, "what joins its devices inside a node", "inside=900GB/s")
         inside = links.mesh or links.pcie
@@ -83,6 +85,24 @@ def links_of(accelerator: Hardware) -> DeviceLinks | None:
     """What is published of the links of a device of the catalogue."""
     entry = find_entry(accelerator.name)
     return None if entry is None else LINKS[entry.name]
+
+
+def measured_link(accelerator: Hardware) -> Link | None:
+    """What `memadvisor calibrate` found ranks of this machine to send each other in their largest gather; None without it.
+
+    Of n ranks each sends (n-1)/n of the gathered bytes in a ring (Thakur, Rabenseifner and Gropp 2005).
+    """
+    gathers = [curve for curve in accelerator.collectives if curve.operation == "all_gather"]
+    if not gathers or gathers[0].num_ranks < 2:
+        return None
+    curve = gathers[0]
+    sent_bytes = curve.sizes_bytes[-1] * (curve.num_ranks - 1) / curve.num_ranks
+    return Link(
+        kind="measured collectives",
+        bytes_per_s=sent_bytes / curve.durations_s[-1],
+        alpha_s=curve.durations_s[0],
+        source=accelerator.source,
+    )
 
 
 def network_link(bytes_per_s: float, source: str) -> Link:
