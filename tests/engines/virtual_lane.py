@@ -26,14 +26,14 @@ class OrderError(AssertionError):
 
 
 class _Buffer:
-    """The last write of a storage and each lane's last read since, as (lane, its time, what it was)."""
+    """The last write of a storage and each lane's last read since, as (lane, its time, the operator or a word)."""
 
     __slots__ = ("kept", "reads", "write")
 
     def __init__(self, kept: torch.UntypedStorage) -> None:
         self.kept = kept  # else its address might become another's
-        self.write: tuple[str, int, str] | None = None
-        self.reads: dict[str, tuple[int, str]] = {}
+        self.write: tuple[str, int, Any] | None = None
+        self.reads: dict[str, tuple[int, Any]] = {}
 
 
 class World:
@@ -69,7 +69,7 @@ class World:
         finally:
             torch.UntypedStorage.resize_ = resize
 
-    def touch(self, storage: torch.UntypedStorage, is_write: bool, who: str, clock: Clock, what: str) -> None:
+    def touch(self, storage: torch.UntypedStorage, is_write: bool, who: str, clock: Clock, what: Any) -> None:
         buffer = self._buffers.get(storage._cdata)
         if buffer is None:
             buffer = self._buffers[storage._cdata] = _Buffer(storage)
@@ -99,7 +99,7 @@ class World:
     def computed(self, func: Any, args: Any, kwargs: Any) -> None:
         self.clock[_COMPUTE] += 1
         for storage, is_write in _accesses(func, args, kwargs):
-            self.touch(storage, is_write, _COMPUTE, self.clock, str(func))
+            self.touch(storage, is_write, _COMPUTE, self.clock, func)
 
     def perhaps_move_on(self) -> None:
         for lane in self.lanes:
@@ -178,7 +178,13 @@ class VirtualLane:
         ticket.is_over = True
 
 
-class _Compute(TorchDispatchMode):
+class _Watch(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and keeping Dynamo away costs more than all that we do
+
+
+class _Compute(_Watch):
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
@@ -191,7 +197,7 @@ class _Compute(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Work(TorchDispatchMode):
+class _Work(_Watch):
     """Work touches nothing but what it declared, and what it made itself."""
 
     def __init__(self, ticket: VirtualTicket) -> None:
@@ -217,13 +223,19 @@ class _Work(TorchDispatchMode):
 
 def _accesses(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.UntypedStorage, bool]]:
     """Storages that an operator reads, or writes."""
-    for position, name, is_write in _touched_arguments(func):
+    touched = _touched.get(id(func))
+    if touched is None:
+        touched = _touched[id(func)] = _touched_arguments(func)
+    for position, name, is_write in touched:
         value = args[position] if position < len(args) else kwargs.get(name)
         for tensor in _tensors(value):
             yield tensor.untyped_storage(), is_write
 
 
-@cache
+# By the operators' ids, for hashing one takes as long as all the rest; torch keeps them for ever.
+_touched: dict[int, list[tuple[int, str, bool]]] = {}
+
+
 def _touched_arguments(func: Any) -> list[tuple[int, str, bool]]:
     """(place, name, whether it is written) of each tensor argument; a view touches none."""
     if _is_view(func):
