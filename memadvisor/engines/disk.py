@@ -83,6 +83,8 @@ class DiskFile:
             self._open()
         self._take_back()
         size_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if size_bytes == 0:
+            return Block(0, 0)
         fitting = [free for free in self._free if free.size_bytes >= size_bytes]
         if not fitting:
             block = Block(self.size_bytes, size_bytes)
@@ -99,7 +101,9 @@ class DiskFile:
 
         A write of it that is under way ends before that of whoever gets the room next.
         """
-        if self._pid == os.getpid():  # else it is of the parent's file
+        if (
+            block.size_bytes and self._pid == os.getpid()
+        ):  # else there is no room, or it is in the parent's file
             self._given_back.append(block)
 
     @property

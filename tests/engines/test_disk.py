@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memadvisor.engines.disk import ALIGNMENT_BYTES, DiskFile
@@ -24,6 +24,7 @@ def disk(tmp_path):
 
 
 @settings(max_examples=30, deadline=None)
+@example(actions=[(1, 1), (1, 0), (0, 0), (0, 0), (1, 4097)])  # of no bytes, at the end of the file
 @given(actions=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5 * ALIGNMENT_BYTES)), max_size=30))
 def test_blocks_in_use_never_overlap_and_all_room_is_reused(tmp_path_factory, actions):
     disk = DiskFile(tmp_path_factory.getbasetemp())
