@@ -28,11 +28,14 @@ class Software:
     the computation. `stage_rule`: how layers are dealt out to pipeline stages: `balanced` (the dearest stage is as
     cheap as can be, the head counted), `even` (equal numbers) or `running` (each takes layers until its share of the
     whole cost is passed). `overlap_messages`: a pipeline's devices compute while they send and receive. `bucket_bytes`:
-    how much of gradients (of parameters, where they are gathered once a step) goes in one collective. `call_s`: what a
+    how much of gradients (of parameters, where they are gathered once a step) goes in one collective; `shards_tensors`:
+    each tensor is sharded, so that each has its own. `call_s`: what a
     collective of tensor parallelism costs the host beyond what torch takes to launch it. `pipelined_call_s`: what it
-    costs more, for each of its ranks, while a pipeline's messages cross nodes. `reference_code`: the model is Hugging
-    Face's class, operator by operator (`Architecture.reference_code`), which then says what is kept in place of
-    `fused_mlp`, `fused_rotary` and `dropout`. `reuse_parameters`: how many parameters may come between two uses of one
+    costs more, for each of its ranks, while a pipeline's messages cross nodes. `far_call_s`: by how much it is longer, for
+    the host and the device, for each further node that its ranks are on. `ahead_bytes`: what collectives of tensor
+    parallelism hold, of each element of the whole residual stream, where no pipeline keeps the host from running ahead.
+    `reference_code`: the model is Hugging Face's class, operator by operator (`Architecture.reference_code`), which then
+    says what is kept in place of `fused_mlp`, `fused_rotary` and `dropout`. `reuse_parameters`: how many parameters may come between two uses of one
     for ZeRO stage 3 to keep it gathered. `offload_gradients`: with the optimizer's state on the host, gradients go there
     as they are made, by a bucket of `reduce_bucket_elements`.
     """
@@ -54,8 +57,11 @@ class Software:
     dropout: bool = False
     stage_rule: str = "balanced"
     bucket_bytes: float = 100e6
+    shards_tensors: bool = False
     call_s: float = 0.0
     pipelined_call_s: float = 0.0
+    far_call_s: float = 0.0
+    ahead_bytes: float = 0.0
     reference_code: bool = False
     reuse_parameters: float = 0.0
     reduce_bucket_elements: float = 0.0

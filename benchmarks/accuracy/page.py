@@ -20,7 +20,7 @@ from benchmarks.accuracy.scores import (
     shuffled_regret,
 )
 from benchmarks.accuracy.tables import TABLES
-from benchmarks.accuracy.where import common_to, error_by, missing_per_microbatch
+from benchmarks.accuracy.where import common_to, error_by, failed_by_chance, missing_per_microbatch
 
 SWEEP = "layout_sweep_h100"
 PEERS_TIME, PEERS_MEMORY, PEERS_PICKS = "20-40 %", "40 %", "10 of 10"
@@ -231,9 +231,11 @@ def _sweep(frame: pd.DataFrame) -> list[str]:
         "| | fits or not: accuracy | said to fit but failed | said not to fit but ran | decisions | mean regret | worst | failed picks | no pick |",
         "|---|---|---|---|---|---|---|---|---|",
         _decision_row("predicted", fit_judgement(frame.fits, frame.ran), ours),
+        *_fewer(frame),
         _decision_row("null baseline, all said to fit", fit_judgement(everywhere, frame.ran), null),
         "",
         *_ties(frame),
+        *failed_by_chance(frame),
         "### Where its error lies",
         "",
         "Of rows that ran; bias in brackets.",
@@ -248,6 +250,14 @@ def _sweep(frame: pd.DataFrame) -> list[str]:
     ):
         parts += error_by(frame, column, title)
     return [*parts, *missing_per_microbatch(frame), *common_to(frame)]
+
+
+def _fewer(frame: pd.DataFrame) -> list[str]:
+    """Of the decisions without those at the most accelerators, whose times nothing explains."""
+    most = frame.n_gpus.max()
+    rows = frame[frame.n_gpus < most]
+    picks = regret(rows, rows.predicted_s, rows.fits)
+    return [_decision_row(f"the same, below {most} accelerators", fit_judgement(rows.fits, rows.ran), picks)]
 
 
 def _ties(frame: pd.DataFrame) -> list[str]:

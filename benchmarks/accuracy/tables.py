@@ -1,6 +1,6 @@
 """Published tables -> one frame each, with what was measured, what is predicted, and what the null baseline says.
 
-Columns of a frame: `measured_s`, `predicted_s`, `null_s`, `measured_bytes`, `predicted_bytes`, `null_bytes`, `fits`, `ran`, `error` (why
+Columns of a frame: `measured_s`, `predicted_s`, `null_s`, `measured_bytes`, `predicted_bytes`, `null_bytes`, `p_oom`, `fits`, `ran`, `error` (why
 a row has no prediction), the shape (`model n_layers hidden ffn vocab seq_len n_gpus dp tp pp cp micro_batch_size
 global_batch_seqs recompute`), the table's own columns that are not among those, and `bubble_share`.
 """
@@ -141,7 +141,7 @@ def score_table(directory: Path, published: Published) -> pd.DataFrame:
 
 def _predicted(row: RowPrediction, published: Published) -> dict[str, object]:
     if row.prediction is None:
-        nothing = dict.fromkeys(("predicted_s", "predicted_bytes", "bubble_share"), float("nan"))
+        nothing = dict.fromkeys(("predicted_s", "predicted_bytes", "bubble_share", "p_oom"), float("nan"))
         return {**nothing, "fits": False, "error": row.error}
     estimate = row.prediction.estimate
     bubble_s = estimate.time_s["pipeline_bubble"]
@@ -150,6 +150,7 @@ def _predicted(row: RowPrediction, published: Published) -> dict[str, object]:
         "predicted_s": estimate.step_time_s,
         "predicted_bytes": published.memory(estimate),
         "bubble_share": bubble_s / (estimate.step_time_s - after_s),
+        "p_oom": estimate.p_oom,
         "fits": estimate.fits,
         "error": None,
     }

@@ -32,6 +32,26 @@ def _error(rows: pd.DataFrame) -> str:
     return f"{time.mape * 100:.1f} % ({time.bias * 100:+.1f})"
 
 
+_CHANCES = (0.0, 1e-6, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 0.9, 1.0)
+
+
+def failed_by_chance(frame: pd.DataFrame) -> list[str]:
+    """Markdown: what share of rows failed, by the predicted chance that they run out of memory."""
+    known = frame[frame.p_oom.notna()]
+    parts = ["| predicted chance of running out of memory | rows | failed |", "|---|---|---|"]
+    for place, rows in known.groupby(pd.cut(known.p_oom, _CHANCES, include_lowest=True, labels=False)):
+        low, high = _CHANCES[int(place)], _CHANCES[int(place) + 1]
+        parts.append(
+            f"| {low * 100:g} to {high * 100:g} % | {len(rows)} | {(~rows.ran).mean() * 100:.0f} % |"
+        )
+    return [
+        *parts,
+        "",
+        "Some fail far below their memory's end: crashes and time-outs, which the table does not tell from running out.",
+        "",
+    ]
+
+
 def missing_per_microbatch(frame: pd.DataFrame) -> list[str]:
     """Markdown: measured less predicted time over microbatches, the median in ms by accelerators and pipeline stages."""
     known = frame[frame.measured_s.notna() & frame.predicted_s.notna()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memadvisor.cost.layouts.captured import CapturedLayout, CapturedTimes, captured_times
-from memadvisor.cost.layouts.estimate import chance_of_more
+from memadvisor.cost.layouts.chance import chance_of_more
 from memadvisor.cost.layouts.memory import StageMemory
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout
@@ -95,7 +95,7 @@ def _ways(question: CapturedQuestion, layout: Layout, memory: CapturedMemory) ->
     choices = [frozenset[str]()]
     if memory.recomputable:
         if layout.pipeline == 1:
-            room = memory.safe_tensor_bytes(question.max_p_oom)
+            room = memory.safe_tensor_bytes(layout, question.max_p_oom)
             fewest = memory.fewest_recomputed(layout, room)
             choices += [fewest] if fewest else []
         choices.append(memory.recomputable)

@@ -13,13 +13,13 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 from fractions import Fraction
-from statistics import NormalDist
 
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.captured_units import CapturedModel, CapturedUnit
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.layouts.captured import CapturedLayout, stage_parameters_of, stages_of
 from memadvisor.cost.layouts.captured_times import Target
+from memadvisor.cost.layouts.chance import safe_peak_bytes
 from memadvisor.cost.layouts.memory import StageMemory
 from memadvisor.cost.pipelines.costs import PipelineTimes
 from memadvisor.cost.simulate import Simulation, simulate
@@ -46,12 +46,13 @@ class CapturedMemory:
     def recomputable(self) -> frozenset[str]:
         return frozenset(self.plain.recomputable)
 
-    def safe_tensor_bytes(self, max_p_oom: float) -> float:
-        """The most bytes of tensors whose chance of running out of memory is accepted (estimate.chance_of_more, turned
-        round)."""
+    def safe_tensor_bytes(self, layout: Layout, max_p_oom: float) -> float:
+        """The most bytes of tensors whose chance of running out of memory is accepted, on the mean stage."""
         known = self.target.coefficients
+        whole = CapturedLayout(layout=layout, recomputed=frozenset(), stage_units=())
+        states_bytes = self.stage(self.model.units, whole, 0).states_bytes / layout.pipeline
         room = self.target.device.memory_bytes - known.context_bytes
-        peak = room * math.exp(-known.memory_sigma * NormalDist().inv_cdf(1 - max_p_oom))
+        peak = safe_peak_bytes(states_bytes, room, max_p_oom, known)
         return (peak - known.allocator_fixed_bytes) / known.allocator_share
 
     def fewest_recomputed(self, layout: Layout, room_bytes: float) -> frozenset[str] | None:

@@ -96,7 +96,7 @@ def with_stages(
     pieces = chain_pieces(model)
     share = layout.micro_batch_size / model.micro_batch_size
     whole = CapturedLayout(layout=layout, recomputed=recomputed, stage_units=())
-    room = memory.safe_tensor_bytes(question.max_p_oom) - model.other_bytes
+    room = memory.safe_tensor_bytes(layout, question.max_p_oom) - model.other_bytes
     costs: list[UnitCost] = []
     work_bytes, start = 0.0, 0
     for number in pieces:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.chance import chance_of_more
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
-from memadvisor.cost.layouts.estimate import SAFE_P_OOM, StepEstimate, chance_of_more, estimate_step
+from memadvisor.cost.layouts.estimate import SAFE_P_OOM, StepEstimate, estimate_step
 from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.memory import StageMemory, device_contents, stage_memory
 from memadvisor.cost.layouts.saved import layer_saved_bytes
@@ -212,8 +213,10 @@ def p_oom_of(
 ) -> float:
     """`estimate_step(...).p_oom` of a step without a pipeline or with 1F1B, one chunk a device, without playing it."""
     device = device_of(cluster.accelerator, step.software.compute_dtype, coefficients)
-    heaviest = max(_memories(model, step, coefficients), key=lambda memory: memory.total_bytes)
-    return chance_of_more(heaviest, device.memory_bytes, coefficients)
+    return max(
+        chance_of_more(memory, device.memory_bytes, coefficients)
+        for memory in _memories(model, step, coefficients)
+    )
 
 
 def _memories(model: Architecture, step: TrainingStep, coefficients: Coefficients) -> Iterator[StageMemory]:

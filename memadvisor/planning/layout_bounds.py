@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from memadvisor.cost.layouts.chance import chance_beyond, memory_sigma
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
 from memadvisor.cost.layouts.data_parallel import (
     exposed_step_seconds,
@@ -21,11 +22,10 @@ from memadvisor.cost.layouts.data_parallel import (
     replica_groups,
     step_traffic,
 )
-from memadvisor.cost.layouts.estimate import chance_of_more
 from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import embedding_work, head_work, layer_groups, layer_work
 from memadvisor.cost.layouts.links import Group, group_of
-from memadvisor.cost.layouts.memory import StageMemory, StageParameters
+from memadvisor.cost.layouts.memory import StageParameters
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.planning.layout_shares import Share, Shares, deal_shares
@@ -119,11 +119,12 @@ class LayoutBounds:
         return high
 
     def _chance(self, peak_bytes: float) -> float:
-        memory = StageMemory(
-            parameter_bytes=0.0, gradient_bytes=0.0, optimizer_bytes=0.0, activation_bytes=peak_bytes,
-            head_bytes=0.0, buffer_bytes=0.0, allocator_bytes=0.0, context_bytes=self.coefficients.context_bytes,
-        )  # fmt: skip
-        return chance_of_more(memory, self.device.memory_bytes, self.coefficients)
+        """The least of all shares of states in such a peak: of the smallest spread where it fits, else of the largest."""
+        known = self.coefficients
+        left_bytes = self.device.memory_bytes - known.context_bytes
+        return min(
+            chance_beyond(peak_bytes, left_bytes, memory_sigma(states, known)) for states in (0.0, 1.0)
+        )
 
     def can_be_dealt(self, num_stages: int, chunks: int) -> bool:
         """Whether the model's layers fill so many stages."""

@@ -6,11 +6,10 @@ embedding or a head may have a stage of its own, and a stage that must hold many
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from statistics import NormalDist
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.chance import safe_peak_bytes
 from memadvisor.cost.layouts.chunks import price_chunks
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
 from memadvisor.cost.layouts.data_parallel import replica_groups
@@ -100,6 +99,6 @@ def _fixed(model: Architecture, step: TrainingStep, stage: int, coefficients: Co
 
 
 def _safe_bytes(estimate: StepEstimate, coefficients: Coefficients) -> float:
-    """The largest peak whose chance of running out of memory is accepted (estimate.chance_of_more, turned round)."""
-    room = estimate.memory_bytes - coefficients.context_bytes
-    return room * math.exp(-coefficients.memory_sigma * NormalDist().inv_cdf(1 - SAFE_P_OOM))
+    """The largest peak whose chance of running out of memory is accepted, with the worst stage's states."""
+    left_bytes = estimate.memory_bytes - coefficients.context_bytes
+    return safe_peak_bytes(estimate.worst.states_bytes, left_bytes, SAFE_P_OOM, coefficients)

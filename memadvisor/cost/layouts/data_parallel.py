@@ -79,7 +79,10 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
     layout, software = step.layout, step.software
 
     def once(group: Group, operation: str, size_bytes: float) -> float:
-        return group.seconds(operation, size_bytes, messages=math.ceil(size_bytes / software.bucket_bytes))
+        messages = math.ceil(size_bytes / software.bucket_bytes)
+        if software.shards_tensors and operation != "all_reduce":
+            messages = max(messages, count.tensors)
+        return group.seconds(operation, size_bytes, messages=messages)
 
     gradients, experts = count.shared * software.reduce_bytes, count.experts * software.reduce_bytes
     if layout.zero_stage == 0:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.chance import chance_of_more
 from memadvisor.cost.layouts.chunks import PricedChunk, price_chunks, sum_of
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
 from memadvisor.cost.layouts.data_parallel import (
@@ -43,8 +43,8 @@ SAFE_P_OOM = 0.1
 class StepEstimate:
     """All predicted. `first`, `last` and `worst` are pipeline stages; `time_s` sums to `step_time_s`.
 
-    `pipeline`: the schedule played. `p_oom`: probability that the worst stage's peak, with what the prediction may be off,
-    is beyond the device's memory.
+    `pipeline`: the schedule played. `p_oom`: probability that a stage's peak, with what the prediction may be off, is
+    beyond the device's memory, of the stage where that is most likely.
     """
 
     step_time_s: float
@@ -150,7 +150,7 @@ def estimate_step(
         stage_layers=layers,
         pipeline=pipeline,
         memory_bytes=device.memory_bytes,
-        p_oom=chance_of_more(heaviest, device.memory_bytes, coefficients),
+        p_oom=max(chance_of_more(memory, device.memory_bytes, coefficients) for memory in memory_of.values()),
         mfu=model_flops(model, step) / peak,
         hfu=executed_flops(model, step) / peak,
     )
@@ -198,12 +198,3 @@ def step_schedule(layout: Layout) -> str:
     """The schedule's name as the simulator has it; 1F1B with several chunks a device is the interleaved one."""
     name = canonical_name(layout.schedule)
     return "interleaved" if name == "1f1b" and layout.chunks > 1 else name
-
-
-def chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:
-    """Errors of predicted peaks are taken for log-normal."""
-    left_bytes = capacity_bytes - memory.context_bytes
-    if left_bytes <= 0:
-        return 1.0
-    margin = math.log(left_bytes / memory.peak_bytes)
-    return 0.5 * math.erfc(margin / coefficients.memory_sigma / math.sqrt(2.0))

@@ -101,13 +101,15 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     stream_s = stream_seconds(device, stream) + device.coefficients.kernel_s * len(products)
     accumulate_s = stream_seconds(device, _layer_parameters(model, step, layer) * _accumulate_bytes(step))
     forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
+    far_s = software.far_call_s * (groups.tensor.nodes - 1)
+    forward_calls_s, backward_calls_s = forward_calls_s + 4 * far_s, backward_calls_s + 4 * far_s
     forward_gpu = matmul_s + core_forward_s + stream_s + forward_calls_s
     backward_gpu = (
         2 * matmul_s + core_backward_s + _BACKWARD_STREAM * stream_s + accumulate_s + backward_calls_s
     )
     known = device.coefficients
     calls = (4 if tp > 1 else 0) + (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
-    call_s = known.host_call_s + (software.call_s if tp > 1 else 0.0)
+    call_s = known.host_call_s + (software.call_s if tp > 1 else 0.0) + far_s
     if layout.pipeline > 1 and groups.pipeline_crosses_nodes and tp > 1:
         call_s += software.pipelined_call_s * tp
     forward_host = known.host_forward_s + calls * call_s

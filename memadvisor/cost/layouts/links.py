@@ -2,7 +2,8 @@
 
 Ranks are numbered tensor innermost, then context, data, pipeline; nodes take them in that order. A group of `size` ranks
 that are `stride` apart has `near` of them in each node; every device of a node has its share of the network's cards, so a
-ring through the nodes has `near` shares side by side.
+ring through the nodes has `near` shares side by side. What travels round a ring passes the network once for each node: its
+latency is the sum of those of its links, as NCCL counts them (src/graph/tuning.cc), and not that of the slowest at each step.
 """
 
 from __future__ import annotations
@@ -18,25 +19,29 @@ from memadvisor.hardware.cluster import Cluster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """`near`: its ranks in one node. Rates and latencies are those that it reaches."""
+    """`near`: its ranks in one node; `nodes`: how many it spans. Rates and latencies are those that it reaches."""
 
     size: int
     near: int
+    nodes: int
     bytes_per_s: float
     ring_latency_s: float
     tree_latency_s: float
+    tree_share: float
     call_s: float
 
     def seconds(self, operation: str, size_bytes: float, messages: int = 1) -> float:
-        """`size_bytes` in `messages` collectives, one after the other. Every step of a ring waits for its slowest link. A ring (Thakur, Rabenseifner and Gropp 2005); an all-reduce has a tree's latency where that is lower (NCCL)."""
+        """`size_bytes` in `messages` collectives, one after the other. A ring (Thakur, Rabenseifner and Gropp 2005), whose
+        slowest link sets the rate; or, of an all-reduce, a tree where that is quicker (NCCL): it has less latency, and moves
+        bytes at `tree_share` of a ring's rate."""
         if self.size == 1 or size_bytes <= 0:
             return 0.0
         rounds = RING_ROUNDS[operation]
-        moved = rounds * size_bytes * (self.size - 1) / self.size / self.bytes_per_s
-        latency = rounds * self.ring_latency_s
+        one_round_s = size_bytes * (self.size - 1) / self.size / self.bytes_per_s
+        seconds = rounds * (one_round_s + messages * self.ring_latency_s)
         if operation == "all_reduce":
-            latency = min(latency, self.tree_latency_s)
-        return moved + messages * (latency + self.call_s)
+            seconds = min(seconds, rounds * one_round_s / self.tree_share + messages * self.tree_latency_s)
+        return seconds + messages * self.call_s
 
     def exchange_seconds(self, size_bytes: float) -> float:
         """All-to-all of `size_bytes` that each rank holds: what leaves the node goes over its own share of the network."""
@@ -48,32 +53,43 @@ class Group:
 def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficients) -> Group:
     """Raises UsageError where the group crosses a link that the cluster does not know."""
     if size == 1:
-        return Group(size=1, near=1, bytes_per_s=math.inf, ring_latency_s=0.0, tree_latency_s=0.0, call_s=0.0)
+        return Group(
+            size=1,
+            near=1,
+            nodes=1,
+            bytes_per_s=math.inf,
+            ring_latency_s=0.0,
+            tree_latency_s=0.0,
+            tree_share=1.0,
+            call_s=0.0,
+        )
     near = min(size, max(1, cluster.per_node // stride))
     nodes = math.ceil(size / near)
-    inside_s = coefficients.inside_alpha_s
-    inside_rate = math.inf
+    inside_s = across_s = 0.0
+    rate = math.inf
     if near > 1:
         if cluster.inside is None:
             raise UsageError(
                 "the links inside a node are not known.", hint="give them with inside=... or a cluster file."
             )
-        inside_rate = cluster.inside.bytes_per_s * coefficients.inside_share
-    rate = inside_rate
+        inside_s = cluster.inside.alpha_s
+        rate = cluster.inside.bytes_per_s * coefficients.inside_share
     if nodes > 1:
         if cluster.across is None:
             raise UsageError(
                 "the network between nodes is not known.", hint="give it with across=... or a cluster file."
             )
-        rate = min(inside_rate, near * cluster.across.bytes_per_s * coefficients.across_share)
+        across_s = cluster.across.alpha_s
+        rate = min(rate, near * cluster.across.bytes_per_s * coefficients.across_share)
     return Group(
         size=size,
         near=near,
+        nodes=nodes,
         bytes_per_s=rate,
-        ring_latency_s=(size - 1) * (coefficients.across_alpha_s if nodes > 1 else inside_s),
+        ring_latency_s=(nodes - 1) * across_s + (size - nodes) * inside_s,
+        tree_latency_s=2 * (math.log2(near) * inside_s + math.ceil(math.log2(nodes)) * across_s),
+        tree_share=coefficients.tree_share,
         call_s=coefficients.collective_s,
-        tree_latency_s=2
-        * (math.log2(near) * inside_s + math.ceil(math.log2(nodes)) * coefficients.across_alpha_s),
     )
 
 

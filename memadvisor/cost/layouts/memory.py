@@ -31,6 +31,10 @@ class StageMemory:
     context_bytes: float
 
     @property
+    def states_bytes(self) -> float:
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
     def allocated_bytes(self) -> float:
         """Tensors alone, as `max_memory_allocated` counts them."""
         return (
@@ -70,11 +74,13 @@ def device_contents(chunks: tuple[int, ...], layers: tuple[int, ...]) -> StageCo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParameters:
-    """Parameters of one rank: `shared` are the same on all data-parallel ranks, `experts` on every `expert`th alone."""
+    """Parameters of one rank: `shared` are the same on all data-parallel ranks, `experts` on every `expert`th alone.
+    `tensors`: how many they are."""
 
     shared: float
     experts: float
     widest_layer: float
+    tensors: int = 0
 
     @property
     def all(self) -> float:
@@ -84,6 +90,10 @@ class StageParameters:
         """One rank's part of what the ZeRO stage shards: experts among the replicas that hold the same ones."""
         shard = layout.shard_ranks
         return self.shared / shard + self.experts / max(1, shard // layout.expert)
+
+
+# Of a layer: queries, keys and values as one, their projection, gate and up as one, down, and two norms.
+_TENSORS = 6
 
 
 def stage_parameters(model: Architecture, step: TrainingStep, contents: StageContents) -> StageParameters:
@@ -107,7 +117,10 @@ def stage_parameters(model: Architecture, step: TrainingStep, contents: StageCon
         contents.embeddings * model.embedding_parameters() + (contents.heads - tied) * model.head_parameters()
     )
     widest = max((sum(parts) for parts in each.values()), default=0.0)
-    return StageParameters(shared=shared + ends / tensor, experts=experts, widest_layer=widest)
+    tensors = _TENSORS * len(contents.layers) + contents.embeddings + 2 * contents.heads
+    return StageParameters(
+        shared=shared + ends / tensor, experts=experts, widest_layer=widest, tensors=tensors
+    )
 
 
 def stage_memory(
@@ -134,7 +147,10 @@ def stage_memory(
     # A layer's backward begins when that of the head is through.
     working = max(0.0, layer_backward_bytes(model, step, contents.layers) - head_bytes)
     buffer_bytes = (
-        _collective_buffers(step, count) + _recomputed_layer(model, step, contents.layers) + working
+        _collective_buffers(step, count)
+        + _recomputed_layer(model, step, contents.layers)
+        + working
+        + _ahead(model, step)
     )
     tensors = (
         parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes + head_bytes + buffer_bytes
@@ -177,6 +193,15 @@ def _moved_at_once(model: Architecture, step: TrainingStep, layers: tuple[int, .
         return 0.0
     saved = [layer_saved_bytes(model, step, layer) for layer in layers]
     return sum(saved) / step.layout.chunks if step.layout.pipeline > 1 else max(saved)
+
+
+def _ahead(model: Architecture, step: TrainingStep) -> float:
+    """Results of collectives that other streams still hold when the host asks for the next ones."""
+    layout = step.layout
+    if layout.pipeline > 1:
+        return 0.0
+    elsewhere = 1.0 - 1.0 / layout.stream_ranks
+    return step.software.ahead_bytes * step.microbatch_tokens * model.hidden * elsewhere
 
 
 def _recomputed_layer(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:

@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout, TrainingStep
+from memadvisor.layout import Layout, Software, TrainingStep
 from tests.cost.layouts.nodes import make_cluster
 
 LLAMA = Architecture(
@@ -14,8 +15,8 @@ LLAMA = Architecture(
 )  # fmt: skip
 
 
-def estimate(machines=None, seq_len=4096, **layout):
-    step = TrainingStep(layout=Layout(**layout), seq_len=seq_len)
+def estimate(machines=None, seq_len=4096, software=None, **layout):
+    step = TrainingStep(layout=Layout(**layout), seq_len=seq_len, software=software or Software())
     return estimate_step(LLAMA, step, machines or make_cluster())
 
 
@@ -66,6 +67,29 @@ def test_the_chance_of_running_out_grows_with_the_batch():
     chances = [estimate(data=16, zero_stage=3, micro_batch_size=size).p_oom for size in (1, 2, 4, 8, 16)]
     assert chances == sorted(chances)
     assert chances[0] < 0.01 and chances[-1] > 0.99
+
+
+@pytest.mark.parametrize("tensor, further_nodes", [(8, 0), (16, 1)])
+def test_collectives_over_nodes_take_what_the_software_adds_for_each_further_one(tensor, further_nodes):
+    """Four collectives in a layer's forward, four in its backward, of each microbatch."""
+    layout = {"data": 16 // tensor, "tensor": tensor, "sequence_parallel": True, "num_microbatches": 4}
+    quick, slow = (estimate(software=Software(far_call_s=far_s), **layout) for far_s in (0.0, 1e-3))
+    added_s = 8 * 4 * LLAMA.n_layers * further_nodes * 1e-3
+    assert slow.pipeline.step_s - quick.pipeline.step_s == pytest.approx(added_s)
+
+
+def test_shards_of_single_tensors_take_the_latency_of_each():
+    small = [
+        estimate(
+            software=Software(
+                shards_tensors=apart, bucket_bytes=1e15, overlap_gather=False, overlap_reduce=False
+            ),
+            data=16,
+            zero_stage=1,
+        ).time_s["gradients_and_parameters"]
+        for apart in (False, True)
+    ]
+    assert small[1] - small[0] == pytest.approx(2 * (6 * LLAMA.n_layers + 2) * FITTED.collective_s)
 
 
 @pytest.mark.parametrize(

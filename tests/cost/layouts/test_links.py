@@ -38,3 +38,24 @@ def test_more_bytes_or_more_messages_are_never_quicker(log_size, log_stride, siz
         assert seconds <= group.seconds(operation, 2 * size_bytes, messages)
         assert seconds <= group.seconds(operation, size_bytes, messages + 1)
     assert group.seconds("all_reduce", size_bytes) <= 2 * group.seconds("all_gather", size_bytes)
+
+
+@given(st.integers(0, 6), st.integers(0, 3), st.floats(1e-7, 1e-3), st.floats(1e-7, 1e-3))
+def test_a_ring_passes_the_network_once_for_each_further_node(log_size, log_stride, inside_s, across_s):
+    """Latencies are those of the links that the cluster was given, and no coefficient's."""
+    cluster = make_cluster(64, inside=INSIDE, across=ACROSS, inside_s=inside_s, across_s=across_s)
+    size = 2**log_size
+    group = group_of(cluster, size, 2**log_stride, FITTED)
+    links = [inside_s if (rank + 1) % group.near else across_s for rank in range(size - 1)]
+    assert group.ring_latency_s == pytest.approx(sum(links))
+    assert group.nodes == size // group.near
+
+
+def test_a_tree_reduces_little_among_many_and_a_ring_much_among_few():
+    few, many = (
+        group_of(make_cluster(512, inside=INSIDE, across=ACROSS, across_s=10e-6), size, 8, FITTED)
+        for size in (2, 64)
+    )
+    little, much = 1e4, 1e10
+    assert many.seconds("all_reduce", little) < 2 * many.seconds("all_gather", little) - many.call_s
+    assert few.seconds("all_reduce", much) == pytest.approx(2 * few.seconds("all_gather", much) - few.call_s)

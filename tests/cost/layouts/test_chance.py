@@ -1,0 +1,29 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memadvisor.cost.layouts.chance import chance_beyond, chance_of_more, memory_sigma, safe_peak_bytes
+from memadvisor.cost.layouts.coefficients import FITTED
+from memadvisor.cost.layouts.memory import StageMemory
+
+
+def test_states_are_known_better_than_activations():
+    """Of two equal peaks below the capacity the one that is all states is the safer one."""
+    empty = StageMemory(
+        parameter_bytes=0, gradient_bytes=0, optimizer_bytes=0, activation_bytes=0, head_bytes=0, buffer_bytes=0,
+        allocator_bytes=0, context_bytes=1e9,
+    )  # fmt: skip
+    chances = [
+        chance_of_more(replace(empty, optimizer_bytes=states, activation_bytes=70e9 - states), 80e9, FITTED)
+        for states in (70e9, 35e9, 0.0)
+    ]
+    assert chances[0] < 0.01 and chances == sorted(chances) and chances[-1] > 0.2
+
+
+@given(st.floats(0.0, 70e9), st.floats(10e9, 200e9), st.floats(0.001, 0.5))
+def test_the_largest_safe_peak_has_the_chance_that_is_accepted(states_bytes, left_bytes, max_p_oom):
+    peak = safe_peak_bytes(states_bytes, left_bytes, max_p_oom, FITTED)
+    sigma = memory_sigma(min(1.0, states_bytes / peak), FITTED)
+    assert chance_beyond(peak, left_bytes, sigma) == pytest.approx(max_p_oom, rel=1e-3)
