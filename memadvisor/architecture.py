@@ -72,6 +72,10 @@ class Architecture:
     `mlp_biases`: those alone. `qk_norm`: parameters of a layer's norms over queries and keys. `embedding_norm`: a norm over
     the embedded tokens. `head_bias`: the output projection has one. `code`: how Hugging Face's class of it is written, None
     where it is as most with such norms are.
+
+    `encoder_layers`: so many of `n_layers`, the first ones, are an encoder's, whose result every layer behind them attends
+    to besides (cross attention, with a norm of its own); tables of positions, the norm of the embedding and the last norm
+    (`final_norm`) are there once for either stack. `relative_buckets`: rows of a stack's table of relative positions (T5).
     """
 
     name: str
@@ -98,6 +102,14 @@ class Architecture:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     code: ReferenceCode | None = None
+    encoder_layers: int = 0
+    relative_buckets: int = 0
+    final_norm: bool = True
+
+    @property
+    def num_stacks(self) -> int:
+        """Two of an encoder and a decoder."""
+        return 2 if self.encoder_layers else 1
 
     @property
     def reference_code(self) -> ReferenceCode:
@@ -136,9 +148,18 @@ class Architecture:
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer >= self.experts.first_dense
 
+    def has_cross_attention(self, layer: int) -> bool:
+        return 0 < self.encoder_layers <= layer
+
+    def is_second_kind(self, layer: int) -> bool:
+        """Layers are of two kinds at most, those of the second behind the others: with experts, or with cross attention."""
+        return self.has_experts(layer) or self.has_cross_attention(layer)
+
     def shared_layer_parameters(self, layer: int) -> int:
         """What every rank of an expert-parallel group holds of one layer: all of it but the experts."""
         count = self.attention_parameters() + self.norms_per_layer * self.norm_parameters()
+        if self.has_cross_attention(layer):
+            count += self.attention_parameters() + self.norm_parameters()
         if not self.has_experts(layer) or self.experts is None:
             return count + self.mlp_parameters(self.ffn)
         router = self.hidden * self.experts.num_experts
@@ -156,9 +177,10 @@ class Architecture:
         return self.shared_layer_parameters(layer) + self.expert_layer_parameters(layer)
 
     def embedding_parameters(self) -> int:
-        """The tables of tokens and positions, and the norm over what they give."""
+        """The table of tokens, and for each stack that of positions and the norm over what they give."""
         norm = self.norm_parameters() if self.embedding_norm else 0
-        return (self.vocab + self.positions) * self.hidden + norm
+        positions = self.positions * self.hidden + self.relative_buckets * self.n_heads
+        return self.vocab * self.hidden + self.num_stacks * (positions + norm)
 
     def head_parameters(self) -> int:
         """The output projection; as large as the table of tokens, of which it is the same tensor when tied."""
@@ -169,7 +191,8 @@ class Architecture:
         layers = sum(self.layer_parameters(layer) for layer in range(self.n_layers))
         head = 0 if self.tied_embeddings else self.head_parameters()
         bias = self.vocab if self.head_bias else 0
-        return layers + self.embedding_parameters() + head + bias + self.norm_parameters()
+        last_norms = self.num_stacks * self.norm_parameters() if self.final_norm else 0
+        return layers + self.embedding_parameters() + head + bias + last_norms
 
     def active_parameters(self) -> int:
         """Those that one token meets."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 
 STAGE_RULES = ("balanced", "even", "running")
@@ -143,11 +144,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep:
-    """One optimizer step: a layout, the length of its sequences, and the code that runs it."""
+    """One optimizer step: a layout, the length of its sequences, and the code that runs it. Of an encoder-decoder `seq_len`
+    is the source's length and `target_len` the decoder's; None for other models.
+    """
 
     layout: Layout
     seq_len: int
     software: Software = field(default_factory=Software)
+    target_len: int | None = None
 
     @property
     def global_batch_sequences(self) -> int:
@@ -156,9 +160,35 @@ class TrainingStep:
 
     @property
     def microbatch_tokens(self) -> float:
-        """Of one microbatch on one rank."""
+        """Of one microbatch on one rank; of an encoder-decoder the source's."""
         return self.layout.micro_batch_size * self.seq_len / self.layout.context
 
     @property
+    def decoded_tokens(self) -> float:
+        """Of one microbatch on one rank, those that the head sees."""
+        length = self.seq_len if self.target_len is None else self.target_len
+        return self.layout.micro_batch_size * length / self.layout.context
+
+    def length_of(self, *, is_decoder: bool) -> int:
+        """Tokens of a sequence in a stack; `is_decoder` is that of two."""
+        return self.target_len if is_decoder and self.target_len is not None else self.seq_len
+
+    @property
     def tokens(self) -> int:
-        return self.global_batch_sequences * self.seq_len
+        """Of a source and of its target alike."""
+        return self.global_batch_sequences * (self.seq_len + (self.target_len or 0))
+
+
+def target_length(model: Architecture, given: int | None, seq_len: int) -> int | None:
+    """Tokens that an encoder-decoder's decoder sees: as many as the source's where nothing is given; None for other models.
+
+    Raises UsageError for a length that other models do not have.
+    """
+    if model.encoder_layers:
+        return seq_len if given is None else given
+    if given is not None:
+        raise UsageError(
+            f"{model.name} has no encoder, and a target of {given} tokens is given.",
+            hint="leave the target's length out; the sequence's is all there is.",
+        )
+    return None

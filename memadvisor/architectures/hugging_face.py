@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memadvisor.architecture import Architecture, Experts, LatentAttention
+from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
 from memadvisor.architectures.reference_code import code_of
 from memadvisor.errors import UsageError
 
@@ -35,8 +36,7 @@ def architecture_from_config(config: Config, name: str) -> Architecture:
         )
     try:
         found = reader(config, name)
-        code = code_of(config, found.norm_vectors, is_gated=found.gated_mlp)
-        return dataclasses.replace(found, code=code)
+        return dataclasses.replace(found, code=found.code or code_of(config, found))
     except KeyError as error:
         raise UsageError(f"{name!r} has no {error.args[0]!r}.", hint="it is no whole config.json.") from error
 
@@ -309,4 +309,5 @@ _READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "mpt": _mpt,
     "falcon": _falcon,
     "starcoder2": _starcoder2,
+    **ENCODER_DECODER_READERS,
 }

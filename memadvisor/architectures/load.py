@@ -22,13 +22,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from memadvisor.architecture import Architecture, Experts, LatentAttention
+from memadvisor.architecture import Architecture, Experts, LatentAttention, ReferenceCode
+from memadvisor.architectures.encoder_decoders import ENCODER_DECODERS
 from memadvisor.architectures.gpt_family import GPT_FAMILY
 from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.llama_family import LLAMA_FAMILY
 from memadvisor.errors import UsageError
 
-ARCHITECTURES: tuple[Architecture, ...] = GPT_FAMILY + LLAMA_FAMILY
+ARCHITECTURES: tuple[Architecture, ...] = GPT_FAMILY + LLAMA_FAMILY + ENCODER_DECODERS
 
 # Other names of the same shapes.
 _ALSO = {
@@ -125,7 +126,7 @@ def architecture_from_fields(value: Mapping[str, Any], name: str) -> Architectur
     for key in ("n_layers", "hidden", "n_heads", "vocab"):
         if key not in fields:
             raise UsageError(f"{name!r} does not say {key}.", hint="docs/estimate.md shows what is needed.")
-    for key, kind in (("experts", Experts), ("latent", LatentAttention)):
+    for key, kind in (("experts", Experts), ("latent", LatentAttention), ("code", ReferenceCode)):
         if fields.get(key) is not None:
             fields[key] = _checked(kind, fields[key], f"{name}.{key}")
     gated = fields.setdefault("gated_mlp", True)
@@ -138,6 +139,13 @@ def architecture_from_fields(value: Mapping[str, Any], name: str) -> Architectur
         fields.setdefault("head_dim", hidden // n_heads)
         fields.setdefault("ffn", -(-8 * hidden // (3 * 256)) * 256 if gated else 4 * hidden)
     architecture: Architecture = _checked(Architecture, fields, name)
+    if architecture.encoder_layers >= architecture.n_layers or (
+        architecture.encoder_layers and (architecture.experts or architecture.latent)
+    ):
+        raise UsageError(
+            f"{architecture.encoder_layers} of {architecture.n_layers} layers of {name!r} are an encoder's.",
+            hint="a decoder has one layer or more, and neither experts nor latent attention.",
+        )
     return architecture
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memadvisor.architecture import LAYER_NORM_CODE, LLAMA_CODE, ReferenceCode
+from memadvisor.architecture import LLAMA_CODE, Architecture, ReferenceCode
 
 # Tensors that each function keeps of its input's size, its result left out; transformers/activations.py. Those that are not
 # here are taken for one kernel, which keeps its input.
@@ -30,16 +30,16 @@ _FUSED_QKV = ("gpt2",)
 _NORM_BYTES = {"gemma": 10.0, "gemma2": 10.0, "gemma3_text": 10.0, "olmo": 6.0, "olmo2": 10.0, "cohere": 14.0}
 
 
-def code_of(config: Mapping[str, Any], norm_vectors: int, *, is_gated: bool) -> ReferenceCode | None:
+def code_of(config: Mapping[str, Any], found: Architecture) -> ReferenceCode | None:
     """None where it is as most classes with such norms are."""
     kind = str(config.get("model_type"))
-    has_rms_norm = norm_vectors < 2 and is_gated
-    usual = LLAMA_CODE if norm_vectors == 1 else LAYER_NORM_CODE
+    has_rms_norm = found.norm_vectors < 2 and found.gated_mlp
+    usual = found.reference_code
     named = _first(config, "activation_function", "hidden_activation", "hidden_act", "activation")
     activation = named if isinstance(named, str) else _ACTIVATIONS.get(kind, "gelu")
     code = ReferenceCode(
         norm_bytes=_NORM_BYTES.get(kind, LLAMA_CODE.norm_bytes if has_rms_norm else 4.0),
-        activation_tensors=_ACTIVATION_TENSORS.get(activation, 1),
+        activation_tensors=kept_by(activation),
         fp32_softmax=kind not in _PLAIN_SOFTMAX,
         residual_dropout=_drops(
             config,
@@ -56,6 +56,11 @@ def code_of(config: Mapping[str, Any], norm_vectors: int, *, is_gated: bool) -> 
         fused_qkv=kind in _FUSED_QKV,
     )
     return None if code == usual else code
+
+
+def kept_by(activation: str) -> int:
+    """Tensors that autograd keeps of an activation function's input, by its name in a config.json."""
+    return _ACTIVATION_TENSORS.get(activation, 1)
 
 
 def _first(config: Mapping[str, Any], *keys: str) -> Any:

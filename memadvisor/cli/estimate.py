@@ -10,7 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from memadvisor.architecture import Architecture
 from memadvisor.architectures.load import load_architecture
+from memadvisor.cli.estimate_arguments import add_code, add_layout
 from memadvisor.cli.estimate_largest import largest_to_json, print_largest
 from memadvisor.cli.estimate_search import found_to_json, print_found
 from memadvisor.cli.estimate_table import predict_table
@@ -22,9 +24,8 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.cluster_file import load_cluster
 from memadvisor.hardware.clusters import parse_cluster
-from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
+from memadvisor.layout import Layout, Software, TrainingStep, target_length
 from memadvisor.layout_table.read import LayoutCase
-from memadvisor.layout_table.spread import SCHEDULES
 from memadvisor.layout_table.training_code import is_fused, is_reference
 from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits
 from memadvisor.planning.layout_reasons import explain
@@ -61,12 +62,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--cluster", metavar="FILE.toml", help="accelerators and links from a file (docs/clusters.md)"
     )
     parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence")
+    parser.add_argument(
+        "--target", type=int, metavar="N", help="tokens of an encoder-decoder's target (default: as --seq)"
+    )
     parser.add_argument("--batch", type=int, metavar="N", help="sequences of a step, over all replicas")
     parser.add_argument(
         "--largest", choices=QUANTITIES, help="the largest that fits, under each technique (docs/largest.md)"
     )
-    _add_layout(parser.add_argument_group("layout"))
-    _add_code(parser.add_argument_group("training code"))
+    add_layout(parser.add_argument_group("layout"))
+    add_code(parser.add_argument_group("training code"))
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory of an accelerator, in place of its data sheet's"
     )
@@ -87,55 +91,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", help="where the table's predictions, or the page, go"
     )
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
-
-
-def _add_layout(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--dp", type=int, metavar="N", help="replicas (default: what the others leave)")
-    group.add_argument("--tp", type=int, metavar="N", help="tensor parallel ranks")
-    group.add_argument("--pp", type=int, metavar="N", help="pipeline stages")
-    group.add_argument("--cp", type=int, metavar="N", help="context parallel ranks")
-    group.add_argument("--ep", type=int, metavar="N", help="expert parallel ranks")
-    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
-    group.add_argument(
-        "--shard", type=int, metavar="N", help="replicas among which ZeRO shards (default: all)"
-    )
-    group.add_argument(
-        "--micro-batch", type=int, metavar="N", help="sequences (default: the fastest that fits)"
-    )
-    group.add_argument(
-        "--recompute", choices=RECOMPUTE, default="none", help="what the backward computes again"
-    )
-    group.add_argument("--schedule", choices=tuple(SCHEDULES), metavar="NAME", help=f"{', '.join(SCHEDULES)}")
-    group.add_argument("--chunks", type=int, metavar="N", help="parts of the model on each pipeline rank")
-    group.add_argument(
-        "--split",
-        choices=("even", "balanced"),
-        help="layers of a stage: equal numbers, or by their modelled costs (default: as the code does)",
-    )
-    group.add_argument(
-        "--sequence-parallel",
-        action=argparse.BooleanOptionalAction,
-        help="with --tp (default: as the code does)",
-    )
-    group.add_argument(
-        "--context-kind", choices=("ring", "ulysses"), default="ring", help="how --cp shares attention"
-    )
-    group.add_argument("--offload-optimizer", action="store_true", help="optimizer state on the host")
-    group.add_argument("--offload-parameters", action="store_true", help="parameters on the host")
-    group.add_argument(
-        "--offload-activations", type=float, default=0.0, metavar="SHARE", help="0 to 1, on the host"
-    )
-
-
-def _add_code(group: argparse._ArgumentGroup) -> None:
-    names = ", ".join(preset.names[0] for preset in PRESETS)
-    group.add_argument("--framework", metavar="NAME", help=f"whose habits: {names}")
-    group.add_argument("--precision", metavar="NAME", help="bf16, fp16, fp8, tf32, fp32")
-    group.add_argument("--attention", metavar="NAME", help="flash or unfused")
-    group.add_argument(
-        "--model-code", metavar="NAME", help="fused (the trainer's), or reference: Hugging Face's class"
-    )
-    group.add_argument("--optimizer", metavar="NAME", help="adamw, adam8bit, sgd, momentum, lion, muon")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -204,8 +159,10 @@ def _search(arguments: argparse.Namespace) -> int:
             )
     cluster = _cluster(arguments)
     _, software = _software(arguments)
+    model = load_architecture(arguments.model)
     question = LayoutQuestion(
-        model=load_architecture(arguments.model),
+        model=model,
+        target_len=_target(arguments, model),
         cluster=cluster,
         seq_len=_positive("seq", arguments.seq),
         batch_sequences=_positive("batch", arguments.batch),
@@ -247,9 +204,11 @@ def _largest(arguments: argparse.Namespace) -> int:
     cluster = _cluster(arguments)
     preset, software = _software(arguments)
     spread = arguments.sequence_parallel
+    model = load_architecture(arguments.model)
     question = LargestQuestion(
         quantity=quantity,
-        model=load_architecture(arguments.model),
+        model=model,
+        target_len=_target(arguments, model),
         cluster=cluster,
         seq_len=_degree(arguments, "seq"),
         micro_batch_size=_degree(arguments, "micro_batch"),
@@ -262,6 +221,11 @@ def _largest(arguments: argparse.Namespace) -> int:
     else:
         print_largest(question, answers, Console())
     return 0 if any(answer.fit for answer in answers) else 1
+
+
+def _target(arguments: argparse.Namespace, model: Architecture) -> int | None:
+    given = None if arguments.target is None else _positive("target", arguments.target)
+    return target_length(model, given, _degree(arguments, "seq"))
 
 
 def _need(arguments: argparse.Namespace, *options: str) -> None:
@@ -281,7 +245,12 @@ def _case(arguments: argparse.Namespace) -> LayoutCase:
     layout, is_open = _layout(arguments, cluster.num_accelerators, preset, architecture.n_layers)
     if arguments.split == "even":
         software = dataclasses.replace(software, stage_rule="even")
-    step = TrainingStep(layout=layout, seq_len=_positive("seq", arguments.seq), software=software)
+    step = TrainingStep(
+        layout=layout,
+        seq_len=_positive("seq", arguments.seq),
+        software=software,
+        target_len=_target(arguments, architecture),
+    )
     if arguments.split == "balanced":
         if is_open:
             raise UsageError(

@@ -25,7 +25,10 @@ _ASKED = {
 def print_largest(question: LargestQuestion, answers: Sequence[LargestAnswer], console: Console) -> None:
     """Predicted, all of it. Techniques stand once, with and without recomputation beside each other."""
     cluster = question.cluster
-    asked = _ASKED[question.quantity].format(seq=question.seq_len, size=question.micro_batch_size)
+    target = "" if question.target_len is None else f" + {question.target_len}"
+    asked = _ASKED[question.quantity].format(
+        seq=f"{question.seq_len}{target}", size=question.micro_batch_size
+    )
     console.print(
         Text(
             f"{asked}, that has less than {SAFE_P_OOM:.0%} chance of running out of memory (predicted):"

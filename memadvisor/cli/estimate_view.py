@@ -34,8 +34,9 @@ def _head(case: LayoutCase, step: TrainingStep) -> list[str]:
     size = f"{format_count(model.num_parameters())} parameters"
     if model.experts is not None:
         size += f" ({format_count(model.active_parameters())} active)"
+    length = f"{step.seq_len}" if step.target_len is None else f"{step.seq_len} + {step.target_len}"
     return [
-        f"model      {model.name}: {size}; {step.seq_len} tokens x {step.global_batch_sequences} sequences a step",
+        f"model      {model.name}: {size}; {length} tokens x {step.global_batch_sequences} sequences a step",
         f"cluster    {_cluster_words(cluster)}",
         f"layout     {layout_words(step.layout)}; {step.software.compute_dtype}, {step.software.name} code"
         + ("; micro-batch chosen" if case.micro_batch_is_open else ""),

@@ -42,9 +42,11 @@ MODEL = (
     _column("expert_ffn", "moe_intermediate_size moe_ffn_hidden_size", "inner width of an expert", "ffn"),
     _column("shared_ffn", "shared_expert_ffn moe_shared_expert_intermediate_size", "inner width of what all tokens pass beside the experts", "0"),
     _column("first_dense", "first_k_dense_replace num_dense_layers", "layers without experts at the beginning", "0"),
+    _column("encoder_layers", "num_encoder_layers", "of the layers, those of an encoder, which come first; the others then have cross attention", "0; of a named model its own"),
     _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
     _column("params_b", "model_size_b size_b params_billion n_params_b", "the same in 10^9, rounded", "what the model's name says, such as 7b"),
-    _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len", "tokens of a sequence", "2048"),
+    _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len", "tokens of a sequence; of an encoder-decoder the source's", "2048"),
+    _column("target_len", "decoder_seq_length max_target_length decoder_seq_len", "tokens of the decoder's sequence, of an encoder-decoder alone", "seq_len"),
 )  # fmt: skip
 
 MACHINE = (

@@ -47,6 +47,7 @@ class _Shape:
     billions: float | None
     seq_len: int
     tensor: int
+    encoder_layers: int
 
 
 def architecture_of(cells: Cells, *, seq_len: int, tensor: int) -> Architecture:
@@ -75,6 +76,8 @@ def _named(cells: Cells) -> Architecture | None:
         return None
     said: dict[str, int | bool | None] = {column: cells.whole(column) for column in _WHOLE}
     said |= {column: cells.flag(column) for column in _FLAGS}
+    if cells.count("encoder_layers") not in (None, known.encoder_layers):
+        return None
     changes: dict[str, Any] = {column: value for column, value in said.items() if value is not None}
     if "n_heads" in changes:
         changes.setdefault("n_kv_heads", min(known.n_kv_heads, changes["n_heads"]))
@@ -156,6 +159,7 @@ def _variant(shape: _Shape, gated: bool, tied: bool) -> Architecture:
         norm_vectors=1 if gated else 2,
         causal=shape.causal,
         experts=experts,
+        encoder_layers=shape.encoder_layers,
     )
 
 
@@ -210,7 +214,18 @@ def _shape(cells: Cells, seq_len: int, tensor: int) -> _Shape:
         or (parameters / 1e9 if is_rounded and parameters else _billions_in(name)),
         seq_len=seq_len,
         tensor=tensor,
+        encoder_layers=_encoder_layers(cells, n_layers),
     )
+
+
+def _encoder_layers(cells: Cells, n_layers: int) -> int:
+    count = cells.count("encoder_layers") or 0
+    if count >= n_layers or (count and cells.count("n_experts")):
+        raise UsageError(
+            f"{count} of {n_layers} layers are an encoder's, and experts {cells.count('n_experts') or 0}: a decoder has at"
+            " least one layer, and experts beside cross attention are not known."
+        )
+    return count
 
 
 def _billions_in(name: str) -> float | None:

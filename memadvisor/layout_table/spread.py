@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
-from memadvisor.layout import Layout, TrainingStep
+from memadvisor.layout import Layout, TrainingStep, target_length
 from memadvisor.layout_table.cells import Cells
 from memadvisor.layout_table.training_code import STRATEGIES, plain_word, software_of, strategy_stage
 from memadvisor.software import Preset
@@ -99,7 +99,9 @@ def step_of(
         offload_parameters=cells.flag("offload_parameters") or False,
         offload_activations=_share(cells, "offload_activations"),
     )
-    return TrainingStep(layout=layout, seq_len=seq_len, software=software), is_open
+    target_len = target_length(architecture, cells.whole("target_len"), seq_len)
+    step = TrainingStep(layout=layout, seq_len=seq_len, software=software, target_len=target_len)
+    return step, is_open
 
 
 def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool]:

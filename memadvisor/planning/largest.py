@@ -16,7 +16,7 @@ from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
 from memadvisor.cost.layouts.estimate import SAFE_P_OOM, StepEstimate, estimate_step
 from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.memory import StageMemory, device_contents, stage_memory
-from memadvisor.cost.layouts.saved import layer_saved_bytes
+from memadvisor.cost.layouts.saved import chunk_saved_bytes
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
@@ -36,7 +36,8 @@ _SEARCHED_TO: dict[Quantity, int] = {"micro-batch": 2**20, "sequence": 2**26, "m
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestQuestion:
     """How large can `quantity` be on `cluster`? What it is not about stays: the model, `seq_len` (of no meaning where it is
-    asked for), `micro_batch_size` (likewise). `sequence_parallel`: what tensor parallelism comes with.
+    asked for), `micro_batch_size` (likewise), `target_len` of an encoder-decoder. `sequence_parallel`: what tensor
+    parallelism comes with.
     """
 
     quantity: Quantity
@@ -46,6 +47,7 @@ class LargestQuestion:
     micro_batch_size: int = 1
     software: Software = field(default_factory=Software)
     sequence_parallel: bool = True
+    target_len: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "micro_batch_size"):
@@ -146,7 +148,7 @@ def _largest(question: LargestQuestion, technique: Technique, known: Coefficient
     """Of the multiples of a unit: a sequence that tensor-parallel ranks share has as many tokens for each."""
     layout, quantity = technique.layout, question.quantity
     unit = layout.tensor if quantity == "sequence" and layout.sequence_parallel else 1
-    lowest = layout.pipeline if quantity == "model" else 1
+    lowest = max(layout.pipeline, question.model.num_stacks) if quantity == "model" else 1
     highest = _SEARCHED_TO[quantity] // unit
     has_table = quantity == "sequence" and question.model.positions > 0
     if has_table:
@@ -185,6 +187,7 @@ def posed(question: LargestQuestion, technique: Technique, value: int) -> tuple[
         layout=replace(layout, micro_batch_size=size),
         seq_len=value if quantity == "sequence" else question.seq_len,
         software=software,
+        target_len=question.target_len,
     )
 
 
@@ -225,6 +228,6 @@ def _memories(model: Architecture, step: TrainingStep, coefficients: Coefficient
     layers = stage_layers(model, layout, step.software)
     for device in range(layout.pipeline):
         contents = device_contents((device,), layers)
-        saved = sum(layer_saved_bytes(model, step, layer) for layer in contents.layers)
+        saved = chunk_saved_bytes(model, step, contents.layers)
         in_flight = passes_in_flight("1f1b", device, layout.pipeline, layout.num_microbatches, 1)
         yield stage_memory(model, step, contents, in_flight * round(saved), coefficients)

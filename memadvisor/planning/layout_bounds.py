@@ -99,7 +99,7 @@ class LayoutBounds:
         self.coefficients = coefficients
         self.device = device_of(question.cluster.accelerator, question.software.compute_dtype, coefficients)
         model = question.model
-        self._num_sparse = sum(model.has_experts(layer) for layer in range(model.n_layers))
+        self._num_sparse = sum(model.is_second_kind(layer) for layer in range(model.n_layers))
         self._groups: dict[tuple[int, int], Group] = {}
         self._shares: dict[tuple[int, int], Shares] = {}
         self._seconds: dict[tuple[DeviceWork, bool], _Seconds] = {}

@@ -32,7 +32,7 @@ Shares = tuple[tuple[Share, ...], tuple[Share, ...]]
 
 def deal_shares(model: Architecture, software: Software, num_stages: int, chunks: int) -> Shares:
     """Of looped chunks: device d has the chunks d, d + p, ... None where the layers cannot be dealt out."""
-    num_sparse = sum(model.has_experts(layer) for layer in range(model.n_layers))
+    num_sparse = sum(model.is_second_kind(layer) for layer in range(model.n_layers))
     layout = Layout(pipeline=num_stages, chunks=chunks)
     try:
         layers = stage_layers(model, layout, software)

@@ -28,7 +28,7 @@ class LayoutQuestion:
 
     `widest_tensor`: of tensor parallelism, None for a node. `schedules`, `recompute`: those that may be used. `offload`:
     the optimizer's state may live on the host. `max_p_oom`: a layout that is likelier than this to run out of memory
-    is no answer.
+    is no answer. `target_len`: of an encoder-decoder.
     """
 
     model: Architecture
@@ -41,6 +41,7 @@ class LayoutQuestion:
     recompute: tuple[str, ...] = RECOMPUTE
     offload: bool = True
     max_p_oom: float = USUAL_MAX_P_OOM
+    target_len: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "batch_sequences"):
@@ -52,7 +53,9 @@ class LayoutQuestion:
             )
 
     def step(self, layout: Layout) -> TrainingStep:
-        return TrainingStep(layout=layout, seq_len=self.seq_len, software=self.software)
+        return TrainingStep(
+            layout=layout, seq_len=self.seq_len, software=self.software, target_len=self.target_len
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ def splits(question: LayoutQuestion) -> Iterator[Split]:
                 continue
             for context in divisors(number // tensor // pipeline):
                 data = number // (tensor * pipeline * context)
+                if context > 1 and model.encoder_layers:  # not modelled
+                    continue
                 if question.seq_len % context or question.batch_sequences % data:
                     continue
                 for expert in _experts(model, data * context):

@@ -38,9 +38,17 @@ def scaled_model(model: Architecture, n_layers: int) -> Architecture:
         hidden=model.n_heads * head_dim if is_heads else width(model.hidden),
         ffn=width(model.ffn),
         qk_norm=width(model.qk_norm),
+        encoder_layers=_scaled_encoder(model, n_layers),
         experts=None if model.experts is None else _scaled_experts(model.experts, width, n_layers),
         latent=None if model.latent is None else _scaled_latent(model.latent, width),
     )
+
+
+def _scaled_encoder(model: Architecture, n_layers: int) -> int:
+    """The same share of the layers, as near as whole ones come; of two stacks each has one at least."""
+    if not model.encoder_layers:
+        return 0
+    return max(1, min(n_layers - 1, round(model.encoder_layers * n_layers / model.n_layers)))
 
 
 def _scaled_experts(experts: Experts, width: _Width, n_layers: int) -> Experts:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
 from memadvisor.architectures.hugging_face import _READERS, architecture_from_config
 from memadvisor.errors import UsageError
 
@@ -19,6 +20,8 @@ _WIDE_HEADS = {"num_key_value_heads": 1, "head_dim": 24}
 _SPARSE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
 _LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4,
            "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **_SPARSE}  # fmt: skip
+_STACKS = {"encoder_layers": 2, "decoder_layers": 3, "d_model": 64, "max_position_embeddings": 32,
+           **{f"{stack}_{key}": size for stack in ("encoder", "decoder") for key, size in (("attention_heads", 4), ("ffn_dim", 112))}}  # fmt: skip
 _MORE = {
     "llama": {**_GROUPED, "attention_bias": True, "mlp_bias": True},
     "mixtral": {**_GROUPED, "num_local_experts": 4},
@@ -42,6 +45,11 @@ _MORE = {
     "starcoder2": _GROUPED,
     "stablelm": {"use_qkv_bias": True},
     "bloom": {"intermediate_size": None},
+    "t5": {"d_model": 64, "d_kv": 24, "d_ff": 112, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 3},
+    "mt5": {"d_model": 64, "d_kv": 16, "d_ff": 112, "num_heads": 4, "num_layers": 2},
+    "bart": _STACKS,
+    "mbart": _STACKS,
+    "blenderbot": _STACKS,
 }
 
 
@@ -55,8 +63,10 @@ def test_parameters_are_those_of_the_model(kind):
         **_MORE.get(kind, {}),
     }
     config = transformers.AutoConfig.for_model(kind, **{k: v for k, v in fields.items() if v is not None})
+    has_encoder = kind in ENCODER_DECODER_READERS
+    auto = transformers.AutoModelForSeq2SeqLM if has_encoder else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = auto.from_config(config)
     model.tie_weights()
     expected = sum({id(each): each.numel() for each in model.parameters()}.values())
 
@@ -67,6 +77,8 @@ def test_parameters_are_those_of_the_model(kind):
     "config",
     [{}, {"model_type": "t5"}, {"model_type": ["llama"]}, {"model_type": "llama"}, {"model_type": "llama", **_TINY, "vocab_size": "many"},
      {"model_type": "llama", **_TINY, "num_attention_heads": 7}, {"model_type": "qwen3_moe", **_TINY, "mlp_only_layers": [1]},
+     {"model_type": "bart", **_STACKS, "vocab_size": 96, "decoder_ffn_dim": 64},
+     {"model_type": "t5", **_MORE["t5"], "vocab_size": 96, "feed_forward_proj": "swish"},
      {"model_type": "opt", **_TINY, "word_embed_proj_dim": 32, "max_position_embeddings": 8}],
 )  # fmt: skip
 def test_what_is_not_known_is_one_line(config):

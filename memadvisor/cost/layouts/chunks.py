@@ -11,7 +11,7 @@ from memadvisor.cost.layouts.data_parallel import ReplicaGroups, hidden_seconds,
 from memadvisor.cost.layouts.kernels import Device
 from memadvisor.cost.layouts.layer_work import Groups, Work, embedding_work, head_work, layer_work
 from memadvisor.cost.layouts.memory import StageParameters, device_contents, stage_parameters
-from memadvisor.cost.layouts.saved import layer_saved_bytes, layer_weight_input_bytes
+from memadvisor.cost.layouts.saved import chunk_saved_bytes, layer_weight_input_bytes
 from memadvisor.cost.pipelines.costs import ChunkCosts
 from memadvisor.layout import TrainingStep
 
@@ -27,10 +27,9 @@ class PricedChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PricedLayer:
-    """One of the model's two kinds of layer, with experts or without."""
+    """One of the model's two kinds of layer: with experts or cross attention, or without."""
 
     work: Work
-    saved_bytes: float
     weight_input_bytes: float
 
 
@@ -44,9 +43,8 @@ def price_chunks(
 ) -> list[PricedChunk]:
     """In the model's order; `layers` has the number of layers of each chunk. Chunks that are alike are one object."""
     kinds = {
-        model.has_experts(layer): _PricedLayer(
+        model.is_second_kind(layer): _PricedLayer(
             work=layer_work(model, step, layer, device, groups),
-            saved_bytes=layer_saved_bytes(model, step, layer),
             weight_input_bytes=layer_weight_input_bytes(model, step, layer),
         )
         for layer in {0, model.n_layers - 1}
@@ -57,7 +55,7 @@ def price_chunks(
     found = []
     for chunk in range(len(layers)):
         held = device_contents((chunk,), layers)
-        sparse = sum(map(model.has_experts, held.layers))
+        sparse = sum(map(model.is_second_kind, held.layers))
         alike = (len(held.layers) - sparse, sparse, held.embeddings, held.heads)
         if alike not in priced:
             counted = [(alike[kind], of_kind) for kind, of_kind in kinds.items()]
@@ -65,7 +63,7 @@ def price_chunks(
                 [(times, kind.work) for times, kind in counted]
                 + [(held.embeddings, embedding), (held.heads, head)]
             )
-            saved = sum(times * kind.saved_bytes for times, kind in counted)
+            saved = chunk_saved_bytes(model, step, held.layers)
             inputs = sum(times * kind.weight_input_bytes for times, kind in counted)
             count = stage_parameters(model, step, held)
             costs = _chunk_costs(step, work, count, saved, inputs, replica_groups, device.coefficients)

@@ -82,6 +82,16 @@ def check_layout(model: Architecture, step: TrainingStep, cluster: Cluster) -> N
             f"{step.seq_len} tokens do not part into {layout.context}.",
             hint="context divides the sequence's length.",
         )
+    if (step.target_len is None) == (model.encoder_layers > 0):
+        raise UsageError(
+            f"{model.name} has {'an encoder and a decoder' if model.encoder_layers else 'one stack of layers'}, and the"
+            f" target's length is {'not given' if step.target_len is None else step.target_len}.",
+            hint="a source and a target have lengths of their own in encoder-decoders, and only there.",
+        )
+    if model.encoder_layers and layout.context > 1:
+        raise UsageError(
+            "context parallelism of an encoder-decoder is not modelled.", hint="use context 1 for it."
+        )
     if layout.expert > 1:
         experts = model.experts.num_experts if model.experts is not None else 0
         if experts == 0 or experts % layout.expert or (layout.data * layout.context) % layout.expert:
@@ -115,7 +125,9 @@ def estimate_step(
     layers = stage_layers(model, layout, software)
     chunks = price_chunks(model, step, layers, device, groups, replicas)
     # Each tensor-parallel rank sends its part of the activations (arXiv:2104.04473, section 4.1).
-    elements = step.microbatch_tokens * model.hidden / layout.tensor
+    # A decoder's stages pass the encoder's result on.
+    tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
+    elements = tokens * model.hidden / layout.tensor
     stride = layout.tensor * layout.data * layout.context
     pipeline = simulate_pipeline(
         step_schedule(layout),

@@ -13,6 +13,8 @@ from memadvisor.layout import TrainingStep
 
 def forward_flops(model: Architecture, step: TrainingStep) -> float:
     """Products of one forward over the global batch, the head's among them."""
+    if model.encoder_layers:
+        return _encoder_decoder_products(model, step) + _attention_flops(model, step)
     return step.tokens * 2.0 * _parameters_of_products(model) + _attention_flops(model, step)
 
 
@@ -22,12 +24,27 @@ def _parameters_of_products(model: Architecture) -> int:
     return model.active_parameters() - embedding
 
 
+def _encoder_decoder_products(model: Architecture, step: TrainingStep) -> float:
+    """The encoder's layers see the source's tokens, as do the keys and values of cross attention; all else the target's."""
+    sequences, target_len = step.global_batch_sequences, step.length_of(is_decoder=True)
+    num_decoder = model.n_layers - model.encoder_layers
+    keys = 2 * model.hidden * model.n_kv_heads * model.head_dim * num_decoder
+    encoder = model.encoder_layers * model.layer_parameters(0) + keys
+    decoder = num_decoder * model.layer_parameters(model.n_layers - 1) - keys + model.head_parameters()
+    return 2.0 * sequences * (step.seq_len * encoder + target_len * decoder)
+
+
 def _attention_flops(model: Architecture, step: TrainingStep) -> float:
     if model.latent is not None:
         latent = model.latent
         columns = model.n_heads * (latent.nope_head_dim + latent.rope_head_dim + latent.value_head_dim)
     else:
         columns = 2 * model.n_heads * model.head_dim
+    if model.encoder_layers:
+        source, target = step.seq_len, step.length_of(is_decoder=True)
+        num_decoder = model.n_layers - model.encoder_layers
+        pairs = model.encoder_layers * source * source + num_decoder * target * (target + source)
+        return 2.0 * step.global_batch_sequences * columns * pairs
     return 2.0 * step.tokens * step.seq_len * columns * model.n_layers
 
 
@@ -40,7 +57,8 @@ def executed_flops(model: Architecture, step: TrainingStep) -> float:
     """With the forwards that run again; the head does not."""
     plain = model_flops(model, step)
     if step.layout.recompute == "full":
-        return plain + forward_flops(model, step) - step.tokens * 2.0 * model.head_parameters()
+        decoded = step.global_batch_sequences * step.length_of(is_decoder=True)
+        return plain + forward_flops(model, step) - decoded * 2.0 * model.head_parameters()
     if step.layout.recompute == "selective":
         return plain + _attention_flops(model, step)
     return plain

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.kernels import Device, fused_attention_seconds, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.links import Group
+from memadvisor.cost.layouts.saved import layer_tokens
 from memadvisor.layout import Layout, TrainingStep
 
 # A backward reads what the forward read, and the gradient that comes in, and writes one of each operand.
@@ -93,11 +94,11 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     """One microbatch through layer `layer`, as the plan recomputes it."""
     layout, software = step.layout, step.software
     tp = layout.tensor
-    tokens = step.microbatch_tokens
+    tokens = layer_tokens(model, step, layer)
     products, stream = _products(model, step, layer, tokens)
     matmul_s = sum(matmul_seconds(device, *shape) for shape in products)
     weight_s = matmul_s
-    core_forward_s, core_backward_s = _attention_core(model, step, device)
+    core_forward_s, core_backward_s = _attention_cores(model, step, layer, device)
     stream_s = stream_seconds(device, stream) + device.coefficients.kernel_s * len(products)
     accumulate_s = stream_seconds(device, _layer_parameters(model, step, layer) * _accumulate_bytes(step))
     forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
@@ -108,7 +109,8 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         2 * matmul_s + core_backward_s + _BACKWARD_STREAM * stream_s + accumulate_s + backward_calls_s
     )
     known = device.coefficients
-    calls = (4 if tp > 1 else 0) + (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
+    calls = (6 if model.has_cross_attention(layer) else 4) if tp > 1 else 0
+    calls += (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
     call_s = known.host_call_s + (software.call_s if tp > 1 else 0.0) + far_s
     if layout.pipeline > 1 and groups.pipeline_crosses_nodes and tp > 1:
         call_s += software.pipelined_call_s * tp
@@ -150,6 +152,12 @@ def _products(
         ranks = (model.latent.q_rank or 0) + model.latent.kv_rank + model.latent.rope_head_dim
         products.append((tokens, float(ranks), float(hidden), 1.0))
     products.append((tokens, float(hidden), value / tp, 1.0))
+    crosses = model.has_cross_attention(layer)
+    if crosses:  # queries of the decoder's tokens, keys and values of the encoder's result
+        columns = 2.0 * model.n_kv_heads * model.head_dim
+        products.append((tokens, query / tp, float(hidden), 1.0))
+        products.append((step.microbatch_tokens, columns / tp, float(hidden), 1.0))
+        products.append((tokens, float(hidden), value / tp, 1.0))
     inner = 2 if model.gated_mlp else 1
     per_column = _activation_bytes(model, step)
     columns = float(model.ffn)
@@ -172,7 +180,9 @@ def _products(
     stream = tokens * hidden * (20.0 + (10.0 if _has_dropout(model, step) else 0.0)) / spread
     if software.reference_code or not software.fused_rotary:
         stream += tokens * hidden * _EAGER_STREAM / spread
-    if model.positions == 0:
+    if crosses:
+        stream *= 1.5
+    if model.positions == 0 and model.relative_buckets == 0:
         stream += tokens * query * 8.0 / tp  # rotary positions of queries and keys
     return products, stream + stream_ffn
 
@@ -221,23 +231,40 @@ def _accumulate_bytes(step: TrainingStep) -> float:
     return software.parameter_bytes + 2.0 * software.gradient_bytes
 
 
-def _attention_core(model: Architecture, step: TrainingStep, device: Device) -> tuple[float, float]:
-    """Seconds of scores, softmax and their product with the values: forward and backward."""
+def _attention_cores(
+    model: Architecture, step: TrainingStep, layer: int, device: Device
+) -> tuple[float, float]:
+    """Seconds of a layer's attention, and of its cross attention where it has one: forward and backward."""
+    crosses = model.has_cross_attention(layer)
+    length = step.length_of(is_decoder=crosses)
+    sees_half = model.causal and layer >= model.encoder_layers  # an encoder's tokens see all others
+    forward_s, backward_s = _attention_core(model, step, device, length, length, sees_half)
+    if crosses:
+        across = _attention_core(model, step, device, length, step.seq_len, sees_half=False)
+        forward_s, backward_s = forward_s + across[0], backward_s + across[1]
+    return forward_s, backward_s
+
+
+def _attention_core(
+    model: Architecture, step: TrainingStep, device: Device, length: int, seen: int, sees_half: bool
+) -> tuple[float, float]:
+    """Seconds of scores, softmax and their product with the values: forward and backward. `length` tokens of a sequence
+    look at `seen`."""
     layout, software = step.layout, step.software
     query, value = _attention_columns(model)
-    sequence, batch, tp = step.seq_len, layout.micro_batch_size, layout.tensor
-    rows = sequence / layout.context
+    batch, tp = layout.micro_batch_size, layout.tensor
+    rows = length / layout.context
     if software.fused_attention:
-        share = 0.5 if model.causal else 1.0
-        flops = 2.0 * batch * rows * sequence * (query + value) / tp * share
+        share = 0.5 if sees_half else 1.0
+        flops = 2.0 * batch * rows * seen * (query + value) / tp * share
         forward = fused_attention_seconds(device, flops)
         return forward, 2.5 * forward / device.coefficients.attention_backward_share
     heads = model.n_heads / tp * batch
     head = query / model.n_heads
-    products = matmul_seconds(device, rows, sequence, head, heads) + matmul_seconds(
-        device, rows, head, sequence, heads
+    products = matmul_seconds(device, rows, seen, head, heads) + matmul_seconds(
+        device, rows, head, seen, heads
     )
-    scores = heads * rows * sequence
+    scores = heads * rows * seen
     dropout = model.reference_code.score_dropout if software.reference_code else software.dropout
     forward_bytes = _SCORES_FORWARD_DROPOUT if dropout else _SCORES_FORWARD
     backward_bytes = _SCORES_BACKWARD_DROPOUT if dropout else _SCORES_BACKWARD
@@ -261,7 +288,7 @@ def _collectives(
             )
         else:
             pair = groups.tensor.seconds("all_reduce", activations)
-        exposed = 2 * pair * (1.0 - step.software.tensor_overlap)
+        exposed = (3 if model.has_cross_attention(layer) else 2) * pair * (1.0 - step.software.tensor_overlap)
         forward, backward = exposed, exposed
     if layout.context > 1:
         keys = 2.0 * 2.0 * tokens * model.n_kv_heads * model.head_dim / layout.tensor
@@ -284,7 +311,7 @@ def _collectives(
 def embedding_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
     """Looking rows up, and adding their gradients to the table's."""
     layout = step.layout
-    tokens = step.microbatch_tokens
+    tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
     activations = 2.0 * tokens * model.hidden
     calls = groups.tensor.seconds("all_reduce", activations) if layout.tensor > 1 else 0.0
     accumulate = stream_seconds(
@@ -302,7 +329,7 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
     """The last norm, the logits and their cross entropy; the vocabulary is split over the tensor-parallel ranks."""
     layout = step.layout
     tp = layout.tensor
-    tokens = step.microbatch_tokens
+    tokens = step.decoded_tokens
     matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
     logits = tokens * model.vocab / tp
     forward_stream = stream_seconds(device, logits * _LOGIT_FORWARD)

@@ -101,8 +101,8 @@ def stage_parameters(model: Architecture, step: TrainingStep, contents: StageCon
     layout = step.layout
     tensor = layout.tensor
     # Layers are of two kinds, of which one each is counted.
-    kinds = Counter(model.has_experts(layer) for layer in contents.layers)
-    of_kind = {model.has_experts(layer): layer for layer in contents.layers}
+    kinds = Counter(model.is_second_kind(layer) for layer in contents.layers)
+    of_kind = {model.is_second_kind(layer): layer for layer in contents.layers}
     each = {
         kind: (
             model.shared_layer_parameters(layer) / tensor,

@@ -6,6 +6,8 @@ GPT with dropout follows from it, and with rotary positions, gated feed-forward 
 
 from __future__ import annotations
 
+from collections import Counter
+
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.saved_reference import (
     ffn_column_bytes,
@@ -22,25 +24,56 @@ LOGIT_BYTES = 12.0
 def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
     """What one layer keeps of one microbatch on one rank until its backward."""
     layout, software = step.layout, step.software
-    tokens = step.microbatch_tokens
+    tokens = layer_tokens(model, step, layer)
     tp = layout.tensor
     hidden = model.hidden
     spread = layout.stream_ranks
     if layout.recompute == "full":
         return 2.0 * tokens * hidden / spread
-    inside = (_attention_bytes(model, step, tokens) + _ffn_bytes(model, step, layer, tokens)) / tp
+    crosses = model.has_cross_attention(layer)
+    inside = _attention_bytes(model, step, tokens, tokens) + _ffn_bytes(model, step, layer, tokens)
+    if crosses:
+        inside += _attention_bytes(model, step, tokens, step.microbatch_tokens)
+    inside /= tp
     if software.reference_code:
-        return tokens * hidden * residual_bytes(model, model.norms_per_layer, 2) / spread + inside
+        norms, sublayers = model.norms_per_layer + crosses, 2 + crosses
+        return tokens * hidden * residual_bytes(model, norms, sublayers) / spread + inside
     mask = 1.0 if software.dropout else 0.0
     # Input of each norm, input of the products after it (which is the norm's result, and may be computed again); the masks
     # of the dropouts after attention and feed-forward.
     results = 0.0 if layout.recompute == "pointwise" else 4.0
     outside = tokens * hidden * (4.0 + results + 2 * mask) / spread
+    if crosses:
+        outside *= 1.5  # a third norm and dropout
     return outside + inside
 
 
-def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> float:
-    """Queries, keys, values and the result that goes into the output projection; scores where they reach memory."""
+def layer_tokens(model: Architecture, step: TrainingStep, layer: int) -> float:
+    """Of one microbatch on one rank, in the stack that the layer belongs to."""
+    return step.decoded_tokens if model.has_cross_attention(layer) else step.microbatch_tokens
+
+
+def chunk_saved_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
+    """What these layers keep of one microbatch on one rank, and once for all of their cross attention the encoder's result,
+    with the gradient that each of them adds to. With the last of the encoder's layers goes its last norm.
+    """
+    kinds = Counter(map(model.is_second_kind, layers))
+    of_kind = {model.is_second_kind(layer): layer for layer in layers}
+    saved = sum(count * layer_saved_bytes(model, step, of_kind[kind]) for kind, count in kinds.items())
+    if not model.encoder_layers or not layers:
+        return saved
+    source = step.microbatch_tokens * model.hidden / step.layout.stream_ranks
+    if model.has_cross_attention(layers[-1]):
+        saved += 4.0 * source
+    if model.final_norm and model.encoder_layers - 1 in layers:
+        saved += (residual_bytes(model, 1, 1) - 2.0 if step.software.reference_code else 2.0) * source
+    return saved
+
+
+def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, seen: float) -> float:
+    """Queries, keys, values and the result that goes into the output projection; scores where they reach memory. `seen`: of
+    how many tokens of the microbatch there are keys and values on the rank.
+    """
     software = step.software
     if model.latent is not None:
         latent = model.latent
@@ -51,15 +84,16 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> 
         query = result = model.n_heads * model.head_dim
         key = value = model.n_kv_heads * model.head_dim
         low = 0.0
-    copies = (
-        0 if software.fused_rotary else query + key + value
-    )  # made contiguous, or rotated, by kernels of their own
+    # Made contiguous, or rotated, by kernels of their own.
+    copied_query = copied_keys = 0.0 if software.fused_rotary else 1.0
     if software.reference_code:
         low += head_norm_bytes(model) * (query + key)
-        copies = key + value if model.reference_code.fused_qkv and software.fused_attention else 0
+        copied_query = 0.0
+        copied_keys = float(model.reference_code.fused_qkv and software.fused_attention)
         if not software.fused_attention:  # keys and values are repeated for every query head
             key, value = query, result
-    kept = tokens * (2.0 * (query + key + value + result + copies) + low)
+    kept = 2.0 * seen * (key + value) * (1.0 + copied_keys)
+    kept += tokens * (2.0 * (query * (1.0 + copied_query) + result) + low)
     if software.fused_attention:
         return kept + tokens * 4.0 * model.n_heads
     if step.layout.recompute == "selective":
@@ -68,7 +102,8 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float) -> 
     per_score = 5.0 if software.dropout else 2.0
     if software.reference_code:
         per_score = score_bytes(model)
-    return kept + per_score * tokens * model.n_heads * step.seq_len
+    length = seen * step.layout.context / step.layout.micro_batch_size
+    return kept + per_score * tokens * model.n_heads * length
 
 
 def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
@@ -94,13 +129,15 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
     With full recomputation they are there again when it begins, until the weights' gradients are through.
     """
     layout = step.layout
-    tokens = step.microbatch_tokens
+    tokens = layer_tokens(model, step, layer)
     spread = layout.stream_ranks
     result = model.n_heads * (model.latent.value_head_dim if model.latent is not None else model.head_dim)
     inner = float(model.ffn)
     if model.experts is not None and model.has_experts(layer):
         passed = model.experts.experts_per_token
         inner = passed * (model.experts.expert_ffn + model.hidden) + model.experts.shared_ffn
+    if model.has_cross_attention(layer):
+        result, inner = 2 * result, inner + model.hidden * layout.tensor / spread
     return tokens * (4.0 * model.hidden / spread + 2.0 * (result + inner) / layout.tensor)
 
 
@@ -111,7 +148,7 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     layout = step.layout
     if not layers:
         return 0.0
-    tokens = step.microbatch_tokens
+    tokens = max(layer_tokens(model, step, layer) for layer in {layers[0], layers[-1]})
     columns = (2.0 if model.gated_mlp else 1.0) * model.ffn / layout.tensor
     gathered = 2.0 if layout.sequence_parallel else 1.0
     return 2.0 * (tokens * columns + model.hidden * columns + gathered * tokens * model.hidden)
@@ -120,7 +157,7 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
 def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     """The last norm's input and result, and the logits with what their cross entropy holds at its peak."""
     layout = step.layout
-    tokens = step.microbatch_tokens
+    tokens = step.decoded_tokens
     if step.software.reference_code:
         code = model.reference_code
         return tokens * (code.norm_bytes * model.hidden + code.logit_bytes * model.vocab / layout.tensor)

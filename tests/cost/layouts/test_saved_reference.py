@@ -11,7 +11,7 @@ from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.memory import device_contents, stage_memory
-from memadvisor.cost.layouts.saved import layer_saved_bytes
+from memadvisor.cost.layouts.saved import chunk_saved_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, Software, TrainingStep
 from memadvisor.software import DEEPSPEED
 
@@ -26,6 +26,23 @@ CONFIGS = {
     "llama sdpa": {"num_key_value_heads": 2},
     "olmo2": {"num_key_value_heads": 2},
     "opt": {"ffn_dim": 160, "word_embed_proj_dim": 64, "max_position_embeddings": 32},
+}
+
+
+SOURCE, TARGET = 16, 8
+STACKS = {"d_model": 64, "vocab_size": 96, "decoder_start_token_id": 0, "pad_token_id": 1}
+WIDTHS = {
+    f"{stack}_{key}": size
+    for stack in ("encoder", "decoder")
+    for key, size in (("attention_heads", 4), ("ffn_dim", 160))
+}
+T5 = {"num_heads": 4, "d_kv": 16, "d_ff": 160}
+ENCODER_DECODERS = {
+    "t5": T5,
+    "t5 gated": {**T5, "feed_forward_proj": "gated-gelu"},
+    "bart": WIDTHS,
+    "blenderbot": WIDTHS,
+    "bart with all dropouts": {**WIDTHS, "attention_dropout": 0.1, "activation_dropout": 0.1},
 }
 
 
@@ -51,8 +68,7 @@ def captured_bytes(model, inputs, directory):
 def test_a_layer_keeps_what_the_class_of_it_is_seen_to_keep(name, tmp_path, monkeypatch):
     """In every byte: three layers' less two layers'. Dropouts keep masks of bytes, as on an accelerator."""
     transformers = pytest.importorskip("transformers")
-    masked = lambda x, p, training=True, inplace=False: torch.native_dropout(x, p, training)[0] if p else x  # noqa: E731
-    monkeypatch.setattr(torch.nn.functional, "dropout", masked)
+    monkeypatch.setattr(torch.nn.functional, "dropout", masks_of_bytes)
     kind, attention = name.split()[0], "sdpa" if name.endswith("sdpa") else "eager"
     fields = {**SHAPE, **SPECIAL, **CONFIGS[name], "attn_implementation": attention}
     totals = []
@@ -64,6 +80,44 @@ def test_a_layer_keeps_what_the_class_of_it_is_seen_to_keep(name, tmp_path, monk
     described = architecture_from_config(json.loads(config.to_json_string()), kind)
 
     assert eager(described, attention=attention) == totals[1] - totals[0]
+
+
+def masks_of_bytes(x, p=0.5, training=True, inplace=False):
+    return torch.native_dropout(x, p, training)[0] if p else x
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_an_encoder_and_a_decoder_layer_keep_what_their_classes_are_seen_to_keep(name, tmp_path, monkeypatch):
+    """In every byte, a source of 16 tokens and a target of 8; and the encoder's result once for all layers."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(torch.nn.functional, "dropout", masks_of_bytes)
+    kind = name.split()[0]
+    names = ("num_layers", "num_decoder_layers") if kind == "t5" else ("encoder_layers", "decoder_layers")
+
+    def kept(encoder, decoder):
+        fields = {**STACKS, **ENCODER_DECODERS[name], "attn_implementation": "eager"}
+        layers = dict(zip(names, (encoder, decoder), strict=True))
+        config = transformers.AutoConfig.for_model(kind, **fields, **layers)
+        model = transformers.AutoModelForSeq2SeqLM.from_config(config).to(torch.bfloat16).train()
+        inputs = {
+            "input_ids": torch.full((BATCH, SOURCE), 2),
+            "labels": torch.full((BATCH, TARGET), 2),
+        }
+        described = architecture_from_config(json.loads(config.to_json_string()), kind)
+        return described, captured_bytes(model, inputs, tmp_path / f"{encoder}-{decoder}")
+
+    (model, least), (_, encoder), (_, decoder) = kept(2, 2), kept(3, 2), kept(2, 3)
+    code = Software(reference_code=True, fused_attention=False)
+    step = TrainingStep(
+        layout=Layout(micro_batch_size=BATCH), seq_len=SOURCE, target_len=TARGET, software=code
+    )
+
+    assert layer_saved_bytes(model, step, 0) == encoder - least
+    assert layer_saved_bytes(model, step, 2) == decoder - least
+    layers = 2 * (encoder - least) + 2 * (decoder - least)
+    result = 2 * BATCH * SOURCE * model.hidden
+    last_norm = (model.reference_code.norm_bytes - 2) * result / 2 + result / 2 if model.final_norm else 0
+    assert chunk_saved_bytes(model, step, (0, 1, 2, 3)) == layers + 2 * result + last_norm
 
 
 def test_gpt2_keeps_58_sbh_and_5_a_s_s_b():

@@ -1,0 +1,58 @@
+"""Options of `memadvisor estimate` that say how a layout is spread and how its code goes about it."""
+
+from __future__ import annotations
+
+import argparse
+
+from memadvisor.layout import RECOMPUTE
+from memadvisor.layout_table.spread import SCHEDULES
+from memadvisor.software import PRESETS
+
+
+def add_layout(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dp", type=int, metavar="N", help="replicas (default: what the others leave)")
+    group.add_argument("--tp", type=int, metavar="N", help="tensor parallel ranks")
+    group.add_argument("--pp", type=int, metavar="N", help="pipeline stages")
+    group.add_argument("--cp", type=int, metavar="N", help="context parallel ranks")
+    group.add_argument("--ep", type=int, metavar="N", help="expert parallel ranks")
+    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
+    group.add_argument(
+        "--shard", type=int, metavar="N", help="replicas among which ZeRO shards (default: all)"
+    )
+    group.add_argument(
+        "--micro-batch", type=int, metavar="N", help="sequences (default: the fastest that fits)"
+    )
+    group.add_argument(
+        "--recompute", choices=RECOMPUTE, default="none", help="what the backward computes again"
+    )
+    group.add_argument("--schedule", choices=tuple(SCHEDULES), metavar="NAME", help=f"{', '.join(SCHEDULES)}")
+    group.add_argument("--chunks", type=int, metavar="N", help="parts of the model on each pipeline rank")
+    group.add_argument(
+        "--split",
+        choices=("even", "balanced"),
+        help="layers of a stage: equal numbers, or by their modelled costs (default: as the code does)",
+    )
+    group.add_argument(
+        "--sequence-parallel",
+        action=argparse.BooleanOptionalAction,
+        help="with --tp (default: as the code does)",
+    )
+    group.add_argument(
+        "--context-kind", choices=("ring", "ulysses"), default="ring", help="how --cp shares attention"
+    )
+    group.add_argument("--offload-optimizer", action="store_true", help="optimizer state on the host")
+    group.add_argument("--offload-parameters", action="store_true", help="parameters on the host")
+    group.add_argument(
+        "--offload-activations", type=float, default=0.0, metavar="SHARE", help="0 to 1, on the host"
+    )
+
+
+def add_code(group: argparse._ArgumentGroup) -> None:
+    names = ", ".join(preset.names[0] for preset in PRESETS)
+    group.add_argument("--framework", metavar="NAME", help=f"whose habits: {names}")
+    group.add_argument("--precision", metavar="NAME", help="bf16, fp16, fp8, tf32, fp32")
+    group.add_argument("--attention", metavar="NAME", help="flash or unfused")
+    group.add_argument(
+        "--model-code", metavar="NAME", help="fused (the trainer's), or reference: Hugging Face's class"
+    )
+    group.add_argument("--optimizer", metavar="NAME", help="adamw, adam8bit, sgd, momentum, lion, muon")
