@@ -141,6 +141,11 @@ class Layout:
         """Among how many replicas states are sharded: data (and context) ranks hold the same parameters."""
         return (self.data if self.shard is None else self.shard) * self.context
 
+    @property
+    def expert_shard_ranks(self) -> int:
+        """Among how many of those that hold the same experts an expert's states are sharded."""
+        return max(1, self.shard_ranks // self.expert)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep:

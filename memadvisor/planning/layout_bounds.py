@@ -316,7 +316,8 @@ class LayoutBounds:
                 shared = model.shared_layer_parameters(layer) / tensor
                 experts = model.expert_layer_parameters(layer) / tensor / split.expert
                 layers.append(self._bytes_of(split, held, shared, experts))
-                gathered.append(self._gathered_bytes(split, held, shared + experts))
+                whole = experts if _shard_ranks(split, held) // split.expert > 1 else 0.0
+                gathered.append(self._gathered_bytes(split, held, shared + whole))
             tied = split.pipeline == 1 and model.tied_embeddings
             ends = model.embedding_parameters(), 0 if tied else model.head_parameters()
             table, head = (self._bytes_of(split, held, count / tensor, 0.0) for count in ends)

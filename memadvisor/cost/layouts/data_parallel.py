@@ -19,13 +19,16 @@ from memadvisor.layout import Layout, TrainingStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGroups:
-    """`shard` shares what is sharded, `replicate` holds the same shards, `expert` the same experts; `all` are all replicas.
+    """`shard` shares what is sharded, `replicate` holds the same shards; `all` are all replicas. `experts`: all that hold the
+    same experts, `expert_shard` and `expert_replicate` are of those.
     `host_bytes_per_s`: of the link to the host's memory, None where it is not known."""
 
     all: Group
     shard: Group
     replicate: Group
-    expert: Group
+    experts: Group
+    expert_shard: Group
+    expert_replicate: Group
     host_bytes_per_s: float | None
 
 
@@ -34,11 +37,18 @@ def replica_groups(
 ) -> ReplicaGroups:
     """`group`: of so many ranks, so far apart."""
     replicas, shard, tensor = layout.data * layout.context, layout.shard_ranks, layout.tensor
+    holders, expert_shard, apart = (
+        max(1, replicas // layout.expert),
+        layout.expert_shard_ranks,
+        tensor * layout.expert,
+    )
     return ReplicaGroups(
         all=group(replicas, tensor),
         shard=group(shard, tensor),
         replicate=group(replicas // shard, tensor * shard),
-        expert=group(max(1, replicas // layout.expert), tensor * layout.expert),
+        experts=group(holders, apart),
+        expert_shard=group(expert_shard, apart),
+        expert_replicate=group(max(1, holders // expert_shard), apart * expert_shard),
         host_bytes_per_s=host_bytes_per_s,
     )
 
@@ -67,8 +77,12 @@ def microbatch_traffic(
         fetch = held * software.parameter_bytes / groups.host_bytes_per_s
     if layout.zero_stage < 3:
         return fetch, fetch
-    gather = fetch + groups.shard.seconds("all_gather", count.all * software.parameter_bytes)
-    return gather, gather + groups.shard.seconds("reduce_scatter", count.all * software.reduce_bytes)
+    parts = (groups.shard, count.shared), (groups.expert_shard, count.experts)
+    gather = fetch + sum(
+        group.seconds("all_gather", held * software.parameter_bytes) for group, held in parts
+    )
+    reduce = sum(group.seconds("reduce_scatter", held * software.reduce_bytes) for group, held in parts)
+    return gather, gather + reduce
 
 
 def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGroups) -> tuple[float, float]:
@@ -86,15 +100,18 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
 
     gradients, experts = count.shared * software.reduce_bytes, count.experts * software.reduce_bytes
     if layout.zero_stage == 0:
-        return once(groups.all, "all_reduce", gradients) + once(groups.expert, "all_reduce", experts), 0.0
+        return once(groups.all, "all_reduce", gradients) + once(groups.experts, "all_reduce", experts), 0.0
     across = once(groups.replicate, "all_reduce", gradients / groups.shard.size)
+    across += once(groups.expert_replicate, "all_reduce", experts / groups.expert_shard.size)
     if layout.zero_stage == 3:
         return across, 0.0
     times = layout.num_microbatches if layout.zero_stage == 2 else 1
     reduce = times * once(groups.shard, "reduce_scatter", gradients) + across
-    reduce += once(groups.expert, "reduce_scatter", experts)
+    reduce += once(groups.expert_shard, "reduce_scatter", experts)
     parameters = once(groups.shard, "all_gather", count.shared * software.parameter_bytes)
-    return reduce, parameters + once(groups.expert, "all_gather", count.experts * software.parameter_bytes)
+    return reduce, parameters + once(
+        groups.expert_shard, "all_gather", count.experts * software.parameter_bytes
+    )
 
 
 def optimizer_seconds(

@@ -75,7 +75,7 @@ def device_contents(chunks: tuple[int, ...], layers: tuple[int, ...]) -> StageCo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParameters:
     """Parameters of one rank: `shared` are the same on all data-parallel ranks, `experts` on every `expert`th alone.
-    `tensors`: how many they are."""
+    `widest_layer`: what of a layer ZeRO stage 3 gathers, at most. `tensors`: how many they are."""
 
     shared: float
     experts: float
@@ -88,8 +88,7 @@ class StageParameters:
 
     def sharded(self, layout: Layout) -> float:
         """One rank's part of what the ZeRO stage shards: experts among the replicas that hold the same ones."""
-        shard = layout.shard_ranks
-        return self.shared / shard + self.experts / max(1, shard // layout.expert)
+        return self.shared / layout.shard_ranks + self.experts / layout.expert_shard_ranks
 
 
 # Of a layer: queries, keys and values as one, their projection, gate and up as one, down, and two norms.
@@ -116,7 +115,9 @@ def stage_parameters(model: Architecture, step: TrainingStep, contents: StageCon
     ends = (
         contents.embeddings * model.embedding_parameters() + (contents.heads - tied) * model.head_parameters()
     )
-    widest = max((sum(parts) for parts in each.values()), default=0.0)
+    # Experts that no other replica holds are whole where they are.
+    gathered = layout.expert_shard_ranks > 1 or layout.offload_parameters
+    widest = max((parts[0] + parts[1] * gathered for parts in each.values()), default=0.0)
     tensors = _TENSORS * len(contents.layers) + contents.embeddings + 2 * contents.heads
     return StageParameters(
         shared=shared + ends / tensor, experts=experts, widest_layer=widest, tensors=tensors

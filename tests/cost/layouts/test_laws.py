@@ -138,3 +138,11 @@ def test_experts_are_dealt_out_among_replicas():
     assert together.worst.optimizer_bytes - apart.worst.optimizer_bytes == pytest.approx(12 * experts * 7 / 8)
     with pytest.raises(UsageError, match="experts do not part"):
         estimate(MIXTURE, replace(layout, expert=16))
+
+
+def test_stage_3_has_room_for_gathered_experts_only_where_they_are_sharded():
+    """Two layers' parameters in two bytes and one's gradients in four."""
+    whole, sharded = (
+        estimate(MIXTURE, Layout(data=8, expert=expert, zero_stage=3)).worst.buffer_bytes for expert in (8, 4)
+    )
+    assert sharded - whole == pytest.approx((2 * 2 + 4) * MIXTURE.expert_layer_parameters(0) / 4)
