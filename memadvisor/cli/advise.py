@@ -194,6 +194,11 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
         )
     )
     console.print(_table(advice))
+    changing = [str(order) for order, ranked in enumerate(advice.plans, start=1) if ranked.changes_script]
+    if changing:
+        console.print(
+            f"Plans that need another micro-batch, which you set in your script, come last: {', '.join(changing)}."
+        )
     for order, ranked in enumerate(advice.plans[:3], start=1):
         console.print(printable(f"{order}. {ranked.plan.why}"))
         if ranked.plan.recomputed_units:
