@@ -12,7 +12,8 @@ from memadvisor.cli.estimate_view import layout_words
 from memadvisor.layout import Layout
 from memadvisor.planning.layout_reasons import Neighbour, Reason, reason_words
 from memadvisor.planning.layout_space import LayoutQuestion
-from memadvisor.planning.layouts import FoundLayouts, Priced, SearchCounts
+from memadvisor.planning.layouts import FoundLayouts, SearchCounts
+from memadvisor.planning.priced_layouts import Priced
 from memadvisor.units import format_bytes
 
 _FRONT_ROWS = 8

@@ -21,7 +21,6 @@ from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import Layout, Software, TrainingStep
-from memadvisor.planning.layout_bounds import passes_in_flight
 from memadvisor.planning.layout_space import divisors
 from memadvisor.planning.scaled_model import scaled_model
 
@@ -229,5 +228,5 @@ def _memories(model: Architecture, step: TrainingStep, coefficients: Coefficient
     for device in range(layout.pipeline):
         contents = device_contents((device,), layers)
         saved = chunk_saved_bytes(model, step, contents.layers)
-        in_flight = passes_in_flight("1f1b", device, layout.pipeline, layout.num_microbatches, 1)
+        in_flight = min(layout.pipeline - device, layout.num_microbatches)
         yield stage_memory(model, step, contents, in_flight * round(saved), coefficients)

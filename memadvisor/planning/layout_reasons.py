@@ -14,7 +14,7 @@ from memadvisor.cost.layouts.estimate import StepEstimate, estimate_step
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout
 from memadvisor.planning.layout_space import LayoutQuestion, Split, divisors, pipelines, splits
-from memadvisor.planning.layouts import Priced
+from memadvisor.planning.priced_layouts import Priced
 from memadvisor.units import format_bytes
 
 # Shares and differences below this are not worth a word.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.stages import stage_layers
@@ -12,73 +14,109 @@ from memadvisor.layout import Layout, Software
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Of one device: layers of both kinds and the ends of the model; of chunks before its first one the same."""
+class Contents:
+    """Layers of both kinds and the ends of the model."""
 
-    device: int
     dense: int
     sparse: int
     embedding: int
     head: int
+
+    def numbers(self) -> tuple[int, int, int, int]:
+        return self.dense, self.sparse, self.embedding, self.head
+
+
+# How often each of them.
+Counted = tuple[tuple[int, Contents], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of one device: its chunks, and those of the model before its first one; each also all together."""
+
+    device: int
+    chunks: Counted
+    whole: Contents
+    before: Counted
+    whole_before: Contents
     fewest: int  # layers of its smallest chunk
-    dense_before: int
-    sparse_before: int
-    embedding_before: int
 
 
 # Of the devices that may be the busiest, and of those that may be the fullest.
 Shares = tuple[tuple[Share, ...], tuple[Share, ...]]
 
 
+@lru_cache(maxsize=4096)
 def deal_shares(model: Architecture, software: Software, num_stages: int, chunks: int) -> Shares:
-    """Of looped chunks: device d has the chunks d, d + p, ... None where the layers cannot be dealt out."""
-    num_sparse = sum(model.is_second_kind(layer) for layer in range(model.n_layers))
-    layout = Layout(pipeline=num_stages, chunks=chunks)
+    """Of looped chunks: device d has the chunks d, d + p, ... Nothing where the layers cannot be dealt out."""
     try:
-        layers = stage_layers(model, layout, software)
+        layers = stage_layers(model, Layout(pipeline=num_stages, chunks=chunks), software)
     except UsageError:
         return (), ()
-    first_sparse = model.n_layers - num_sparse
-    starts = [sum(layers[:chunk]) for chunk in range(len(layers) + 1)]
-
-    def sparse_of(chunk: int) -> int:
-        return max(0, starts[chunk + 1] - max(starts[chunk], first_sparse))
-
+    contents = _contents(model, layers)
     shares = []
     for device in range(num_stages):
-        mine = range(device, len(layers), num_stages)
-        sparse = sum(sparse_of(chunk) for chunk in mine)
+        mine = contents[device::num_stages]
         shares.append(
             Share(
                 device=device,
-                dense=sum(layers[chunk] for chunk in mine) - sparse,
-                sparse=sparse,
-                embedding=int(device == 0),
-                head=int(len(layers) - 1 in mine),
-                fewest=min(layers[chunk] for chunk in mine),
-                dense_before=min(starts[device], first_sparse),
-                sparse_before=max(0, starts[device] - first_sparse),
-                embedding_before=int(device > 0),
+                chunks=_counted(mine),
+                whole=_together(mine),
+                before=_counted(contents[:device]),
+                whole_before=_together(contents[:device]),
+                fewest=min(chunk.dense + chunk.sparse for chunk in mine),
             )
         )
     return _telling(shares, _work_numbers), _telling(shares, _memory_numbers)
 
 
+def can_be_dealt(model: Architecture, software: Software, num_stages: int, chunks: int) -> bool:
+    """Whether the model's layers fill so many stages."""
+    return bool(deal_shares(model, software, num_stages, chunks)[0])
+
+
+def whole_model(model: Architecture) -> Contents:
+    sparse = sum(map(model.is_second_kind, range(model.n_layers)))
+    return Contents(model.n_layers - sparse, sparse, 1, 1)
+
+
+def _contents(model: Architecture, layers: tuple[int, ...]) -> list[Contents]:
+    """Of each chunk; layers of the second kind come last."""
+    num_dense = whole_model(model).dense
+    found, start = [], 0
+    for chunk, number in enumerate(layers):
+        dense = max(0, min(number, num_dense - start))
+        found.append(Contents(dense, number - dense, int(chunk == 0), int(chunk == len(layers) - 1)))
+        start += number
+    return found
+
+
+def _counted(chunks: Sequence[Contents]) -> Counted:
+    return tuple((times, chunk) for chunk, times in Counter(chunks).items())
+
+
+def _together(chunks: Sequence[Contents]) -> Contents:
+    return Contents(*(sum(chunk.numbers()[place] for chunk in chunks) for place in range(4)))
+
+
 def _telling(shares: list[Share], numbers: Callable[[Share], tuple[int, ...]]) -> tuple[Share, ...]:
     """Those that no other has as much of everything as."""
+    first: dict[tuple[int, ...], Share] = {}
+    for share in shares:
+        first.setdefault(numbers(share), share)
 
-    def beaten(share: Share, other: Share) -> bool:
-        return all(theirs >= ours for theirs, ours in zip(numbers(other), numbers(share), strict=True)) and (
-            numbers(other) != numbers(share) or other.device < share.device
+    def is_beaten(these: tuple[int, ...]) -> bool:
+        return any(
+            those != these and all(more >= less for more, less in zip(those, these, strict=True))
+            for those in first
         )
 
-    return tuple(share for share in shares if not any(beaten(share, other) for other in shares))
+    return tuple(share for these, share in first.items() if not is_beaten(these))
 
 
 def _work_numbers(share: Share) -> tuple[int, ...]:
-    before = share.dense_before, share.sparse_before, share.embedding_before
-    return share.dense, share.sparse, share.embedding, share.head, *before
+    return *share.whole.numbers(), *share.whole_before.numbers()
 
 
 def _memory_numbers(share: Share) -> tuple[int, ...]:
-    return share.dense, share.sparse, share.embedding, share.head, -share.device, share.fewest
+    return *share.whole.numbers(), -share.device, share.fewest

@@ -9,7 +9,8 @@ from memadvisor.errors import UnknownHardwareError, UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.clusters import make_cluster
 from memadvisor.planning.layout_space import LayoutQuestion
-from memadvisor.planning.layouts import Priced, search_layouts
+from memadvisor.planning.layouts import search_layouts
+from memadvisor.planning.priced_layouts import Priced
 from memadvisor.units import format_bytes, format_count
 
 

@@ -1,38 +1,56 @@
+"""Bounds of time and of memory against the cost model, over every layout of small spaces."""
+
 from hypothesis import given, settings
 
+from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
-from memadvisor.planning.layout_bounds import LayoutBounds
-from memadvisor.planning.layout_space import make_layout, pipelines, splits, states, works
+from memadvisor.planning.layout_memory_bounds import MemoryBounds
+from memadvisor.planning.layout_shares import can_be_dealt
+from memadvisor.planning.layout_space import make_layout, pipelines, splits, states
+from memadvisor.planning.layout_time_bounds import TimeBounds
+from memadvisor.planning.layout_works import WorkPrices
 from tests.planning.small_spaces import questions
 
 
-def layouts_with_bounds(question):
-    bounds = LayoutBounds(question)
+def families(question, prices):
+    """Of each split and schedule: the works that can run so."""
     for split in splits(question):
-        for work in works(question, split):
-            count = question.batch_sequences // split.data // work.micro_batch_size
-            for schedule, chunks in pipelines(
-                question.schedules, question.model.n_layers, split.pipeline, count
-            ):
-                pipeline_s = None
-                for held in states(question, split):
-                    layout = make_layout(question, split, work, schedule, chunks, held)
-                    try:
-                        estimate = estimate_step(question.model, question.step(layout), question.cluster)
-                    except UsageError:
-                        continue
-                    if pipeline_s is None:
-                        pipeline_s = bounds.pipeline_seconds(work, split.pipeline, count, schedule, chunks)
-                    least_s = bounds.step_seconds(pipeline_s, work, split, schedule, chunks, held)
-                    least_bytes = bounds.peak_bytes(work, split, count, schedule, chunks, held)
-                    yield layout, estimate, least_s, least_bytes
+        every = prices.of(split)
+        ways = {}
+        for row, count in enumerate(every.num_microbatches.tolist()):
+            for way in pipelines(question.schedules, question.model.n_layers, split.pipeline, count):
+                ways.setdefault(way, []).append(row)
+        for (schedule, chunks), rows in ways.items():
+            if can_be_dealt(question.model, question.software, split.pipeline, chunks):
+                yield split, schedule, chunks, every.at(rows)
+
+
+def layouts_with_bounds(question):
+    prices = WorkPrices(question, FITTED)
+    times, memories = TimeBounds(prices), MemoryBounds(prices)
+    for split, schedule, chunks, works in families(question, prices):
+        ways = states(question, split)
+        pipeline_s = times.pipeline_seconds(split, works, schedule, chunks)
+        peaks = memories.peak_bytes(
+            memories.work_bytes(split, works, schedule, chunks),
+            memories.state_bytes(split, ways, schedule, chunks),
+        )
+        for row, work in enumerate(works.rows):
+            for held, least_bytes in zip(ways, peaks[row], strict=True):
+                layout = make_layout(question, split, work, schedule, chunks, held)
+                try:
+                    estimate = estimate_step(question.model, question.step(layout), question.cluster)
+                except UsageError:
+                    continue
+                least_s = times.step_seconds(pipeline_s[row], split, works, row, schedule, chunks, held)
+                yield layout, estimate, least_s, least_bytes
 
 
 @settings(max_examples=10, deadline=None)
 @given(questions())
 def test_no_layout_beats_its_bounds(question):
-    safe = LayoutBounds(question).largest_safe_peak_bytes
+    safe = MemoryBounds(WorkPrices(question, FITTED)).largest_safe_peak_bytes
     for layout, estimate, least_s, least_bytes in layouts_with_bounds(question):
         assert least_s <= estimate.step_time_s, layout
         assert least_bytes <= estimate.peak_memory_bytes, layout
@@ -41,7 +59,8 @@ def test_no_layout_beats_its_bounds(question):
 
 @settings(max_examples=5, deadline=None)
 @given(questions())
-def test_memory_is_known_without_an_estimate_where_there_is_no_pipeline(question):
-    for layout, estimate, _, least_bytes in layouts_with_bounds(question):
+def test_without_a_pipeline_the_bounds_are_the_estimate(question):
+    for layout, estimate, least_s, least_bytes in layouts_with_bounds(question):
         if layout.pipeline == 1:
-            assert abs(least_bytes / estimate.peak_memory_bytes - 1) < 1e-6
+            assert abs(least_s / estimate.step_time_s - 1) < 1e-8, layout
+            assert abs(least_bytes / estimate.peak_memory_bytes - 1) < 1e-6, layout

@@ -6,7 +6,8 @@ from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.layout import Layout
 from memadvisor.planning.layout_reasons import Neighbour, Reason, explain, reason_words
 from memadvisor.planning.layout_space import LayoutQuestion, all_layouts
-from memadvisor.planning.layouts import Priced, search_layouts
+from memadvisor.planning.layouts import search_layouts
+from memadvisor.planning.priced_layouts import Priced
 from tests.planning.small_spaces import make_cluster, make_model, questions
 
 

@@ -7,7 +7,8 @@ from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout
 from memadvisor.planning.layout_space import LayoutQuestion, all_layouts
-from memadvisor.planning.layouts import Priced, are_close, search_layouts, simplicity, split_of, told_apart
+from memadvisor.planning.layouts import search_layouts
+from memadvisor.planning.priced_layouts import Priced, are_close, simplicity, split_of, told_apart
 from tests.planning.small_spaces import make_cluster, make_model, questions
 
 

@@ -116,14 +116,8 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         call_s += software.pipelined_call_s * tp
     forward_host = known.host_forward_s + calls * call_s
     backward_host = known.host_backward_s + calls * call_s
-    recompute = 0.0
-    if layout.recompute == "full":
-        recompute = max(forward_gpu, forward_host)
-    elif layout.recompute == "selective" and not software.fused_attention:
-        recompute = core_forward_s
-    elif layout.recompute == "pointwise":
-        recompute = stream_seconds(device, _pointwise_bytes(model, step, layer, tokens))
     forward_s = max(forward_gpu, forward_host)
+    recompute = recompute_seconds(model, step, layer, device, forward_s)
     backward_s = max(backward_gpu, backward_host) + recompute
     return Work(
         forward_s=forward_s,
@@ -136,6 +130,20 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         collective_s=forward_calls_s + backward_calls_s,
         host_s=max(0.0, forward_host - forward_gpu) + max(0.0, backward_host - backward_gpu),
     )
+
+
+def recompute_seconds(
+    model: Architecture, step: TrainingStep, layer: int, device: Device, forward_s: float
+) -> float:
+    """What a layer's backward runs again of its forward, which takes `forward_s`."""
+    how = step.layout.recompute
+    if how == "full":
+        return forward_s
+    if how == "selective" and not step.software.fused_attention:
+        return _attention_cores(model, step, layer, device)[0]
+    if how == "pointwise":
+        return stream_seconds(device, _pointwise_bytes(model, step, layer, layer_tokens(model, step, layer)))
+    return 0.0
 
 
 def _products(

@@ -9,6 +9,7 @@ Megatron-LM's batched exchanges between two pieces do. Transfers do not slow eac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from memadvisor.cost.pipelines.automatic import AUTOMATIC, automatic_graph
 from memadvisor.cost.pipelines.balanced import balanced_peaks, play_balanced
 from memadvisor.cost.pipelines.costs import ChunkCosts, PipelineTimes, Played, check_costs, link_seconds
 from memadvisor.cost.pipelines.graph import PipelineGraph
-from memadvisor.cost.pipelines.play import Floats, durations_of, peaks, play, spans
+from memadvisor.cost.pipelines.play import Floats, durations_of, spans
+from memadvisor.cost.pipelines.repeating import REACH, PlayedStep, play_repeating, play_whole
 from memadvisor.cost.pipelines.schedules import canonical_name, check_schedule, graph_of
 from memadvisor.cost.pipelines.steady import steady_step_s
 from memadvisor.cost.pipelines.work import Ending, Kind
@@ -52,19 +54,29 @@ def simulate_pipeline(
     links = link_seconds(transfer_s, num_devices)
     name = canonical_name(schedule)
     check_schedule(name, num_devices, num_microbatches, len(costs) // num_devices)
-    if name in AUTOMATIC:
-        graph = automatic_graph(name, tuple(costs), tuple(links), num_microbatches)
-    else:
-        graph = graph_of(name, num_devices, num_microbatches, len(costs) // num_devices)
-    durations = durations_of(graph, costs)
-    if name == "bpipe":
-        ends, moves = play_balanced(graph, durations, links, blocking, balance_s)
-        held_bytes, in_flight = balanced_peaks(moves, costs)
-    else:
-        ends = play(graph, durations, links, blocking)
-        held_bytes, in_flight = peaks(graph, costs)
+    simulate = _simulate if timeline else _kept
+    return simulate(name, tuple(costs), num_microbatches, tuple(links), blocking, balance_s, timeline)
+
+
+def _simulate(
+    name: str,
+    costs: tuple[ChunkCosts, ...],
+    num_microbatches: int,
+    links: tuple[float, ...],
+    blocking: bool,
+    balance_s: float,
+    timeline: bool,
+) -> PipelineTimes:
+    num_devices = len(links)
+    played = _play(name, costs, links, num_microbatches, blocking, balance_s, is_whole=timeline)
+    graph, durations, ends = played.graph, played.durations, played.ends
     span_s, makespan_s = spans(graph, durations, ends)
+    span_s, makespan_s = tuple(span + played.left_out_s for span in span_s), makespan_s + played.left_out_s
     busy = np.bincount(graph.device, weights=durations, minlength=num_devices)
+    if played.num_left_out:
+        each = [cost.seconds(Kind.F) + cost.seconds(Kind.BW) for cost in costs]
+        of_devices = np.array([sum(each[chunk] for chunk in held) for held in graph.chunks])
+        busy = busy + played.num_left_out * of_devices
     if graph.order.ending is Ending.FLUSH:
         step_s = makespan_s
     elif graph.order.ending is Ending.POST_VALIDATED:
@@ -81,13 +93,40 @@ def simulate_pipeline(
         ending=graph.order.ending,
         busy_s=tuple(busy.tolist()),
         span_s=span_s,
-        peak_held_bytes=held_bytes,
-        peak_in_flight=in_flight,
+        peak_held_bytes=played.held_bytes,
+        peak_in_flight=played.in_flight,
         chunks=graph.chunks,
         weight_copies=graph.order.weight_copies,
         weight_versions=graph.order.weight_versions,
         timeline=_timeline(graph, costs, durations, ends) if timeline else None,
     )
+
+
+# Layouts that differ in where their states are alone play the same pipeline.
+_kept = lru_cache(maxsize=64)(_simulate)
+
+
+def _play(
+    name: str,
+    costs: Sequence[ChunkCosts],
+    links: Sequence[float],
+    num_microbatches: int,
+    blocking: bool,
+    balance_s: float,
+    is_whole: bool,
+) -> PlayedStep:
+    if name in REACH and not is_whole:
+        return play_repeating(name, costs, links, num_microbatches, blocking)
+    if name in AUTOMATIC:
+        graph = automatic_graph(name, tuple(costs), tuple(links), num_microbatches)
+    else:
+        graph = graph_of(name, len(links), num_microbatches, len(costs) // len(links))
+    if name != "bpipe":
+        return play_whole(graph, costs, links, blocking)
+    durations = durations_of(graph, costs)
+    ends, moves = play_balanced(graph, durations, links, blocking, balance_s)
+    held_bytes, in_flight = balanced_peaks(moves, costs)
+    return PlayedStep(graph=graph, durations=durations, ends=ends, held_bytes=held_bytes, in_flight=in_flight)
 
 
 def _timeline(

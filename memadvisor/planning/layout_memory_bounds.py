@@ -1,0 +1,157 @@
+"""Bytes that no layout can do without, from a part of its description.
+
+A device holds its states, and the microbatches that its schedule has in flight. Held against `estimate_step` in
+tests/planning/test_layout_bounds.py; for most layouts the bound is the estimate itself.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from memadvisor.cost.layouts.chance import chance_beyond, memory_sigma
+from memadvisor.planning.layout_shares import Share, deal_shares, whole_model
+from memadvisor.planning.layout_space import Split, States
+from memadvisor.planning.layout_time_bounds import LOOPED
+from memadvisor.planning.layout_works import Floats, Ints, WorkPrices, Works
+
+_ALL_IN_FLIGHT = ("gpipe", "breadth-first")
+
+
+class MemoryBounds:
+    """For one question."""
+
+    def __init__(self, prices: WorkPrices) -> None:
+        self.prices = prices
+        self.question = prices.question
+        self.coefficients = prices.coefficients
+
+    @cached_property
+    def largest_safe_peak_bytes(self) -> float:
+        """The largest peak whose chance of running out of memory is accepted, by bisection."""
+        low, high = 1.0, 2.0 * self.prices.device.memory_bytes
+        for _ in range(60):
+            middle = (low + high) / 2
+            if self._chance(middle) < self.question.max_p_oom:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _chance(self, peak_bytes: float) -> float:
+        """The least of all shares of states in such a peak: of the smallest spread where it fits, else of the largest."""
+        known = self.coefficients
+        left_bytes = self.prices.device.memory_bytes - known.context_bytes
+        return min(
+            chance_beyond(peak_bytes, left_bytes, memory_sigma(states, known)) for states in (0.0, 1.0)
+        )
+
+    def peak_bytes(self, work_bytes: Floats, state_bytes: Floats) -> Floats:
+        """Of the worst device: rows of works (rows x devices) x ways of holding states (ways x devices)."""
+        worst: Floats = (work_bytes[:, None, :] + state_bytes[None, :, :]).max(axis=2)
+        return worst * self.coefficients.allocator_share + self.coefficients.allocator_fixed_bytes
+
+    def work_bytes(self, split: Split, works: Works, schedule: str, chunks: int) -> Floats:
+        """What microbatches take, for each row and for each device that may be the fullest."""
+        if schedule not in LOOPED:  # chunks may lie otherwise
+            return np.zeros((len(works.rows), 1))
+        columns = [
+            self._of_share(share, works, split.pipeline, schedule, chunks)
+            for share in self._shares(split.pipeline, chunks)
+        ]
+        return np.stack(columns, axis=1)
+
+    def _of_share(self, share: Share, works: Works, num_stages: int, schedule: str, chunks: int) -> Floats:
+        dense, sparse = share.whole.dense, share.whole.sparse
+        has = np.array([dense > 0, sparse > 0])
+        passes = passes_in_flight(schedule, share.device, num_stages, works.num_microbatches, chunks)
+        kept: Floats = works.kept_bytes @ np.array([dense, sparse], dtype=float)
+        if chunks == 1 or schedule in _ALL_IN_FLIGHT:
+            kept = kept * passes / chunks
+        elif dense + sparse:
+            # Where chunks are not held equally often, the smallest may be those held most.
+            kept = kept + share.fewest * (passes - chunks) * works.kept_bytes[:, has].min(axis=1)
+        again = (works.again_bytes * has).max(axis=1)
+        head = works.head_bytes * share.whole.head
+        working = np.maximum(0.0, (works.backward_bytes * has).max(axis=1) - head)
+        # The simulation rounds activations to bytes.
+        found: Floats = kept - chunks * num_stages + again + head + working
+        return found
+
+    def state_bytes(self, split: Split, ways: tuple[States, ...], schedule: str, chunks: int) -> Floats:
+        """For each way and for each device that may be the fullest."""
+        model, (dense, sparse) = self.question.model, self.prices.kinds
+        tied = split.pipeline == 1 and model.tied_embeddings
+        parts = [
+            (model.shared_layer_parameters(dense), 0),
+            (model.shared_layer_parameters(sparse), model.expert_layer_parameters(sparse)),
+            (model.embedding_parameters(), 0),
+            (0 if tied else model.head_parameters(), 0),
+        ]
+        tensor, expert = split.tensor, split.expert
+        shared = np.array([shared / tensor for shared, _ in parts])
+        experts = np.array([experts / tensor / expert for _, experts in parts])
+        states = self._bytes_of(split, ways, shared, experts)
+        if schedule not in LOOPED:  # the mean device's layers are in memory anyhow
+            whole = whole_model(model)
+            mean: Floats = states[:, :2] @ np.array([whole.dense, whole.sparse], dtype=float) / split.pipeline
+            return mean[:, None]
+        shares = self._shares(split.pipeline, chunks)
+        held = np.array([share.whole.numbers() for share in shares], dtype=float)
+        # Experts that no other replica holds are whole where they are.
+        parted = np.where(_shard_ranks(split, ways) // expert > 1, experts, 0.0)
+        gathered = self._gathered_bytes(split, ways, (shared + parted)[:, :2])
+        at_once = np.where(held[None, :, :2] > 0, gathered[:, None, :], 0.0).max(axis=2)
+        found: Floats = states @ held.T + at_once
+        return found
+
+    def _bytes_of(self, split: Split, ways: tuple[States, ...], shared: Floats, experts: Floats) -> Floats:
+        """Of parameters, their gradients and their optimizer's state (ways x parts), by ZeRO stage."""
+        software = self.question.software
+        stage, ranks = _stages(ways), _shard_ranks(split, ways)
+        part = shared / ranks + experts / np.maximum(1, ranks // split.expert)
+        on_host = np.array([[held.offload_optimizer] for held in ways])
+        optimizer_bytes = np.where(on_host, 0, software.optimizer_bytes)
+        gradients_too = on_host & (stage >= 2) & software.offload_gradients
+        gradient_bytes = np.where(gradients_too, 0, software.gradient_bytes)
+        found = np.zeros(part.shape)
+        for size, sharded_from in (
+            (software.parameter_bytes, 3), (gradient_bytes, 2), (optimizer_bytes, 1)
+        ):  # fmt: skip
+            found += size * np.where(stage >= sharded_from, part, shared + experts)
+        return found
+
+    def _gathered_bytes(self, split: Split, ways: tuple[States, ...], parameters: Floats) -> Floats:
+        """Two layers' parameters and one's gradients, where they are sharded (ways x kinds of layer)."""
+        software = self.question.software
+        is_sharded = (_stages(ways) == 3) & (_shard_ranks(split, ways) > 1)
+        whole_bytes = 2.0 * software.parameter_bytes + software.reduce_bytes
+        return np.where(is_sharded, parameters * whole_bytes, 0.0)
+
+    def _shares(self, num_stages: int, chunks: int) -> tuple[Share, ...]:
+        return deal_shares(self.question.model, self.question.software, num_stages, chunks)[1]
+
+
+def passes_in_flight(
+    schedule: str, device: int, num_stages: int, num_microbatches: Ints, chunks: int
+) -> Ints:
+    """Microbatches times chunks that a device has in flight, at least: for looped chunks Narayanan et al. 2021,
+    arXiv:2104.04473, section 2.2."""
+    if num_stages == 1:
+        return np.ones_like(num_microbatches)
+    if schedule in _ALL_IN_FLIGHT:
+        return num_microbatches * chunks
+    if chunks == 1:
+        return np.minimum(num_stages - device, num_microbatches)
+    return np.minimum(
+        2 * (num_stages - device - 1) + (chunks - 1) * num_stages + 1, num_microbatches * chunks
+    )
+
+
+def _stages(ways: tuple[States, ...]) -> Ints:
+    return np.array([[held.zero_stage] for held in ways])
+
+
+def _shard_ranks(split: Split, ways: tuple[States, ...]) -> Ints:
+    return np.array([[(split.data if held.shard is None else held.shard) * split.context] for held in ways])

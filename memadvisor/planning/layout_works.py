@@ -1,0 +1,175 @@
+"""Seconds and bytes of one microbatch for every way of working on it, as arrays: what bounds of layouts begin with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.kernels import device_of
+from memadvisor.cost.layouts.layer_work import (
+    Work,
+    embedding_work,
+    head_work,
+    layer_groups,
+    layer_work,
+    recompute_seconds,
+)
+from memadvisor.cost.layouts.links import Group, group_of
+from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.planning.layout_shares import whole_model
+from memadvisor.planning.layout_space import DeviceWork, LayoutQuestion, Split, works
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Pair = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Works:
+    """Of one split, a row for each. Seconds (rows x 4 x 2): of a dense layer, of one with experts, of the embedding and of
+    the head; forward and backward, nothing gathered. Bytes: kept by a layer of each kind (rows x 2), held while it runs
+    again and by its backward (rows x 2 each), by the head.
+    """
+
+    rows: tuple[DeviceWork, ...]
+    num_microbatches: Ints
+    seconds: Floats
+    kept_bytes: Floats
+    again_bytes: Floats
+    backward_bytes: Floats
+    head_bytes: Floats
+
+    def at(self, rows: list[int]) -> Works:
+        """These rows of it."""
+        if len(rows) == len(self.rows):
+            return self
+        return Works(
+            rows=tuple(self.rows[row] for row in rows),
+            num_microbatches=self.num_microbatches[rows],
+            seconds=self.seconds[rows],
+            kept_bytes=self.kept_bytes[rows],
+            again_bytes=self.again_bytes[rows],
+            backward_bytes=self.backward_bytes[rows],
+            head_bytes=self.head_bytes[rows],
+        )
+
+
+class WorkPrices:
+    """Prices works of one question; what repeats is kept."""
+
+    def __init__(self, question: LayoutQuestion, coefficients: Coefficients) -> None:
+        self.question = question
+        self.coefficients = coefficients
+        self.device = device_of(question.cluster.accelerator, question.software.compute_dtype, coefficients)
+        whole, last = whole_model(question.model), question.model.n_layers - 1
+        # A dense layer and one with experts, as far as there are any.
+        self.kinds = (0 if whole.dense else last, last)
+        # Seconds of layers, without recomputation in the key; of the ends; bytes.
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._layers: dict[tuple[object, ...], dict[str, tuple[Pair, Pair]]] = {}
+        self._ends: dict[tuple[int, int, int, bool], tuple[Pair, Pair]] = {}
+        self._bytes: dict[tuple[object, ...], tuple[float, ...]] = {}
+
+    def of(self, split: Split) -> Works:
+        question = self.question
+        rows = tuple(works(question, split))
+        each = question.batch_sequences // split.data
+        num_microbatches = [each // work.micro_batch_size for work in rows]
+        crosses = split.pipeline > 1 and question.cluster.num_nodes > 1
+        seconds = [
+            self._work_seconds(work, count > 1, crosses)
+            for work, count in zip(rows, num_microbatches, strict=True)
+        ]
+        held = np.array([self._work_bytes(work) for work in rows])
+        return Works(
+            rows=rows,
+            num_microbatches=np.array(num_microbatches),
+            seconds=np.array(seconds),
+            kept_bytes=held[:, 0:2],
+            again_bytes=held[:, 2:4],
+            backward_bytes=held[:, 4:6],
+            head_bytes=held[:, 6],
+        )
+
+    def group(self, size: int, stride: int) -> Group:
+        key = (size, stride)
+        if key not in self._groups:
+            self._groups[key] = group_of(self.question.cluster, size, stride, self.coefficients)
+        return self._groups[key]
+
+    def _work_seconds(self, work: DeviceWork, several: bool, crosses: bool) -> tuple[Pair, ...]:
+        """`several`: microbatches to a step. `crosses`: the pipeline's messages cross nodes."""
+        key = (
+            work.tensor, work.context, work.expert, work.sequence_parallel, work.context_kind,
+            work.micro_batch_size, several, crosses,
+        )  # fmt: skip
+        if key not in self._layers:
+            self._layers[key] = self._price_layers(work, several, crosses)
+        return *self._layers[key][work.recompute], *self._end_seconds(work, several)
+
+    def _price_layers(self, work: DeviceWork, several: bool, crosses: bool) -> dict[str, tuple[Pair, Pair]]:
+        """Under every kind of recomputation, which changes nothing but what the backward runs again."""
+        model, device = self.question.model, self.device
+        plain = self._alone(work, "none", several, crosses)
+        groups = layer_groups(plain.layout, self.group, crosses)
+        of_kind: dict[int, Work] = {
+            layer: layer_work(model, plain, layer, device, groups) for layer in set(self.kinds)
+        }
+        found = {}
+        for how in self.question.recompute:
+            step = self._alone(work, how, several, crosses)
+            pairs = {
+                layer: (
+                    one.forward_s,
+                    one.backward_s + recompute_seconds(model, step, layer, device, one.forward_s),
+                )
+                for layer, one in of_kind.items()
+            }
+            dense, sparse = self.kinds
+            found[how] = pairs[dense], pairs[sparse]
+        return found
+
+    def _end_seconds(self, work: DeviceWork, several: bool) -> tuple[Pair, Pair]:
+        """Embedding and head, which differ neither in experts nor in what is run again."""
+        key = (work.tensor, work.context, work.micro_batch_size, several)
+        if key not in self._ends:
+            model, step = self.question.model, self._alone(work, "none", several, False)
+            groups = layer_groups(step.layout, self.group, False)
+            table, head = (part(model, step, self.device, groups) for part in (embedding_work, head_work))
+            self._ends[key] = (table.forward_s, table.backward_s), (head.forward_s, head.backward_s)
+        return self._ends[key]
+
+    def _work_bytes(self, work: DeviceWork) -> tuple[float, ...]:
+        """Neither how experts are dealt out nor how contexts meet changes them."""
+        key = work.tensor, work.context, work.sequence_parallel, work.micro_batch_size, work.recompute
+        if key not in self._bytes:
+            model, step = self.question.model, self._alone(work, work.recompute, False, False)
+            again = [0.0, 0.0]
+            if work.recompute == "full":
+                plain = self._alone(work, "none", False, False)
+                again = [layer_saved_bytes(model, plain, layer) for layer in self.kinds]
+            kept = [layer_saved_bytes(model, step, layer) for layer in self.kinds]
+            backward = [layer_backward_bytes(model, step, (layer,)) for layer in self.kinds]
+            self._bytes[key] = (*kept, *again, *backward, head_saved_bytes(model, step))
+        return self._bytes[key]
+
+    def _alone(self, work: DeviceWork, recompute: str, several: bool, crosses: bool) -> TrainingStep:
+        """The step of one stage that has all layers."""
+        return self.question.step(
+            Layout(
+                data=work.expert,
+                tensor=work.tensor,
+                pipeline=2 if crosses else 1,
+                context=work.context,
+                expert=work.expert,
+                sequence_parallel=work.sequence_parallel,
+                context_kind=work.context_kind,
+                micro_batch_size=work.micro_batch_size,
+                num_microbatches=2 if several else 1,
+                recompute=recompute,
+            )
+        )
