@@ -18,7 +18,6 @@ from memadvisor.planning.captured_space import CapturedQuestion, layouts, with_s
 
 NUM_BEST = 5
 FRONT_SLOWDOWN = 2.0
-CLOSE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,7 @@ class PricedCapture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCaptures:
-    """`best`: the fastest of each kind (pipeline, what ZeRO shards, whether units are recomputed), fastest first, near-equals
-    left out. `front`: none takes both less memory and less time, up to FRONT_SLOWDOWN times the best time. Both safe.
+    """`best`: the fastest of each kind (pipeline, and what ZeRO shards: nothing, states, parameters too), fastest first. `front`: none takes both less memory and less time, up to FRONT_SLOWDOWN times the best time. Both safe.
     `smallest`: the one that needs least memory, safe or not; None where no layout can run at all.
     """
 
@@ -135,7 +133,7 @@ def _best(safe: list[PricedCapture]) -> tuple[PricedCapture, ...]:
     kept: dict[tuple[object, ...], PricedCapture] = {}
     for one in safe:
         layout = one.layout
-        kind = (layout.pipeline, (layout.zero_stage + 1) // 2, bool(one.chosen.recomputed))
+        kind = (layout.pipeline, (layout.zero_stage + 1) // 2)
         kept.setdefault(kind, one)
     return tuple(kept.values())[:NUM_BEST]
 

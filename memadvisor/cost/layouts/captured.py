@@ -87,7 +87,7 @@ def captured_times(model: CapturedModel, chosen: CapturedLayout, target: Target)
     stages = stages_of(model, chosen.stage_units)
     works = [_Work.of(units, chosen.recomputed, share, target) for units in stages]
     counts = [stage_parameters_of(units) for units in stages]
-    costs = [_chunk(step, work, count, groups, target) for work, count in zip(works, counts, strict=True)]
+    costs = [_chunk(step, units, work, groups, target) for units, work in zip(stages, works, strict=True)]
     pipeline = simulate_pipeline(
         layout.schedule,
         costs,
@@ -148,10 +148,16 @@ class _Work:
 
 
 def _chunk(
-    step: TrainingStep, work: _Work, count: StageParameters, groups: ReplicaGroups, target: Target
+    step: TrainingStep,
+    units: Collection[CapturedUnit],
+    work: _Work,
+    groups: ReplicaGroups,
+    target: Target,
 ) -> ChunkCosts:
+    """Sharded parameters are gathered, and their gradients reduced, unit by unit."""
     slowdown = target.coefficients.overlap_slowdown
-    gather_s, backward_traffic_s = microbatch_traffic(step, count, groups)
+    traffic = [microbatch_traffic(step, stage_parameters_of([unit]), groups) for unit in units]
+    gather_s, backward_traffic_s = (sum(seconds) for seconds in zip(*traffic, strict=True))
     return ChunkCosts(
         forward_s=hidden_seconds(work.forward_s, gather_s, slowdown),
         input_backward_s=hidden_seconds(work.backward_s + work.recompute_s, backward_traffic_s, slowdown),

@@ -97,6 +97,19 @@ def test_measured_collectives_stand_for_links():
     assert found.time_s["gradients_and_parameters"] == pytest.approx(2 * 2.0 + 0.04 * slowdown - 0.04)
 
 
+def test_sharded_parameters_are_gathered_unit_by_unit():
+    """Half a second for each message: two in the forward, four in the backward, which hide its 0.06 s."""
+    curves = tuple(
+        CollectiveCurve(operation=name, num_ranks=2, sizes_bytes=(10**5,), durations_s=(0.5,))
+        for name in ("all_reduce", "all_gather", "reduce_scatter")
+    )
+    model = a_chain(2)
+    target = target_of(model, cluster(replace(HERE, collectives=curves), per_node=2), None)
+    found = times(model, Layout(data=2, zero_stage=3, micro_batch_size=4), target)
+    slowdown = target.coefficients.overlap_slowdown
+    assert found.time_s["sharded_parameters"] == pytest.approx(6 * 0.5 + 0.06 * slowdown - 0.06)
+
+
 def test_stages_hand_over_what_the_capture_saw_pass():
     """Two stages of two units, one microbatch: no overlap at all, and the message there and back."""
     model = a_chain(4)
