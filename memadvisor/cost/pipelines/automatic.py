@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -30,21 +30,44 @@ def automatic_graph(
         costs = tuple(replace(cost, activation_bytes=1, weight_activation_bytes=1) for cost in costs)
     in_flight = min(len(costs), num_microbatches)
     limit_bytes = AUTOMATIC[name] * in_flight * max(cost.activation_bytes for cost in costs)
-    candidates = [zb_h1(len(costs), num_microbatches), zb_h2(len(costs), num_microbatches)]
-    for one_more, fill in product((False, True), repeat=2):
-        choices = Choices(one_more=one_more, fill=fill)
-        candidates.append(
-            PipelineOrder(
-                num_devices=len(costs),
-                num_chunks=len(costs),
-                num_microbatches=num_microbatches,
-                codes=Greedy(costs, links, num_microbatches, limit_bytes, choices).run(),
-                ending=Ending.POST_VALIDATED,
-            )
-        )
-    graphs = [pipeline_graph(order) for order in candidates]
+    graphs = [_graph_by_hand(drawn, len(costs), num_microbatches) for drawn in (zb_h1, zb_h2)]
+    graphs += [pipeline_graph(order) for order in _greedy_orders(costs, links, num_microbatches, limit_bytes)]
     fitting = [graph for graph in graphs if max(peaks(graph, costs)[0]) <= limit_bytes]
     return min(fitting, key=lambda graph: _step_s(graph, costs, links))
+
+
+def _greedy_orders(
+    costs: tuple[ChunkCosts, ...], links: tuple[float, ...], num_microbatches: int, limit_bytes: int
+) -> Iterator[PipelineOrder]:
+    """Under both choices of both kinds, each order once: a choice that never mattered is not tried the other way."""
+    written: list[tuple[Choices, Greedy]] = []
+    for one_more, fill in product((False, True), repeat=2):
+        choices = Choices(one_more=one_more, fill=fill)
+        if any(_is_same(choices, other, greedy) for other, greedy in written):
+            continue
+        greedy = Greedy(costs, links, num_microbatches, limit_bytes, choices)
+        written.append((choices, greedy))
+        yield PipelineOrder(
+            num_devices=len(costs),
+            num_chunks=len(costs),
+            num_microbatches=num_microbatches,
+            codes=greedy.run(),
+            ending=Ending.POST_VALIDATED,
+        )
+
+
+def _is_same(choices: Choices, other: Choices, greedy: Greedy) -> bool:
+    """Whether what `greedy` wrote under other choices is what these would have written."""
+    return (choices.one_more == other.one_more or not greedy.one_more_mattered) and (
+        choices.fill == other.fill or not greedy.fill_mattered
+    )
+
+
+@lru_cache(maxsize=64)
+def _graph_by_hand(
+    drawn: Callable[[int, int], PipelineOrder], num_devices: int, num_microbatches: int
+) -> PipelineGraph:
+    return pipeline_graph(drawn(num_devices, num_microbatches))
 
 
 def _step_s(graph: PipelineGraph, costs: Sequence[ChunkCosts], links: Sequence[float]) -> float:

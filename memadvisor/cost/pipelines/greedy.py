@@ -25,8 +25,15 @@ class Choices:
     fill: bool
 
 
+_F, _B, _W = int(Kind.F), int(Kind.B), int(Kind.W)  # plain numbers, which index faster
+
+
 class Greedy:
-    """One chunk a device. Lists are by device; `ready_*` also by microbatch, when its input is on the device."""
+    """One chunk a device. Lists are by device; `ready_*` also by microbatch, when its input is on the device.
+
+    `one_more_mattered`, `fill_mattered`: whether the order that was written would be another one under the other choice; it
+    is the same where not.
+    """
 
     def __init__(
         self,
@@ -37,112 +44,129 @@ class Greedy:
         choices: Choices,
     ) -> None:
         count = len(costs)
-        self.costs, self.links, self.choices = costs, links, choices
-        self.total, self.limit_bytes = num_microbatches, limit_bytes
-        self.codes = Codes(count, num_microbatches)
+        self.links, self.one_more, self.fill = links, choices.one_more, choices.fill
+        self.one_more_mattered = self.fill_mattered = False
+        self.total = num_microbatches
+        kinds = (Kind.F, Kind.B, Kind.W)
+        codes = Codes(count, num_microbatches)
+        self.seconds = [[cost.seconds(kind) for kind in kinds] for cost in costs]
+        self.bytes = [[cost.held_bytes(kind) for kind in kinds] for cost in costs]
+        self.codes = [[codes.first(kind, device) for kind in kinds] for device in range(count)]
+        self.most_held_bytes = [limit_bytes - cost.activation_bytes for cost in costs]  # before a forward
         self.orders: list[list[int]] = [[] for _ in costs]
         self.done = [[0, 0, 0] for _ in costs]  # pieces of kind F, B, W
         self.last_forward = [False] * count  # whether F was the last of F and B
         self.held_bytes = [0] * count
         self.waited_s = [0.0] * count
+        self.most_waited_s = 0.0
         self.clock = [0.0] * count
-        self.ready_forward = [[0.0] * num_microbatches] + [
-            [UNKNOWN] * num_microbatches for _ in range(count - 1)
-        ]
-        self.ready_backward = [[UNKNOWN] * num_microbatches for _ in costs]
+        # One more than there are microbatches: no piece is behind the last.
+        none = [UNKNOWN] * (num_microbatches + 1)
+        self.ready_forward = [[0.0] * num_microbatches + [UNKNOWN]] + [none.copy() for _ in range(count - 1)]
+        self.ready_backward = [none.copy() for _ in costs]
         self.turns = [(0.0, device) for device in range(count)]
-        self.asleep: set[int] = set()  # until a piece that they could need starts elsewhere
+        self.asleep = [False] * count  # until a piece that they could need starts elsewhere
 
     def run(self) -> tuple[list[int], ...]:
         """The order of every device."""
-        while self.turns:
-            now, device = heapq.heappop(self.turns)
-            if self.done[device][Kind.W] < self.total:
-                self._turn(device, max(now, self.clock[device]))
-        assert all(done[Kind.W] == self.total for done in self.done), "the devices wait for each other"
+        turns, done, clock, turn, total = self.turns, self.done, self.clock, self._turn, self.total
+        while turns:
+            now, device = heapq.heappop(turns)
+            if done[device][_W] < total:
+                turn(device, max(now, clock[device]))
+        assert all(pieces[_W] == total for pieces in done), "the devices wait for each other"
         return tuple(self.orders)
 
     def _turn(self, device: int, now: float) -> None:
         """Run one piece, or come back later."""
         forwards, backwards, weights = self.done[device]
-        forward = self.ready_forward[device][forwards] if forwards < self.total else UNKNOWN
-        backward = self.ready_backward[device][backwards] if backwards < self.total else UNKNOWN
-        fits = self.held_bytes[device] + self.costs[device].activation_bytes <= self.limit_bytes
-        may_forward = fits and forwards < self.total
-        owes = weights < backwards
-        if (
-            forwards < self.total
-            and not fits
-            and owes
-            and not (backward <= now and self.last_forward[device])
-        ):
-            self._run(device, Kind.W, now)
-        elif not backwards:
-            self._first(device, now, forward if may_forward else UNKNOWN, backward)
-        elif backwards == self.total:
-            self._run(device, Kind.W, now)
+        total = self.total
+        forward = self.ready_forward[device][forwards]
+        backward = self.ready_backward[device][backwards]
+        may_forward = False
+        if forwards < total:
+            may_forward = self.held_bytes[device] <= self.most_held_bytes[device]
+            if not may_forward:
+                if weights < backwards and not (backward <= now and self.last_forward[device]):
+                    self._run(device, _W, now)
+                    return
+                forward = UNKNOWN
+        if not backwards:
+            self._first(device, now, forward, backward)
+        elif backwards == total:
+            self._run(device, _W, now)
         else:
             wants_forward = may_forward and (not self.last_forward[device] or backwards == forwards)
-            self._steady(device, now, forward if may_forward else UNKNOWN, backward, wants_forward)
+            self._steady(device, now, forward, backward, wants_forward)
 
     def _first(self, device: int, now: float, forward: float, backward: float) -> None:
         """Before the first B: forwards, as long as they do not delay it."""
-        free_again = now + self.costs[device].forward_s
-        if forward <= now and (
-            backward == UNKNOWN or free_again <= backward or (self.choices.one_more and backward > now)
-        ):
-            self._run(device, Kind.F, now)
+        in_time = backward == UNKNOWN or now + self.seconds[device][_F] <= backward
+        could = forward <= now and not in_time and backward > now
+        self.one_more_mattered |= could
+        if (forward <= now and in_time) or (could and self.one_more):
+            self._run(device, _F, now)
         elif backward <= now or (backward < UNKNOWN and forward <= now) or forward == UNKNOWN != backward:
-            self._run(device, Kind.B, max(now, backward))
+            self._run(device, _B, max(now, backward))
         elif min(forward, backward) < UNKNOWN:
             heapq.heappush(self.turns, (min(forward, backward), device))
         else:
-            self.asleep.add(device)
+            self.asleep[device] = True
 
     def _steady(self, device: int, now: float, forward: float, backward: float, wants_forward: bool) -> None:
         """F and B in turn, another piece where the next one's input is not there yet."""
-        wanted, ready = (Kind.F, forward) if wants_forward else (Kind.B, backward)
-        weight_s = self.costs[device].weight_backward_s
-        gap_s = ready - now
-        most_waited_s = max(self.waited_s)
+        wanted, ready = (_F, forward) if wants_forward else (_B, backward)
         if ready <= now:
             self._run(device, wanted, now)
-        elif wants_forward and backward <= now:
-            self._run(device, Kind.B, now)
-        elif not wants_forward and forward <= now and gap_s >= self.costs[device].forward_s:
-            self._run(device, Kind.F, now)
-        elif self.done[device][Kind.W] < self.done[device][Kind.B] and (
-            gap_s >= weight_s or (self.choices.fill and self.waited_s[device] + gap_s > most_waited_s)
-        ):
-            self._run(device, Kind.W, now)
-        elif ready < UNKNOWN:
+            return
+        gap_s = ready - now
+        if wants_forward:
+            if backward <= now:
+                self._run(device, _B, now)
+                return
+        elif forward <= now and gap_s >= self.seconds[device][_F]:
+            self._run(device, _F, now)
+            return
+        done = self.done[device]
+        if done[_W] < done[_B]:
+            fits = gap_s >= self.seconds[device][_W]
+            could = not fits and self.waited_s[device] + gap_s > self.most_waited_s
+            self.fill_mattered |= could
+            if fits or (could and self.fill):
+                self._run(device, _W, now)
+                return
+        if ready < UNKNOWN:
             self._run(device, wanted, ready)
         else:
-            self.asleep.add(device)
+            self.asleep[device] = True
 
-    def _run(self, device: int, kind: Kind, start: float) -> None:
-        cost, done = self.costs[device], self.done[device]
-        if self.orders[device]:
-            self.waited_s[device] += start - self.clock[device]
+    def _run(self, device: int, kind: int, start: float) -> None:
+        done, order = self.done[device], self.orders[device]
+        if order:
+            waited_s = self.waited_s[device] + (start - self.clock[device])
+            self.waited_s[device] = waited_s
+            if waited_s > self.most_waited_s:
+                self.most_waited_s = waited_s
         microbatch = done[kind]
-        done[kind] += 1
-        self.held_bytes[device] += cost.held_bytes(kind)
-        self.clock[device] = end = start + cost.seconds(kind)
-        self.orders[device].append(self.codes.first(kind, device) + microbatch)
+        done[kind] = microbatch + 1
+        self.held_bytes[device] += self.bytes[device][kind]
+        self.clock[device] = end = start + self.seconds[device][kind]
+        order.append(self.codes[device][kind] + microbatch)
         heapq.heappush(self.turns, (end, device))
-        if kind is Kind.W:
+        if kind == _W:
             return
-        self.last_forward[device] = kind is Kind.F
-        if kind is Kind.B and device:
-            self.ready_backward[device - 1][microbatch] = end + self.links[device - 1]
-            self._wake(device - 1, start)
-        elif kind is Kind.F and device < len(self.costs) - 1:
+        self.last_forward[device] = kind == _F
+        if kind == _B:
+            if device:
+                self.ready_backward[device - 1][microbatch] = end + self.links[device - 1]
+                self._wake(device - 1, start)
+        elif device < len(self.orders) - 1:
             self.ready_forward[device + 1][microbatch] = end + self.links[device]
             self._wake(device + 1, start)
-        elif kind is Kind.F:
+        else:
             self.ready_backward[device][microbatch] = end
 
     def _wake(self, device: int, now: float) -> None:
-        if device in self.asleep:
-            self.asleep.discard(device)
+        if self.asleep[device]:
+            self.asleep[device] = False
             heapq.heappush(self.turns, (max(now, self.clock[device]), device))
