@@ -77,7 +77,8 @@ class Layout:
     et al. 2022), pointwise (outputs of norms and of the MLP's activation, Yuan et al., ATC 2024) or full (each layer keeps
     its input). `offload_optimizer`, `offload_parameters`: they live on the host. `offload_activations`: share of saved
     activations on the host. `stage_layers`: layers of each stage (of each chunk, in the model's order), None to have them
-    balanced.
+    balanced. `expert_imbalance`: tokens of the expert-parallel rank that has most over the mean, measured, or the capacity
+    factor to which a router drops or pads.
     """
 
     data: int = 1
@@ -98,6 +99,7 @@ class Layout:
     offload_parameters: bool = False
     offload_activations: float = 0.0
     stage_layers: tuple[int, ...] | None = None
+    expert_imbalance: float = 1.0
 
     def __post_init__(self) -> None:
         for name in (
@@ -121,6 +123,11 @@ class Layout:
         if self.shard is not None and (self.shard < 1 or self.data % self.shard):
             raise UsageError(
                 f"{self.data} replicas do not part into groups of {self.shard}.", hint="shard divides data."
+            )
+        if not 1 <= self.expert_imbalance <= max(1, self.expert):
+            raise UsageError(
+                f"the experts' imbalance is {self.expert_imbalance:g} on {self.expert} expert-parallel ranks.",
+                hint="it is tokens of the fullest rank over the mean: from 1 to the number of these ranks.",
             )
         if not 0 <= self.offload_activations <= 1:
             raise UsageError(

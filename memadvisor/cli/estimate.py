@@ -48,8 +48,9 @@ from memadvisor.units import parse_bytes
 _OF_ONE_LAYOUT = (
     "show_schedule",
     "split", "shard", "micro_batch", "recompute", "schedule", "chunks", "sequence_parallel", "context_kind",
-    "offload_optimizer", "offload_parameters", "offload_activations",
+    "offload_optimizer", "offload_parameters", "offload_activations", "expert_imbalance",
 )  # fmt: skip
+_UNSET = (None, False, 0.0, "none", "ring")
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "zero")
 
 
@@ -152,7 +153,7 @@ def _search(arguments: argparse.Namespace) -> int:
             hint="add them, or name a layout: --tp N --pp N --cp N --zero STAGE; --dp follows.",
         )
     for option in _OF_ONE_LAYOUT:
-        if getattr(arguments, option) not in (None, False, 0.0, "none", "ring"):
+        if getattr(arguments, option) not in _UNSET:
             raise UsageError(
                 f"--{option.replace('_', '-')} is a part of one layout, and none is named.",
                 hint="leave it out to search all layouts, or name one: --tp N --pp N --cp N --zero STAGE.",
@@ -195,7 +196,7 @@ def _largest(arguments: argparse.Namespace) -> int:
         setattr(arguments, asked, None)
     _need(arguments, "model", *(() if quantity == "sequence" else ("seq",)))
     for option in ("batch", *_DEGREES, *_OF_ONE_LAYOUT):
-        is_given = getattr(arguments, option) not in (None, False, 0.0, "none", "ring")
+        is_given = getattr(arguments, option) not in _UNSET
         if is_given and option not in ("micro_batch", "sequence_parallel"):
             raise UsageError(
                 f"--largest tries each technique by itself, and --{option.replace('_', '-')} names one.",
@@ -328,6 +329,7 @@ def _layout(arguments: argparse.Namespace, ranks: int, preset: Preset, n_layers:
         offload_optimizer=arguments.offload_optimizer,
         offload_parameters=arguments.offload_parameters,
         offload_activations=arguments.offload_activations,
+        expert_imbalance=1.0 if arguments.expert_imbalance is None else arguments.expert_imbalance,
     )
     return layout, is_open
 

@@ -15,6 +15,10 @@ def add_layout(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--pp", type=int, metavar="N", help="pipeline stages")
     group.add_argument("--cp", type=int, metavar="N", help="context parallel ranks")
     group.add_argument("--ep", type=int, metavar="N", help="expert parallel ranks")
+    group.add_argument(
+        "--expert-imbalance", type=float, metavar="X",
+        help="tokens of the fullest expert-parallel rank over the mean, or the capacity factor (default: 1)",
+    )  # fmt: skip
     group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
     group.add_argument(
         "--shard", type=int, metavar="N", help="replicas among which ZeRO shards (default: all)"

@@ -64,6 +64,7 @@ SPREAD = (
     _column("tp", "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size tp_degree mp model_parallel", "ranks that share each matrix", "1"),
     _column("cp", "context_parallel context_parallel_size cp_size cp_degree", "ranks that share each sequence", "1"),
     _column("ep", "expert_parallel expert_parallel_size expert_model_parallel_size ep_size ep_degree", "ranks that share the experts", "1"),
+    _column("expert_imbalance", "capacity_factor moe_expert_capacity_factor", "tokens of the fullest expert-parallel rank over the mean, or the capacity factor; 1 to ep", "1"),
     _column("shard", "dp_shard hsdp_shard shard_group_size fsdp_size data_parallel_shard_degree", "replicas among which ZeRO shards", "all; gpus_per_node for HYBRID_SHARD"),
     _column("replicate", "dp_replicate data_parallel_replicate_degree", "groups of such replicas; dp is shard replicate", "not used"),
     _column("zero_stage", "zero zero_equiv zero_level", "ZeRO stage 0 to 3", "of `strategy`; else the trainer's own"),

@@ -79,6 +79,7 @@ def step_of(
     shard = cells.whole("shard")
     if shard is None and plain_word(cells.text("strategy") or "") in ("hybridshard", "hsdp"):
         shard = min(cluster.per_node, degrees.data)
+    imbalance = cells.number("expert_imbalance")
     layout = Layout(
         data=degrees.data,
         tensor=degrees.tensor,
@@ -98,6 +99,7 @@ def step_of(
         offload_optimizer=cells.flag("offload_optimizer") or False,
         offload_parameters=cells.flag("offload_parameters") or False,
         offload_activations=_share(cells, "offload_activations"),
+        expert_imbalance=1.0 if imbalance is None else imbalance,
     )
     target_len = target_length(architecture, cells.whole("target_len"), seq_len)
     step = TrainingStep(layout=layout, seq_len=seq_len, software=software, target_len=target_len)

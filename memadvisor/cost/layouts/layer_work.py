@@ -171,7 +171,7 @@ def _products(
     columns = float(model.ffn)
     if model.experts is not None and model.has_experts(layer):
         experts = model.experts
-        passed = tokens * experts.experts_per_token
+        passed = tokens * experts.experts_per_token * layout.expert_imbalance
         here = max(1.0, experts.num_experts / layout.expert)
         products.append((passed / here, inner * experts.expert_ffn / tp, float(hidden), here))
         products.append((passed / here, float(hidden), experts.expert_ffn / tp, here))
@@ -215,7 +215,8 @@ def _pointwise_bytes(model: Architecture, step: TrainingStep, layer: int, tokens
     per_column = _activation_bytes(model, step)
     columns = float(model.ffn)
     if model.experts is not None and model.has_experts(layer):
-        columns = model.experts.experts_per_token * model.experts.expert_ffn + model.experts.shared_ffn
+        passed = model.experts.experts_per_token * step.layout.expert_imbalance
+        columns = passed * model.experts.expert_ffn + model.experts.shared_ffn
     return tokens * (
         8.0 * model.hidden / step.layout.stream_ranks + per_column * columns / step.layout.tensor
     )
@@ -310,7 +311,8 @@ def _collectives(
             forward += groups.context.exchange_seconds(exchanged)
             backward += groups.context.exchange_seconds(exchanged)
     if layout.expert > 1 and model.experts is not None and model.has_experts(layer):
-        sent = activations * model.experts.experts_per_token
+        # The fullest rank receives, and sends back, most.
+        sent = activations * model.experts.experts_per_token * layout.expert_imbalance
         forward += 2 * groups.expert.exchange_seconds(sent)
         backward += 2 * groups.expert.exchange_seconds(sent)
     return forward, backward

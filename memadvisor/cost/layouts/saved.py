@@ -118,7 +118,7 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
     if model.experts is None or not model.has_experts(layer):
         return tokens * model.ffn * per_column
     experts = model.experts
-    passed = tokens * experts.experts_per_token
+    passed = tokens * experts.experts_per_token * step.layout.expert_imbalance
     routed = passed * (experts.expert_ffn * per_column + 4.0 * model.hidden)
     return routed + tokens * experts.shared_ffn * per_column + 4.0 * tokens * experts.num_experts
 
@@ -134,7 +134,7 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
     result = model.n_heads * (model.latent.value_head_dim if model.latent is not None else model.head_dim)
     inner = float(model.ffn)
     if model.experts is not None and model.has_experts(layer):
-        passed = model.experts.experts_per_token
+        passed = model.experts.experts_per_token * layout.expert_imbalance
         inner = passed * (model.experts.expert_ffn + model.hidden) + model.experts.shared_ffn
     if model.has_cross_attention(layer):
         result, inner = 2 * result, inner + model.hidden * layout.tensor / spread

@@ -146,3 +146,18 @@ def test_stage_3_has_room_for_gathered_experts_only_where_they_are_sharded():
         estimate(MIXTURE, Layout(data=8, expert=expert, zero_stage=3)).worst.buffer_bytes for expert in (8, 4)
     )
     assert sharded - whole == pytest.approx((2 * 2 + 4) * MIXTURE.expert_layer_parameters(0) / 4)
+
+
+def test_uneven_experts_slow_and_fill_the_fullest_rank():
+    """Twice the tokens: twice what experts keep, and no more; nothing changes for one rank that has all experts."""
+    even = Layout(data=8, expert=8, micro_batch_size=2)
+    uneven = replace(even, expert_imbalance=2.0)
+    plain, full = (estimate(MIXTURE, layout) for layout in (even, uneven))
+    tokens, experts = 2 * 1024, MIXTURE.experts
+    routed = tokens * experts.experts_per_token * (4 * experts.expert_ffn + 4 * MIXTURE.hidden)
+    more = full.worst.activation_bytes - plain.worst.activation_bytes
+    assert more == pytest.approx(routed * MIXTURE.n_layers)
+    assert plain.step_time_s < full.step_time_s < 2 * plain.step_time_s
+    for imbalance, ranks in ((0.5, 8), (9.0, 8), (1.5, 1)):
+        with pytest.raises(UsageError, match="imbalance"):
+            Layout(data=8, expert=ranks, expert_imbalance=imbalance)
