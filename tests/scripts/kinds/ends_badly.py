@@ -4,9 +4,12 @@ import atexit
 import os
 import sys
 import threading
+import warnings
 
 from small import train
 
+# From Python 3.12 on a fork of several threads is warned of after it, before or after what the child says.
+warnings.simplefilter("ignore", DeprecationWarning)
 if os.fork() == 0:
     train(2)  # in the child, before the parent's first step
     sys.stdout.flush()
