@@ -151,6 +151,8 @@ def test_a_script_of_this_kind_runs_as_without_the_tool_and_is_seen(name, tmp_pa
     assert run.problems == ()
     assert run.missing_ranks == ()
     assert [rank.process.rank for rank in run.ranks] == list(range(kind.num_ranks))
+    if kind.words[0] == "workers.py":  # worker processes find the script's classes, and write no journal
+        assert len(list((tmp_path / "profiled" / "the run").glob("*.journal"))) == 1
     for rank in run.ranks:
         assert len(rank.steps) == kind.num_steps, rank.notes
         assert (rank.ending is not None) == kind.ended or kind.code == 3

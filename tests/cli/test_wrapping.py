@@ -208,16 +208,6 @@ def test_a_module_runs_as_with_python_m(out):
     assert "argv ['train.py', '--epochs', '3']" in ours[1]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes_find_the_scripts_classes_and_write_no_journal(out, method):
-    plain, ours = run_both(out, "spawns.py", method)
-
-    assert ours[:2] == plain[:2]
-    assert ours[0] == 0
-    assert len(list(out.glob("*.journal"))) == 1
-    assert len(load_run(out).ranks[0].steps) == 4
-
-
 def test_two_ranks_and_the_code_of_the_one_that_fails(out, tmp_path):
     """The first failure ends the launch with its code, and every rank's journal is there."""
     script = tmp_path / "ranks.py"
