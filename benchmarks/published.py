@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import pandas as pd
 
 from benchmarks.accuracy.analytic import recompute_cells, zero_largest, zero_states
+from benchmarks.accuracy.held_out import held_out_lines
 from benchmarks.accuracy.page import page, targets
 from benchmarks.accuracy.plots import figure
 from benchmarks.accuracy.tables import TABLES, Published, score_table
@@ -46,12 +47,8 @@ def main() -> None:
         )
     if arguments.write is not None:
         figures = _write_figures(frames, arguments.write)
-        arguments.write.write_text(page(frames, cells, figures, _held_out()), encoding="utf-8")
-
-
-def _held_out() -> list[str]:
-    """Lines on each model's errors where the coefficients were fitted without it; none as long as nothing fits them."""
-    return []
+        held_out = held_out_lines(arguments.write.with_suffix("") / "held_out.json")
+        arguments.write.write_text(page(frames, cells, figures, held_out), encoding="utf-8")
 
 
 def _write_figures(frames: dict[str, pd.DataFrame], written: Path) -> dict[str, str]:

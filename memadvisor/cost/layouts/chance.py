@@ -39,7 +39,10 @@ def safe_peak_bytes(
     low, high = 1.0, 2.0 * left_bytes
     for _ in range(60):
         middle = (low + high) / 2
-        sigma = memory_sigma(min(1.0, states_bytes / middle), coefficients)
+        tensors = max(
+            states_bytes, (middle - coefficients.allocator_fixed_bytes) / coefficients.allocator_share
+        )
+        sigma = memory_sigma(states_bytes / tensors if tensors > 0 else 0.0, coefficients)
         if chance_beyond(middle, left_bytes, sigma) < max_p_oom:
             low = middle
         else:

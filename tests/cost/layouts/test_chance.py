@@ -25,5 +25,6 @@ def test_states_are_known_better_than_activations():
 @given(st.floats(0.0, 70e9), st.floats(10e9, 200e9), st.floats(0.001, 0.5))
 def test_the_largest_safe_peak_has_the_chance_that_is_accepted(states_bytes, left_bytes, max_p_oom):
     peak = safe_peak_bytes(states_bytes, left_bytes, max_p_oom, FITTED)
-    sigma = memory_sigma(min(1.0, states_bytes / peak), FITTED)
+    tensors = (peak - FITTED.allocator_fixed_bytes) / FITTED.allocator_share
+    sigma = memory_sigma(min(1.0, states_bytes / tensors), FITTED)
     assert chance_beyond(peak, left_bytes, sigma) == pytest.approx(max_p_oom, rel=1e-3)
