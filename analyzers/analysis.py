@@ -227,6 +227,7 @@ def _model_states_to_json(states: ModelStates | None) -> dict[str, Any]:
         "expected_gradient_bytes",
         "expected_optimizer_state_bytes",
         "padding_bytes",
+        "parameter_bytes_outside",
     )
     if states is None:
         return {**dict.fromkeys(names), "zero_stages": None, "components": []}

@@ -12,6 +12,7 @@ from memadvisor.plan import Plan
 from memadvisor.policies import resolve_units
 from memadvisor.run.records import OptimizerState, Parameter
 from memadvisor.run.run import RankRun
+from memadvisor.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,26 @@ class ModelStates:
     @property
     def padding_bytes(self) -> int:
         return self.measured_bytes - self.expected_bytes
+
+    @property
+    def parameter_bytes_outside(self) -> int:
+        """Bytes of parameters in memory that the device's allocator did not give, as weights mapped from a file are.
+
+        0 where parameters are sharded: a rank's own share is not known to the byte.
+        """
+        if 3 in self.zero_stages:
+            return 0
+        return max(0, self.expected_parameter_bytes - self.parameter_bytes)
+
+    @property
+    def outside_text(self) -> str | None:
+        """What a reader must know of such parameters; None where there are none."""
+        if not self.parameter_bytes_outside:
+            return None
+        return (
+            f"{format_bytes(self.parameter_bytes_outside)} of parameters are not the allocator's (mapped from a file, or "
+            "on another device), and in no peak."
+        )
 
     @property
     def bytes_per_parameter(self) -> float | None:

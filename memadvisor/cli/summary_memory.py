@@ -128,7 +128,8 @@ def model_states(states: ModelStates | None) -> RenderableType:
                 lines.add_row(*_component(row))
     total = _theory(states.expected_bytes, states.measured_bytes)
     lines.add_row(words("together", "bold"), words(""), *total)
-    return Group(title, lines)
+    outside = states.outside_text
+    return Group(title, lines, *([words(f"  {outside}", "dim")] if outside else []))
 
 
 def _theory(expected_bytes: int, measured_bytes: int) -> tuple[Text, Text, Text]:

@@ -39,7 +39,8 @@ def model_state_table(view: RankView) -> Block:
         note=f"{format_count(states.num_params)} parameters ({format_count(states.num_trainable)} trained)"
         + ("" if each is None else f", {each:.2f} B each")
         + f". Theory: ZeRO stage {stages} on {ranks}, each element in its own dtype (arXiv:1910.02054, section 3); "
-        "the difference is padding, step counters, and whatever theory does not know.",
+        "the difference is padding, step counters, and whatever theory does not know."
+        + (f" {states.outside_text}" if states.outside_text else ""),
     )
 
 

@@ -1,7 +1,9 @@
 import dataclasses
 
 import pytest
+import torch
 
+import memadvisor
 from memadvisor.analyzers.model_states import model_states
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.policies import resolve_units
@@ -23,6 +25,30 @@ def test_adam_in_float32_takes_sixteen_bytes_a_parameter():
     assert states.expected_bytes == 16 * P
     assert (states.parameter_bytes, states.gradient_bytes) == (4 * P, 4 * P)
     assert states.padding_bytes == 14 * 4  # 14 parameters with a step counter of 4 bytes each
+    assert states.outside_text is None
+
+
+def test_parameters_mapped_from_a_file_are_said_to_be_in_no_peak(tmp_path):
+    """As `from_pretrained` leaves them on a CPU: their storage is the file's."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    weights = torch.load(tmp_path / "weights.pt", mmap=True, weights_only=True)
+    model.load_state_dict(weights, assign=True)
+    model[2] = torch.nn.Linear(64, 8)  # this one is the allocator's
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 64)).sum().backward()
+            optimizer.step()
+
+    states = model_states(prof.run.ranks[0], None)
+
+    assert (states.parameter_bytes, states.parameter_bytes_outside) == (4 * (64 * 8 + 8), 4 * (64 * 64 + 64))
+    assert (
+        states.outside_text is not None
+        and "16.2 KiB of parameters are not the allocator's" in states.outside_text
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
