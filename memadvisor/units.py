@@ -24,6 +24,7 @@ _FACTORS = {
 }
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 
+_COUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmg]?)\s*", re.IGNORECASE | re.ASCII)
 _RATE = re.compile(
     r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kKMGTgmt])?(i)?(bits?|[Bb]ytes?|Bit|[Bb])(?:/s|ps)\s*", re.ASCII
 )
@@ -46,6 +47,15 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is not a usable size.", hint="it must be more than 0 and less than 1 EiB."
         )
     return round(size_bytes)
+
+
+def parse_count(text: str) -> int:
+    """A whole number such as `4194304`, `4M` or `512K`; a bare K, M or G is binary, as in sizes. Raises UsageError."""
+    match = _COUNT.fullmatch(text)
+    count = float(match.group(1)) * _FACTORS[match.group(2).lower()] if match else 0.0
+    if not 1 <= count < 2**60 or count != int(count):
+        raise UsageError(f"{text!r} is not a whole number.", hint="write it as 4194304, 4M or 512K.")
+    return int(count)
 
 
 def parse_rate(text: str) -> float:

@@ -13,13 +13,15 @@ from rich.console import Console
 from memadvisor.architecture import Architecture
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cli.estimate_arguments import add_code, add_layout
+from memadvisor.cli.estimate_batch import batch_of, degree_of, positive, read_batch_tokens
 from memadvisor.cli.estimate_largest import largest_to_json, print_largest
-from memadvisor.cli.estimate_search import found_to_json, print_found
+from memadvisor.cli.estimate_search import found_to_json, nearest_to_json, print_found, print_nearest
 from memadvisor.cli.estimate_table import predict_table
 from memadvisor.cli.estimate_view import estimate_to_json, print_estimate
 from memadvisor.cli.estimate_what_if import outcome_to_json, print_outcomes
 from memadvisor.cli.pipeline_drawing import print_pipeline
 from memadvisor.cost.pipelines.costs import PipelineTimes
+from memadvisor.cost.pipelines.schedules import canonical_name
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.cluster_file import load_cluster
@@ -29,9 +31,10 @@ from memadvisor.layout_table.read import LayoutCase
 from memadvisor.layout_table.training_code import is_fused, is_reference
 from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits
 from memadvisor.planning.layout_reasons import explain
-from memadvisor.planning.layout_space import LayoutQuestion
+from memadvisor.planning.layout_space import USUAL_MAX_P_OOM, USUAL_SCHEDULES, LayoutQuestion
 from memadvisor.planning.layouts import search_layouts
 from memadvisor.planning.modelled_split import with_balanced_stages
+from memadvisor.planning.nearest_fit import nearest_fit
 from memadvisor.planning.predict_layouts import predict_case
 from memadvisor.planning.what_if import what_if
 from memadvisor.software import (
@@ -47,7 +50,7 @@ from memadvisor.units import parse_bytes
 
 _OF_ONE_LAYOUT = (
     "show_schedule",
-    "split", "shard", "micro_batch", "recompute", "schedule", "chunks", "sequence_parallel", "context_kind",
+    "split", "shard", "micro_batch", "recompute", "chunks", "sequence_parallel", "context_kind",
     "offload_optimizer", "offload_parameters", "offload_activations", "expert_imbalance",
 )  # fmt: skip
 _UNSET = (None, False, 0.0, "none", "ring")
@@ -67,6 +70,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--target", type=int, metavar="N", help="tokens of an encoder-decoder's target (default: as --seq)"
     )
     parser.add_argument("--batch", type=int, metavar="N", help="sequences of a step, over all replicas")
+    parser.add_argument(
+        "--batch-tokens", metavar="N", help="--batch in tokens, as 4M (a bare K, M or G is binary)"
+    )
+    parser.add_argument(
+        "--max-p-oom",
+        type=float,
+        metavar="P",
+        help="in a search: a likelier layout to run out of memory is no answer (default: 0.1)",
+    )
     parser.add_argument(
         "--largest", choices=QUANTITIES, help="the largest that fits, under each technique (docs/largest.md)"
     )
@@ -96,6 +108,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0 where the layout fits (or a table was written), 1 where it does not."""
+    read_batch_tokens(arguments)
+    if arguments.max_p_oom is not None and (arguments.table or arguments.largest or not _is_open(arguments)):
+        raise UsageError(
+            "--max-p-oom goes with a search over layouts.",
+            hint="leave it out, or name no layout to search all.",
+        )
     if arguments.what_if and (arguments.table or arguments.largest or not _is_open(arguments)):
         raise UsageError(
             "--what-if goes with a search over layouts.",
@@ -165,23 +183,36 @@ def _search(arguments: argparse.Namespace) -> int:
         model=model,
         target_len=_target(arguments, model),
         cluster=cluster,
-        seq_len=_positive("seq", arguments.seq),
-        batch_sequences=_positive("batch", arguments.batch),
+        seq_len=positive("seq", arguments.seq),
+        batch_sequences=positive("batch", arguments.batch),
+        schedules=_schedules(arguments.schedule),
+        max_p_oom=USUAL_MAX_P_OOM if arguments.max_p_oom is None else arguments.max_p_oom,
         software=on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None),
     )
     found = search_layouts(question)
     reasons = tuple(explain(question, one) for one in found.best)
     outcomes = what_if(question, found.best[0] if found.best else None) if arguments.what_if else ()
+    nearest = None if found.smallest is None else nearest_fit(question, found.smallest)
     if arguments.json:
         answer = found_to_json(question, found, reasons)
+        answer["nearest"] = None if nearest is None else nearest_to_json(nearest)
         if arguments.what_if:
             answer["what_if"] = [outcome_to_json(one) for one in outcomes]
         print(json.dumps(answer, indent=1))
     else:
         print_found(question, found, reasons, Console())
+        if nearest is not None:
+            print_nearest(question, nearest, Console())
         if outcomes:
             print_outcomes(outcomes, Console())
     return 0 if found.best else 1
+
+
+def _schedules(text: str | None) -> tuple[str, ...]:
+    """Of a list with commas, each once; the usual ones where nothing is said."""
+    if text is None:
+        return USUAL_SCHEDULES
+    return tuple(dict.fromkeys(canonical_name(name) for name in text.split(",")))
 
 
 def _largest(arguments: argparse.Namespace) -> int:
@@ -195,7 +226,7 @@ def _largest(arguments: argparse.Namespace) -> int:
         )
         setattr(arguments, asked, None)
     _need(arguments, "model", *(() if quantity == "sequence" else ("seq",)))
-    for option in ("batch", *_DEGREES, *_OF_ONE_LAYOUT):
+    for option in ("batch", "schedule", *_DEGREES, *_OF_ONE_LAYOUT):
         is_given = getattr(arguments, option) not in _UNSET
         if is_given and option not in ("micro_batch", "sequence_parallel"):
             raise UsageError(
@@ -211,8 +242,8 @@ def _largest(arguments: argparse.Namespace) -> int:
         model=model,
         target_len=_target(arguments, model),
         cluster=cluster,
-        seq_len=_degree(arguments, "seq"),
-        micro_batch_size=_degree(arguments, "micro_batch"),
+        seq_len=degree_of(arguments, "seq"),
+        micro_batch_size=degree_of(arguments, "micro_batch"),
         software=on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None),
         sequence_parallel=preset.sequence_parallel if spread is None else spread,
     )
@@ -225,8 +256,8 @@ def _largest(arguments: argparse.Namespace) -> int:
 
 
 def _target(arguments: argparse.Namespace, model: Architecture) -> int | None:
-    given = None if arguments.target is None else _positive("target", arguments.target)
-    return target_length(model, given, _degree(arguments, "seq"))
+    given = None if arguments.target is None else positive("target", arguments.target)
+    return target_length(model, given, degree_of(arguments, "seq"))
 
 
 def _need(arguments: argparse.Namespace, *options: str) -> None:
@@ -248,7 +279,7 @@ def _case(arguments: argparse.Namespace) -> LayoutCase:
         software = dataclasses.replace(software, stage_rule="even")
     step = TrainingStep(
         layout=layout,
-        seq_len=_positive("seq", arguments.seq),
+        seq_len=positive("seq", arguments.seq),
         software=software,
         target_len=_target(arguments, architecture),
     )
@@ -295,16 +326,20 @@ def _software(arguments: argparse.Namespace) -> tuple[Preset, Software]:
 
 def _layout(arguments: argparse.Namespace, ranks: int, preset: Preset, n_layers: int) -> tuple[Layout, bool]:
     """The layout, and whether its micro-batch size is open."""
-    tensor, pipeline, context, expert = (_degree(arguments, name) for name in ("tp", "pp", "cp", "ep"))
+    tensor, pipeline, context, expert = (degree_of(arguments, name) for name in ("tp", "pp", "cp", "ep"))
     inner = tensor * pipeline * context
     if ranks % inner:
         raise UsageError(
             f"--tp {tensor} x --pp {pipeline} x --cp {context} does not divide {ranks} accelerators.",
             hint="their product divides the number of accelerators.",
         )
-    data = ranks // inner if arguments.dp is None else _positive("dp", arguments.dp)
-    size, count, is_open = _batch(arguments, data)
-    schedule = arguments.schedule or ("interleaved" if (arguments.chunks or 1) > 1 else "1f1b")
+    data = ranks // inner if arguments.dp is None else positive("dp", arguments.dp)
+    size, count, is_open = batch_of(arguments, data)
+    schedule = (
+        canonical_name(arguments.schedule)
+        if arguments.schedule
+        else ("interleaved" if (arguments.chunks or 1) > 1 else "1f1b")
+    )
     chunks = arguments.chunks
     if chunks is None:
         looped = schedule in ("interleaved", "breadth-first")
@@ -332,29 +367,3 @@ def _layout(arguments: argparse.Namespace, ranks: int, preset: Preset, n_layers:
         expert_imbalance=1.0 if arguments.expert_imbalance is None else arguments.expert_imbalance,
     )
     return layout, is_open
-
-
-def _batch(arguments: argparse.Namespace, data: int) -> tuple[int, int, bool]:
-    """Micro-batch size, number of microbatches, and whether the first is open."""
-    size = None if arguments.micro_batch is None else _positive("micro-batch", arguments.micro_batch)
-    if arguments.batch is None:
-        return size or 1, _degree(arguments, "pp"), False
-    whole = data * (size or 1)
-    if _positive("batch", arguments.batch) % whole:
-        raise UsageError(
-            f"--batch {arguments.batch} is no multiple of {data} replicas"
-            + (f" x micro-batch {size}." if size is not None else "."),
-            hint=f"it is a multiple of {whole}.",
-        )
-    return size or 1, arguments.batch // whole, size is None
-
-
-def _degree(arguments: argparse.Namespace, name: str) -> int:
-    value = getattr(arguments, name)
-    return 1 if value is None else _positive(name.replace("_", "-"), value)
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1 or value > 2**40:
-        raise UsageError(f"--{name} is {value}.", hint="it is at least 1.")
-    return value

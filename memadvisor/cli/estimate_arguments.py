@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from memadvisor.cost.pipelines.schedules import SCHEDULES
 from memadvisor.layout import RECOMPUTE
-from memadvisor.layout_table.spread import SCHEDULES
 from memadvisor.software import PRESETS
 
 
@@ -29,7 +29,11 @@ def add_layout(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--recompute", choices=RECOMPUTE, default="none", help="what the backward computes again"
     )
-    group.add_argument("--schedule", choices=tuple(SCHEDULES), metavar="NAME", help=f"{', '.join(SCHEDULES)}")
+    group.add_argument(
+        "--schedule",
+        metavar="NAME",
+        help=f"{', '.join(SCHEDULES)}; several with commas where all layouts are searched",
+    )
     group.add_argument("--chunks", type=int, metavar="N", help="parts of the model on each pipeline rank")
     group.add_argument(
         "--split",

@@ -13,6 +13,7 @@ from memadvisor.layout import Layout
 from memadvisor.planning.layout_reasons import Neighbour, Reason, reason_words
 from memadvisor.planning.layout_space import LayoutQuestion
 from memadvisor.planning.layouts import FoundLayouts, SearchCounts
+from memadvisor.planning.nearest_fit import NearestFit
 from memadvisor.planning.priced_layouts import Priced
 from memadvisor.units import format_bytes
 
@@ -32,6 +33,40 @@ def print_found(
     if len(found.front) > 1:
         console.print(_table("less memory for more time (predicted)", _some(found.front)))
     console.print(Text(_counts_words(found.counts)), soft_wrap=True)
+
+
+def print_nearest(question: LayoutQuestion, nearest: NearestFit, console: Console) -> None:
+    """Where nothing is safe."""
+    console.print(Text(nearest_words(question, nearest)), soft_wrap=True)
+
+
+def nearest_words(question: LayoutQuestion, nearest: NearestFit) -> str:
+    """One line."""
+    estimate, memory_bytes = nearest.smallest.estimate, nearest.smallest.estimate.memory_bytes
+    missing_bytes = nearest.safe_memory_bytes - memory_bytes
+    words = (
+        f"Least memory: {layout_words(nearest.smallest.layout)}; {format_bytes(round(nearest.total_bytes))} of"
+        f" {format_bytes(memory_bytes)}, p(OOM) {estimate.p_oom:.0%}. It is safe with"
+        f" {format_bytes(nearest.safe_memory_bytes)} an accelerator, {format_bytes(missing_bytes)} more"
+    )
+    if nearest.larger is not None:
+        words += f"; on {nearest.num_accelerators} accelerators some layout is ({layout_words(nearest.larger.layout)})"
+    words += "."
+    if not nearest.may_offload:
+        words += " The optimizer on the host was not searched: the link to the host is not known ([host] in a cluster file)."
+    return f"{words} A shorter --seq takes less too."
+
+
+def nearest_to_json(nearest: NearestFit) -> dict[str, Any]:
+    """Keys are stable (docs/layouts.md)."""
+    return {
+        "smallest": priced_to_json(nearest.smallest),
+        "total_bytes": round(nearest.total_bytes),
+        "safe_memory_bytes": nearest.safe_memory_bytes,
+        "num_accelerators": nearest.num_accelerators,
+        "larger": None if nearest.larger is None else priced_to_json(nearest.larger),
+        "may_offload": nearest.may_offload,
+    }
 
 
 def _answer(question: LayoutQuestion, found: FoundLayouts) -> str:

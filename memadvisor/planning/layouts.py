@@ -57,11 +57,12 @@ class SearchCounts:
 class FoundLayouts:
     """`best`: the fastest of each split over ranks (data, tensor, pipeline, context, expert), fastest first, without those
     that are close to one before them (`are_close`). `front`: no layout takes both less memory and less time, by ascending time. All are safe: their chance of running out of memory
-    is below the question's.
+    is below the question's. `smallest`: where none is safe the layout that needs least memory, if any can be estimated.
     """
 
     best: tuple[Priced, ...]
     front: tuple[Priced, ...]
+    smallest: Priced | None
     counts: SearchCounts
 
 
@@ -139,7 +140,7 @@ class _Search:
             if self._is_wanted(node.family.split, node.pipeline_s, least_bytes):
                 self._open(node)
         self._settle(math.inf)
-        return self._found()
+        return self._found(None if self.best else self._smallest(families))
 
     def _families(self) -> Iterator[_Family]:
         question = self.question
@@ -218,22 +219,47 @@ class _Search:
                 self._estimate(node, one.held)
 
     def _estimate(self, node: _Node, held: States) -> None:
-        question, family = self.question, node.family
-        work = family.works.rows[node.row]
+        priced = self._priced(node.family, node.row, held)
+        if priced is None:
+            self.num_failed += 1
+            return
+        self.num_estimated += 1
+        if priced.estimate.p_oom < self.question.max_p_oom:
+            self._keep_best(node.family.split, priced)
+            self.front.add(priced)
+        if held.zero_stage < 3:
+            # Those that gather no parameters share the pipeline's time; those that do take longer.
+            node.pipeline_s = max(node.pipeline_s, _pipeline_seconds(priced.estimate))
+
+    def _priced(self, family: _Family, row: int, held: States) -> Priced | None:
+        """None where the cost model refuses it."""
+        question, work = self.question, family.works.rows[row]
         layout = make_layout(question, family.split, work, family.schedule, family.chunks, held)
         try:
             estimate = estimate_step(question.model, question.step(layout), question.cluster)
         except UsageError:
-            self.num_failed += 1
-            return
-        self.num_estimated += 1
-        if estimate.p_oom < question.max_p_oom:
-            priced = Priced(layout=layout, estimate=estimate)
-            self._keep_best(family.split, priced)
-            self.front.add(priced)
-        if held.zero_stage < 3:
-            # Those that gather no parameters share the pipeline's time; those that do take longer.
-            node.pipeline_s = max(node.pipeline_s, _pipeline_seconds(estimate))
+            return None
+        return Priced(layout=layout, estimate=estimate)
+
+    def _smallest(self, families: list[_Family]) -> Priced | None:
+        """That of all layouts which needs least memory, the fastest of equals; none of them is safe."""
+        smallest: Priced | None = None
+        peaks_of = {
+            place: self.memories.peak_bytes(family.work_bytes, family.state_bytes)
+            for place, family in enumerate(families)
+        }
+        for place in sorted(peaks_of, key=lambda place: float(peaks_of[place].min())):
+            family, peaks = families[place], peaks_of[place]
+            if smallest is not None and peaks.min() > smallest.estimate.peak_memory_bytes:
+                break
+            for index in np.argsort(peaks, axis=None).tolist():
+                row, column = divmod(index, len(family.ways))
+                if smallest is not None and peaks[row, column] > smallest.estimate.peak_memory_bytes:
+                    break
+                priced = self._priced(family, row, family.ways[column])
+                if priced is not None and (smallest is None or _size(priced) < _size(smallest)):
+                    smallest = priced
+        return smallest
 
     def _keep_best(self, split: Split, priced: Priced) -> None:
         known = self.best.get(split)
@@ -261,12 +287,13 @@ class _Search:
     def _front_end_s(self) -> float:
         return self.front_slowdown * self.fastest_s
 
-    def _found(self) -> FoundLayouts:
+    def _found(self, smallest: Priced | None) -> FoundLayouts:
         end_s = self._front_end_s()
         passed = self.num_estimated + self.num_too_large + self.num_failed
         return FoundLayouts(
             best=told_apart(sorted(self.best.values(), key=order_of), self.num_best),
             front=tuple(one for one in self.front.layouts if one.estimate.step_time_s <= end_s),
+            smallest=smallest,
             counts=SearchCounts(
                 num_layouts=self.num_layouts,
                 num_estimated=self.num_estimated,
@@ -275,6 +302,10 @@ class _Search:
                 num_failed=self.num_failed,
             ),
         )
+
+
+def _size(priced: Priced) -> tuple[object, ...]:
+    return priced.estimate.peak_memory_bytes, *order_of(priced)
 
 
 def _pipeline_seconds(estimate: StepEstimate) -> float:

@@ -56,7 +56,7 @@ def _outcome(question: LayoutQuestion, now: Priced | None, change: Change) -> Ou
 def changes(cluster: Cluster) -> Iterator[Change]:
     """Half and twice the nodes, twice the memory at the same rates, twice the network between nodes."""
     yield _half(cluster)
-    yield _twice(cluster)
+    yield twice_the_nodes(cluster)
     accelerator = cluster.accelerator
     if accelerator.memory_bytes is None:
         yield Change(words="twice the memory", cluster=None, reason="the memory is unknown")
@@ -86,7 +86,7 @@ def _half(cluster: Cluster) -> Change:
     return Change(words=f"half the accelerators ({smaller.num_accelerators})", cluster=smaller)
 
 
-def _twice(cluster: Cluster) -> Change:
+def twice_the_nodes(cluster: Cluster) -> Change:
     nodes = 2 * cluster.num_nodes
     words = f"twice the accelerators ({2 * cluster.num_accelerators})"
     across = cluster.across

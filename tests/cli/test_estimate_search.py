@@ -43,14 +43,37 @@ def test_what_would_change_the_answer_in_words_and_as_json(capsys):
     assert memory["speedup"] == found["best"][0]["step_time_s"] / memory["best"]["step_time_s"] >= 1
 
 
+def test_schedules_the_accepted_chance_and_a_batch_in_tokens(capsys):
+    options = ["--schedule", "ZB-H1,gpipe", "--max-p-oom", "0.6", "--batch-tokens", "4K"]
+    assert main([*SEARCH[:-2], *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_sequences"] == 2 and found["max_p_oom"] == 0.6
+    everyone = [*found["best"], *found["front"]]
+    pipelines = {one["layout"]["schedule"] for one in everyone if one["layout"]["pipeline"] > 1}
+    assert pipelines and pipelines <= {"zb-h1", "gpipe"}
+
+
 def test_nothing_safe_ends_with_1(capsys):
     assert main([*SEARCH, "--memory", "8GiB"]) == 1
-    assert "No layout of 2 H100" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "No layout of 2 H100" in said and "Least memory: " in said and "more; on " in said
+
+    assert main([*SEARCH, "--memory", "8GiB", "--json"]) == 1
+    nearest = json.loads(capsys.readouterr().out)["nearest"]
+    assert nearest["total_bytes"] > 8 * 2**30 and nearest["smallest"]["p_oom"] >= 0.1
+    assert main([*SEARCH, "--memory", f"{nearest['safe_memory_bytes']}B"]) == 0
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [([*SEARCH, "--what-if", "--tp", "2"], "--what-if goes with a search over layouts"),
+     ([*SEARCH, "--max-p-oom", "1.5"], "running out of memory is 1.5"),
+     ([*SEARCH, "--max-p-oom", "0.2", "--tp", "2"], "--max-p-oom goes with a search"),
+     ([*SEARCH, "--schedule", "1f1b,nothing"], "'nothing' is not a pipeline schedule"),
+     ([*SEARCH[:-2], "--batch-tokens", "5000"], "is 2.441 sequences of 2048"),
+     ([*SEARCH[:-2], "--batch-tokens", "many"], "'many' is not a whole number"),
+     ([*SEARCH, "--batch-tokens", "4K"], "in place of --batch"),
      (SEARCH[:-2], "needs --seq and --batch"), ([*SEARCH, "--micro-batch", "2"], "--micro-batch is a part of one layout")],
 )  # fmt: skip
 def test_what_a_search_cannot_take_is_said(capsys, arguments, words):

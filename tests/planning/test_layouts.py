@@ -119,9 +119,19 @@ def test_most_layouts_of_a_larger_space_are_never_estimated():
     assert counts.num_estimated < counts.num_layouts / 20
 
 
-def test_no_layout_is_the_answer_where_none_is_safe():
-    question = LayoutQuestion(
-        model=make_model(), cluster=make_cluster(2, 1, 3e9), seq_len=4096, batch_sequences=4
+@settings(max_examples=8, deadline=None)
+@given(questions())
+def test_where_no_layout_is_safe_the_smallest_of_all_is_named(question):
+    anything = replace(question, max_p_oom=1.0)
+    tiny = replace(question.cluster.accelerator, memory_bytes=int(2.5e9))
+    tight = replace(question, cluster=replace(question.cluster, accelerator=tiny))
+    found, _ = walked(
+        replace(anything, cluster=replace(question.cluster, accelerator=replace(tiny, memory_bytes=2**60)))
     )
-    found = search_layouts(question)
-    assert found.best == () and found.front == ()
+    searched = search_layouts(tight)
+    assert searched.best == () and searched.front == ()
+
+    def size(one):
+        return one.estimate.peak_memory_bytes, one.estimate.step_time_s, simplicity(one.layout)
+
+    assert searched.smallest.layout == min(found, key=size).layout

@@ -1,0 +1,53 @@
+"""Sequences of a step and of a microbatch, as options of `memadvisor estimate` say them."""
+
+from __future__ import annotations
+
+import argparse
+
+from memadvisor.errors import UsageError
+from memadvisor.units import parse_count
+
+
+def read_batch_tokens(arguments: argparse.Namespace) -> None:
+    """Sequences of a step, from its tokens."""
+    if arguments.batch_tokens is None:
+        return
+    if arguments.batch is not None or arguments.seq is None or arguments.table or arguments.largest:
+        raise UsageError(
+            "--batch-tokens is --batch in tokens of sequences of --seq.",
+            hint="give it with --seq, in place of --batch, without --table and --largest.",
+        )
+    tokens, seq_len = parse_count(arguments.batch_tokens), positive("seq", arguments.seq)
+    if tokens % seq_len:
+        near = max(1, round(tokens / seq_len))
+        raise UsageError(
+            f"--batch-tokens {arguments.batch_tokens} is {tokens / seq_len:.4g} sequences of {seq_len}.",
+            hint=f"it is a multiple of --seq, as {near * seq_len} ({near} sequences).",
+        )
+    arguments.batch = tokens // seq_len
+
+
+def batch_of(arguments: argparse.Namespace, data: int) -> tuple[int, int, bool]:
+    """Micro-batch size, number of microbatches, and whether the first is open."""
+    size = None if arguments.micro_batch is None else positive("micro-batch", arguments.micro_batch)
+    if arguments.batch is None:
+        return size or 1, degree_of(arguments, "pp"), False
+    whole = data * (size or 1)
+    if positive("batch", arguments.batch) % whole:
+        raise UsageError(
+            f"--batch {arguments.batch} is no multiple of {data} replicas"
+            + (f" x micro-batch {size}." if size is not None else "."),
+            hint=f"it is a multiple of {whole}.",
+        )
+    return size or 1, arguments.batch // whole, size is None
+
+
+def degree_of(arguments: argparse.Namespace, name: str) -> int:
+    value = getattr(arguments, name)
+    return 1 if value is None else positive(name.replace("_", "-"), value)
+
+
+def positive(name: str, value: int) -> int:
+    if value < 1 or value > 2**40:
+        raise UsageError(f"--{name} is {value}.", hint="it is at least 1.")
+    return value
