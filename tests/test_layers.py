@@ -26,6 +26,7 @@ DATA = (
     "memadvisor.plan_file",
     "memadvisor.policies",
     "memadvisor.schedule",
+    "memadvisor.schedule_names",
     "memadvisor.write_schedule",
     "memadvisor.write_fsdp2",
     "memadvisor.stretches",

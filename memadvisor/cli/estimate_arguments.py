@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from memadvisor.cost.pipelines.schedules import SCHEDULES
 from memadvisor.layout import RECOMPUTE
+from memadvisor.schedule_names import SCHEDULES
 from memadvisor.software import PRESETS
 
 

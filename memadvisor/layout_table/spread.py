@@ -11,24 +11,8 @@ from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import Layout, TrainingStep, target_length
 from memadvisor.layout_table.cells import Cells
 from memadvisor.layout_table.training_code import STRATEGIES, plain_word, software_of, strategy_stage
+from memadvisor.schedule_names import SCHEDULES, schedule_name
 from memadvisor.software import Preset
-
-SCHEDULES = {
-    "1f1b": "1f1b dapple pipedreamflush",
-    "interleaved": "interleaved 1f1bi interleaved1f1b 1f1binterleaved",
-    "gpipe": "gpipe afab allforwardallbackward fthenb",
-    "breadth-first": "breadthfirst bfs loopedbfs",
-    "2bw": "2bw pipedream2bw",
-    "chimera": "chimera",
-    "zb-h1": "zbh1",
-    "zb-h2": "zbh2",
-    "zb-1p": "zb1p",
-    "zb-2p": "zb2p",
-    "zb-v": "zbv",
-    "dualpipe": "dualpipe",
-    "bpipe": "bpipe",
-}
-_SCHEDULE_BY_WORD = {word: name for name, words in SCHEDULES.items() for word in words.split()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +119,7 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture) -> tup
     text = cells.text("schedule")
     schedule = None
     if text is not None:
-        schedule = _SCHEDULE_BY_WORD.get(plain_word(text))
+        schedule = schedule_name(text)
         if schedule is None:
             raise UsageError(f"{text!r} is no known schedule; known are {', '.join(SCHEDULES)}.")
     chunks = cells.whole("chunks")

@@ -15,6 +15,7 @@ from memadvisor.cost.pipelines.v_shape import zb_v
 from memadvisor.cost.pipelines.work import PipelineOrder
 from memadvisor.cost.pipelines.zero_bubble import zb_h1, zb_h2
 from memadvisor.errors import UsageError
+from memadvisor.schedule_names import SCHEDULES, schedule_name
 
 _ORDERS: dict[str, Callable[[int, int, int], PipelineOrder]] = {
     "gpipe": gpipe,
@@ -29,25 +30,7 @@ _ORDERS: dict[str, Callable[[int, int, int], PipelineOrder]] = {
     "zb-v": zb_v,
     "dualpipe": dualpipe,
 }
-SCHEDULES = (*_ORDERS, *AUTOMATIC)
-_ALIASES = {
-    "afab": "gpipe",
-    "dapple": "1f1b",
-    "pipedream-flush": "1f1b",
-    "1f1b-i": "interleaved",
-    "i-1f1b": "interleaved",
-    "1f1b-interleaved": "interleaved",
-    "interleaved-1f1b": "interleaved",
-    "vpp": "interleaved",
-    "bfs": "breadth-first",
-    "looped-bfs": "breadth-first",
-    "pipedream-2bw": "2bw",
-    "zbh1": "zb-h1",
-    "zbh2": "zb-h2",
-    "zbv": "zb-v",
-    "zb1p": "zb-1p",
-    "zb2p": "zb-2p",
-}
+assert {*_ORDERS, *AUTOMATIC} == set(SCHEDULES)
 _LOOPED = ("interleaved", "breadth-first")
 # Bytes of the graphs that are kept: up to 64 of 2**18 pieces, at 28 bytes each.
 _LARGEST_KEPT = 2**18
@@ -55,9 +38,8 @@ _LARGEST_KEPT = 2**18
 
 def canonical_name(name: str) -> str:
     """The schedule meant by `1F1B`, `DAPPLE`, `PipeDream-Flush`, `1F1B-I`, `ZB-1p`... Raises UsageError for others."""
-    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
-    found = _ALIASES.get(plain, plain)
-    if found not in SCHEDULES:
+    found = schedule_name(name)
+    if found is None:
         raise UsageError(
             f"{name!r} is not a pipeline schedule.", hint=f"write one of {', '.join(SCHEDULES)}."
         )
