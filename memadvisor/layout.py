@@ -11,6 +11,7 @@ from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 
 STAGE_RULES = ("balanced", "even", "running")
+TENSOR_KINDS = ("1d", "2d", "2.5d", "3d")
 RECOMPUTE = ("none", "selective", "pointwise", "full")
 
 
@@ -78,7 +79,8 @@ class Layout:
     its input). `offload_optimizer`, `offload_parameters`: they live on the host. `offload_activations`: share of saved
     activations on the host. `stage_layers`: layers of each stage (of each chunk, in the model's order), None to have them
     balanced. `expert_imbalance`: tokens of the expert-parallel rank that has most over the mean, measured, or the capacity
-    factor to which a router drops or pads.
+    factor to which a router drops or pads. `tensor_kind`: matrices are split along one dimension (Megatron's), or tensor-
+    parallel ranks form a grid (cost/layouts/tensor_grids.py); `tensor_depth`: how many grids, of 2.5d.
     """
 
     data: int = 1
@@ -100,6 +102,8 @@ class Layout:
     offload_activations: float = 0.0
     stage_layers: tuple[int, ...] | None = None
     expert_imbalance: float = 1.0
+    tensor_kind: str = "1d"
+    tensor_depth: int = 1
 
     def __post_init__(self) -> None:
         for name in (
@@ -116,6 +120,7 @@ class Layout:
                 raise UsageError(f"{name} is {getattr(self, name)}.", hint="it is at least 1.")
         if self.zero_stage not in (0, 1, 2, 3):
             raise UsageError(f"the ZeRO stage is {self.zero_stage}.", hint="it is 0, 1, 2 or 3.")
+        self._check_grid()
         if self.recompute not in RECOMPUTE:
             raise UsageError(
                 f"recompute is {self.recompute!r}.", hint=f"it is one of {', '.join(RECOMPUTE)}."
@@ -134,6 +139,47 @@ class Layout:
                 f"the share of activations on the host is {self.offload_activations}.", hint="it is 0 to 1."
             )
 
+    def _check_grid(self) -> None:
+        if self.tensor_kind not in TENSOR_KINDS:
+            raise UsageError(
+                f"tensor parallelism is {self.tensor_kind!r}.",
+                hint=f"it is one of {', '.join(TENSOR_KINDS)}.",
+            )
+        if self.tensor_kind == "1d":
+            if self.tensor_depth != 1:
+                raise UsageError(f"a depth of {self.tensor_depth} goes with 2.5d tensor parallelism.")
+            return
+        power = 3 if self.tensor_kind == "3d" else 2
+        if self.tensor_depth < 1 or (self.tensor_depth > 1 and self.tensor_kind != "2.5d"):
+            raise UsageError(
+                f"a depth of {self.tensor_depth} is none of {self.tensor_kind} tensor parallelism."
+            )
+        if self.grid_side**power * self.tensor_depth != self.tensor:
+            shape = {"2d": "a square", "2.5d": f"{self.tensor_depth} squares", "3d": "a cube"}[
+                self.tensor_kind
+            ]
+            raise UsageError(
+                f"{self.tensor} tensor-parallel ranks are not {shape}.",
+                hint="2d takes 4, 9, 16, ...; 2.5d a depth times these; 3d takes 8, 27, 64, ...",
+            )
+        if self.sequence_parallel or self.context > 1 or self.expert > 1:
+            raise UsageError(
+                f"{self.tensor_kind} tensor parallelism parts tokens by itself.",
+                hint="use it without sequence, context and expert parallelism.",
+            )
+
+    @property
+    def grid_side(self) -> int:
+        """Ranks along a line of a grid of tensor-parallel ranks, at least."""
+        power = 3 if self.tensor_kind == "3d" else 2
+        side: int = round((self.tensor / self.tensor_depth) ** (1 / power))
+        return side
+
+    @property
+    def weight_ranks(self) -> int:
+        """Among how many tensor-parallel ranks parameters are parted; the grids of 2.5d have the same ones."""
+        return self.tensor // self.tensor_depth
+
     @property
     def num_ranks(self) -> int:
         return self.data * self.tensor * self.pipeline * self.context
@@ -141,7 +187,7 @@ class Layout:
     @property
     def stream_ranks(self) -> int:
         """Among how many tensor-parallel ranks the residual stream is parted."""
-        return self.tensor if self.sequence_parallel else 1
+        return self.tensor if self.sequence_parallel or self.tensor_kind != "1d" else 1
 
     @property
     def shard_ranks(self) -> int:

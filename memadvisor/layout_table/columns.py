@@ -62,6 +62,8 @@ SPREAD = (
     _column("dp", "data_parallel data_parallel_size dp_size dp_degree", "replicas", "n_gpus / (tp pp cp)"),
     _column("pp", "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size pp_degree pp_gpus", "pipeline stages", "1"),
     _column("tp", "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size tp_degree mp model_parallel", "ranks that share each matrix", "1"),
+    _column("tp_kind", "tensor_kind tensor_parallel_mode", "1d (Megatron's), 2d, 2.5d, 3d: grids of ranks (a square, tp_depth squares, a cube)", "1d"),
+    _column("tp_depth", "tensor_depth tesseract_depth", "grids of 2.5d", "1"),
     _column("cp", "context_parallel context_parallel_size cp_size cp_degree", "ranks that share each sequence", "1"),
     _column("ep", "expert_parallel expert_parallel_size expert_model_parallel_size ep_size ep_degree", "ranks that share the experts", "1"),
     _column("expert_imbalance", "capacity_factor moe_expert_capacity_factor", "tokens of the fullest expert-parallel rank over the mean, or the capacity factor; 1 to ep", "1"),

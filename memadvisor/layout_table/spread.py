@@ -63,6 +63,7 @@ def step_of(
     shard = cells.whole("shard")
     if shard is None and plain_word(cells.text("strategy") or "") in ("hybridshard", "hsdp"):
         shard = min(cluster.per_node, degrees.data)
+    kind = (cells.text("tp_kind") or "1d").strip().lower()
     imbalance = cells.number("expert_imbalance")
     layout = Layout(
         data=degrees.data,
@@ -74,7 +75,9 @@ def step_of(
         shard=shard,
         chunks=chunks,
         schedule=schedule,
-        sequence_parallel=degrees.tensor > 1
+        tensor_kind=kind,
+        tensor_depth=cells.whole("tp_depth") or 1,
+        sequence_parallel=(degrees.tensor > 1 and kind == "1d")
         and (preset.sequence_parallel if sequence_parallel is None else sequence_parallel),
         context_kind=_context_kind(cells),
         micro_batch_size=micro_batch_size,

@@ -82,6 +82,11 @@ def check_layout(model: Architecture, step: TrainingStep, cluster: Cluster) -> N
             f"{step.seq_len} tokens do not part into {layout.context}.",
             hint="context divides the sequence's length.",
         )
+    if layout.tensor_kind != "1d" and (model.experts or model.latent or model.n_heads % layout.grid_side):
+        raise UsageError(
+            f"{model.name} does not part on a {layout.tensor_kind} grid of {layout.grid_side} ranks a line.",
+            hint="its heads must divide by that, and experts and latent attention go with 1d alone.",
+        )
     if (step.target_len is None) == (model.encoder_layers > 0):
         raise UsageError(
             f"{model.name} has {'an encoder and a decoder' if model.encoder_layers else 'one stack of layers'}, and the"

@@ -13,6 +13,7 @@ from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.kernels import Device, fused_attention_seconds, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.saved import layer_tokens
+from memadvisor.cost.layouts.tensor_grids import grid_lines, grid_seconds, local_products, unsplit
 from memadvisor.layout import Layout, TrainingStep
 
 # A backward reads what the forward read, and the gradient that comes in, and writes one of each operand.
@@ -41,6 +42,7 @@ class Groups:
     context: Group
     expert: Group
     pipeline_crosses_nodes: bool
+    lines: tuple[Group, Group, Group] | None = None  # of a grid of tensor-parallel ranks
 
 
 def layer_groups(layout: Layout, group: Callable[[int, int], Group], pipeline_crosses_nodes: bool) -> Groups:
@@ -50,6 +52,7 @@ def layer_groups(layout: Layout, group: Callable[[int, int], Group], pipeline_cr
         context=group(layout.context, layout.tensor),
         expert=group(layout.expert, layout.tensor),
         pipeline_crosses_nodes=pipeline_crosses_nodes,
+        lines=None if layout.tensor_kind == "1d" else grid_lines(layout, group),
     )
 
 
@@ -96,6 +99,8 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     tp = layout.tensor
     tokens = layer_tokens(model, step, layer)
     products, stream = _products(model, step, layer, tokens)
+    if groups.lines is not None:
+        products = local_products(layout, _products(model, unsplit(step), layer, tokens)[0])
     matmul_s = sum(matmul_seconds(device, *shape) for shape in products)
     weight_s = matmul_s
     core_forward_s, core_backward_s = _attention_cores(model, step, layer, device)
@@ -224,7 +229,7 @@ def _pointwise_bytes(model: Architecture, step: TrainingStep, layer: int, tokens
 
 def _layer_parameters(model: Architecture, step: TrainingStep, layer: int) -> float:
     layout = step.layout
-    shared = model.shared_layer_parameters(layer) / layout.tensor
+    shared = model.shared_layer_parameters(layer) / layout.weight_ranks
     return shared + model.expert_layer_parameters(layer) / (layout.tensor * layout.expert)
 
 
@@ -290,6 +295,8 @@ def _collectives(
     layout = step.layout
     activations = 2.0 * tokens * model.hidden
     forward = backward = 0.0
+    if groups.lines is not None:
+        return grid_seconds(layout, _products(model, unsplit(step), layer, tokens)[0], groups.lines)
     if layout.tensor > 1:
         if layout.sequence_parallel:
             pair = groups.tensor.seconds("all_gather", activations) + groups.tensor.seconds(
@@ -324,8 +331,10 @@ def embedding_work(model: Architecture, step: TrainingStep, device: Device, grou
     tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
     activations = 2.0 * tokens * model.hidden
     calls = groups.tensor.seconds("all_reduce", activations) if layout.tensor > 1 else 0.0
+    if groups.lines is not None:
+        calls = groups.lines[0].seconds("all_gather", activations / layout.grid_side)
     accumulate = stream_seconds(
-        device, model.embedding_parameters() / layout.tensor * _accumulate_bytes(step)
+        device, model.embedding_parameters() / layout.weight_ranks * _accumulate_bytes(step)
     )
     forward = stream_seconds(device, 2 * activations) + calls
     backward = stream_seconds(device, 2 * activations) + accumulate
@@ -340,21 +349,27 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
     layout = step.layout
     tp = layout.tensor
     tokens = step.decoded_tokens
+    whole = (tokens, float(model.vocab), float(model.hidden), 1.0)
     matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
     logits = tokens * model.vocab / tp
     forward_stream = stream_seconds(device, logits * _LOGIT_FORWARD)
     backward_stream = stream_seconds(device, logits * _LOGIT_BACKWARD)
-    accumulate = stream_seconds(device, model.head_parameters() / tp * _accumulate_bytes(step))
+    accumulate = stream_seconds(
+        device, model.head_parameters() / layout.weight_ranks * _accumulate_bytes(step)
+    )
     activations = 2.0 * tokens * model.hidden
-    calls = groups.tensor.seconds("all_gather", activations) if tp > 1 else 0.0
+    calls = back_calls = groups.tensor.seconds("all_gather", activations) if tp > 1 else 0.0
+    if groups.lines is not None:
+        matmul = matmul_seconds(device, *local_products(layout, [whole])[0])
+        calls, back_calls = grid_seconds(layout, [whole], groups.lines)
     return Work(
         forward_s=matmul + forward_stream + calls,
-        backward_s=2 * matmul + backward_stream + accumulate + calls,
+        backward_s=2 * matmul + backward_stream + accumulate + back_calls,
         weight_s=matmul + accumulate,
         recompute_s=0.0,
         matmul_s=3 * matmul,
         attention_s=0.0,
         stream_s=forward_stream + backward_stream + accumulate,
-        collective_s=2 * calls,
+        collective_s=calls + back_calls,
         host_s=0.0,
     )

@@ -98,7 +98,7 @@ _TENSORS = 6
 def stage_parameters(model: Architecture, step: TrainingStep, contents: StageContents) -> StageParameters:
     """Parameters that one rank of this stage computes with, tensor and expert parallelism applied."""
     layout = step.layout
-    tensor = layout.tensor
+    tensor = layout.weight_ranks
     # Layers are of two kinds, of which one each is counted.
     kinds = Counter(model.is_second_kind(layer) for layer in contents.layers)
     of_kind = {model.is_second_kind(layer): layer for layer in contents.layers}

@@ -151,6 +151,8 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     tokens = max(layer_tokens(model, step, layer) for layer in {layers[0], layers[-1]})
     columns = (2.0 if model.gated_mlp else 1.0) * model.ffn / layout.tensor
     gathered = 2.0 if layout.sequence_parallel else 1.0
+    if layout.tensor_kind != "1d":
+        gathered = 2.0 / layout.grid_side
     return 2.0 * (tokens * columns + model.hidden * columns + gathered * tokens * model.hidden)
 
 
@@ -158,7 +160,10 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     """The last norm's input and result, and the logits with what their cross entropy holds at its peak."""
     layout = step.layout
     tokens = step.decoded_tokens
+    parts = 1 if layout.tensor_kind == "1d" else layout.tensor
     if step.software.reference_code:
         code = model.reference_code
-        return tokens * (code.norm_bytes * model.hidden + code.logit_bytes * model.vocab / layout.tensor)
-    return tokens * (4.0 * model.hidden + LOGIT_BYTES * model.vocab / layout.tensor)
+        return tokens * (
+            code.norm_bytes * model.hidden / parts + code.logit_bytes * model.vocab / layout.tensor
+        )
+    return tokens * (4.0 * model.hidden / parts + LOGIT_BYTES * model.vocab / layout.tensor)
