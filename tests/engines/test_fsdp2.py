@@ -22,6 +22,7 @@ from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
 from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import plan_from_json, plan_to_json
+from memadvisor.run.fully_sharded import param_groups
 from memadvisor.write_schedule import write_schedule
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import make_plan
@@ -83,11 +84,11 @@ class Training:
         found = {}
         for name in ("", *(f"blocks.{n}" for n in range(BLOCKS))):
             state = self.model.get_submodule(name)._get_fsdp_state()
-            (group,) = state._fsdp_param_groups
+            (group,) = param_groups(state._modules[0])
             found[name] = (
                 group.post_forward_mesh_info is not None,
-                [s._fsdp_param_groups[0]._module_fqn for s in state._states_to_forward_prefetch],
-                [s._fsdp_param_groups[0]._module_fqn for s in state._states_to_backward_prefetch],
+                [param_groups(s._modules[0])[0]._module_fqn for s in state._states_to_forward_prefetch],
+                [param_groups(s._modules[0])[0]._module_fqn for s in state._states_to_backward_prefetch],
                 type(group._all_gather_comm).__name__,
             )
         return found
