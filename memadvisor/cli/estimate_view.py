@@ -115,13 +115,17 @@ def _memory_table(layout: Layout, estimate: StepEstimate) -> Table:
     return table
 
 
+# What is left where sums of a step's parts are taken from each other: no part of it takes so little.
+_ROUNDING_S = 1e-12
+
+
 def _time_table(estimate: StepEstimate) -> Table:
     table = Table(title="Predicted time of a step", title_justify="left", show_footer=True)
     table.add_column("", footer="sum")
     table.add_column("time", justify="right", footer=format_seconds(estimate.step_time_s))
     table.add_column("share", justify="right", footer="100.0 %")
     for component, duration_s in estimate.time_s.items():
-        if duration_s:
+        if duration_s > _ROUNDING_S:
             share = format_fraction(duration_s / estimate.step_time_s)
             table.add_row(component.replace("_", " "), format_seconds(duration_s), share)
     return table
