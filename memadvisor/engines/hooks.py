@@ -16,6 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
 
+_COMPILED = "This plan cannot be applied to a model compiled by torch.compile."
+_NOT_COMPILED = "run without torch.compile, or use --zero 0 to 2 without recomputation."
+
 
 class ModuleObserver(Protocol):
     """Who is told of the calls of its own modules, and of every backward.
@@ -89,11 +92,12 @@ class Hooks:
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():  # Dynamo takes this hook into its graph
             if id(module) in self._never_compiled:
-                raise PlanError(
-                    "This plan cannot be applied to a model compiled by torch.compile.",
-                    hint="run without torch.compile, or use --zero 0 to 2 without recomputation.",
-                )
+                raise PlanError(_COMPILED, hint=_NOT_COMPILED)
             return
+        # torch 2.11's Dynamo cannot raise that: what torch.compile returned for a module is asked before it is traced.
+        compiled = module._modules.get("_orig_mod") if self._never_compiled else None
+        if compiled is not None and any(id(part) in self._never_compiled for part in compiled.modules()):
+            raise PlanError(_COMPILED, hint=_NOT_COMPILED)
         observer = self._observer(module)
         self._calls += 1
         if observer is None:
