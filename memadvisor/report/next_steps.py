@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.report.view import RankView
 from memadvisor.report.words import unit_name
 from memadvisor.units import format_bytes, format_fraction, format_seconds
@@ -42,6 +43,9 @@ def _memory(view: RankView) -> Iterator[str]:
     if peak is None or peak.allocated_bytes <= 0:
         return
     shares = {name: size / peak.allocated_bytes for name, size in peak.by_category_bytes.items()}
+    temporary = _temporaries(peak, shares["temporary"])
+    if temporary and shares["temporary"] >= max(shares.values()):
+        yield temporary
     if shares["activation"] >= WORTH_NAMING:
         most = max(kept.units, key=lambda unit: unit.saved_bytes) if kept and kept.units else None
         where = f" {unit_name(most.name)} keeps most, {format_bytes(most.saved_bytes)}." if most else ""
@@ -62,9 +66,26 @@ def _memory(view: RankView) -> Iterator[str]:
             f"Model states (parameters, gradients, optimizer state) are {format_fraction(held)} of the peak; "
             "on one rank only fewer or smaller ones help, on several ZeRO shards them."
         )
+    if temporary and shares["temporary"] < max(shares.values()):
+        yield temporary
     if peak.unexplained_bytes >= UNEXPLAINED_WORTH_NAMING * peak.allocated_bytes:
         share = format_fraction(peak.unexplained_bytes / peak.allocated_bytes)
         yield f"{share} of the peak is unexplained: read the notes before you trust the rest."
+
+
+def _temporaries(peak: PeakBreakdown, share: float) -> str:
+    """What is most of them, where they are much of the peak; else nothing."""
+    largest = next((storage for storage in peak.largest if storage.category == "temporary"), None)
+    if share < WORTH_NAMING or largest is None:
+        return ""
+    operator = largest.operator.removeprefix("aten::")
+    made = f", made by {operator}" if operator else ""
+    where = f"in {largest.module}" if largest.module else "outside any module"
+    return (
+        f"Temporaries are {format_fraction(share)} of the peak; the largest takes {format_bytes(largest.size_bytes)} "
+        f"({largest.dtype} {largest.shape}{made}, {where}). No plan frees what is born and dies inside one part of the "
+        "computation: make it of fewer samples or tokens at once, in a smaller micro-batch or in parts."
+    )
 
 
 def _time(view: RankView) -> Iterator[str]:
