@@ -13,6 +13,7 @@ from memadvisor.errors import UsageError
 STAGE_RULES = ("balanced", "even", "running")
 TENSOR_KINDS = ("1d", "2d", "2.5d", "3d")
 RECOMPUTE = ("none", "selective", "pointwise", "full")
+SELECTIVE = ("scores", "operators")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,9 @@ class Software:
     `reference_code`: the model is Hugging Face's class, operator by operator (`Architecture.reference_code`), which then
     says what is kept in place of `fused_mlp`, `fused_rotary` and `dropout`. `reuse_parameters`: how many parameters may come between two uses of one
     for ZeRO stage 3 to keep it gathered. `offload_gradients`: with the optimizer's state on the host, gradients go there
-    as they are made, by a bucket of `reduce_bucket_elements`.
+    as they are made, by a bucket of `reduce_bucket_elements`. `selective`: what selective recomputation means there:
+    `scores` (attention's core, Korthikanti et al. 2022; nothing where attention is fused) or `operators` (torchtitan's, see
+    cost/layouts/operators.py).
     """
 
     name: str = "default"
@@ -68,14 +71,27 @@ class Software:
     reuse_parameters: float = 0.0
     reduce_bucket_elements: float = 0.0
     offload_gradients: bool = False
+    selective: str = "scores"
+
+    def __post_init__(self) -> None:
+        if self.selective not in SELECTIVE:
+            raise UsageError(
+                f"selective recomputation is {self.selective!r}.",
+                hint=f"it is one of {', '.join(SELECTIVE)}.",
+            )
+
+    @property
+    def has_selective(self) -> bool:
+        """Selective recomputation changes something: fused attention keeps no scores that could be computed again."""
+        return self.selective == "operators" or not self.fused_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """`data` replicas in all, of which `shard` share what the ZeRO stage shards (None: all of them).
 
-    `chunks`: parts of the model on each pipeline device. `recompute`: none, selective (attention's scores alone, Korthikanti
-    et al. 2022), pointwise (outputs of norms and of the MLP's activation, Yuan et al., ATC 2024) or full (each layer keeps
+    `chunks`: parts of the model on each pipeline device. `recompute`: none, selective (as `Software.selective`
+    says), pointwise (outputs of norms and of the MLP's activation, Yuan et al., ATC 2024) or full (each layer keeps
     its input). `offload_optimizer`, `offload_parameters`: they live on the host. `offload_activations`: share of saved
     activations on the host. `stage_layers`: layers of each stage (of each chunk, in the model's order), None to have them
     balanced. `expert_imbalance`: tokens of the expert-parallel rank that has most over the mean, measured, or the capacity
@@ -215,6 +231,11 @@ class TrainingStep:
     def global_batch_sequences(self) -> int:
         layout = self.layout
         return layout.data * layout.micro_batch_size * layout.num_microbatches
+
+    @property
+    def repeats_operators(self) -> bool:
+        """Recomputation is operator by operator (cost/layouts/operators.py)."""
+        return self.layout.recompute == "selective" and self.software.selective == "operators"
 
     @property
     def microbatch_tokens(self) -> float:

@@ -80,7 +80,7 @@ SPREAD = (
     _column("layers_per_virtual_stage", "num_layers_per_virtual_pipeline_stage", "layers of such a part", "by chunks"),
     _column("sequence_parallel", "seq_parallel sp", "norms and dropout share out tokens among tensor ranks", "the trainer's own"),
     _column("context_kind", "cp_kind cp_comm_type", "ring (p2p) or ulysses (a2a)", "ring"),
-    _column("recompute", "act_ckpt act_ckpt_full activation_checkpointing recomputation ckpt checkpointing gradient_checkpointing recompute_granularity activation_recomputation", "none, selective (scores), pointwise (norms and the MLP's activation), full; true is full", "none"),
+    _column("recompute", "act_ckpt act_ckpt_full activation_checkpointing recomputation ckpt checkpointing gradient_checkpointing recompute_granularity activation_recomputation", "none, selective (scores; operator by operator of FSDP and torchtitan), pointwise (norms and the MLP's activation), full; true is full", "none"),
     _column("offload_activations", "offload_alpha act_cpu_offload activation_offload", "share of saved activations on the host, 0 to 1; true is 1", "0"),
     _column("offload_optimizer", "optimizer_offload cpu_offload", "optimizer state on the host", "false"),
     _column("offload_parameters", "param_offload parameter_offload", "parameters on the host", "false"),

@@ -120,9 +120,7 @@ def _changed(
         yield f"ZeRO {stage}", replace(layout, zero_stage=stage, shard=shard)
     if layout.offload_optimizer:
         yield "the optimizer on the device", replace(layout, offload_optimizer=False)
-    ways = [
-        how for how in question.recompute if not (how == "selective" and question.software.fused_attention)
-    ]
+    ways = [how for how in question.recompute if how != "selective" or question.software.has_selective]
     less = ways[: ways.index(layout.recompute)][-1:]
     for how in less:
         name = "no" if how == "none" else how

@@ -130,9 +130,7 @@ def works(question: LayoutQuestion, split: Split) -> Iterator[DeviceWork]:
     """Micro-batch sizes divide a replica's batch."""
     sequence_parallel = (True, False) if split.tensor > 1 else (False,)
     kinds = ("ring", "ulysses") if split.context > 1 else ("ring",)
-    # Fused attention keeps no scores that could be computed again.
-    fused = question.software.fused_attention
-    ways = [how for how in question.recompute if not (how == "selective" and fused)]
+    ways = [how for how in question.recompute if how != "selective" or question.software.has_selective]
     for size in divisors(question.batch_sequences // split.data):
         for spread in sequence_parallel:
             for kind in kinds:

@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.end_work import embedding_work, head_work
 from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import (
     Work,
-    embedding_work,
-    head_work,
     layer_groups,
     layer_work,
     recompute_seconds,
@@ -125,7 +124,7 @@ class WorkPrices:
             pairs = {
                 layer: (
                     one.forward_s,
-                    one.backward_s + recompute_seconds(model, step, layer, device, one.forward_s),
+                    one.backward_s + recompute_seconds(model, step, layer, device, groups, one.forward_s),
                 )
                 for layer, one in of_kind.items()
             }
@@ -144,8 +143,15 @@ class WorkPrices:
         return self._ends[key]
 
     def _work_bytes(self, work: DeviceWork) -> tuple[float, ...]:
-        """Neither how experts are dealt out nor how contexts meet changes them."""
-        key = work.tensor, work.context, work.sequence_parallel, work.micro_batch_size, work.recompute
+        """How contexts meet does not change them."""
+        key = (
+            work.tensor,
+            work.context,
+            work.expert,
+            work.sequence_parallel,
+            work.micro_batch_size,
+            work.recompute,
+        )
         if key not in self._bytes:
             model, step = self.question.model, self._alone(work, work.recompute, False, False)
             again = [0.0, 0.0]

@@ -50,7 +50,11 @@ def questions(draw):
         ),
         seq_len=draw(st.sampled_from([512, 2048])),
         batch_sequences=draw(st.sampled_from([4, 6])),
-        software=Software(fused_attention=draw(st.booleans()), overlap_reduce=draw(st.booleans())),
+        software=Software(
+            fused_attention=draw(st.booleans()),
+            overlap_reduce=draw(st.booleans()),
+            selective=draw(st.sampled_from(["scores", "operators"])),
+        ),
         schedules=schedules,
         recompute=draw(st.sampled_from([("none", "full"), ("none", "selective", "pointwise")])),
         offload=draw(st.booleans()),

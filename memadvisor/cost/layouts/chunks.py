@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.data_parallel import ReplicaGroups, hidden_seconds, microbatch_traffic
+from memadvisor.cost.layouts.end_work import embedding_work, head_work
 from memadvisor.cost.layouts.kernels import Device
-from memadvisor.cost.layouts.layer_work import Groups, Work, embedding_work, head_work, layer_work
+from memadvisor.cost.layouts.layer_work import Groups, Work, layer_work
 from memadvisor.cost.layouts.memory import StageParameters, device_contents, stage_parameters
 from memadvisor.cost.layouts.saved import chunk_saved_bytes, layer_weight_input_bytes
 from memadvisor.cost.pipelines.costs import ChunkCosts

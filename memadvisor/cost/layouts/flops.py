@@ -5,10 +5,13 @@ Causal attention is counted in full, as its publishers mostly do (Narayanan et a
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 
 from memadvisor.architecture import Architecture
-from memadvisor.layout import TrainingStep
+from memadvisor.cost.layouts.operators import repeated_flops
+from memadvisor.layout import Layout, TrainingStep
 
 
 def forward_flops(model: Architecture, step: TrainingStep) -> float:
@@ -59,6 +62,20 @@ def executed_flops(model: Architecture, step: TrainingStep) -> float:
     if step.layout.recompute == "full":
         decoded = step.global_batch_sequences * step.length_of(is_decoder=True)
         return plain + forward_flops(model, step) - decoded * 2.0 * model.head_parameters()
+    if step.repeats_operators:
+        return plain + _repeated_flops(model, step)
     if step.layout.recompute == "selective":
         return plain + _attention_flops(model, step)
     return plain
+
+
+def _repeated_flops(model: Architecture, step: TrainingStep) -> float:
+    """Of all layers over the global batch, as one rank without parallelism would do them."""
+    sequences = step.global_batch_sequences
+    whole = replace(step, layout=Layout(micro_batch_size=sequences, recompute="selective"))
+    kinds = Counter(map(model.is_second_kind, range(model.n_layers)))
+    flops = 0.0
+    for layer in {0, model.n_layers - 1}:
+        tokens = sequences * step.length_of(is_decoder=model.has_cross_attention(layer))
+        flops += kinds.pop(model.is_second_kind(layer), 0) * repeated_flops(model, whole, layer, tokens)
+    return flops if step.software.fused_attention else flops + _attention_flops(model, step)

@@ -1,4 +1,4 @@
-"""What one layer, the embedding and the head of a stage do for one microbatch on one rank, and how long that takes.
+"""What one layer of a stage does for one microbatch on one rank, and how long that takes.
 
 Products and collectives of tensor parallelism: Shoeybi et al. 2019 (arXiv:1909.08053), section 3, and with sequence
 parallelism Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2. Elements have two bytes.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.kernels import Device, fused_attention_seconds, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.links import Group
+from memadvisor.cost.layouts.operators import repeated_products
 from memadvisor.cost.layouts.saved import layer_tokens
 from memadvisor.cost.layouts.tensor_grids import grid_lines, grid_seconds, local_products, unsplit
 from memadvisor.layout import Layout, TrainingStep
@@ -22,8 +23,6 @@ _BACKWARD_STREAM = 2.0
 # writes two-byte scores, dropout a mask of one byte).
 _SCORES_FORWARD, _SCORES_FORWARD_DROPOUT = 4.0, 9.0
 _SCORES_BACKWARD, _SCORES_BACKWARD_DROPOUT = 6.0, 11.0
-# Of one logit: cast to float32, log-softmax, its gradient, and back: (2+4) + (4+4) + (4+4) + (4+2).
-_LOGIT_FORWARD, _LOGIT_BACKWARD = 14.0, 14.0
 
 
 # Of an element of the residual stream, what eager code moves besides: copies that make tensors contiguous, casts, and the
@@ -105,7 +104,7 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     weight_s = matmul_s
     core_forward_s, core_backward_s = _attention_cores(model, step, layer, device)
     stream_s = stream_seconds(device, stream) + device.coefficients.kernel_s * len(products)
-    accumulate_s = stream_seconds(device, _layer_parameters(model, step, layer) * _accumulate_bytes(step))
+    accumulate_s = stream_seconds(device, _layer_parameters(model, step, layer) * accumulate_bytes(step))
     forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
     far_s = software.far_call_s * (groups.tensor.nodes - 1)
     forward_calls_s, backward_calls_s = forward_calls_s + 4 * far_s, backward_calls_s + 4 * far_s
@@ -122,7 +121,7 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     forward_host = known.host_forward_s + calls * call_s
     backward_host = known.host_backward_s + calls * call_s
     forward_s = max(forward_gpu, forward_host)
-    recompute = recompute_seconds(model, step, layer, device, forward_s)
+    recompute = recompute_seconds(model, step, layer, device, groups, forward_s)
     backward_s = max(backward_gpu, backward_host) + recompute
     return Work(
         forward_s=forward_s,
@@ -138,17 +137,47 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
 
 
 def recompute_seconds(
-    model: Architecture, step: TrainingStep, layer: int, device: Device, forward_s: float
+    model: Architecture, step: TrainingStep, layer: int, device: Device, groups: Groups, forward_s: float
 ) -> float:
     """What a layer's backward runs again of its forward, which takes `forward_s`."""
     how = step.layout.recompute
     if how == "full":
         return forward_s
+    if step.repeats_operators:
+        return _repeated_seconds(model, step, layer, device, groups)
     if how == "selective" and not step.software.fused_attention:
         return _attention_cores(model, step, layer, device)[0]
     if how == "pointwise":
         return stream_seconds(device, _pointwise_bytes(model, step, layer, layer_tokens(model, step, layer)))
     return 0.0
+
+
+def _repeated_seconds(
+    model: Architecture, step: TrainingStep, layer: int, device: Device, groups: Groups
+) -> float:
+    """Products that are not kept, all that moves between products, and gathers (or sums) before them; the host goes through
+    the whole forward again."""
+    layout, tokens = step.layout, layer_tokens(model, step, layer)
+    whole = step if groups.lines is None else unsplit(step)
+    products = [each.shape for each in repeated_products(model, whole, layer, tokens)]
+    calls_s = 0.0
+    if groups.lines is not None:
+        calls_s = grid_seconds(layout, products, groups.lines)[0]
+        products = local_products(layout, products)
+    elif layout.tensor > 1:
+        activations = 2.0 * tokens * model.hidden
+        attentions = 2 if model.has_cross_attention(layer) else 1
+        # What is scattered is kept; sums are not, but for the feed-forward's nobody asks.
+        calls_s = (attentions + 1) * groups.tensor.seconds("all_gather", activations)
+        if not layout.sequence_parallel:
+            calls_s = attentions * groups.tensor.seconds("all_reduce", activations)
+        calls_s *= 1.0 - step.software.tensor_overlap
+    stream_s = stream_seconds(device, _products(model, step, layer, tokens)[1])
+    stream_s += device.coefficients.kernel_s * len(products)
+    if not step.software.fused_attention:  # nothing of scores is kept
+        stream_s += _attention_cores(model, step, layer, device)[0]
+    again_s = sum(matmul_seconds(device, *shape) for shape in products) + stream_s + calls_s
+    return max(again_s, device.coefficients.host_forward_s)
 
 
 def _products(
@@ -233,7 +262,7 @@ def _layer_parameters(model: Architecture, step: TrainingStep, layer: int) -> fl
     return shared + model.expert_layer_parameters(layer) / (layout.tensor * layout.expert)
 
 
-def _accumulate_bytes(step: TrainingStep) -> float:
+def accumulate_bytes(step: TrainingStep) -> float:
     """What adding one microbatch's gradient to the accumulated one moves, in bytes of each parameter."""
     software = step.software
     if software.fused_accumulation:
@@ -323,53 +352,3 @@ def _collectives(
         forward += 2 * groups.expert.exchange_seconds(sent)
         backward += 2 * groups.expert.exchange_seconds(sent)
     return forward, backward
-
-
-def embedding_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
-    """Looking rows up, and adding their gradients to the table's."""
-    layout = step.layout
-    tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
-    activations = 2.0 * tokens * model.hidden
-    calls = groups.tensor.seconds("all_reduce", activations) if layout.tensor > 1 else 0.0
-    if groups.lines is not None:
-        calls = groups.lines[0].seconds("all_gather", activations / layout.grid_side)
-    accumulate = stream_seconds(
-        device, model.embedding_parameters() / layout.weight_ranks * _accumulate_bytes(step)
-    )
-    forward = stream_seconds(device, 2 * activations) + calls
-    backward = stream_seconds(device, 2 * activations) + accumulate
-    return Work(
-        forward_s=forward, backward_s=backward, weight_s=backward, recompute_s=0.0, matmul_s=0.0, attention_s=0.0,
-        stream_s=forward - calls + backward, collective_s=calls, host_s=0.0,
-    )  # fmt: skip
-
-
-def head_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
-    """The last norm, the logits and their cross entropy; the vocabulary is split over the tensor-parallel ranks."""
-    layout = step.layout
-    tp = layout.tensor
-    tokens = step.decoded_tokens
-    whole = (tokens, float(model.vocab), float(model.hidden), 1.0)
-    matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
-    logits = tokens * model.vocab / tp
-    forward_stream = stream_seconds(device, logits * _LOGIT_FORWARD)
-    backward_stream = stream_seconds(device, logits * _LOGIT_BACKWARD)
-    accumulate = stream_seconds(
-        device, model.head_parameters() / layout.weight_ranks * _accumulate_bytes(step)
-    )
-    activations = 2.0 * tokens * model.hidden
-    calls = back_calls = groups.tensor.seconds("all_gather", activations) if tp > 1 else 0.0
-    if groups.lines is not None:
-        matmul = matmul_seconds(device, *local_products(layout, [whole])[0])
-        calls, back_calls = grid_seconds(layout, [whole], groups.lines)
-    return Work(
-        forward_s=matmul + forward_stream + calls,
-        backward_s=2 * matmul + backward_stream + accumulate + back_calls,
-        weight_s=matmul + accumulate,
-        recompute_s=0.0,
-        matmul_s=3 * matmul,
-        attention_s=0.0,
-        stream_s=forward_stream + backward_stream + accumulate,
-        collective_s=calls + back_calls,
-        host_s=0.0,
-    )

@@ -7,8 +7,10 @@ GPT with dropout follows from it, and with rotary positions, gated feed-forward 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.operators import operators_saved_bytes
 from memadvisor.cost.layouts.saved_reference import (
     ffn_column_bytes,
     head_norm_bytes,
@@ -30,6 +32,8 @@ def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> fl
     spread = layout.stream_ranks
     if layout.recompute == "full":
         return 2.0 * tokens * hidden / spread
+    if step.repeats_operators:
+        return operators_saved_bytes(model, step, layer, tokens)
     crosses = model.has_cross_attention(layer)
     inside = _attention_bytes(model, step, tokens, tokens) + _ffn_bytes(model, step, layer, tokens)
     if crosses:
@@ -143,7 +147,8 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
 
 def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
     """What a layer's backward holds beyond what was saved, at its widest product: the gradients of its result, of its
-    weights before they are accumulated and of its input, and the input gathered from the tensor-parallel ranks.
+    weights before they are accumulated and of its input, and the input gathered from the tensor-parallel ranks; where
+    operators run again, their results besides.
     """
     layout = step.layout
     if not layers:
@@ -153,7 +158,15 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     gathered = 2.0 if layout.sequence_parallel else 1.0
     if layout.tensor_kind != "1d":
         gathered = 2.0 / layout.grid_side
-    return 2.0 * (tokens * columns + model.hidden * columns + gathered * tokens * model.hidden)
+    held = 2.0 * (tokens * columns + model.hidden * columns + gathered * tokens * model.hidden)
+    if not step.repeats_operators:
+        return held
+    plain = replace(step, layout=replace(layout, recompute="none"))
+    repeated = (
+        layer_saved_bytes(model, plain, layer) - layer_saved_bytes(model, step, layer)
+        for layer in {layers[0], layers[-1]}
+    )
+    return held + max(0.0, *repeated)
 
 
 def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:

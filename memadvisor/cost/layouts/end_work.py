@@ -1,0 +1,62 @@
+"""What the embedding and the head do for one microbatch on one rank, and how long that takes. Elements have two bytes."""
+
+from __future__ import annotations
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.kernels import Device, matmul_seconds, stream_seconds
+from memadvisor.cost.layouts.layer_work import Groups, Work, accumulate_bytes
+from memadvisor.cost.layouts.tensor_grids import grid_seconds, local_products
+from memadvisor.layout import TrainingStep
+
+# Of one logit: cast to float32, log-softmax, its gradient, and back: (2+4) + (4+4) + (4+4) + (4+2).
+_LOGIT_FORWARD, _LOGIT_BACKWARD = 14.0, 14.0
+
+
+def embedding_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
+    """Looking rows up, and adding their gradients to the table's."""
+    layout = step.layout
+    tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
+    activations = 2.0 * tokens * model.hidden
+    calls = groups.tensor.seconds("all_reduce", activations) if layout.tensor > 1 else 0.0
+    if groups.lines is not None:
+        calls = groups.lines[0].seconds("all_gather", activations / layout.grid_side)
+    accumulate = stream_seconds(
+        device, model.embedding_parameters() / layout.weight_ranks * accumulate_bytes(step)
+    )
+    forward = stream_seconds(device, 2 * activations) + calls
+    backward = stream_seconds(device, 2 * activations) + accumulate
+    return Work(
+        forward_s=forward, backward_s=backward, weight_s=backward, recompute_s=0.0, matmul_s=0.0, attention_s=0.0,
+        stream_s=forward - calls + backward, collective_s=calls, host_s=0.0,
+    )  # fmt: skip
+
+
+def head_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
+    """The last norm, the logits and their cross entropy; the vocabulary is split over the tensor-parallel ranks."""
+    layout = step.layout
+    tp = layout.tensor
+    tokens = step.decoded_tokens
+    whole = (tokens, float(model.vocab), float(model.hidden), 1.0)
+    matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
+    logits = tokens * model.vocab / tp
+    forward_stream = stream_seconds(device, logits * _LOGIT_FORWARD)
+    backward_stream = stream_seconds(device, logits * _LOGIT_BACKWARD)
+    accumulate = stream_seconds(
+        device, model.head_parameters() / layout.weight_ranks * accumulate_bytes(step)
+    )
+    activations = 2.0 * tokens * model.hidden
+    calls = back_calls = groups.tensor.seconds("all_gather", activations) if tp > 1 else 0.0
+    if groups.lines is not None:
+        matmul = matmul_seconds(device, *local_products(layout, [whole])[0])
+        calls, back_calls = grid_seconds(layout, [whole], groups.lines)
+    return Work(
+        forward_s=matmul + forward_stream + calls,
+        backward_s=2 * matmul + backward_stream + accumulate + back_calls,
+        weight_s=matmul + accumulate,
+        recompute_s=0.0,
+        matmul_s=3 * matmul,
+        attention_s=0.0,
+        stream_s=forward_stream + backward_stream + accumulate,
+        collective_s=calls + back_calls,
+        host_s=0.0,
+    )
