@@ -111,7 +111,7 @@ def captured_times(model: CapturedModel, chosen: CapturedLayout, target: Target)
         "units": passes * (work.forward_s + work.backward_s),
         "recompute": passes * work.recompute_s,
         "sharded_parameters": max(0.0, pipeline.busy_s[busiest] - passes * work.all_s),
-        "pipeline_bubble": pipeline.step_s - pipeline.busy_s[busiest],
+        "pipeline_bubble": max(0.0, pipeline.step_s - pipeline.busy_s[busiest]),
         "gradients_and_parameters": exposed,
         "optimizer": optimizer,
         "outside": model.outside_s * samples / model.rank_samples,

@@ -205,7 +205,7 @@ def _times(
         "tensor_context_expert_collectives": work.collective_s,
         "host": work.host_s,
         "sharded_parameters": max(0.0, pipeline.busy_s[busiest] - work.forward_s - work.backward_s),
-        "pipeline_bubble": pipeline.step_s - pipeline.busy_s[busiest],
+        "pipeline_bubble": max(0.0, pipeline.step_s - pipeline.busy_s[busiest]),
         "gradients_and_parameters": exposed,
         "optimizer": optimizer + known.step_fixed_s,
     }
