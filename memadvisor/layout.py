@@ -21,7 +21,7 @@ class Software:
     """How the training code goes about it, as far as memory and time depend on it. The defaults are those of today's
     trainers (bf16, fused attention, gradients accumulated in fp32, collectives under the backward).
 
-    `parameter_bytes`: of a parameter as it is computed with. `gradient_bytes`: of a gradient as it is accumulated.
+    `parameter_bytes`: of a parameter as it is computed with (of one under `autocast` as it is held). `gradient_bytes`: of a gradient as it is accumulated.
     `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master copy included. `reduce_bytes`:
     of a gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's
     activation and product are one kernel that keeps its inputs alone. `fused_rotary`: queries, keys and values are kept
@@ -42,7 +42,9 @@ class Software:
     for ZeRO stage 3 to keep it gathered. `offload_gradients`: with the optimizer's state on the host, gradients go there
     as they are made, by a bucket of `reduce_bucket_elements`. `selective`: what selective recomputation means there:
     `scores` (attention's core, Korthikanti et al. 2022; nothing where attention is fused) or `operators` (torchtitan's, see
-    cost/layouts/operators.py).
+    cost/layouts/operators.py). `autocast`: parameters are in fp32 and torch.autocast casts the operands of each product to
+    two bytes (cost/layouts/saved_autocast.py). `bucket_copy_bytes`: of a parameter's gradient in the buckets that plain data
+    parallelism reduces, beside the gradient itself.
     """
 
     name: str = "default"
@@ -72,6 +74,8 @@ class Software:
     reduce_bucket_elements: float = 0.0
     offload_gradients: bool = False
     selective: str = "scores"
+    autocast: bool = False
+    bucket_copy_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.selective not in SELECTIVE:

@@ -136,11 +136,23 @@ DDP = Preset(
         optimizer_bytes=8,
         fused_mlp=False,
         fused_rotary=False,
+        autocast=True,
+        bucket_copy_bytes=4,
     ),
-    meaning="DistributedDataParallel with autocast: fp32 parameters and gradients; 16 B a parameter",
-    source="torch.nn.parallel.DistributedDataParallel, torch.autocast; arXiv:2006.15704",
-    names=("ddp", "pytorch", "torch", "autocast", "lightning", "accelerate", "huggingface", "transformers"),
+    meaning="DistributedDataParallel with autocast: fp32 parameters and gradients, 16 B a parameter; a copy in 16 bits of each "
+    "matrix; gradients once more in the reducer's buckets, for gradient_as_bucket_view is off unless asked for",
+    source="torch.nn.parallel.DistributedDataParallel (gradient_as_bucket_view), torch.autocast; arXiv:2006.15704",
+    names=("ddp", "pytorch", "torch", "autocast", "lightning"),
 )
+HUGGING_FACE = Preset(
+    software=dataclasses.replace(DDP.software, name="huggingface", reference_code=True),
+    meaning="as ddp, with the model's class of transformers: its Trainer and accelerate, whose fp16 and bf16 are autocast's",
+    source="https://github.com/huggingface/accelerate, src/accelerate/accelerator.py, prepare_model; "
+    "https://github.com/huggingface/transformers, src/transformers/training_args.py (fp16, bf16)",
+    names=("huggingface", "transformers", "accelerate", "hf-trainer"),
+)
+# Of whole projects, whose names stand beside many a trainer's and in many an address.
+_OF_PROJECTS = (DDP, HUGGING_FACE)
 PRESETS = (
     MODERN,
     MEGATRON_CORE,
@@ -152,6 +164,7 @@ PRESETS = (
     FSDP,
     DEEPSPEED,
     DDP,
+    HUGGING_FACE,
 )
 
 _OPTIMIZER_STATE = {
@@ -177,9 +190,7 @@ def find_preset(name: str) -> Preset | None:
     inside = [
         (len(_plain(each)), preset) for preset in PRESETS for each in preset.names if _plain(each) in wanted
     ]
-    named = [
-        (size, preset) for size, preset in inside if preset is not DDP
-    ]  # `PyTorch` is beside many a name
+    named = [(size, preset) for size, preset in inside if preset not in _OF_PROJECTS]
     return max(named or inside, key=lambda pair: pair[0], default=(0, None))[1]
 
 
@@ -203,7 +214,7 @@ def preset_named_in(text: str) -> Preset | None:
     Names of plain data parallelism are those of whole projects, which say little of who trained.
     """
     words = text.lower()
-    trainers = [preset for preset in PRESETS if preset is not DDP]
+    trainers = [preset for preset in PRESETS if preset not in _OF_PROJECTS]
     found = [
         (len(name), preset) for preset in trainers for name in preset.names if len(name) > 7 and name in words
     ]
@@ -211,10 +222,20 @@ def preset_named_in(text: str) -> Preset | None:
 
 
 def with_precision(software: Software, precision: str) -> Software:
-    """The same code computing in another dtype: bf16, fp16, fp8, fp32; `amp_bf16` and `bf16-mixed` are autocast's.
+    """The same code computing in another dtype: bf16, fp16, fp8, fp32; `amp_bf16` and `autocast fp16` are torch.autocast's.
 
-    fp32 keeps one copy of everything, 16 B a parameter. Raises UsageError for another word.
+    fp32 keeps one copy of everything, 16 B a parameter. Trainers other than the default cast parameters as they do,
+    whatever the word: FSDP's MixedPrecision under Composer's amp_bf16, for one. Raises UsageError for another word.
     """
+    if software.name == MODERN.software.name and re.search("amp|autocast", precision.lower()):
+        software = dataclasses.replace(
+            software,
+            autocast=True,
+            parameter_bytes=4,
+            gradient_bytes=4,
+            reduce_bytes=4,
+            optimizer_bytes=min(software.optimizer_bytes, 8),
+        )
     word = re.sub(r"amp|mixed|autocast|true|[\s_+/-]", "", precision.lower())
     if re.search(r"fp8|float8", word):  # fp8-cs, mxfp8, bf16+fp8: products in 8 bits, whatever scales them
         return dataclasses.replace(software, compute_dtype="float8_e4m3fn")
@@ -222,6 +243,7 @@ def with_precision(software: Software, precision: str) -> Software:
         return dataclasses.replace(
             software,
             compute_dtype="float32",
+            autocast=False,
             parameter_bytes=4,
             gradient_bytes=4,
             reduce_bytes=4,

@@ -6,7 +6,10 @@ from memadvisor.errors import UsageError
 from memadvisor.software import (
     DDP,
     DEEPSPEED,
+    FSDP,
+    HUGGING_FACE,
     MEGATRON_2021,
+    MODERN,
     PRESETS,
     find_preset,
     preset_named_in,
@@ -43,6 +46,21 @@ def test_bytes_of_a_parameters_states():
 )  # fmt: skip
 def test_precisions(word, dtype):
     assert with_precision(MEGATRON_2021.software, word).compute_dtype == dtype
+
+
+def test_autocast_is_over_parameters_in_fp32_and_only_where_no_trainer_casts_them():
+    for word in ("amp-fp16", "amp_bf16", "autocast bf16"):
+        asked = with_precision(MODERN.software, word)
+        assert asked.autocast and state_bytes(asked) == 16
+        assert not with_precision(FSDP.software, word).autocast
+    assert not with_precision(MODERN.software, "bf16").autocast
+    assert with_precision(DDP.software, "fp16").autocast and not with_precision(DDP.software, "fp32").autocast
+
+
+def test_names_of_whole_projects_say_less_than_a_trainer_beside_them():
+    assert find_preset("Hugging Face Trainer") is HUGGING_FACE
+    assert find_preset("HuggingFace Accelerate + DeepSpeed") is DEEPSPEED
+    assert preset_named_in("https://huggingface.co/blog/some-model") is None
 
 
 def test_words_that_are_no_precision_or_optimizer():

@@ -58,7 +58,7 @@ def add_layout(group: argparse._ArgumentGroup) -> None:
 def add_code(group: argparse._ArgumentGroup) -> None:
     names = ", ".join(preset.names[0] for preset in PRESETS)
     group.add_argument("--framework", metavar="NAME", help=f"whose habits: {names}")
-    group.add_argument("--precision", metavar="NAME", help="bf16, fp16, fp8, tf32, fp32")
+    group.add_argument("--precision", metavar="NAME", help="bf16, fp16, fp8, tf32, fp32, amp-bf16, amp-fp16")
     group.add_argument("--attention", metavar="NAME", help="flash or unfused")
     group.add_argument(
         "--model-code", metavar="NAME", help="fused (the trainer's), or reference: Hugging Face's class"

@@ -87,10 +87,10 @@ SPREAD = (
 )  # fmt: skip
 
 CODE = (
-    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, deepspeed, ddp", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
+    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, deepspeed, ddp, huggingface", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
     _column("source", "reference url", "where the row is from; a trainer's repository in it says which trainer ran", "none"),
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
-    _column("precision", "dtype mixed_precision", "bf16, fp16, fp8, tf32, fp32, amp_bf16", "the trainer's own; fp16 on a V100"),
+    _column("precision", "dtype mixed_precision", "bf16, fp16, fp8, tf32, fp32; amp_bf16, amp_fp16: torch.autocast over fp32 parameters, as ddp and huggingface always have it with 16 bits; other trainers that are named cast as they do", "the trainer's own; fp16 on a V100"),
     _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),
     _column("model_code", "modeling model_implementation", "reference (huggingface, transformers): the model is Hugging Face's class of it, operator by operator, with its dropouts; fused: the trainer's own code", "fused"),
     _column("dropout", "", "there is dropout", "the trainer's own"),

@@ -12,6 +12,7 @@ from itertools import accumulate
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
+from memadvisor.cost.layouts.saved_autocast import only_matrices
 from memadvisor.layout import Layout, TrainingStep
 
 
@@ -149,6 +150,7 @@ def stage_memory(
     working = max(0.0, layer_backward_bytes(model, step, contents.layers) - head_bytes)
     buffer_bytes = (
         _collective_buffers(step, count)
+        + autocast_copies_bytes(model, step, contents)
         + _recomputed_layer(model, step, contents.layers)
         + working
         + _ahead(model, step)
@@ -168,6 +170,13 @@ def stage_memory(
     )
 
 
+def autocast_copies_bytes(model: Architecture, step: TrainingStep, contents: StageContents) -> float:
+    """Of the matrices that products read, in two bytes, on one rank: all of them at once where the backward begins."""
+    if not step.software.autocast:
+        return 0.0
+    return 2.0 * stage_parameters(only_matrices(model), step, replace(contents, embeddings=0)).all
+
+
 def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:
     """What ZeRO holds beside the states: parameters gathered (from their shards or the host), and the bucket of gradients on
     their way.
@@ -177,6 +186,8 @@ def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:
     """
     layout, software = step.layout, step.software
     bucket = software.reduce_bucket_elements * software.gradient_bytes if layout.zero_stage else 0.0
+    if not layout.zero_stage and layout.shard_ranks > 1:
+        bucket += software.bucket_copy_bytes * count.all
     if layout.zero_stage < 3 or (layout.shard_ranks == 1 and not layout.offload_parameters):
         return bucket
     gathered = max(2.0 * count.widest_layer, min(software.reuse_parameters / 2, count.all))

@@ -11,6 +11,12 @@ from dataclasses import replace
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.operators import operators_saved_bytes
+from memadvisor.cost.layouts.saved_autocast import (
+    encoder_copies_bytes,
+    fp32_column_bytes,
+    fp32_norm_bytes,
+    stream_bytes,
+)
 from memadvisor.cost.layouts.saved_reference import (
     ffn_column_bytes,
     head_norm_bytes,
@@ -31,7 +37,7 @@ def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> fl
     hidden = model.hidden
     spread = layout.stream_ranks
     if layout.recompute == "full":
-        return 2.0 * tokens * hidden / spread
+        return (4.0 if software.autocast else 2.0) * tokens * hidden / spread
     if step.repeats_operators:
         return operators_saved_bytes(model, step, layer, tokens)
     crosses = model.has_cross_attention(layer)
@@ -39,14 +45,19 @@ def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> fl
     if crosses:
         inside += _attention_bytes(model, step, tokens, step.microbatch_tokens)
     inside /= tp
+    norms, sublayers = model.norms_per_layer + crosses, 2 + crosses
+    if software.autocast and crosses:
+        inside += step.microbatch_tokens * hidden * encoder_copies_bytes(software) / spread
     if software.reference_code:
-        norms, sublayers = model.norms_per_layer + crosses, 2 + crosses
+        if software.autocast:
+            return tokens * hidden * stream_bytes(model, norms, sublayers) / spread + inside
         return tokens * hidden * residual_bytes(model, norms, sublayers) / spread + inside
     mask = 1.0 if software.dropout else 0.0
     # Input of each norm, input of the products after it (which is the norm's result, and may be computed again); the masks
     # of the dropouts after attention and feed-forward.
     results = 0.0 if layout.recompute == "pointwise" else 4.0
-    outside = tokens * hidden * (4.0 + results + 2 * mask) / spread
+    inputs = 8.0 if software.autocast else 4.0
+    outside = tokens * hidden * (inputs + results + 2 * mask) / spread
     if crosses:
         outside *= 1.5  # a third norm and dropout
     return outside + inside
@@ -70,8 +81,17 @@ def chunk_saved_bytes(model: Architecture, step: TrainingStep, layers: tuple[int
     if model.has_cross_attention(layers[-1]):
         saved += 4.0 * source
     if model.final_norm and model.encoder_layers - 1 in layers:
-        saved += (residual_bytes(model, 1, 1) - 2.0 if step.software.reference_code else 2.0) * source
+        saved += _encoder_norm_bytes(model, step) * source
     return saved
+
+
+def _encoder_norm_bytes(model: Architecture, step: TrainingStep) -> float:
+    """Of an element of the encoder's last norm, its result left out, and the mask of a dropout at the end of its stack."""
+    autocast = step.software.autocast
+    if not step.software.reference_code:
+        return 4.0 if autocast else 2.0
+    kept = residual_bytes(model, 1, 1)
+    return kept + fp32_norm_bytes(model) - model.reference_code.norm_bytes if autocast else kept - 2.0
 
 
 def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, seen: float) -> float:
@@ -104,8 +124,10 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
         return kept
     # Softmax's result, and with dropout its mask and its result.
     per_score = 5.0 if software.dropout else 2.0
+    if software.autocast:
+        per_score = 7.0 if software.dropout else 6.0  # softmax in fp32, and a copy for the product
     if software.reference_code:
-        per_score = score_bytes(model)
+        per_score = score_bytes(model, is_fp32=model.reference_code.fp32_softmax or software.autocast)
     length = seen * step.layout.context / step.layout.micro_batch_size
     return kept + per_score * tokens * model.n_heads * length
 
@@ -119,6 +141,8 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
         per_column = 4.0 if model.gated_mlp else 2.0
     if step.software.reference_code:
         per_column = ffn_column_bytes(model)
+        if step.software.autocast:
+            per_column += fp32_column_bytes(model)
     if model.experts is None or not model.has_experts(layer):
         return tokens * model.ffn * per_column
     experts = model.experts
@@ -159,6 +183,8 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     if layout.tensor_kind != "1d":
         gathered = 2.0 / layout.grid_side
     held = 2.0 * (tokens * columns + model.hidden * columns + gathered * tokens * model.hidden)
+    if step.software.autocast:  # gradients of the 16-bit copies, and what they become in fp32
+        held = 2.0 * tokens * columns + 6.0 * model.hidden * (columns + gathered * tokens)
     if not step.repeats_operators:
         return held
     plain = replace(step, layout=replace(layout, recompute="none"))
@@ -174,6 +200,9 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     layout = step.layout
     tokens = step.decoded_tokens
     parts = 1 if layout.tensor_kind == "1d" else layout.tensor
+    if step.software.autocast:
+        norm = 2.0 + (fp32_norm_bytes(model) if step.software.reference_code else 4.0)
+        return tokens * (norm * model.hidden / parts + LOGIT_BYTES * model.vocab / layout.tensor)
     if step.software.reference_code:
         code = model.reference_code
         return tokens * (

@@ -24,15 +24,15 @@ def head_norm_bytes(model: Architecture) -> float:
     return model.reference_code.norm_bytes - 2.0 if model.qk_norm else 0.0
 
 
-def score_bytes(model: Architecture) -> float:
+def score_bytes(model: Architecture, *, is_fp32: bool) -> float:
     """Of a score in memory: the softmax's result; its copy in two bytes where it is fp32, which the product with the values
     keeps; with dropout the mask, and its result in place of that copy.
     """
     code = model.reference_code
-    softmax = 4.0 if code.fp32_softmax else 2.0
+    softmax = 4.0 if is_fp32 else 2.0
     if code.score_dropout:
         return softmax + 1.0 + 2.0
-    return softmax + (2.0 if code.fp32_softmax else 0.0)
+    return softmax + (2.0 if is_fp32 else 0.0)
 
 
 def ffn_column_bytes(model: Architecture) -> float:
