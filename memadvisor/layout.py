@@ -6,6 +6,8 @@ Ranks are numbered as Megatron and nanotron do: tensor innermost, then context, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import gcd
+from typing import TypedDict
 
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
@@ -14,6 +16,7 @@ STAGE_RULES = ("balanced", "even", "running")
 TENSOR_KINDS = ("1d", "2d", "2.5d", "3d")
 RECOMPUTE = ("none", "selective", "pointwise", "full")
 SELECTIVE = ("scores", "operators")
+ZEROPP = ("hpz", "qwz", "qgz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,10 @@ class Layout:
     balanced. `expert_imbalance`: tokens of the expert-parallel rank that has most over the mean, measured, or the capacity
     factor to which a router drops or pads. `tensor_kind`: matrices are split along one dimension (Megatron's), or tensor-
     parallel ranks form a grid (cost/layouts/tensor_grids.py); `tensor_depth`: how many grids, of 2.5d.
+
+    ZeRO++ (Wang et al. 2023, arXiv:2306.10209), of ZeRO stage 3: `secondary_shard` (hpZ): so many neighbouring ranks of
+    those that share shards, usually a node's, keep a second copy of the parameters that a forward gathered, None for no
+    copy. `quantized_weights` (qwZ), `quantized_gradients` (qgZ): what travels has 8 and 4 bits; both lose digits.
     """
 
     data: int = 1
@@ -124,6 +131,9 @@ class Layout:
     expert_imbalance: float = 1.0
     tensor_kind: str = "1d"
     tensor_depth: int = 1
+    secondary_shard: int | None = None
+    quantized_weights: bool = False
+    quantized_gradients: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -157,6 +167,27 @@ class Layout:
         if not 0 <= self.offload_activations <= 1:
             raise UsageError(
                 f"the share of activations on the host is {self.offload_activations}.", hint="it is 0 to 1."
+            )
+        self._check_zeropp()
+
+    def _check_zeropp(self) -> None:
+        if self.zeropp and self.zero_stage != 3:
+            raise UsageError(
+                f"ZeRO++ ({', '.join(self.zeropp)}) with ZeRO stage {self.zero_stage}.",
+                hint="its options go with ZeRO stage 3.",
+            )
+        ranks = self.secondary_shard
+        if ranks is None:
+            return
+        if ranks < 1 or self.shard_ranks % ranks:
+            raise UsageError(
+                f"{self.shard_ranks} ranks that share shards do not part into groups of {ranks} for hpZ's second copy.",
+                hint="it divides them, and is usually a node's part of them.",
+            )
+        if self.offload_parameters:
+            raise UsageError(
+                "hpZ keeps a second copy of parameters on the device, and they are on the host.",
+                hint="leave hpz out, or the parameters on the device.",
             )
 
     def _check_grid(self) -> None:
@@ -218,6 +249,48 @@ class Layout:
     def expert_shard_ranks(self) -> int:
         """Among how many of those that hold the same experts an expert's states are sharded."""
         return max(1, self.shard_ranks // self.expert)
+
+    @property
+    def expert_secondary_ranks(self) -> int:
+        """Among how many of those an expert's second copy is sharded, of hpZ."""
+        return gcd(self.expert_shard_ranks, max(1, (self.secondary_shard or 1) // self.expert))
+
+    @property
+    def zeropp(self) -> tuple[str, ...]:
+        """The options of ZeRO++ that are in use."""
+        used = (self.secondary_shard is not None, self.quantized_weights, self.quantized_gradients)
+        return tuple(name for name, on in zip(ZEROPP, used, strict=True) if on)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether collectives round what they carry further than the computation does."""
+        return self.quantized_weights or self.quantized_gradients
+
+
+class ZeroPP(TypedDict):
+    """The fields of a Layout that options of ZeRO++ set."""
+
+    secondary_shard: int | None
+    quantized_weights: bool
+    quantized_gradients: bool
+
+
+def zeropp_fields(names: tuple[str, ...], *, shard_ranks: int, tensor: int, per_node: int) -> ZeroPP:
+    """Of options by name; hpZ's copy is shared by those of `shard_ranks` ranks that are in one node of `per_node`."""
+    return ZeroPP(
+        secondary_shard=gcd(shard_ranks, max(1, per_node // tensor)) if "hpz" in names else None,
+        quantized_weights="qwz" in names,
+        quantized_gradients="qgz" in names,
+    )
+
+
+def zeropp_names(text: str | None) -> tuple[str, ...]:
+    """Options of ZeRO++ from a list such as `hpz,qwz`, each once. Raises UsageError for anything else."""
+    said = [] if text is None else [word.strip().lower() for word in text.replace("+", ",").split(",")]
+    for word in said:
+        if word not in ZEROPP:
+            raise UsageError(f"{word!r} is no option of ZeRO++.", hint=f"they are {', '.join(ZEROPP)}.")
+    return tuple(name for name in ZEROPP if name in said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

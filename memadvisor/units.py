@@ -50,11 +50,11 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    """A whole number such as `4194304`, `4M` or `512K`; a bare K, M or G is binary, as in sizes. Raises UsageError."""
+    """A number such as `4194304`, `4M` or `4.1M`, rounded down; a bare K, M or G is binary, as in sizes. Raises UsageError."""
     match = _COUNT.fullmatch(text)
     count = float(match.group(1)) * _FACTORS[match.group(2).lower()] if match else 0.0
-    if not 1 <= count < 2**60 or count != int(count):
-        raise UsageError(f"{text!r} is not a whole number.", hint="write it as 4194304, 4M or 512K.")
+    if not 1 <= count < 2**60:
+        raise UsageError(f"{text!r} is not a number of 1 or more.", hint="write it as 4194304, 4M or 512K.")
     return int(count)
 
 

@@ -26,7 +26,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.cluster_file import load_cluster
 from memadvisor.hardware.clusters import parse_cluster
-from memadvisor.layout import Layout, Software, TrainingStep, target_length
+from memadvisor.layout import Layout, Software, TrainingStep, target_length, zeropp_fields, zeropp_names
 from memadvisor.layout_table.read import LayoutCase
 from memadvisor.layout_table.training_code import is_fused, is_reference
 from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits
@@ -126,6 +126,11 @@ def run(arguments: argparse.Namespace) -> int:
             )
         if arguments.output is None:
             raise UsageError("--table needs a file for its predictions.", hint="add -o PREDICTED.csv.")
+        if arguments.zeropp is not None:
+            raise UsageError(
+                "--zeropp is of one layout or of a search, not of --table.",
+                hint="give the table a column zeropp.",
+            )
         predict_table(arguments.table, arguments.output)
         return 0
     if arguments.output is not None and not arguments.show_schedule:
@@ -186,6 +191,7 @@ def _search(arguments: argparse.Namespace) -> int:
         seq_len=positive("seq", arguments.seq),
         batch_sequences=positive("batch", arguments.batch),
         schedules=_schedules(arguments.schedule),
+        zeropp=zeropp_names(arguments.zeropp),
         max_p_oom=USUAL_MAX_P_OOM if arguments.max_p_oom is None else arguments.max_p_oom,
         software=on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None),
     )
@@ -226,7 +232,7 @@ def _largest(arguments: argparse.Namespace) -> int:
         )
         setattr(arguments, asked, None)
     _need(arguments, "model", *(() if quantity == "sequence" else ("seq",)))
-    for option in ("batch", "schedule", *_DEGREES, *_OF_ONE_LAYOUT):
+    for option in ("batch", "schedule", "zeropp", *_DEGREES, *_OF_ONE_LAYOUT):
         is_given = getattr(arguments, option) not in _UNSET
         if is_given and option not in ("micro_batch", "sequence_parallel"):
             raise UsageError(
@@ -274,7 +280,7 @@ def _case(arguments: argparse.Namespace) -> LayoutCase:
     cluster = _cluster(arguments)
     preset, software = _software(arguments)
     software = on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None)
-    layout, is_open = _layout(arguments, cluster.num_accelerators, preset, architecture.n_layers)
+    layout, is_open = _layout(arguments, cluster, preset, architecture.n_layers)
     if arguments.split == "even":
         software = dataclasses.replace(software, stage_rule="even")
     step = TrainingStep(
@@ -324,8 +330,11 @@ def _software(arguments: argparse.Namespace) -> tuple[Preset, Software]:
     return preset, software
 
 
-def _layout(arguments: argparse.Namespace, ranks: int, preset: Preset, n_layers: int) -> tuple[Layout, bool]:
+def _layout(
+    arguments: argparse.Namespace, cluster: Cluster, preset: Preset, n_layers: int
+) -> tuple[Layout, bool]:
     """The layout, and whether its micro-batch size is open."""
+    ranks, per_node = cluster.num_accelerators, cluster.per_node
     tensor, pipeline, context, expert = (degree_of(arguments, name) for name in ("tp", "pp", "cp", "ep"))
     inner = tensor * pipeline * context
     if ranks % inner:
@@ -366,4 +375,12 @@ def _layout(arguments: argparse.Namespace, ranks: int, preset: Preset, n_layers:
         offload_activations=arguments.offload_activations,
         expert_imbalance=1.0 if arguments.expert_imbalance is None else arguments.expert_imbalance,
     )
-    return layout, is_open
+    fields = zeropp_fields(
+        zeropp_names(arguments.zeropp), shard_ranks=layout.shard_ranks, tensor=tensor, per_node=per_node
+    )
+    if fields["secondary_shard"] == layout.shard_ranks:
+        print(
+            "memadvisor estimate: hpz takes memory and no time off, for the shards are in one node.",
+            file=sys.stderr,
+        )
+    return dataclasses.replace(layout, **fields), is_open

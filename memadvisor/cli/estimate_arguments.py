@@ -24,6 +24,11 @@ def add_layout(group: argparse._ArgumentGroup) -> None:
         "--shard", type=int, metavar="N", help="replicas among which ZeRO shards (default: all)"
     )
     group.add_argument(
+        "--zeropp",
+        metavar="LIST",
+        help="hpz,qwz,qgz of ZeRO++, with ZeRO 3; in a search: any of them may be used",
+    )
+    group.add_argument(
         "--micro-batch", type=int, metavar="N", help="sequences (default: the fastest that fits)"
     )
     group.add_argument(

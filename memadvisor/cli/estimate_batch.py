@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from memadvisor.errors import UsageError
 from memadvisor.units import parse_count
 
 
 def read_batch_tokens(arguments: argparse.Namespace) -> None:
-    """Sequences of a step, from its tokens."""
+    """Sequences of a step, from its tokens; what is no whole sequence is left out, and that is said."""
     if arguments.batch_tokens is None:
         return
     if arguments.batch is not None or arguments.seq is None or arguments.table or arguments.largest:
@@ -18,13 +19,15 @@ def read_batch_tokens(arguments: argparse.Namespace) -> None:
             hint="give it with --seq, in place of --batch, without --table and --largest.",
         )
     tokens, seq_len = parse_count(arguments.batch_tokens), positive("seq", arguments.seq)
-    if tokens % seq_len:
-        near = max(1, round(tokens / seq_len))
-        raise UsageError(
-            f"--batch-tokens {arguments.batch_tokens} is {tokens / seq_len:.4g} sequences of {seq_len}.",
-            hint=f"it is a multiple of --seq, as {near * seq_len} ({near} sequences).",
-        )
+    words = f"--batch-tokens {arguments.batch_tokens} is {tokens / seq_len:.6g} sequences of {seq_len}"
+    if tokens < seq_len:
+        raise UsageError(f"{words}.", hint=f"it is at least one, {seq_len}.")
     arguments.batch = tokens // seq_len
+    if tokens % seq_len:
+        print(
+            f"memadvisor estimate: {words}: {arguments.batch} are taken, and replicas part these evenly.",
+            file=sys.stderr,
+        )
 
 
 def batch_of(arguments: argparse.Namespace, data: int) -> tuple[int, int, bool]:

@@ -56,6 +56,9 @@ def _cluster_words(cluster: Cluster) -> str:
     return words
 
 
+_ZEROPP_WORDS = {"hpz": "hpZ", "qwz": "qwZ (8 bits, lossy)", "qgz": "qgZ (4 bits, lossy)"}
+
+
 def layout_words(layout: Layout) -> str:
     """`dp 4 x tp 2 x pp 2, ZeRO 1, ...`, without what is not used."""
     degrees = [("dp", layout.data), ("tp", layout.tensor), ("pp", layout.pipeline), ("cp", layout.context)]
@@ -65,6 +68,7 @@ def layout_words(layout: Layout) -> str:
     if layout.zero_stage:
         shard = "" if layout.shard is None else f" in groups of {layout.shard}"
         words.append(f"ZeRO {layout.zero_stage}{shard}")
+    words += [_ZEROPP_WORDS[name] for name in layout.zeropp]
     words.append(f"{layout.num_microbatches} microbatches of {layout.micro_batch_size}")
     if layout.pipeline > 1:
         words.append(layout.schedule + (f" of {layout.chunks} chunks" if layout.chunks > 1 else ""))

@@ -70,6 +70,8 @@ SPREAD = (
     _column("shard", "dp_shard hsdp_shard shard_group_size fsdp_size data_parallel_shard_degree", "replicas among which ZeRO shards", "all; gpus_per_node for HYBRID_SHARD"),
     _column("replicate", "dp_replicate data_parallel_replicate_degree", "groups of such replicas; dp is shard replicate", "not used"),
     _column("zero_stage", "zero zero_equiv zero_level", "ZeRO stage 0 to 3", "of `strategy`; else the trainer's own"),
+    _column("zeropp", "zero_plus_plus", "options of ZeRO++, of ZeRO stage 3, with commas: hpz, qwz, qgz (the last two are lossy)", "none"),
+    _column("hpz_ranks", "zero_hpz_partition_size hpz_partition_size secondary_shard", "ranks that share hpZ's second copy of the parameters; more than 1 is hpz", "of hpz a node's part of those that share shards"),
     _column("strategy", "sharding_strategy", "a word for it: NO_SHARD or DDP (0), SHARD_GRAD_OP (2), FULL_SHARD or FSDP (3), HYBRID_SHARD or HSDP (3 in groups), ZeRO-1 ...", "zero_stage"),
     _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size local_batch_size batch_size_per_gpu", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
     _column("grad_accum", "gradient_accumulation_steps gradient_accumulation ga gas n_microbatches num_microbatches", "microbatches of a step and replica", "global_batch_seqs / (dp micro_batch_size), rounded up; where they disagree, the global batch counts"),

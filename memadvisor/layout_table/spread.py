@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
-from memadvisor.layout import Layout, TrainingStep, target_length
+from memadvisor.layout import (
+    Layout,
+    TrainingStep,
+    ZeroPP,
+    target_length,
+    zeropp_fields,
+    zeropp_names,
+)
 from memadvisor.layout_table.cells import Cells
 from memadvisor.layout_table.training_code import STRATEGIES, plain_word, software_of, strategy_stage
 from memadvisor.schedule_names import SCHEDULES, schedule_name
@@ -86,6 +93,7 @@ def step_of(
         offload_optimizer=cells.flag("offload_optimizer") or False,
         offload_parameters=cells.flag("offload_parameters") or False,
         offload_activations=_share(cells, "offload_activations"),
+        **_zeropp(cells, degrees, shard, cluster.per_node),
         expert_imbalance=1.0 if imbalance is None else imbalance,
     )
     target_len = target_length(architecture, cells.whole("target_len"), seq_len)
@@ -156,6 +164,20 @@ def _zero_stage(cells: Cells, preset: Preset) -> int:
         cells.note(f"strategy {cells.text('strategy')!r} is not understood")
         return preset.zero_stage
     return stage
+
+
+def _zeropp(cells: Cells, degrees: Degrees, shard: int | None, per_node: int) -> ZeroPP:
+    text, ranks = cells.text("zeropp"), cells.count("hpz_ranks")
+    names = zeropp_names(
+        None if text is not None and plain_word(text) in ("none", "no", "false", "off") else text
+    )
+    shard_ranks = (degrees.data if shard is None else shard) * degrees.context
+    found = zeropp_fields(names, shard_ranks=shard_ranks, tensor=degrees.tensor, per_node=per_node)
+    if ranks and (ranks > 1 or "hpz" in names):
+        found["secondary_shard"] = ranks
+    if found["quantized_weights"] or found["quantized_gradients"]:
+        cells.note("qwZ and qgZ are lossy: what travels is rounded to 8 and 4 bits")
+    return found
 
 
 def recomputeplain_word(text: str | None) -> str:

@@ -11,6 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from memadvisor.cost.layouts.chance import chance_beyond, memory_sigma
+from memadvisor.cost.layouts.memory import StageParameters
+from memadvisor.layout import Layout
 from memadvisor.planning.layout_shares import Share, deal_shares, whole_model
 from memadvisor.planning.layout_space import Split, States
 from memadvisor.planning.layout_time_bounds import LOOPED
@@ -120,6 +122,29 @@ class MemoryBounds:
             (software.parameter_bytes, 3), (gradient_bytes, 2), (optimizer_bytes, 1)
         ):  # fmt: skip
             found += size * np.where(stage >= sharded_from, part, shared + experts)
+        if self.question.zeropp:
+            found += software.parameter_bytes * self._second_copy(split, ways, shared, experts)
+        return found
+
+    def _second_copy(self, split: Split, ways: tuple[States, ...], shared: Floats, experts: Floats) -> Floats:
+        """Parameters that hpZ holds twice (ways x parts)."""
+        found = np.zeros((len(ways), len(shared)))
+        for row, held in enumerate(ways):
+            if "hpz" not in held.zeropp:
+                continue
+            layout = Layout(
+                data=split.data,
+                context=split.context,
+                expert=split.expert,
+                zero_stage=held.zero_stage,
+                shard=held.shard,
+                **held.zeropp_fields(self.question.cluster, split),
+            )
+            one, other = (
+                StageParameters(shared=1.0 - which, experts=which, widest_layer=0.0).secondary(layout)
+                for which in (0.0, 1.0)
+            )
+            found[row] = shared * one + experts * other
         return found
 
     def _gathered_bytes(self, split: Split, ways: tuple[States, ...], parameters: Floats) -> Floats:

@@ -12,8 +12,8 @@ from math import gcd
 
 from memadvisor.cost.layouts.estimate import StepEstimate, estimate_step
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout
-from memadvisor.planning.layout_space import LayoutQuestion, Split, divisors, pipelines, splits
+from memadvisor.layout import Layout, ZeroPP, zeropp_fields
+from memadvisor.planning.layout_space import LayoutQuestion, Split, divisors, pipelines, splits, useful_zeropp
 from memadvisor.planning.priced_layouts import Priced
 from memadvisor.units import format_bytes
 
@@ -117,7 +117,10 @@ def _changed(
     if layout.zero_stage:
         stage = layout.zero_stage - 1
         shard = layout.shard if stage else None
-        yield f"ZeRO {stage}", replace(layout, zero_stage=stage, shard=shard)
+        yield f"ZeRO {stage}", replace(layout, zero_stage=stage, shard=shard, **_zeropp(question, layout, ()))
+    for name in layout.zeropp:
+        rest = tuple(other for other in layout.zeropp if other != name)
+        yield f"no {name}", replace(layout, **_zeropp(question, layout, rest))
     if layout.offload_optimizer:
         yield "the optimizer on the device", replace(layout, offload_optimizer=False)
     ways = [how for how in question.recompute if how != "selective" or question.software.has_selective]
@@ -125,6 +128,12 @@ def _changed(
     for how in less:
         name = "no" if how == "none" else how
         yield f"{name} recomputation", replace(layout, recompute=how)
+
+
+def _zeropp(question: LayoutQuestion, layout: Layout, names: tuple[str, ...]) -> ZeroPP:
+    """These options of ZeRO++ on its ranks."""
+    per_node = question.cluster.per_node
+    return zeropp_fields(names, shard_ranks=layout.shard_ranks, tensor=layout.tensor, per_node=per_node)
 
 
 def _with_degree(
@@ -151,8 +160,9 @@ def _with_degree(
     if shard is not None and (data % shard or shard == data):
         shard = None
     is_sharded = (shard or data) * degrees["context"] > 1
-    return replace(
-        layout,
+    plain = replace(layout, **_zeropp(question, layout, ()))
+    changed = replace(
+        plain,
         **degrees,
         data=data,
         zero_stage=layout.zero_stage if is_sharded else 0,
@@ -164,6 +174,8 @@ def _with_degree(
         micro_batch_size=size,
         num_microbatches=each // size,
     )
+    names = useful_zeropp(layout.zeropp, question.cluster, changed.tensor, changed.shard_ranks)
+    return replace(changed, **_zeropp(question, changed, names if is_sharded else ()))
 
 
 def reason_words(reason: Reason) -> str:

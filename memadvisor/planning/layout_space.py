@@ -7,14 +7,15 @@ layout (a schedule without a pipeline, sharding among one replica) are in it onc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import combinations
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.pipelines.schedules import check_schedule
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
-from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
+from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep, ZeroPP, zeropp_fields
 
 # Those that every trainer of today runs. The others split backwards, hold weights twice or change the training (2BW): they
 # are searched when they are named.
@@ -28,7 +29,7 @@ class LayoutQuestion:
 
     `widest_tensor`: of tensor parallelism, None for a node. `schedules`, `recompute`: those that may be used. `offload`:
     the optimizer's state may live on the host. `max_p_oom`: a layout that is likelier than this to run out of memory
-    is no answer. `target_len`: of an encoder-decoder.
+    is no answer. `target_len`: of an encoder-decoder. `zeropp`: options of ZeRO++ of which any may be used.
     """
 
     model: Architecture
@@ -42,6 +43,7 @@ class LayoutQuestion:
     offload: bool = True
     max_p_oom: float = USUAL_MAX_P_OOM
     target_len: int | None = None
+    zeropp: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "batch_sequences"):
@@ -89,6 +91,11 @@ class States:
     zero_stage: int
     shard: int | None
     offload_optimizer: bool
+    zeropp: tuple[str, ...] = ()
+
+    def zeropp_fields(self, cluster: Cluster, split: Split) -> ZeroPP:
+        ranks = (split.data if self.shard is None else self.shard) * split.context
+        return zeropp_fields(self.zeropp, shard_ranks=ranks, tensor=split.tensor, per_node=cluster.per_node)
 
 
 @lru_cache(maxsize=4096)
@@ -173,7 +180,10 @@ def pipelines(
 def states(question: LayoutQuestion, split: Split) -> tuple[States, ...]:
     """ZeRO stages with the groups that share shards; offloading where the link to the host is known."""
     offload = (False, True) if question.offload and question.cluster.host is not None else (False,)
-    return _states(split.data, split.context, offload)
+    plain = _states(split.data, split.context, offload)
+    if not question.zeropp:
+        return plain
+    return (*plain, *_with_zeropp(question, split, plain))
 
 
 @lru_cache(maxsize=4096)
@@ -184,6 +194,22 @@ def _states(data: int, context: int, offload: tuple[bool, ...]) -> tuple[States,
             if shard * context > 1:
                 ways.append((stage, None if shard == data else shard))
     return tuple(States(stage, shard, host) for stage, shard in ways for host in offload)
+
+
+def _with_zeropp(question: LayoutQuestion, split: Split, plain: tuple[States, ...]) -> Iterator[States]:
+    """Each subset of the named options."""
+    for held in plain:
+        ranks = (split.data if held.shard is None else held.shard) * split.context
+        useful = useful_zeropp(question.zeropp, question.cluster, split.tensor, ranks)
+        for number in range(1, len(useful) + 1 if held.zero_stage == 3 else 1):
+            for names in combinations(useful, number):
+                yield replace(held, zeropp=names)
+
+
+def useful_zeropp(names: tuple[str, ...], cluster: Cluster, tensor: int, shard_ranks: int) -> tuple[str, ...]:
+    """Without hpZ where shards are in one node: its copy would be the shards again."""
+    fields = zeropp_fields(("hpz",), shard_ranks=shard_ranks, tensor=tensor, per_node=cluster.per_node)
+    return tuple(name for name in names if name != "hpz" or fields["secondary_shard"] != shard_ranks)
 
 
 def make_layout(
@@ -205,6 +231,7 @@ def make_layout(
         num_microbatches=question.batch_sequences // split.data // work.micro_batch_size,
         recompute=work.recompute,
         offload_optimizer=held.offload_optimizer,
+        **held.zeropp_fields(question.cluster, split),
     )
 
 

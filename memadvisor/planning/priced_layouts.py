@@ -39,6 +39,8 @@ def simplicity(layout: Layout) -> tuple[object, ...]:
         layout.sequence_parallel,
         layout.context_kind,
         layout.micro_batch_size,
+        len(layout.zeropp),
+        layout.zeropp,
     )
 
 
@@ -48,7 +50,7 @@ def split_of(layout: Layout) -> Split:
 
 def are_close(one: Priced, other: Priced) -> bool:
     """Whether they differ in details: tensor, pipeline, what ZeRO shards (nothing, states, parameters too) and recomputation
-    are the same, and neither time nor memory differs by `CLOSE` of the smaller.
+    are the same, both lose digits in collectives or neither does, and neither time nor memory differs by `CLOSE` of the smaller.
     """
     return _kind(one.layout) == _kind(other.layout) and all(
         max(pair) < (1 + CLOSE) * min(pair)
@@ -60,7 +62,7 @@ def are_close(one: Priced, other: Priced) -> bool:
 
 
 def _kind(layout: Layout) -> tuple[object, ...]:
-    return layout.tensor, layout.pipeline, (layout.zero_stage + 1) // 2, layout.recompute
+    return layout.tensor, layout.pipeline, (layout.zero_stage + 1) // 2, layout.recompute, layout.is_lossy
 
 
 def told_apart(layouts: list[Priced], num_best: int) -> tuple[Priced, ...]:

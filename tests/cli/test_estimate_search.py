@@ -44,13 +44,42 @@ def test_what_would_change_the_answer_in_words_and_as_json(capsys):
 
 
 def test_schedules_the_accepted_chance_and_a_batch_in_tokens(capsys):
-    options = ["--schedule", "ZB-H1,gpipe", "--max-p-oom", "0.6", "--batch-tokens", "4K"]
+    options = ["--schedule", "ZB-H1,gpipe", "--max-p-oom", "0.6", "--batch-tokens", "4.1K"]
     assert main([*SEARCH[:-2], *options, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert "4.1K is 2.0498 sequences of 2048: 2 are taken" in said.err
+    found = json.loads(said.out)
     assert found["batch_sequences"] == 2 and found["max_p_oom"] == 0.6
     everyone = [*found["best"], *found["front"]]
     pipelines = {one["layout"]["schedule"] for one in everyone if one["layout"]["pipeline"] > 1}
     assert pipelines and pipelines <= {"zb-h1", "gpipe"}
+
+
+def test_zeropp_is_searched_where_it_is_named_and_lossy_in_words(capsys):
+    search = [
+        "estimate",
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "2xH100,nodes=2,across=5GB/s",
+        "--seq",
+        "2048",
+        "--batch",
+        "4",
+    ]
+    times = []
+    for options in ([], ["--zeropp", "hpz,qgz"]):
+        assert main([*search, *options, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        times.append(found["best"][0]["step_time_s"])
+        layouts = [one["layout"] for one in (*found["best"], *found["front"])]
+        used = {
+            (one["secondary_shard"], one["quantized_weights"], one["quantized_gradients"]) for one in layouts
+        }
+        assert (used == {(None, False, False)}) == (not options) and not any(on for _, on, _ in used)
+    assert times[1] <= times[0]
+    assert main([*search, "--zero", "3", "--zeropp", "hpz,qgz"]) in (0, 1)
+    assert "ZeRO 3, hpZ, qgZ (4 bits, lossy)" in capsys.readouterr().out
 
 
 def test_nothing_safe_ends_with_1(capsys):
@@ -71,8 +100,10 @@ def test_nothing_safe_ends_with_1(capsys):
      ([*SEARCH, "--max-p-oom", "1.5"], "running out of memory is 1.5"),
      ([*SEARCH, "--max-p-oom", "0.2", "--tp", "2"], "--max-p-oom goes with a search"),
      ([*SEARCH, "--schedule", "1f1b,nothing"], "'nothing' is not a pipeline schedule"),
-     ([*SEARCH[:-2], "--batch-tokens", "5000"], "is 2.441 sequences of 2048"),
-     ([*SEARCH[:-2], "--batch-tokens", "many"], "'many' is not a whole number"),
+     ([*SEARCH[:-2], "--batch-tokens", "2000"], "is 0.976562 sequences of 2048"),
+     ([*SEARCH[:-2], "--batch-tokens", "many"], "'many' is not a number of 1 or more"),
+     ([*SEARCH, "--zeropp", "hpz,qxz"], "'qxz' is no option of ZeRO++"),
+     ([*SEARCH, "--zero", "2", "--zeropp", "qwz"], "ZeRO++ (qwz) with ZeRO stage 2"),
      ([*SEARCH, "--batch-tokens", "4K"], "in place of --batch"),
      (SEARCH[:-2], "needs --seq and --batch"), ([*SEARCH, "--micro-batch", "2"], "--micro-batch is a part of one layout")],
 )  # fmt: skip

@@ -218,6 +218,14 @@ def test_replicas_as_groups_of_shards():
     assert case_of(dp="16", strategy="HYBRID_SHARD").step.layout.shard == 8
 
 
+def test_options_of_zeropp():
+    row = read_one(dp="16", zero_stage="3", zeropp="hpZ+qwZ")
+    layout = row.case.step.layout
+    assert (layout.secondary_shard, layout.zeropp) == (8, ("hpz", "qwz")) and "lossy" in " ".join(row.notes)
+    given = case_of(dp="16", tp="2", zero_stage="3", zero_hpz_partition_size="2").step.layout
+    assert (given.secondary_shard, given.zeropp) == (2, ("hpz",))
+
+
 @pytest.mark.parametrize(
     ("columns", "software"),
     [
@@ -283,6 +291,8 @@ def test_pcie_in_words():
         ({"n_kv_heads": "3"}, "3 key heads"),
         ({"schedule": "magic", "pp": "2"}, "'magic'"),
         ({"zero_stage": "4"}, "zero_stage"),
+        ({"zero_stage": "2", "zeropp": "qgz"}, "ZeRO stage 2"),
+        ({"dp": "8", "zero_stage": "3", "hpz_ranks": "3"}, "groups of 3"),
         ({"recompute": "some"}, "'some'"),
         ({"offload_alpha": "1.5"}, "'1.5'"),
         ({"precision": "int3"}, "'int3'"),

@@ -31,6 +31,14 @@ def make_cluster(per_node=4, num_nodes=1, memory_bytes=16e9, across=25e9, host=T
     )  # fmt: skip
 
 
+# All of ZeRO++ on two nodes of two accelerators, with experts.
+ZEROPP = LayoutQuestion(
+    model=make_model(3, Experts(num_experts=4, experts_per_token=2, expert_ffn=2048, first_dense=1)),
+    cluster=make_cluster(2, 2, across=1e9, host=False), seq_len=512, batch_sequences=4, schedules=("1f1b", "zb-h1"),
+    recompute=("none",), zeropp=("hpz", "qwz", "qgz"),
+)  # fmt: skip
+
+
 @st.composite
 def questions(draw):
     """Up to four accelerators, with all that the space distinguishes."""
@@ -58,4 +66,5 @@ def questions(draw):
         schedules=schedules,
         recompute=draw(st.sampled_from([("none", "full"), ("none", "selective", "pointwise")])),
         offload=draw(st.booleans()),
+        zeropp=draw(st.sampled_from([(), (), (), ("hpz", "qgz")])),
     )

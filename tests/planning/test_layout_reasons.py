@@ -1,6 +1,6 @@
 import dataclasses
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.layout import Layout
@@ -8,11 +8,12 @@ from memadvisor.planning.layout_reasons import Neighbour, Reason, explain, reaso
 from memadvisor.planning.layout_space import LayoutQuestion, all_layouts
 from memadvisor.planning.layouts import search_layouts
 from memadvisor.planning.priced_layouts import Priced
-from tests.planning.small_spaces import make_cluster, make_model, questions
+from tests.planning.small_spaces import ZEROPP, make_cluster, make_model, questions
 
 
 @settings(max_examples=15, deadline=None)
 @given(questions())
+@example(ZEROPP)
 def test_neighbours_are_in_the_space_and_none_that_is_safe_beats_the_best(question):
     found = search_layouts(question)
     if not found.best:

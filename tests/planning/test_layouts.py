@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memadvisor.cost.layouts.estimate import estimate_step
@@ -9,7 +9,7 @@ from memadvisor.layout import Layout
 from memadvisor.planning.layout_space import LayoutQuestion, all_layouts
 from memadvisor.planning.layouts import search_layouts
 from memadvisor.planning.priced_layouts import Priced, are_close, simplicity, split_of, told_apart
-from tests.planning.small_spaces import make_cluster, make_model, questions
+from tests.planning.small_spaces import ZEROPP, make_cluster, make_model, questions
 
 
 def walked(question):
@@ -48,7 +48,13 @@ def without_near_equals(candidates):
         def same(other, one=one):
             def kind(each):
                 stage = {0: "none", 1: "states", 2: "states", 3: "parameters"}[each.layout.zero_stage]
-                return each.layout.tensor, each.layout.pipeline, stage, each.layout.recompute
+                return (
+                    each.layout.tensor,
+                    each.layout.pipeline,
+                    stage,
+                    each.layout.recompute,
+                    each.layout.is_lossy,
+                )
 
             a, b = one.estimate, other.estimate
             slower = abs(a.step_time_s / b.step_time_s - 1)
@@ -62,6 +68,7 @@ def without_near_equals(candidates):
 
 @settings(max_examples=12, deadline=None)
 @given(questions(), st.sampled_from([1, 3]), st.sampled_from([1.0, 2.0, 10.0]))
+@example(ZEROPP, 3, 2.0)
 def test_the_search_finds_what_walking_through_all_layouts_finds(question, num_best, slowdown):
     found, number = walked(question)
     searched = search_layouts(question, num_best, slowdown)

@@ -13,6 +13,13 @@ from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.kernels import Device, stream_seconds
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.memory import StageParameters
+from memadvisor.cost.layouts.zeropp import (
+    Hops,
+    backward_gather_seconds,
+    forward_gather_seconds,
+    hops_of,
+    reduce_seconds,
+)
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout, TrainingStep
 
@@ -21,6 +28,7 @@ from memadvisor.layout import Layout, TrainingStep
 class ReplicaGroups:
     """`shard` shares what is sharded, `replicate` holds the same shards; `all` are all replicas. `experts`: all that hold the
     same experts, `expert_shard` and `expert_replicate` are of those.
+    `shard_hops`, `expert_hops`: what ZeRO++ parts the two of these that share shards into.
     `host_bytes_per_s`: of the link to the host's memory, None where it is not known."""
 
     all: Group
@@ -29,6 +37,8 @@ class ReplicaGroups:
     experts: Group
     expert_shard: Group
     expert_replicate: Group
+    shard_hops: Hops
+    expert_hops: Hops
     host_bytes_per_s: float | None
 
 
@@ -42,13 +52,16 @@ def replica_groups(
         layout.expert_shard_ranks,
         tensor * layout.expert,
     )
+    sharing, holding = group(shard, tensor), group(expert_shard, apart)
     return ReplicaGroups(
         all=group(replicas, tensor),
-        shard=group(shard, tensor),
+        shard=sharing,
         replicate=group(replicas // shard, tensor * shard),
         experts=group(holders, apart),
-        expert_shard=group(expert_shard, apart),
+        expert_shard=holding,
         expert_replicate=group(max(1, holders // expert_shard), apart * expert_shard),
+        shard_hops=hops_of(sharing, group, tensor, layout.secondary_shard or 1),
+        expert_hops=hops_of(holding, group, apart, layout.expert_secondary_ranks),
         host_bytes_per_s=host_bytes_per_s,
     )
 
@@ -77,12 +90,10 @@ def microbatch_traffic(
         fetch = held * software.parameter_bytes / groups.host_bytes_per_s
     if layout.zero_stage < 3:
         return fetch, fetch
-    parts = (groups.shard, count.shared), (groups.expert_shard, count.experts)
-    gather = fetch + sum(
-        group.seconds("all_gather", held * software.parameter_bytes) for group, held in parts
-    )
-    reduce = sum(group.seconds("reduce_scatter", held * software.reduce_bytes) for group, held in parts)
-    return gather, gather + reduce
+    parts = (groups.shard_hops, count.shared), (groups.expert_hops, count.experts)
+    forward = fetch + sum(forward_gather_seconds(step, hops, held) for hops, held in parts)
+    backward = fetch + sum(backward_gather_seconds(step, hops, held) for hops, held in parts)
+    return forward, backward + sum(reduce_seconds(step, hops, held) for hops, held in parts)
 
 
 def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGroups) -> tuple[float, float]:

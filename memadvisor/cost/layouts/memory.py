@@ -91,6 +91,14 @@ class StageParameters:
         """One rank's part of what the ZeRO stage shards: experts among the replicas that hold the same ones."""
         return self.shared / layout.shard_ranks + self.experts / layout.expert_shard_ranks
 
+    def secondary(self, layout: Layout) -> float:
+        """One rank's part of the second copy that hpZ keeps of what is gathered (arXiv:2306.10209, section 3.2)."""
+        if layout.secondary_shard is None:
+            return 0.0
+        shared = self.shared / layout.secondary_shard if layout.shard_ranks > 1 else 0.0
+        experts = self.experts / layout.expert_secondary_ranks if layout.expert_shard_ranks > 1 else 0.0
+        return shared + experts
+
 
 # Of a layer: queries, keys and values as one, their projection, gate and up as one, down, and two norms.
 _TENSORS = 6
@@ -137,6 +145,7 @@ def stage_memory(
     count = stage_parameters(model, step, contents)
     sharded = count.sharded(layout)
     held, gradients, optimized = (sharded if layout.zero_stage >= stage else count.all for stage in (3, 2, 1))
+    held += count.secondary(layout)
     parameter_bytes = 0.0 if layout.offload_parameters else held * software.parameter_bytes
     to_host = layout.offload_optimizer and layout.zero_stage >= 2 and software.offload_gradients
     gradient_bytes = 0.0 if to_host else gradients * software.gradient_bytes
