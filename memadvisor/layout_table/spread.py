@@ -89,7 +89,7 @@ def step_of(
         context_kind=_context_kind(cells),
         micro_batch_size=micro_batch_size,
         num_microbatches=num_microbatches,
-        recompute=recomputeplain_word(cells.text("recompute")),
+        recompute=recompute_word(cells.text("recompute")),
         offload_optimizer=cells.flag("offload_optimizer") or False,
         offload_parameters=cells.flag("offload_parameters") or False,
         offload_activations=_share(cells, "offload_activations"),
@@ -180,7 +180,7 @@ def _zeropp(cells: Cells, degrees: Degrees, shard: int | None, per_node: int) ->
     return found
 
 
-def recomputeplain_word(text: str | None) -> str:
+def recompute_word(text: str | None) -> str:
     """What is recomputed, from the words that tables use. Raises UsageError for words that say nothing."""
     words = (text or "none").lower()
     word = plain_word(words.split("(")[0])
