@@ -138,7 +138,10 @@ class TimeBounds:
         device = self.prices.device
         if shares is None:
             whole, stages = self._parameters(whole_model(self.question.model), step), step.layout.pipeline
-            count = replace(whole, shared=whole.shared / stages, experts=whole.experts / stages, tensors=0)
+            count = replace(
+                whole, shared=whole.shared / stages, experts=whole.experts / stages, tensors=0,
+                units=whole.units / stages, expert_units=whole.expert_units / stages,
+            )  # fmt: skip
             gathers_s = step.layout.num_microbatches * sum(microbatch_traffic(step, count, groups))
             update_s = optimizer_seconds(step, count, device, host_bytes_per_s)
             return _Traffic(step, ((0.0, gathers_s, update_s),), None)

@@ -27,7 +27,7 @@ class MeasuredGroup(Group):
 
     times: CollectiveTimes
 
-    def seconds(self, operation: str, size_bytes: float, messages: int = 1) -> float:
+    def seconds(self, operation: str, size_bytes: float, messages: float = 1) -> float:
         if size_bytes <= 0:
             return 0.0
         return messages * self.times.seconds(operation, size_bytes / messages, self.size)

@@ -75,9 +75,9 @@ def hidden_seconds(compute_s: float, collective_s: float, slowdown: float) -> fl
 def microbatch_traffic(
     step: TrainingStep, count: StageParameters, groups: ReplicaGroups
 ) -> tuple[float, float]:
-    """Seconds of collectives that each microbatch's forward and backward bring, when parameters are sharded; and of their
-    way from the host, when they are there (Rajbhandari et al. 2021, arXiv:2104.07857). Raises UsageError where the link to
-    the host is not known."""
+    """Seconds of collectives that each microbatch's forward and backward bring, when parameters are sharded, unit by unit;
+    and of their way from the host, when they are there (Rajbhandari et al. 2021, arXiv:2104.07857). Raises UsageError where
+    the link to the host is not known."""
     layout, software = step.layout, step.software
     fetch = 0.0
     if layout.offload_parameters:
@@ -90,10 +90,13 @@ def microbatch_traffic(
         fetch = held * software.parameter_bytes / groups.host_bytes_per_s
     if layout.zero_stage < 3:
         return fetch, fetch
-    parts = (groups.shard_hops, count.shared), (groups.expert_hops, count.experts)
-    forward = fetch + sum(forward_gather_seconds(step, hops, held) for hops, held in parts)
-    backward = fetch + sum(backward_gather_seconds(step, hops, held) for hops, held in parts)
-    return forward, backward + sum(reduce_seconds(step, hops, held) for hops, held in parts)
+    parts = (
+        (groups.shard_hops, count.shared, count.units),
+        (groups.expert_hops, count.experts, count.expert_units),
+    )
+    forward = fetch + sum(forward_gather_seconds(step, *part) for part in parts)
+    backward = fetch + sum(backward_gather_seconds(step, *part) for part in parts)
+    return forward, backward + sum(reduce_seconds(step, *part) for part in parts)
 
 
 def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGroups) -> tuple[float, float]:

@@ -30,7 +30,7 @@ class Group:
     tree_share: float
     call_s: float
 
-    def seconds(self, operation: str, size_bytes: float, messages: int = 1) -> float:
+    def seconds(self, operation: str, size_bytes: float, messages: float = 1) -> float:
         """`size_bytes` in `messages` collectives, one after the other. A ring (Thakur, Rabenseifner and Gropp 2005), whose
         slowest link sets the rate; or, of an all-reduce, a tree where that is quicker (NCCL): it has less latency, and moves
         bytes at `tree_share` of a ring's rate."""
@@ -43,11 +43,13 @@ class Group:
             seconds = min(seconds, rounds * one_round_s / self.tree_share + messages * self.tree_latency_s)
         return seconds + messages * self.call_s
 
-    def exchange_seconds(self, size_bytes: float) -> float:
-        """All-to-all of `size_bytes` that each rank holds: what leaves the node goes over its own share of the network."""
+    def exchange_seconds(self, size_bytes: float, messages: float = 1) -> float:
+        """All-to-all of `size_bytes` that each rank holds, in `messages`. What leaves the node goes over its own share of
+        the network."""
         if self.size == 1 or size_bytes <= 0:
             return 0.0
-        return size_bytes * (self.size - 1) / self.size / self.bytes_per_s + self.ring_latency_s + self.call_s
+        each_s = self.ring_latency_s + self.call_s
+        return size_bytes * (self.size - 1) / self.size / self.bytes_per_s + messages * each_s
 
 
 def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficients) -> Group:

@@ -76,12 +76,16 @@ def device_contents(chunks: tuple[int, ...], layers: tuple[int, ...]) -> StageCo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParameters:
     """Parameters of one rank: `shared` are the same on all data-parallel ranks, `experts` on every `expert`th alone.
-    `widest_layer`: what of a layer ZeRO stage 3 gathers, at most. `tensors`: how many they are."""
+    `widest_layer`: what of a layer ZeRO stage 3 gathers, at most. `tensors`: how many they are. `units`: in how many pieces
+    stage 3 gathers them, each layer, the embedding and the head one (FSDP's wrapping of blocks); `expert_units`: of those with
+    experts. Of a mean device they are fractions."""
 
     shared: float
     experts: float
     widest_layer: float
     tensors: int = 0
+    units: float = 1.0
+    expert_units: float = 1.0
 
     @property
     def all(self) -> float:
@@ -129,7 +133,12 @@ def stage_parameters(model: Architecture, step: TrainingStep, contents: StageCon
     widest = max((parts[0] + parts[1] * gathered for parts in each.values()), default=0.0)
     tensors = _TENSORS * len(contents.layers) + contents.embeddings + 2 * contents.heads
     return StageParameters(
-        shared=shared + ends / tensor, experts=experts, widest_layer=widest, tensors=tensors
+        shared=shared + ends / tensor,
+        experts=experts,
+        widest_layer=widest,
+        tensors=tensors,
+        units=len(contents.layers) + contents.embeddings + contents.heads - tied,
+        expert_units=sum(count for kind, count in kinds.items() if each[kind][1]),
     )
 
 

@@ -2,7 +2,7 @@
 
 qwZ (section 3.1): a forward's gather carries 8 bits of each parameter. hpZ (3.2): a backward's gather stays among ranks that
 share a second copy. qgZ (3.3): gradients are reduced by two all-to-alls of 4 bits each, inside the node and between nodes,
-in place of a ring. Per step and byte of 16-bit parameters, nodes exchange 3 without and 1/2 + 0 + 1/4 with all of them. The
+in place of a ring. Every collective is one of each unit. Per step and byte of 16-bit parameters, nodes exchange 3 without and 1/2 + 0 + 1/4 with all of them. The
 kernels that quantise are not priced.
 """
 
@@ -42,23 +42,23 @@ def hops_of(whole: Group, group: Callable[[int, int], Group], apart: int, second
     )
 
 
-def forward_gather_seconds(step: TrainingStep, hops: Hops, parameters: float) -> float:
+def forward_gather_seconds(step: TrainingStep, hops: Hops, parameters: float, units: float) -> float:
     size: float = step.software.parameter_bytes
     if step.layout.quantized_weights:
         size = min(size, QUANTIZED_WEIGHT_BYTES)
-    return hops.whole.seconds("all_gather", parameters * size)
+    return hops.whole.seconds("all_gather", parameters * size, units)
 
 
-def backward_gather_seconds(step: TrainingStep, hops: Hops, parameters: float) -> float:
+def backward_gather_seconds(step: TrainingStep, hops: Hops, parameters: float, units: float) -> float:
     group = hops.whole if step.layout.secondary_shard is None else hops.secondary
-    return group.seconds("all_gather", parameters * step.software.parameter_bytes)
+    return group.seconds("all_gather", parameters * step.software.parameter_bytes, units)
 
 
-def reduce_seconds(step: TrainingStep, hops: Hops, parameters: float) -> float:
+def reduce_seconds(step: TrainingStep, hops: Hops, parameters: float, units: float) -> float:
     """Of gradients. After the first hop a rank holds the node's sum of its part, quantised anew for the second."""
     size: float = step.software.reduce_bytes
     if not step.layout.quantized_gradients:
-        return hops.whole.seconds("reduce_scatter", parameters * size)
+        return hops.whole.seconds("reduce_scatter", parameters * size, units)
     size = min(size, QUANTIZED_GRADIENT_BYTES)
-    first = hops.inside.exchange_seconds(parameters * size)
-    return first + hops.across.exchange_seconds(parameters * size / hops.inside.size)
+    first = hops.inside.exchange_seconds(parameters * size, units)
+    return first + hops.across.exchange_seconds(parameters * size / hops.inside.size, units)

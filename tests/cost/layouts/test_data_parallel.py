@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from memadvisor.cost.layouts.data_parallel import microbatch_traffic, replica_groups
 from memadvisor.cost.layouts.links import Group
-from memadvisor.cost.layouts.memory import StageParameters
+from memadvisor.cost.layouts.memory import StageParameters, device_contents, stage_parameters
 from memadvisor.layout import Layout, Software, TrainingStep
+from tests.planning.small_spaces import make_model
 
 
 def one_byte_a_second(size, stride):
@@ -26,3 +29,26 @@ def test_stage_3_gathers_experts_among_those_that_hold_the_same_ones(expert, hol
     assert forward_s == pytest.approx(2 * received)
     assert backward_s == pytest.approx((2 + 4) * received)
     assert count.sharded(layout) == pytest.approx(800 / 8 + 1600 / expert / holders)
+
+
+def test_stage_3_pays_latency_for_each_unit_that_it_gathers():
+    """4 ranks, a second for each of 3 links: 5 units' gathers take 5 rounds of latency, as do their reductions."""
+    layout = Layout(data=4, zero_stage=3)
+    step = TrainingStep(layout=layout, seq_len=1024, software=Software(parameter_bytes=2, reduce_bytes=4))
+    count = StageParameters(shared=400.0, experts=0.0, widest_layer=0.0, units=5)
+
+    def slow(size, stride):
+        return replace(one_byte_a_second(size, stride), ring_latency_s=3.0, call_s=0.5)
+
+    forward_s, backward_s = microbatch_traffic(
+        step, count, replica_groups(layout, slow, host_bytes_per_s=None)
+    )
+    assert forward_s == pytest.approx(2 * 300 + 5 * 3.5)
+    assert backward_s == pytest.approx(6 * 300 + 2 * 5 * 3.5)
+
+
+@pytest.mark.parametrize("tied, units", [(False, 4 + 2), (True, 4 + 1)])
+def test_a_layer_is_a_unit_as_are_the_ends_of_the_model(tied, units):
+    step = TrainingStep(layout=Layout(), seq_len=64)
+    counted = stage_parameters(make_model(4, tied=tied), step, device_contents((0,), (4,)))
+    assert (counted.units, counted.expert_units) == (units, 0)
