@@ -28,7 +28,8 @@ class Software:
     `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master copy included. `reduce_bytes`:
     of a gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's
     activation and product are one kernel that keeps its inputs alone. `fused_rotary`: queries, keys and values are kept
-    once; else rotary positions and changes of shape leave copies of them. `fused_accumulation`: products of gradients
+    once; else rotary positions and changes of shape leave copies of them, where not `repeats_keys`: keys and values are kept
+    once, repeated for every query head, as are queries. `fused_accumulation`: products of gradients
     add to what is accumulated. `tensor_overlap`: share of the collectives of tensor parallelism that goes on under
     products. `overlap_reduce`, `overlap_gather`: gradients are reduced under the backward, parameters gathered under
     the computation. `stage_rule`: how layers are dealt out to pipeline stages: `balanced` (the dearest stage is as
@@ -59,6 +60,7 @@ class Software:
     fused_attention: bool = True
     fused_mlp: bool = True
     fused_rotary: bool = True
+    repeats_keys: bool = False
     fused_accumulation: bool = False
     tensor_overlap: float = 0.0
     overlap_reduce: bool = True

@@ -102,9 +102,11 @@ LLM_FOUNDRY = Preset(
     zero_stage=3,
 )
 FSDP = Preset(
-    software=Software(name="fsdp", fused_mlp=False, fused_rotary=False, selective="operators"),
+    software=Software(
+        name="fsdp", fused_mlp=False, fused_rotary=False, repeats_keys=True, selective="operators"
+    ),
     meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32; selective recomputation is "
-    "torchtitan's, operator by operator",
+    "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel",
     source="torch.distributed.fsdp.MixedPrecisionPolicy; https://github.com/pytorch/torchtitan, docs/fsdp.md and its "
     "activation checkpointing as of 2024 and 2025",
     names=("fsdp", "fsdp1", "fsdp2", "pytorch-fsdp", "torchtitan", "axolotl"),

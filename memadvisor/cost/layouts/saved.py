@@ -110,6 +110,9 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
         low = 0.0
     # Made contiguous, or rotated, by kernels of their own.
     copied_query = copied_keys = 0.0 if software.fused_rotary else 1.0
+    if software.repeats_keys and not software.reference_code:
+        copied_query = copied_keys = 0.0
+        key, value = query, result
     if software.reference_code:
         low += head_norm_bytes(model) * (query + key)
         copied_query = 0.0

@@ -1,4 +1,5 @@
-"""Recomputation operator by operator, held against torch's own checkpoint with torchtitan's rule, on a Llama's block."""
+"""What a Llama's block written as torchtitan's keeps, plain and recomputed operator by operator, held against torch itself: its
+autograd, and its own checkpoint with torchtitan's rule."""
 
 import gc
 import weakref
@@ -7,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
@@ -53,26 +54,49 @@ class Alive(TorchDispatchMode):
         return sum(self.made[at][1] for at in alive)
 
 
-def block_weights_and_input():
+class OneKernelNorm(torch.autograd.Function):
+    """Keeps its input and a number a token, as the kernels of norms do on accelerators; torch's own on a CPU is several."""
+
+    @staticmethod
+    def forward(ctx, x):
+        scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5)
+        ctx.save_for_backward(x, scale)
+        return (x * scale).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, scale = ctx.saved_tensors
+        part = (gradient * x).float().mean(-1, keepdim=True) * scale**3
+        return (gradient * scale - x * part).to(x.dtype)
+
+
+def block_weights_and_input(kv_heads=KV):
     torch.manual_seed(0)
 
     def weight(rows, columns):
         return (torch.randn(rows, columns) / columns**0.5).bfloat16().requires_grad_()
 
     head = H // HEADS
-    q, k, v, o = weight(H, H), weight(KV * head, H), weight(KV * head, H), weight(H, H)
+    q, k, v, o = weight(H, H), weight(kv_heads * head, H), weight(kv_heads * head, H), weight(H, H)
     gate, up, down = weight(FFN, H), weight(FFN, H), weight(H, FFN)
+    turns = torch.polar(torch.ones(S, 1, head // 2), torch.randn(S, 1, head // 2))
+
+    def rotated(x):
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * turns).flatten(3).to(x.dtype)
 
     def block(x):
-        y = rms_norm(x, (H,))
-        heads = [linear(y, each).view(B, S, -1, head).transpose(1, 2) for each in (q, k, v)]
-        keys, values = (each.repeat_interleave(HEADS // KV, 1) for each in heads[1:])
-        mixed = scaled_dot_product_attention(heads[0], keys, values, is_causal=True)
+        y = OneKernelNorm.apply(x)
+        queries, keys, values = (linear(y, each).view(B, S, -1, head) for each in (q, k, v))
+        repeated = (each.repeat_interleave(HEADS // kv_heads, 2) for each in (rotated(keys), values))
+        heads = [each.transpose(1, 2) for each in (rotated(queries), *repeated)]
+        mixed = scaled_dot_product_attention(*heads, is_causal=True)
         x = x + linear(mixed.transpose(1, 2).reshape(B, S, H), o)
-        y = rms_norm(x, (H,))
+        y = OneKernelNorm.apply(x)
         return x + linear(silu(linear(y, gate)) * linear(y, up), down)
 
-    return block, (q, k, v, o, gate, up, down), torch.randn(B, S, H).bfloat16().requires_grad_()
+    weights = (q, k, v, o, gate, up, down, turns)
+    return block, weights, torch.randn(B, S, H).bfloat16().requires_grad_()
 
 
 def every_second_product():
@@ -103,6 +127,25 @@ def test_kept_bytes_and_repeated_flops_are_those_of_torch_s_checkpoint():
     repeated = backward_flops(result) - plain_flops
     assert kept == operators_saved_bytes(LLAMA, STEP, 0, B * S)
     assert repeated == repeated_flops(LLAMA, STEP, 0, B * S)
+
+
+@pytest.mark.parametrize("kv_heads", [HEADS, KV])
+def test_without_recomputation_it_keeps_what_autograd_does(kv_heads):
+    """Statistics of norms, of one number a token, are left out."""
+    block, weights, x = block_weights_and_input(kv_heads)
+    others = {each.untyped_storage().data_ptr() for each in weights}
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        block(x)
+    sizes = [each.untyped_storage().nbytes() for at, each in kept.items() if at not in others]
+    plain = replace(STEP, layout=replace(STEP.layout, recompute="none"))
+    model = replace(LLAMA, n_kv_heads=kv_heads)
+    assert sum(size for size in sizes if size > 4 * B * S) == layer_saved_bytes(model, plain, 0)
 
 
 def test_a_llama_keeps_its_input_q_v_attention_gate_and_down():
