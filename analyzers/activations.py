@@ -16,11 +16,13 @@ NUM_LISTED = 20
 class Lifetime:
     """One storage that autograd kept. Times are seconds since the traced step began.
 
-    `module` and `unit` are those that saved it first; `operator` made it, `saved_by` are the operators whose
-    backwards need it, in order of saving ("" where none was seen). `last_used_s` is its last use
-    in the step, `released_s` when autograd let go of it; both None where that was not seen.
-    `other_modules` save it as well; `is_held_elsewhere`: it outlives autograd, so that somebody else, such
-    as a variable of the script, keeps it alive anyway.
+    `module` and `unit` are those that saved it first; `operator` made it (of a copy that a plan keeps, the
+    original), `saved_by` are the operators whose backwards need it, in order of saving ("" where none was seen).
+    `last_used_s` is its last use in the step, `released_s` when autograd let go of it, or a plan had moved it to
+    another tier; both None where that was not seen. `returned_of`: the storage whose bytes are back here, where
+    they have been moved; `saved_s` is then when room was made for them. `original_bytes`: of what is kept in fewer
+    bits; None for all else. `other_modules` save it as well; `is_held_elsewhere`: it outlives autograd, so that
+    somebody else, such as a variable of the script, keeps it alive anyway.
     """
 
     storage_id: int
@@ -39,10 +41,12 @@ class Lifetime:
     saved_s: float
     last_used_s: float | None
     released_s: float | None
+    returned_of: int | None = None
+    original_bytes: int | None = None
 
     @property
     def kept_s(self) -> float | None:
-        """From the first save to the release."""
+        """From the first save to the release, on the device."""
         return None if self.released_s is None else self.released_s - self.saved_s
 
 
@@ -50,8 +54,9 @@ class Lifetime:
 class SavedBytes:
     """What one unit or module keeps for the backward in one micro-batch (the one that kept most).
 
-    A storage counts once, for the one that saved it first. Model states and what was there before the
-    step do not count: they would be alive anyway. `by_operator_bytes` says which operators made it.
+    A storage counts once, for the one that saved it first, also where it is moved to another tier and back. Model
+    states and what was there before the step do not count: they would be alive anyway. `by_operator_bytes` says
+    which operators made it.
     """
 
     name: str
@@ -86,9 +91,12 @@ def activations(rank: RankRun) -> Activations | None:
         _lifetimes(TracedCalls(rank, step), step.start_s), key=lambda life: (life.born_s, life.storage_id)
     )
     by_micro_batch: dict[int, int] = defaultdict(int)
-    for life in lifetimes:
+    known = {life.storage_id for life in lifetimes}
+    in_order = [
+        life for life in sorted(lifetimes, key=lambda life: life.saved_s) if life.returned_of not in known
+    ]
+    for life in in_order:
         by_micro_batch[life.micro_batch] += life.size_bytes
-    in_order = sorted(lifetimes, key=lambda life: life.saved_s)
     kept = [life for life in lifetimes if life.kept_s is not None]
     return Activations(
         saved_bytes=max(by_micro_batch.values(), default=0),
@@ -106,6 +114,8 @@ def _lifetimes(traced: TracedCalls, start_s: float) -> Iterator[Lifetime]:
         if storage.phase == "baseline" or storage.category in MODEL_STATES:
             continue  # alive anyway, whoever saves it
         first = rows[0]
+        origin = traced.storages.get(storage_id if first.copy_of is None else first.copy_of, storage)
+        is_back = origin is not storage and first.original_bytes is None
         releases = [row.released_s for row in rows if row.released_s is not None]
         released_s = max(releases) if len(releases) == len(rows) else None
         yield Lifetime(
@@ -113,18 +123,20 @@ def _lifetimes(traced: TracedCalls, start_s: float) -> Iterator[Lifetime]:
             module=first.module,
             unit=first.unit,
             micro_batch=first.micro_batch,
-            operator=storage.operator,
+            operator=origin.operator,
             saved_by=tuple(dict.fromkeys(row.operator or "" for row in rows)),
             other_modules=tuple(dict.fromkeys(row.module for row in rows if row.module != first.module)),
             is_held_elsewhere=traced.is_held_elsewhere(storage),
             category=storage.category,
-            dtype=storage.dtype,
-            shape=storage.shape,
+            dtype=(origin if is_back else storage).dtype,
+            shape=(origin if is_back else storage).shape,
             size_bytes=storage.size_bytes,
             born_s=storage.birth_s - start_s,
             saved_s=first.saved_s - start_s,
             last_used_s=None if storage.last_use_s is None else storage.last_use_s - start_s,
             released_s=None if released_s is None else released_s - start_s,
+            returned_of=origin.storage_id if is_back else None,
+            original_bytes=first.original_bytes,
         )
 
 

@@ -126,6 +126,7 @@ class _Table:
         for frame in traced.frames:
             if frame.call.module in self._types:
                 self._frames[frame.call.module].append(frame)
+        self._moved = {save.copy_of for save in traced.saves if save.original_bytes is None} - {None}
         self._again = {c.module for c in traced.rank.module_calls if c.phase == "recompute"}
         self._seconds_per_traced_s = _scales(traced.rank, time)
         self._cost = second_run_cost(traced.rank)
@@ -181,6 +182,11 @@ class _Table:
             prefix = f"{module}." if module else ""
             if any(again.startswith(prefix) or again == module for again in self._again):
                 return "parts of it are recomputed already"
+        saves = [save for frame in frames for save in frame.saves]
+        if any(save.storage_id in self._moved for save in saves):
+            return "parts of what it keeps are moved already"
+        if any(save.original_bytes is not None for save in saves):
+            return "parts of what it keeps are in fewer bits already"
         return ""
 
     def _position(self, effect: Effect) -> str:

@@ -86,6 +86,13 @@ def _others(life: Lifetime) -> str:
     return ", ".join((*(name or "(model)" for name in life.other_modules), *outside))
 
 
+def _form(life: Lifetime) -> str:
+    """Its dtype; and of what a plan keeps or has moved, what it is."""
+    if life.original_bytes is not None:
+        return f"{life.dtype}, codes of {format_bytes(life.original_bytes)}"
+    return life.dtype if life.returned_of is None else f"{life.dtype}, back from another tier"
+
+
 def _checkpoint(found: Checkpointing | None) -> tuple[str, ...]:
     """The one checkpoint that lowers the peak most, in a line; nothing where none does."""
     best = found.best(1) if found is not None else ()
@@ -112,7 +119,7 @@ def _row(life: Lifetime) -> Row:
             words(", ".join(life.saved_by)),
             words(_others(life)),
             words(life.shape),
-            words(life.dtype),
+            words(_form(life)),
             words(life.category, CATEGORY_COLORS.get(life.category, "")),
         ),
     )

@@ -188,6 +188,11 @@ def make_account(
     for number, block in enumerate(sorted(ledger.blocks, key=lambda b: b.birth_ns)):
         block.number = number
         storages.append(_storage_row(block, seconds, device))
+
+    def storage_at(address: int, time_ns: int) -> int | None:
+        block = ledger.at(address, time_ns)
+        return None if block is None else block.number
+
     saved = [
         Saved(
             storage_id=block.number,
@@ -201,13 +206,11 @@ def make_account(
             released_s=seconds(row.released_ns if row.released_ns and row.released_ns <= end_ns else None),
             operator=log.operator_of_node.get(row.node_number or 0, ""),
             needs_gradient=row.needs_gradient,
+            copy_of=None if row.copy_of is None else storage_at(*row.copy_of),
+            original_bytes=row.original_bytes,
         )
         for row, block in saved_blocks
     ]
-
-    def storage_at(address: int, time_ns: int) -> int | None:
-        block = ledger.at(address, time_ns)
-        return None if block is None else block.number
 
     return Account(storages, saved, residuals, peak_bytes, peak_reserved_bytes, storage_at)
 

@@ -50,7 +50,11 @@ class Sighting(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SavedTensor:
-    """A tensor that autograd packed. `released_ns` is when autograd let go of it."""
+    """A tensor that autograd packed. `released_ns`: when autograd let go of it, or an engine had moved it off the device.
+
+    `copy_of`: where an engine keeps another storage for it, or the bytes have been moved and are back, an address in
+    the storage that was saved, and when it was there. `original_bytes`: of that one, where the other is not as large.
+    """
 
     address: int
     size_bytes: int
@@ -61,6 +65,8 @@ class SavedTensor:
     released_ns: int | None = None
     node_number: int | None = None  # sequence number of the autograd node that keeps it
     needs_gradient: bool = False
+    copy_of: tuple[int, int] | None = None
+    original_bytes: int | None = None
 
 
 @dataclass(slots=True)

@@ -93,6 +93,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._described: dict[tuple[torch.dtype, torch.Size], tuple[str, str]] = {}
         self._is_alone = _get_current_dispatch_mode() is None  # under another's mode every step adds aside
         self.is_active = True
+        self.names_nodes = True  # whether autograd may have a node for what runs now
         self.is_full = False  # more operators than may be remembered; what follows is not seen
 
     @classmethod
@@ -163,7 +164,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if out is not None:
             self._write((out,), inputs, outputs)
         cost = operator_cost(func, args, kwargs, out, self._log.uncounted)
-        if place.phase != "backward":
+        if self.names_nodes and place.phase != "backward":
             # Autograd makes an operator's node just before it runs; what runs next without one is not its.
             self._operator_of_node.setdefault(_get_sequence_nr(), known.name)
         draws = known.is_random and not is_without_dropout(known.dropout_position, args, kwargs)

@@ -1,9 +1,15 @@
-"""Saved-tensor hooks of the traced step: what autograd keeps, and until when."""
+"""Saved-tensor hooks of the traced step: what autograd keeps, and until when.
+
+Autograd asks the innermost hooks alone. An engine whose own hooks are inside of these, and that keeps a saved tensor in
+another form or place, says so by `keep`: what is on the device for it, and from when to when.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,21 +42,7 @@ class SavedTensorHooks:
         self._mode.is_active = was_active
         if not address or not was_active:
             return _Kept(tensor, None)
-        size_bytes = tensor.untyped_storage().nbytes()
-        now_ns = time.time_ns()
-        self._mode._sight(tensor, address, now_ns)
-        place, (_, shape) = self._mode._here, self._mode.describe(tensor)
-        row = SavedTensor(
-            address,
-            size_bytes,
-            shape,
-            place,
-            now_ns,
-            node_number=_get_sequence_nr(),
-            needs_gradient=needs_gradient,
-        )
-        self._log.saved.append(row)
-        return _Kept(tensor, row)
+        return _Kept(tensor, self._row(tensor, address, needs_gradient=needs_gradient))
 
     @staticmethod
     @never_compiled
@@ -59,6 +51,62 @@ class SavedTensorHooks:
             kept.row.unpacked_ns = time.time_ns()
         tensor: torch.Tensor = kept.tensor
         return tensor
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What runs inside of this, in the midst of an operator's saving, is no operator that autograd has a node for."""
+        was_named, self._mode.names_nodes = self._mode.names_nodes, False
+        try:
+            yield
+        finally:
+            self._mode.names_nodes = was_named
+
+    def keep(self, saved: torch.Tensor, held: torch.Tensor) -> Held | None:
+        """An engine keeps `held` for `saved`, the very tensor or another form of it, as long as it has the result."""
+        address = self._mode.address(held)
+        if not address or not self._mode.is_active:
+            return None
+        if self._also is not None:
+            self._also(held)
+        row = self._row(held, address, needs_gradient=saved.requires_grad)
+        if held is not saved:
+            row.copy_of = (self._mode.address(saved), row.saved_ns)
+            row.original_bytes = saved.untyped_storage().nbytes()
+        return Held(self, row)
+
+    def _row(self, tensor: torch.Tensor, address: int, *, needs_gradient: bool) -> SavedTensor:
+        now_ns = time.time_ns()
+        self._mode._sight(tensor, address, now_ns)
+        row = SavedTensor(
+            address,
+            tensor.untyped_storage().nbytes(),
+            self._mode.describe(tensor)[1],
+            self._mode._here,
+            now_ns,
+            node_number=_get_sequence_nr(),
+            needs_gradient=needs_gradient,
+        )
+        self._log.saved.append(row)
+        return row
+
+    def _back(self, first: SavedTensor, tensor: torch.Tensor) -> SavedTensor | None:
+        """The row of bytes that were moved and are on the device again, in `tensor`; None after the step."""
+        address = self._mode.address(tensor) if self._mode.is_active else 0
+        if not address:
+            return None
+        now_ns = time.time_ns()
+        size_bytes = tensor.untyped_storage().nbytes()
+        row = replace(
+            first,
+            address=address,
+            size_bytes=size_bytes,
+            saved_ns=now_ns,
+            unpacked_ns=None,
+            released_ns=None,
+            copy_of=first.copy_of or (first.address, first.saved_ns),
+        )
+        self._log.saved.append(row)
+        return row
 
 
 def without_cycle(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,3 +128,31 @@ class _Kept:
     def __del__(self) -> None:
         if self.row is not None:
             self.row.released_ns = time.time_ns()
+
+
+class Held:
+    """One saved tensor that an engine keeps: its bytes are on the device until `leaves`, and again from `arrives` on."""
+
+    __slots__ = ("__weakref__", "_first", "_hooks", "_row")
+
+    def __init__(self, hooks: SavedTensorHooks, row: SavedTensor) -> None:
+        self._hooks = hooks
+        self._first = self._row = row
+
+    @never_compiled
+    def used(self) -> None:
+        """The backward has asked for it."""
+        self._row.unpacked_ns = time.time_ns()
+
+    @never_compiled
+    def leaves(self) -> None:
+        if self._row.released_ns is None:
+            self._row.released_ns = time.time_ns()
+
+    @never_compiled
+    def arrives(self, tensor: torch.Tensor) -> None:
+        self._row = self._hooks._back(self._first, tensor) or self._row
+
+    @never_compiled
+    def __del__(self) -> None:
+        self.leaves()

@@ -29,7 +29,7 @@ from memadvisor.activation_bits import FLOATING, MASK_BITS, STATISTIC_SHARE
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.rounded import Noise, packed_mask, restore, rounded
-from memadvisor.engines.saved_activations import SavedActivations, stays
+from memadvisor.engines.saved_activations import Held, Record, SavedActivations, stays
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.unit_forwards import UnitForwards, is_to_be_saved, obstacles
 from memadvisor.schedule import Schedule
@@ -69,6 +69,9 @@ class Rounded:
         self._original: Any = StorageWeakRef(values.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no types for it
         self._restored: Any = None
         self._label: Callable[[torch.Tensor], None] = lambda tensor: None
+
+    def recorded(self, record: Record, tensor: torch.Tensor) -> Held | None:
+        return record.keep(tensor, self.packed)
 
     def here(self) -> torch.UntypedStorage:
         for reference in (self._original, self._restored):

@@ -105,10 +105,10 @@ def is_in_checkpoint() -> bool:
     """Whether what is saved now is saved by a checkpoint of the script's, in whose forward ours may be the innermost
     hooks."""
     top = top_hooks()
-    return getattr(_innermost_foreign(top and top[0]), "__module__", None) == "torch.utils.checkpoint"
+    return getattr(innermost_foreign(top and top[0]), "__module__", None) == "torch.utils.checkpoint"
 
 
-def _innermost_foreign(pack: Any) -> Any:
+def innermost_foreign(pack: Any) -> Any:
     """The saved-tensor hook of the script's under ours, if ours is the innermost."""
     while True:
         owner = getattr(pack, "__self__", None)

@@ -7,12 +7,17 @@ however many views of it are kept: a place remembers which view of it autograd a
     storages below MIN_BYTES, whose transfer costs more calls than it frees memory;
     tensors that are not plain and dense, and memory that is not torch's own (numpy's, or shared).
 Under hooks autograd no longer notices that a saved tensor was modified in place, so it is noticed here.
+
+Hooks outside of these see what stays, as before; what goes they do not, for what is made of it (codes, nothing) is none of
+the script's. A recorder's own hooks are told, by `keep`, what of it is on the device and when; the hooks next outside are
+asked, through those of the engine itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -23,14 +28,30 @@ from torch.utils._pytree import tree_leaves
 
 from memadvisor.cost.saved import MIN_BYTES
 from memadvisor.engines.lanes import Ticket
-from memadvisor.engines.saved import storage_id, top_hooks
+from memadvisor.engines.saved import innermost_foreign, storage_id, top_hooks
 from memadvisor.engines.tiers import Tier
+
+
+class Held(Protocol):
+    """A recorder's note of one saved tensor. Its end is the end of what was kept."""
+
+    def used(self) -> None: ...
+    def leaves(self) -> None: ...
+    def arrives(self, tensor: torch.Tensor) -> None: ...
+
+
+class Record(Protocol):
+    """Who records what autograd keeps. `aside` is around what is done to keep it."""
+
+    def aside(self) -> contextlib.AbstractContextManager[None]: ...
+    def keep(self, saved: torch.Tensor, held: torch.Tensor) -> Held | None: ...
 
 
 class Stored(Protocol):
     """One storage that autograd keeps, in whatever form."""
 
     def here(self) -> torch.UntypedStorage: ...
+    def recorded(self, record: Record, tensor: torch.Tensor) -> Held | None: ...
 
 
 class Holder(Protocol):
@@ -58,6 +79,7 @@ class Kept:
     __slots__ = (
         "__weakref__",
         "_arriving",
+        "_held",
         "_reference",
         "_sent",
         "device",
@@ -74,6 +96,15 @@ class Kept:
         self._reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch has no types for it
         self._sent: _Sent | None = None
         self._arriving: tuple[torch.UntypedStorage, Any] | None = None
+        self._held: list[weakref.ref[Held]] = []  # by the places
+
+    def recorded(self, record: Record, tensor: torch.Tensor) -> Held | None:
+        held = record.keep(tensor, tensor)
+        if held is not None:
+            self._held.append(weakref.ref(held))
+            if self.is_away:
+                held.leaves()
+        return held
 
     @property
     def is_under_way(self) -> bool:
@@ -99,6 +130,8 @@ class Kept:
         except OSError:
             self._forget()
             raise
+        for held in self._holding():
+            held.leaves()
         self.storage = None
 
     def fetch(self, label: Callable[[torch.Tensor], None]) -> None:
@@ -108,9 +141,12 @@ class Kept:
         if (storage := self.held_elsewhere()) is not None:
             self.storage = storage
             self._forget()
+            if self._held:
+                self._arrives(_bytes_of(storage))
             return
         target = torch.empty(self.size_bytes, dtype=torch.uint8, device=self.device)
         label(target)
+        self._arrives(target)
         sent = self._sent
         self._arriving = (target.untyped_storage(), sent.tier.read(sent.block, target))
 
@@ -133,6 +169,13 @@ class Kept:
             raise AssertionError("what is away is fetched first")
         return self.storage
 
+    def _holding(self) -> Iterator[Held]:
+        return (held for reference in self._held if (held := reference()) is not None)
+
+    def _arrives(self, tensor: torch.Tensor) -> None:
+        for held in self._holding():
+            held.arrives(tensor)
+
     def _forget(self) -> None:
         """Nothing of it is needed on the tier."""
         if self._sent is not None:
@@ -146,11 +189,12 @@ class Kept:
 class _Place:
     """Stands for a saved tensor inside autograd: a view of what is kept."""
 
-    __slots__ = ("dtype", "holder", "offset", "probe", "size", "stored", "stride", "version")
+    __slots__ = ("dtype", "held", "holder", "offset", "probe", "size", "stored", "stride", "version")
 
-    def __init__(self, tensor: torch.Tensor, stored: Stored, holder: Holder) -> None:
+    def __init__(self, tensor: torch.Tensor, stored: Stored, holder: Holder, held: Held | None) -> None:
         self.stored = stored
         self.holder = holder
+        self.held = held
         self.dtype = tensor.dtype
         self.size, self.stride = tensor.size(), tensor.stride()
         self.offset = tensor.storage_offset()
@@ -181,6 +225,7 @@ class SavedActivations:
         self._holder = holder
         self._stay = {storage_id(tensor) for tensor in stay}
         self._outer = top_hooks()
+        self._record = _recorder_of(self._outer)
 
     def __enter__(self) -> None:
         torch._C._autograd._push_saved_tensors_default_hooks(self.pack, self.unpack)
@@ -189,9 +234,16 @@ class SavedActivations:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def pack(self, tensor: torch.Tensor) -> Any:
+        if self._record is None:
+            return self._packed(tensor)
+        with self._record.aside():
+            return self._packed(tensor)
+
+    def _packed(self, tensor: torch.Tensor) -> Any:
         stored = self._holder.found(tensor) if self._goes(tensor) else None
         if stored is not None:
-            return _Place(tensor, stored, self._holder)
+            held = None if self._record is None else stored.recorded(self._record, tensor)
+            return _Place(tensor, stored, self._holder, held)
         return _Stays(tensor, self._outer[0] if self._outer is not None else None)
 
     def _goes(self, tensor: torch.Tensor) -> bool:
@@ -213,12 +265,20 @@ class SavedActivations:
             )
         if isinstance(packed, _Place):
             packed.holder.brings(packed.stored)
+            if packed.held is not None:
+                packed.held.used()
             storage = packed.stored.here()
             whole = torch.empty(0, dtype=packed.dtype, device=storage.device)
             return whole.set_(storage, packed.offset, packed.size, packed.stride)
         if packed.is_packed and self._outer is not None:
             return self._outer[1](packed.value)
         return packed.value
+
+
+def _recorder_of(outer: tuple[Callable[[torch.Tensor], Any], Any] | None) -> Record | None:
+    """The recorder whose hooks are the next ones outside, but for the engine's own; None where the script's are."""
+    owner: Any = getattr(innermost_foreign(outer and outer[0]), "__self__", None)
+    return owner if hasattr(owner, "keep") and hasattr(owner, "aside") else None
 
 
 def stays(module: torch.nn.Module, arguments: Any) -> list[torch.Tensor]:

@@ -67,7 +67,10 @@ def _shown(kept: Activations, num_shown: int) -> list[Lifetime]:
     """The largest lifetimes, unit by unit in order of first save, then by micro-batch and time."""
     order = {unit.name: position for position, unit in enumerate(kept.units)}
     largest = sorted(kept.lifetimes, key=lambda life: -life.size_bytes)[:num_shown]
-    return sorted(largest, key=lambda life: (order[life.unit], life.micro_batch, life.saved_s))
+    return sorted(
+        largest,
+        key=lambda life: (order.get(life.unit, len(order)), life.unit, life.micro_batch, life.saved_s),
+    )
 
 
 def _rows(shown: Sequence[Lifetime]) -> tuple[list[int], dict[str, tuple[int, int]]]:
@@ -146,6 +149,8 @@ def _hover(life: Lifetime) -> str:
     return (
         f"{life.module or unit_name(life.unit)}: {format_bytes(life.size_bytes)}, {life.shape} {life.dtype}, "
         f"by {made}; {kept}"
+        + (f"; codes of {format_bytes(life.original_bytes)}" if life.original_bytes is not None else "")
+        + ("; back from another tier" if life.returned_of is not None else "")
         + (f"; saved by {saved_by}" if saved_by else "")
         + (f"; also kept by {others}" if others else "")
         + ("; held outside autograd too" if life.is_held_elsewhere else "")

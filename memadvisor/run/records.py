@@ -192,7 +192,10 @@ class Residual:
 class Saved:
     """A tensor that autograd keeps for the backward of the traced step.
 
-    Several rows may name one storage, whose bytes count once. `released_s` None: never, in this step.
+    Several rows may name one storage, whose bytes count once. `released_s`: when autograd let go of it, or a plan had
+    moved it to another tier; None: never, in this step. `copy_of`: the storage that was saved, where a plan keeps this
+    one for it: codes in fewer bits, with `original_bytes`, the size of that storage; without, what is back from another
+    tier, and `saved_s` is when room was made for it. None where the very storage is kept.
     `operator` is the one whose backward needs it, which need not be the one that made it; None where the
     run is older than this column, "" where no operator ran for it. `needs_gradient`: whether the tensor does; None in
     older runs.
@@ -209,6 +212,8 @@ class Saved:
     released_s: float | None
     operator: str | None = None
     needs_gradient: bool | None = None
+    copy_of: int | None = None
+    original_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

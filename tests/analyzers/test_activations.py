@@ -82,6 +82,20 @@ def test_the_storage_says_how_many_bytes_not_the_view():
     assert kept.saved_bytes == 4096
 
 
+def test_what_was_moved_and_is_back_counts_once_and_codes_beside_an_original_count():
+    rows = [storage(storage_id=i, size_bytes=size) for i, size in enumerate((64, 64, 16))]
+    rows[0] = dataclasses.replace(rows[0], operator="aten::tanh")
+    back = dataclasses.replace(saved(1, 5.0, 6.0), copy_of=0)
+    codes = dataclasses.replace(saved(2, 2.0, 6.0), copy_of=0, original_bytes=64)
+    kept = activations(rank_of(rows, [saved(0, 1.0, 3.0), back, codes]))
+    lives = {life.storage_id: life for life in kept.lifetimes}
+
+    assert kept.saved_bytes == 64 + 16
+    assert [lives[i].returned_of for i in range(3)] == [None, 0, None]
+    assert [lives[i].operator for i in range(3)] == ["aten::tanh"] * 3
+    assert lives[0].released_s < lives[1].saved_s
+
+
 def test_the_first_block_keeps_longest():
     """The backward runs in reverse, so what is saved first is released last."""
     kept = activations(make_run().ranks[0])

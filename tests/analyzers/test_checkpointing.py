@@ -100,6 +100,19 @@ def test_what_is_recomputed_already_is_left_alone(tmp_path):
     assert not any(row.freed_bytes for row in rows if row.name.startswith("blocks."))
 
 
+def test_what_a_plan_rounds_or_moves_already_is_not_foretold(plain_run):
+    rank = plain_run(Gpt, {})
+    block = next(row for row in rank.saved if row.module.startswith("blocks.0"))
+    codes = dataclasses.replace(block, copy_of=block.storage_id, original_bytes=4 * block.size_bytes)
+    back = dataclasses.replace(block, copy_of=block.storage_id)
+    for row, obstacle in ((codes, "are in fewer bits already"), (back, "are moved already")):
+        saved = tuple(row if each is block else each for each in rank.saved)
+        by_name = {row.name: row for row in table(dataclasses.replace(rank, saved=saved)).rows}
+        assert by_name["blocks.0"].obstacle == f"parts of what it keeps {obstacle}"
+        assert by_name["blocks.0"].freed_bytes is None
+        assert by_name["head"].obstacle == ""
+
+
 def test_the_second_forward_costs_what_it_runs_again(plain_run):
     """All but what follows the last saved tensor of a block: the product of its last layer."""
     rank = plain_run(Gpt, {})
