@@ -71,10 +71,12 @@ class Activations:
     """Everything that autograd kept in the traced step.
 
     `saved_bytes` is what one micro-batch keeps (the one that kept most); units and modules are in order of
-    first save, and their bytes sum to it where the same micro-batch was the largest for all of them.
+    first save, and their bytes sum to it where the same micro-batch was the largest for all of them. `moved_bytes`
+    of it were on another tier for a while, and are back on the device for the backward.
     """
 
     saved_bytes: int
+    moved_bytes: int
     units: tuple[SavedBytes, ...]
     modules: tuple[SavedBytes, ...]
     lifetimes: tuple[Lifetime, ...]  # in order of birth
@@ -97,9 +99,14 @@ def activations(rank: RankRun) -> Activations | None:
     ]
     for life in in_order:
         by_micro_batch[life.micro_batch] += life.size_bytes
+    fullest = max(by_micro_batch, key=lambda number: by_micro_batch[number], default=None)
+    moved = {life.returned_of for life in lifetimes} - {None}
     kept = [life for life in lifetimes if life.kept_s is not None]
     return Activations(
-        saved_bytes=max(by_micro_batch.values(), default=0),
+        saved_bytes=by_micro_batch[fullest] if fullest is not None else 0,
+        moved_bytes=sum(
+            life.size_bytes for life in in_order if life.micro_batch == fullest and life.storage_id in moved
+        ),
         units=_saved_bytes(in_order, by="unit"),
         modules=_saved_bytes(in_order, by="module"),
         lifetimes=tuple(lifetimes),

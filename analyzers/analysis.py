@@ -241,6 +241,7 @@ def _model_states_to_json(states: ModelStates | None) -> dict[str, Any]:
 def _activations_to_json(kept: Activations | None) -> dict[str, Any]:
     return {
         "saved_bytes": None if kept is None else kept.saved_bytes,
+        "moved_bytes": None if kept is None else kept.moved_bytes,
         "units": [] if kept is None else [dataclasses.asdict(unit) for unit in kept.units],
     }
 

@@ -75,7 +75,7 @@ def _summary(found: Activations, checkpoints: Checkpointing | None, num_chosen: 
     shown = f"{min(num_chosen, _NUM_SHOWN)} of {len(found.lifetimes)} shown"
     return paragraph(
         (format_bytes(found.saved_bytes), "bold #2ec4a6"),
-        f" kept for the backward by one micro-batch, parameters not counted; {shown}",
+        f" kept for the backward by one micro-batch, parameters not counted{_moved(found)}; {shown}",
         *_checkpoint(checkpoints),
     )
 
@@ -84,6 +84,14 @@ def _others(life: Lifetime) -> str:
     """Who else keeps it alive, whatever became of the module's own save."""
     outside = ("(outside autograd)",) if life.is_held_elsewhere else ()
     return ", ".join((*(name or "(model)" for name in life.other_modules), *outside))
+
+
+def _moved(found: Activations) -> str:
+    return (
+        f", {format_bytes(found.moved_bytes)} of it away on another tier in between"
+        if found.moved_bytes
+        else ""
+    )
 
 
 def _form(life: Lifetime) -> str:

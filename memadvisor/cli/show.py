@@ -135,6 +135,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
             ("states       ", "bold"),
             f"{format_bytes(states.measured_bytes)} (theory {format_bytes(states.expected_bytes)}); ",
             f"kept for the backward {format_bytes(kept.saved_bytes)}",
+            summary_time.moved_text(kept),
         )
     if time is None:
         yield paragraph(("step         ", "bold"), "not recorded")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from memadvisor.analyzers.activations import SavedBytes
+from memadvisor.analyzers.activations import Activations, SavedBytes
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.communication import Communication, TrafficShare
 from memadvisor.analyzers.step_time import UnitTime
@@ -67,6 +67,15 @@ def throughput(analysis: Analysis, rank: RankAnalysis) -> str:
     return f"throughput {NOT_RECORDED}"
 
 
+def moved_text(kept: Activations) -> str:
+    """How much of what autograd keeps a plan had moved; nothing where it is none."""
+    return (
+        f", {format_bytes(kept.moved_bytes)} of it away on another tier in between"
+        if kept.moved_bytes
+        else ""
+    )
+
+
 def units(rank: RankAnalysis, recorded: RankRun, width: int) -> RenderableType:
     """One line a unit: what it holds, keeps for the backward, and takes."""
     times = {} if rank.step_time is None else {row.unit: row for row in rank.step_time.units}
@@ -75,11 +84,12 @@ def units(rank: RankAnalysis, recorded: RankRun, width: int) -> RenderableType:
     names = list(dict.fromkeys((*described, *times, *kept)))
     if not names:
         return heading("Units", NOT_RECORDED)
-    saved_bytes = None if rank.activations is None else rank.activations.saved_bytes
+    all_kept = rank.activations
     title = heading(
         "Units",
         f"{len(names)}; kept for the backward of one micro-batch: ",
-        (format_bytes(saved_bytes), "bold"),
+        (format_bytes(None if all_kept is None else all_kept.saved_bytes), "bold"),
+        "" if all_kept is None else moved_text(all_kept),
     )
     label_width = min(max(12, width // 4), max(len(plain(name_of(name))) for name in names))
     recomputes = any(time.recompute_s for time in times.values())

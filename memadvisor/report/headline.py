@@ -157,6 +157,8 @@ def _kept(view: RankView) -> str:
     if kept is None:
         return _card("Kept for the backward", None, view.why_untraced, "")
     lines = f"{len(kept.units)} unit{'' if len(kept.units) == 1 else 's'} keep it"
+    if kept.moved_bytes:
+        lines += f"; {format_bytes(kept.moved_bytes)} of it away on another tier in between"
     if states is not None:
         lines += (
             f". Model states: {format_bytes(states.measured_bytes)} measured, "

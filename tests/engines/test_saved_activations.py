@@ -112,7 +112,8 @@ def test_what_is_away_is_not_said_to_be_here_and_counts_once(tmp_path):
         assert (life.module, life.operator, life.shape) == (left.module, left.operator, left.shape)
         assert life.last_used_s > begin_s
     assert who(first.values()) == who(plain.lifetimes)
-    assert moved.saved_bytes == plain.saved_bytes
+    assert (moved.saved_bytes, plain.moved_bytes) == (plain.saved_bytes, 0)
+    assert moved.moved_bytes == sum(life.size_bytes for life in back)
 
 
 @pytest.mark.parametrize("kind", ["rounded", "moved"])
