@@ -41,8 +41,11 @@ class PricedCapture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCaptures:
-    """`best`: the fastest of each kind (pipeline, and what ZeRO shards: nothing, states, parameters too), fastest first. `front`: none takes both less memory and less time, up to FRONT_SLOWDOWN times the best time. Both safe.
-    `smallest`: the one that needs least memory, safe or not; None where no layout can run at all.
+    """What a search found. `best` and `front` are safe.
+
+    `best`: the fastest of each kind (pipeline, and what ZeRO shards: nothing, states, parameters too), fastest first.
+    `front`: none takes both less memory and less time, up to FRONT_SLOWDOWN times the best time. `smallest`: the one that
+    needs least memory, safe or not; None where no layout can run at all.
     """
 
     best: tuple[PricedCapture, ...]

@@ -2,8 +2,8 @@
 
 qwZ (section 3.1): a forward's gather carries 8 bits of each parameter. hpZ (3.2): a backward's gather stays among ranks that
 share a second copy. qgZ (3.3): gradients are reduced by two all-to-alls of 4 bits each, inside the node and between nodes,
-in place of a ring. Every collective is one of each unit. Per step and byte of 16-bit parameters, nodes exchange 3 without and 1/2 + 0 + 1/4 with all of them. The
-kernels that quantise are not priced.
+in place of a ring. Every collective is one of each unit. Per step and byte of 16-bit parameters, nodes exchange 3 without
+and 1/2 + 0 + 1/4 with all of them. The kernels that quantise are not priced.
 """
 
 from __future__ import annotations
