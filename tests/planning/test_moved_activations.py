@@ -1,6 +1,7 @@
 """Activations on another tier: predicted from the plain run, applied, and measured to the byte."""
 
 import functools
+import gc
 import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -97,6 +98,7 @@ class UNet(nn.Module):
 
 
 def recorded(kind, num_micro_batches, bf16, plan=None):
+    gc.collect()  # models of runs before this one that lie in cycles
     torch.manual_seed(1)
     model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
