@@ -5,15 +5,13 @@ checkpoints' pages on huggingface.co.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from memadvisor.architecture import Architecture, ReferenceCode
+from memadvisor.architectures.config_values import Config, whole
 from memadvisor.architectures.reference_code import kept_by
 from memadvisor.errors import UsageError
-
-Config = Mapping[str, Any]
 
 # BART's family: one kernel a norm, a softmax in 16 bits, dropout behind each block alone, the loss over 16-bit logits.
 _BART_CODE = ReferenceCode(fp32_softmax=False, residual_dropout=True, logit_bytes=6.0)
@@ -93,25 +91,13 @@ ENCODER_DECODERS = (
 )
 
 
-def _read(config: Config, *keys: str, default: int | None = None) -> int:
-    for key in keys:
-        value = config.get(key)
-        if value is not None:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{key} is {value!r}.", hint="it is a positive whole number.")
-            return value
-    if default is None:
-        raise KeyError(keys[0])
-    return default
-
-
 def read_t5(config: Config, name: str) -> Architecture:
     """T5, T5 1.1, mT5 and Flan-T5. Raises UsageError for an activation in a form that is not known."""
     activation = str(config.get("feed_forward_proj", "relu"))
     gated = activation.startswith("gated-")
-    stack = _read(config, "num_layers")
-    decoder = _read(config, "num_decoder_layers", default=stack)
-    heads = _read(config, "num_heads")
+    stack = whole(config, "num_layers")
+    decoder = whole(config, "num_decoder_layers", default=stack)
+    heads = whole(config, "num_heads")
     drops = float(config.get("dropout_rate", 0.1)) > 0
     code = _t5_code(is_gated=gated, drops=drops)
     if activation not in ("relu", "gated-gelu"):
@@ -122,15 +108,15 @@ def read_t5(config: Config, name: str) -> Architecture:
         name=name,
         n_layers=stack + decoder,
         encoder_layers=stack,
-        hidden=_read(config, "d_model", "hidden_size"),
+        hidden=whole(config, "d_model", "hidden_size"),
         n_heads=heads,
         n_kv_heads=heads,
-        head_dim=_read(config, "d_kv", default=64),
-        ffn=_read(config, "d_ff"),
-        vocab=_read(config, "vocab_size"),
+        head_dim=whole(config, "d_kv", default=64),
+        ffn=whole(config, "d_ff"),
+        vocab=whole(config, "vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", config.get("model_type") == "t5")),
         gated_mlp=gated,
-        relative_buckets=_read(config, "relative_attention_num_buckets", default=32),
+        relative_buckets=whole(config, "relative_attention_num_buckets", default=32),
         code=code,
     )
 
@@ -139,13 +125,13 @@ def read_bart(config: Config, name: str) -> Architecture:
     """BART, mBART, Blenderbot. Raises UsageError where encoder and decoder are not as wide as each other."""
     kind = str(config.get("model_type"))
     heads, ffn = (_alike(config, name, key) for key in ("attention_heads", "ffn_dim"))
-    hidden = _read(config, "d_model", "hidden_size")
+    hidden = whole(config, "d_model", "hidden_size")
     if hidden % heads:
         raise UsageError(f"{heads} heads do not divide hidden {hidden} of {name!r}.")
-    layers = _read(config, "encoder_layers"), _read(config, "decoder_layers")
+    layers = whole(config, "encoder_layers"), whole(config, "decoder_layers")
     offset = 2 if kind in ("bart", "mbart") else 0  # its table begins with two rows that no position has
-    positions = _read(config, "max_position_embeddings") + offset
-    found = _bart(name, layers, hidden, heads, ffn, _read(config, "vocab_size"), positions, kind=kind)
+    positions = whole(config, "max_position_embeddings") + offset
+    found = _bart(name, layers, hidden, heads, ffn, whole(config, "vocab_size"), positions, kind=kind)
     drops = {
         f"{of}_dropout": float(config.get(key, default)) > 0
         for of, key, default in (
@@ -159,7 +145,7 @@ def read_bart(config: Config, name: str) -> Architecture:
 
 
 def _alike(config: Config, name: str, key: str) -> int:
-    encoder, decoder = (_read(config, f"{stack}_{key}") for stack in ("encoder", "decoder"))
+    encoder, decoder = (whole(config, f"{stack}_{key}") for stack in ("encoder", "decoder"))
     if encoder != decoder:
         raise UsageError(
             f"{key} of {name!r} is {encoder} in the encoder and {decoder} in the decoder.",

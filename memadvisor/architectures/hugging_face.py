@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from memadvisor.architecture import Architecture, Experts, LatentAttention
+from memadvisor.architectures.config_values import Config, whole
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
 from memadvisor.architectures.reference_code import code_of
 from memadvisor.errors import UsageError
-
-Config = Mapping[str, Any]
 
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
@@ -41,27 +39,9 @@ def architecture_from_config(config: Config, name: str) -> Architecture:
         raise UsageError(f"{name!r} has no {error.args[0]!r}.", hint="it is no whole config.json.") from error
 
 
-def _whole(config: Config, *keys: str) -> int:
-    """The first of these keys that has a number."""
-    for key in keys:
-        value = config.get(key)
-        if value is not None:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{key} is {value!r}.", hint="it is a positive whole number.")
-            return value
-    raise KeyError(keys[0])
-
-
-def _given(config: Config, default: int, *keys: str) -> int:
-    try:
-        return _whole(config, *keys)
-    except KeyError:
-        return default
-
-
 def _base(config: Config, name: str, *, gated: bool, tied: bool) -> Architecture:
-    hidden, n_layers, n_heads, vocab = (_whole(config, *keys) for keys in _NAMES.values())
-    head_dim = _given(config, 0, "head_dim")
+    hidden, n_layers, n_heads, vocab = (whole(config, *keys) for keys in _NAMES.values())
+    head_dim = whole(config, "head_dim", default=0)
     if not head_dim:
         if hidden % n_heads:
             raise UsageError(f"{n_heads} heads do not divide hidden {hidden} of {name!r}.")
@@ -71,9 +51,9 @@ def _base(config: Config, name: str, *, gated: bool, tied: bool) -> Architecture
         n_layers=n_layers,
         hidden=hidden,
         n_heads=n_heads,
-        n_kv_heads=_given(config, n_heads, "num_key_value_heads"),
+        n_kv_heads=whole(config, "num_key_value_heads", default=n_heads),
         head_dim=head_dim,
-        ffn=_given(config, 4 * hidden, "intermediate_size", "n_inner", "ffn_dim"),
+        ffn=whole(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
         vocab=vocab,
         tied_embeddings=bool(config.get("tie_word_embeddings", tied)),
         gated_mlp=gated,
@@ -97,8 +77,8 @@ def _mistral(config: Config, name: str) -> Architecture:
 def _mixtral(config: Config, name: str) -> Architecture:
     base = _base(config, name, gated=True, tied=False)
     experts = Experts(
-        num_experts=_whole(config, "num_local_experts"),
-        experts_per_token=_whole(config, "num_experts_per_tok"),
+        num_experts=whole(config, "num_local_experts"),
+        experts_per_token=whole(config, "num_experts_per_tok"),
         expert_ffn=base.ffn,
     )
     return dataclasses.replace(base, experts=experts)
@@ -112,16 +92,16 @@ def _qwen_experts(config: Config, shared_ffn: int) -> Experts:
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise UsageError("experts in some layers alone (mlp_only_layers, decoder_sparse_step) are not known.")
     return Experts(
-        num_experts=_whole(config, "num_experts", "num_local_experts"),
-        experts_per_token=_whole(config, "num_experts_per_tok"),
-        expert_ffn=_whole(config, "moe_intermediate_size"),
+        num_experts=whole(config, "num_experts", "num_local_experts"),
+        experts_per_token=whole(config, "num_experts_per_tok"),
+        expert_ffn=whole(config, "moe_intermediate_size"),
         shared_ffn=shared_ffn,
         shared_gate=shared_ffn > 0,
     )
 
 
 def _qwen2_moe(config: Config, name: str) -> Architecture:
-    shared = _given(config, 0, "shared_expert_intermediate_size")
+    shared = whole(config, "shared_expert_intermediate_size", default=0)
     return dataclasses.replace(_qwen2(config, name), experts=_qwen_experts(config, shared))
 
 
@@ -159,8 +139,8 @@ def _olmo2(config: Config, name: str) -> Architecture:
 def _olmoe(config: Config, name: str) -> Architecture:
     base = _olmo2(config, name)
     experts = Experts(
-        num_experts=_whole(config, "num_experts"),
-        experts_per_token=_whole(config, "num_experts_per_tok"),
+        num_experts=whole(config, "num_experts"),
+        experts_per_token=whole(config, "num_experts_per_tok"),
         expert_ffn=base.ffn,
     )
     return dataclasses.replace(base, experts=experts)
@@ -182,21 +162,21 @@ def _stablelm(config: Config, name: str) -> Architecture:
 def _deepseek(config: Config, name: str) -> Architecture:
     if config.get("moe_layer_freq", 1) != 1:
         raise UsageError("experts in some layers alone (moe_layer_freq) are not known.")
-    rope, nope = _whole(config, "qk_rope_head_dim"), _whole(config, "qk_nope_head_dim")
+    rope, nope = whole(config, "qk_rope_head_dim"), whole(config, "qk_nope_head_dim")
     latent = LatentAttention(
-        kv_rank=_whole(config, "kv_lora_rank"),
-        q_rank=_given(config, 0, "q_lora_rank") or None,
+        kv_rank=whole(config, "kv_lora_rank"),
+        q_rank=whole(config, "q_lora_rank", default=0) or None,
         rope_head_dim=rope,
         nope_head_dim=nope,
-        value_head_dim=_whole(config, "v_head_dim"),
+        value_head_dim=whole(config, "v_head_dim"),
     )
-    expert_ffn = _whole(config, "moe_intermediate_size")
+    expert_ffn = whole(config, "moe_intermediate_size")
     experts = Experts(
-        num_experts=_whole(config, "n_routed_experts"),
-        experts_per_token=_whole(config, "num_experts_per_tok"),
+        num_experts=whole(config, "n_routed_experts"),
+        experts_per_token=whole(config, "num_experts_per_tok"),
         expert_ffn=expert_ffn,
-        shared_ffn=expert_ffn * _given(config, 0, "n_shared_experts"),
-        first_dense=_given(config, 0, "first_k_dense_replace"),
+        shared_ffn=expert_ffn * whole(config, "n_shared_experts", default=0),
+        first_dense=whole(config, "first_k_dense_replace", default=0),
     )
     base = _base({**config, "head_dim": rope + nope}, name, gated=True, tied=False)
     return dataclasses.replace(base, latent=latent, experts=experts)
@@ -210,7 +190,9 @@ def _plain(config: Config, name: str, *, tied: bool = True, positions: int = 0) 
 
 
 def _gpt2(config: Config, name: str) -> Architecture:
-    return _plain(config, name, positions=_given(config, 1024, "n_positions", "max_position_embeddings"))
+    return _plain(
+        config, name, positions=whole(config, "n_positions", "max_position_embeddings", default=1024)
+    )
 
 
 def _gpt_bigcode(config: Config, name: str) -> Architecture:
@@ -232,12 +214,12 @@ def _gpt_neox(config: Config, name: str) -> Architecture:
 
 
 def _opt(config: Config, name: str) -> Architecture:
-    hidden = _whole(config, "hidden_size")
-    if _given(config, hidden, "word_embed_proj_dim") != hidden or not config.get(
+    hidden = whole(config, "hidden_size")
+    if whole(config, "word_embed_proj_dim", default=hidden) != hidden or not config.get(
         "do_layer_norm_before", True
     ):
         raise UsageError("an OPT that projects its embedding, or has its norms behind, is not known.")
-    return _plain(config, name, positions=_whole(config, "max_position_embeddings") + 2)
+    return _plain(config, name, positions=whole(config, "max_position_embeddings") + 2)
 
 
 def _bloom(config: Config, name: str) -> Architecture:
@@ -245,8 +227,8 @@ def _bloom(config: Config, name: str) -> Architecture:
 
 
 def _mpt(config: Config, name: str) -> Architecture:
-    ratio = _given(config, 4, "expansion_ratio")
-    base = _plain({**config, "intermediate_size": ratio * _whole(config, "d_model")}, name)
+    ratio = whole(config, "expansion_ratio", default=4)
+    base = _plain({**config, "intermediate_size": ratio * whole(config, "d_model")}, name)
     return dataclasses.replace(base, biases=False, norm_vectors=1)
 
 
@@ -255,8 +237,8 @@ def _falcon(config: Config, name: str) -> Architecture:
     shape = {key: value for key, value in config.items() if key != "num_key_value_heads"}
     base = _plain({**shape, "intermediate_size": config.get("ffn_hidden_size")}, name)
     if new:
-        kv_heads = _given(config, base.n_heads, "num_kv_heads")
-        norms = _given(config, 2, "num_ln_in_parallel_attn")
+        kv_heads = whole(config, "num_kv_heads", default=base.n_heads)
+        norms = whole(config, "num_ln_in_parallel_attn", default=2)
     else:
         kv_heads = 1 if config.get("multi_query", True) else base.n_heads
         norms = 1 if parallel else 2

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from memadvisor.cli.advise import printable, write_plan
 from memadvisor.cli.estimate_view import layout_words
+from memadvisor.cli.layout_rows import layouts_table, some_of
 from memadvisor.errors import UsageError
 from memadvisor.hardware.clusters import parse_cluster
 from memadvisor.hardware.load import load_hardware
@@ -23,7 +24,6 @@ from memadvisor.units import format_bytes, format_seconds, parse_bytes
 
 # Options of `advise` that are of plans for the ranks that ran.
 _OF_PLANS = ("policy", "learn", "all_reduce_top", "all_reduce_rank")
-_FRONT_ROWS = 8
 
 
 def run_layouts(arguments: argparse.Namespace) -> int:
@@ -69,7 +69,7 @@ def _print(advice: CapturedAdvice, console: Console, output: str | None) -> None
         for number, one in enumerate(found.best, start=1):
             console.print(printable(f"{number}. {reason_of(advice, one)}"), soft_wrap=True)
     if len(found.front) > 1:
-        console.print(_table("less memory for more time (predicted)", _some(found.front)))
+        console.print(_table("less memory for more time (predicted)", some_of(found.front)))
     console.print(
         Text(
             f"{found.num_layouts} layouts: {found.num_unsafe} too likely to run out of memory, {found.num_failed} impossible."
@@ -123,24 +123,15 @@ def capture_words(one: PricedCapture) -> str:
     return ", ".join(words)
 
 
-def _some(front: tuple[PricedCapture, ...]) -> tuple[PricedCapture, ...]:
-    rows = min(_FRONT_ROWS, len(front))
-    return tuple(front[row * (len(front) - 1) // (rows - 1)] for row in range(rows))
-
-
 def _table(title: str, layouts: tuple[PricedCapture, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("layout", "a step", "MFU", "peak", "p(OOM)"):
-        table.add_column(name, justify="left" if name == "layout" else "right")
-    for one in layouts:
-        table.add_row(
-            Text(capture_words(one)),
-            format_seconds(one.step_time_s),
-            f"{one.mfu:.1%}",
-            format_bytes(round(one.memory.peak_bytes)),
-            f"{one.p_oom:.1%}",
-        )
-    return table
+    return layouts_table(
+        title,
+        "a step",
+        (
+            (capture_words(one), format_seconds(one.step_time_s), one.mfu, one.memory.peak_bytes, one.p_oom)
+            for one in layouts
+        ),
+    )
 
 
 def advice_to_json(advice: CapturedAdvice) -> dict[str, Any]:

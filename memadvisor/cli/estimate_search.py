@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.cli.estimate_view import layout_words
+from memadvisor.cli.layout_rows import layouts_table, some_of
 from memadvisor.layout import Layout
 from memadvisor.planning.layout_reasons import Neighbour, Reason, reason_words
 from memadvisor.planning.layout_space import LayoutQuestion
@@ -16,8 +17,6 @@ from memadvisor.planning.layouts import FoundLayouts, SearchCounts
 from memadvisor.planning.nearest_fit import NearestFit
 from memadvisor.planning.priced_layouts import Priced
 from memadvisor.units import format_bytes
-
-_FRONT_ROWS = 8
 
 
 def print_found(
@@ -31,7 +30,7 @@ def print_found(
         for number, reason in enumerate(reasons, start=1):
             console.print(Text(f"{number}. {reason_words(reason)}"), soft_wrap=True)
     if len(found.front) > 1:
-        console.print(_table("less memory for more time (predicted)", _some(found.front)))
+        console.print(_table("less memory for more time (predicted)", some_of(found.front)))
     console.print(Text(_counts_words(found.counts)), soft_wrap=True)
 
 
@@ -83,25 +82,21 @@ def _answer(question: LayoutQuestion, found: FoundLayouts) -> str:
     )
 
 
-def _some(front: tuple[Priced, ...]) -> tuple[Priced, ...]:
-    """Both ends, and rows between them; JSON has them all."""
-    rows = min(_FRONT_ROWS, len(front))
-    return tuple(front[row * (len(front) - 1) // (rows - 1)] for row in range(rows))
-
-
 def _table(title: str, layouts: tuple[Priced, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("layout", "s a step", "MFU", "peak", "p(OOM)"):
-        table.add_column(name, justify="left" if name == "layout" else "right")
-    for one in layouts:
-        table.add_row(
-            Text(layout_words(one.layout)),
-            f"{one.estimate.step_time_s:.4g}",
-            f"{one.estimate.mfu:.1%}",
-            format_bytes(round(one.estimate.peak_memory_bytes)),
-            f"{one.estimate.p_oom:.1%}",
-        )
-    return table
+    return layouts_table(
+        title,
+        "s a step",
+        (
+            (
+                layout_words(one.layout),
+                f"{one.estimate.step_time_s:.4g}",
+                one.estimate.mfu,
+                one.estimate.peak_memory_bytes,
+                one.estimate.p_oom,
+            )
+            for one in layouts
+        ),
+    )
 
 
 def _counts_words(counts: SearchCounts) -> str:

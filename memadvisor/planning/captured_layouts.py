@@ -15,9 +15,9 @@ from memadvisor.errors import UsageError
 from memadvisor.layout import Layout
 from memadvisor.planning.captured_memory import CapturedMemory
 from memadvisor.planning.captured_space import CapturedQuestion, layouts, with_stages
+from memadvisor.planning.layouts import FRONT_SLOWDOWN
 
 NUM_BEST = 5
-FRONT_SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
