@@ -14,7 +14,7 @@ from memadvisor.plan import UnitPlan
 from memadvisor.planning.advise import advise
 from memadvisor.write_schedule import write_schedule
 from tests.engines.trainings import make_plan
-from tests.planning.test_moved_activations import Block, UNet, plain_of, recorded
+from tests.planning.test_moved_activations import Block, UNet, recorded
 
 
 class Gpt(nn.Module):
@@ -49,7 +49,7 @@ class Gpt(nn.Module):
 )
 def test_the_peak_is_what_the_simulator_said(kind, num_micro_batches, bf16, bits, chosen, again):
     """To the byte, but for the running statistics that a recomputed unit keeps copies of."""
-    run, _ = plain_of(kind, num_micro_batches, bf16)
+    run, _ = recorded(kind, num_micro_batches, bf16)
     step = captured_step(run)
     units = tuple(
         UnitPlan(
@@ -73,7 +73,7 @@ def test_the_peak_is_what_the_simulator_said(kind, num_micro_batches, bf16, bits
 
 def test_advise_shows_what_rounding_would_give_and_never_chooses_it():
     """The first plan with the activations of all blocks in few bits, in place of what is recomputed of them."""
-    run, _ = plain_of(Gpt, 1, False)
+    run, _ = recorded(Gpt, 1, False)
     step = captured_step(run)
     peak_bytes = run.ranks[0].traced_step.peak_allocated_bytes
     for memory_bytes in (2**40, peak_bytes * 7 // 10):
