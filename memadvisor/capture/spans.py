@@ -140,10 +140,12 @@ class SpanLog:
         position = self._position
         if position.backward_depth:
             kind = "unit_recompute"
+        elif len(position.stack) == 1 and not torch.is_grad_enabled():
+            kind = "evaluation"  # of the model, or of a part that the script calls itself
         elif not info.is_root:
             kind = "unit_forward"
         elif len(position.stack) == 1:
-            kind = "forward" if torch.is_grad_enabled() else "evaluation"
+            kind = "forward"
         else:  # the model inside its wrapper: the wrapper's span stands for both
             self._units.append(["", "", 0, 0.0, None])
             return

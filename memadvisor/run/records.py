@@ -142,8 +142,9 @@ class Step:
 class Span:
     """A stretch of a step: kind is forward, evaluation, backward, optimizer, unit_forward or unit_backward.
 
-    A `unit_forward` inside a backward is a recomputation and has kind `unit_recompute`; a model's forward
-    without gradients is an `evaluation`.
+    A `unit_forward` inside a backward is a recomputation and has kind `unit_recompute`; a forward without gradients
+    is an `evaluation`, of a model or of a part that the script calls itself. With gradients such a part has no
+    `forward` around it.
     """
 
     step: int

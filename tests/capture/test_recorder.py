@@ -15,6 +15,8 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 import memadvisor
+from memadvisor.analyzers.evaluation import evaluation
+from memadvisor.analyzers.step_time import step_time
 
 
 def make_model():
@@ -141,6 +143,32 @@ def test_spans_of_units_lie_inside_forward_and_backward(tmp_path):
     inner = [span for span in spans if span.kind == "unit_backward"]
     assert {"1", "2", "3"} <= {span.unit for span in inner}
     assert all(backward.start_s <= span.start_s <= span.end_s <= backward.end_s for span in inner)
+
+
+def test_parts_of_a_known_model_have_their_forwards_and_evaluations(tmp_path):
+    """As of an actor-critic, whose rollouts call the model and whose updates call its parts."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            words = torch.randint(16, (4, 8))
+            with torch.no_grad():
+                model(words)
+                model[0](words)
+            x = words
+            for part in model:
+                x = part(x)
+            x.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+    spans = [span for span in rank.spans if span.step == 3]
+
+    assert [span.kind for span in spans if span.kind in ("forward", "evaluation")] == ["evaluation"] * 2
+    called = [span for span in spans if span.kind == "unit_forward"][-4:]
+    assert [span.unit for span in called] == ["0", "1", "2", "3"]
+    assert step_time(rank).by_phase_s["forward"] > 0
+    assert evaluation(rank).num_calls == 2 * 3
 
 
 def test_the_model_states_are_sixteen_bytes_a_parameter(tmp_path):
