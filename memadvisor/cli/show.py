@@ -171,7 +171,9 @@ def _short_peak(analysis: Analysis) -> Text:
     largest = [
         part for part in sorted(parts, key=lambda part: -part[1]) if part[1] and part[0] != "unexplained"
     ]
-    shares = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest[:4])
+    if len(largest) > 5:  # the shares that are read here sum to the peak
+        largest[4:] = [("all else", sum(size for _, size in largest[4:]))]
+    shares = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest)
     of_rank = f", rank {rank.rank}" if len(analysis.ranks) > 1 else ""
     return paragraph(
         ("peak         ", "bold"),
