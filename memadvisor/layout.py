@@ -48,7 +48,12 @@ class Software:
     `scores` (attention's core, Korthikanti et al. 2022; nothing where attention is fused) or `operators` (torchtitan's, see
     cost/layouts/operators.py). `autocast`: parameters are in fp32 and torch.autocast casts the operands of each product to
     two bytes (cost/layouts/saved_autocast.py). `bucket_copy_bytes`: of a parameter's gradient in the buckets that plain data
-    parallelism reduces, beside the gradient itself.
+    parallelism reduces, beside the gradient itself. `attention_speed`: of fused attention on cards from Hopper on, over
+    FlashAttention 2. `attention_backward_share`: of its forward's rate that its backward reaches, where the kernels are others
+    than those that the coefficient of that name describes. `fused_loss`: the loss is one kernel over 16-bit logits, which
+    become their gradient. `defers_reduction`: ZeRO stage 3 keeps whole gradients of a step's microbatches, and reduces them
+    with the last (FSDP's no_sync). `loss_parallel`: tensor-parallel ranks share out the loss with the vocabulary; else each
+    has all logits.
     """
 
     name: str = "default"
@@ -81,6 +86,11 @@ class Software:
     selective: str = "scores"
     autocast: bool = False
     bucket_copy_bytes: int = 0
+    attention_speed: float = 1.0
+    attention_backward_share: float | None = None
+    fused_loss: bool = False
+    defers_reduction: bool = False
+    loss_parallel: bool = True
 
     def __post_init__(self) -> None:
         if self.selective not in SELECTIVE:

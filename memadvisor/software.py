@@ -33,7 +33,14 @@ MODERN = Preset(
     names=("default", "modern"),
 )
 MEGATRON_CORE = Preset(
-    software=Software(name="megatron-core", fused_accumulation=True, tensor_overlap=0.5, stage_rule="even"),
+    software=Software(
+        name="megatron-core",
+        fused_accumulation=True,
+        tensor_overlap=0.5,
+        stage_rule="even",
+        attention_speed=1.5,
+        attention_backward_share=0.8,
+    ),
     meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on, gradients accumulated by "
     "the products that make them, half of tensor parallelism's collectives under products",
     source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; NeMo's recipes",
@@ -88,14 +95,23 @@ MEGATRON_2021 = Preset(
     sequence_parallel=False,
 )
 MEGATRON_DEEPSPEED = Preset(
-    software=dataclasses.replace(MEGATRON_2021.software, name="megatron-deepspeed"),
-    meaning="as megatron-2021, with DeepSpeed's engine and pipeline",
+    software=dataclasses.replace(
+        MEGATRON_2021.software, name="megatron-deepspeed", gradient_bytes=2, reduce_bytes=2
+    ),
+    meaning="as megatron-2021, with DeepSpeed's engine and pipeline: gradients summed and reduced in fp16, 16 B a parameter; of "
+    "bf16 kept in it, and summed and reduced in fp32 besides",
     source="https://github.com/microsoft/Megatron-DeepSpeed; arXiv:2312.12391 (vTrain), section 3: reduction after the backward",
     names=("megatron-deepspeed", "vtrain"),
     sequence_parallel=False,
 )
 LLM_FOUNDRY = Preset(
-    software=Software(name="llm-foundry", reduce_bytes=2, fused_mlp=False, fused_rotary=False),
+    software=Software(
+        name="llm-foundry",
+        reduce_bytes=2,
+        fused_mlp=False,
+        fused_rotary=False,
+        attention_backward_share=0.5,
+    ),
     meaning="FSDP: shards in fp32, gathered and reduced in bf16 (PURE); DEFAULT reduces in fp32",
     source="https://github.com/mosaicml/composer, composer/trainer/mosaic_fsdp_utils.py, get_mixed_precision",
     names=("llm-foundry", "mosaicml", "composer", "mpt"),
@@ -178,7 +194,11 @@ _OPTIMIZER_STATE = {
     "muon": 4,
     "adam8bit": 2,
     "adamw8bit": 2,
+    "adafactor": 0,
+    "lamb": 8,
+    "adagrad": 4,
 }
+_OPTIMIZER_MAKERS = re.compile(r"^(paged|fused)|(hf|torch|torchfused|apexfused|bnb)$")
 
 
 def find_preset(name: str) -> Preset | None:
@@ -224,9 +244,9 @@ def preset_named_in(text: str) -> Preset | None:
 
 
 def with_precision(software: Software, precision: str) -> Software:
-    """The same code computing in another dtype: bf16, fp16, fp8, fp32; `amp_bf16` and `autocast fp16` are torch.autocast's.
+    """The same code computing in another dtype: bf16, fp16, fp8, fp4, fp32; `amp_bf16` and `autocast fp16` are torch.autocast's.
 
-    fp32 keeps one copy of everything, 16 B a parameter. Trainers other than the default cast parameters as they do,
+    Pure bf16 (Lightning's bf16-true) keeps parameters, gradients and Adam's moments in it, and no master copy. fp32 keeps one copy of everything, 16 B a parameter. Trainers other than the default cast parameters as they do,
     whatever the word: FSDP's MixedPrecision under Composer's amp_bf16, for one. Raises UsageError for another word.
     """
     if software.name == MODERN.software.name and re.search("amp|autocast", precision.lower()):
@@ -238,7 +258,13 @@ def with_precision(software: Software, precision: str) -> Software:
             reduce_bytes=4,
             optimizer_bytes=min(software.optimizer_bytes, 8),
         )
-    word = re.sub(r"amp|mixed|autocast|true|[\s_+/-]", "", precision.lower())
+    if re.search(r"pure|true", precision.lower()) and re.search(r"16", precision):
+        software = dataclasses.replace(
+            software, parameter_bytes=2, gradient_bytes=2, reduce_bytes=2, optimizer_bytes=4
+        )
+    word = re.sub(r"amp|mixed|autocast|true|pure|[\s_+/-]", "", precision.lower())
+    if re.search(r"fp4|float4", word):  # nvfp4, mxfp4
+        return dataclasses.replace(software, compute_dtype="float4_e2m1fn")
     if re.search(r"fp8|float8", word):  # fp8-cs, mxfp8, bf16+fp8: products in 8 bits, whatever scales them
         return dataclasses.replace(software, compute_dtype="float8_e4m3fn")
     if word in ("fp32", "float32", "32"):
@@ -251,13 +277,15 @@ def with_precision(software: Software, precision: str) -> Software:
             reduce_bytes=4,
             optimizer_bytes=min(software.optimizer_bytes, 8),
         )
+    if word in ("bf16", "bfloat16") and software.name == MEGATRON_DEEPSPEED.software.name:
+        software = dataclasses.replace(software, gradient_bytes=6, reduce_bytes=4)
     dtypes = {
         **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
         **dict.fromkeys(("fp16", "float16", "half", "16"), "float16"),
         "tf32": "tf32",
     }
     if word not in dtypes:
-        raise UsageError(f"{precision!r} is no precision.", hint="it is bf16, fp16, fp8, tf32 or fp32.")
+        raise UsageError(f"{precision!r} is no precision.", hint="it is bf16, fp16, fp8, fp4, tf32 or fp32.")
     if word == "tf32":
         return dataclasses.replace(with_precision(software, "fp32"), compute_dtype="tf32")
     return dataclasses.replace(software, compute_dtype=dtypes[word])
@@ -265,7 +293,9 @@ def with_precision(software: Software, precision: str) -> Software:
 
 def with_optimizer(software: Software, optimizer: str) -> Software:
     """The same code with another optimizer's state beside the master copy. Raises UsageError for one not known."""
-    state_bytes = _OPTIMIZER_STATE.get(re.sub(r"[\s_-]", "", optimizer.lower().replace("8-bit", "8bit")))
+    word = re.sub(r"[\s_-]", "", optimizer.lower().replace("8-bit", "8bit"))
+    word = re.sub(r"^adamw?bnb8bit$", "adamw8bit", _OPTIMIZER_MAKERS.sub("", word))
+    state_bytes = _OPTIMIZER_STATE.get(_OPTIMIZER_MAKERS.sub("", word))
     if state_bytes is None:
         raise UsageError(
             f"{optimizer!r} is no known optimizer.", hint=f"known are {', '.join(_OPTIMIZER_STATE)}."

@@ -71,6 +71,19 @@ def _phi(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
     )
 
 
+def _bert(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
+    """With the head of a masked language model; its tables of kinds and its pooler are left out."""
+    code = ReferenceCode(fp32_softmax=False, residual_dropout=True, score_dropout=True)
+    plain = _gpt(name, n_layers, hidden, n_heads, 30522, 512)
+    return dataclasses.replace(plain, causal=False, embedding_norm=True, final_norm=False, code=code)
+
+
+def _nemotron(name: str, n_layers: int, hidden: int, heads: tuple[int, int], ffn: int) -> Architecture:
+    """`heads`: of queries, of keys and values. Squared ReLU, rotary positions, no biases."""
+    plain = _gpt(name, n_layers, hidden, heads[0], 256000, 0)
+    return dataclasses.replace(plain, n_kv_heads=heads[1], ffn=ffn, biases=False, tied_embeddings=False)
+
+
 # https://huggingface.co/openai-community/gpt2 and its larger sisters, config.json.
 _GPT2 = (
     _gpt2("gpt2", 12, 768, 12),
@@ -176,6 +189,20 @@ _PHI = (
     _phi("phi-2", 32, 2560, 32),
 )
 
+# arXiv:1810.04805, section 3.
+_BERT = (
+    _bert("bert-base", 12, 768, 12),
+    _bert("bert-large", 24, 1024, 16),
+)
+# arXiv:2402.16819, table 1; arXiv:2406.11704, table 1; the others: https://github.com/NVIDIA/NeMo, nemo/collections/llm/gpt/model/nemotron.py
+_NEMOTRON = (
+    _nemotron("nemotron-4b", 32, 3072, (24, 8), 9216),
+    _nemotron("nemotron-8b", 32, 4096, (32, 32), 16384),
+    _nemotron("nemotron-15b", 32, 6144, (48, 8), 24576),
+    _nemotron("nemotron-22b", 40, 6144, (48, 48), 24576),
+    _nemotron("nemotron-340b", 96, 18432, (96, 8), 73728),
+)
+
 GPT_FAMILY: tuple[Architecture, ...] = (
-    *_GPT2, *_GPT3, *_MEGATRON, *_OTHER, *_OPT, *_BLOOM, *_NEOX, *_MPT, *_FALCON, *_PHI,
+    *_GPT2, *_GPT3, *_MEGATRON, *_OTHER, *_OPT, *_BLOOM, *_NEOX, *_MPT, *_FALCON, *_PHI, *_BERT, *_NEMOTRON,
 )  # fmt: skip

@@ -154,6 +154,25 @@ _DEEPSEEK = (
     _deepseek("deepseek-v2-lite", 27, 2048, 16, 10944, 102400, None, _sparse(64, 6, 1408, 2816, 1)),
     _deepseek("deepseek-v2", 60, 5120, 128, 12288, 102400, 1536, _sparse(160, 6, 1536, 3072, 1)),
     _deepseek("deepseek-v3", 61, 7168, 128, 18432, 129280, 1536, _sparse(256, 8, 2048, 2048, 3)),
+    # arXiv:2507.20534, table 3
+    _deepseek("kimi-k2", 61, 7168, 64, 18432, 163840, 1536, _sparse(384, 8, 2048, 2048, 1)),
+)
+# https://huggingface.co/openai/gpt-oss-120b and -20b, config.json. Every second layer sees 128 tokens alone; here all see all.
+_GPT_OSS = (
+    _llama(
+        "gpt-oss-20b", 24, 2880, (64, 8), 2880, 201088, head_dim=64, biases=True, experts=_sparse(32, 4, 2880)
+    ),
+    _llama(
+        "gpt-oss-120b",
+        36,
+        2880,
+        (64, 8),
+        2880,
+        201088,
+        head_dim=64,
+        biases=True,
+        experts=_sparse(128, 4, 2880),
+    ),
 )
 _OTHER = (
     # https://huggingface.co/HuggingFaceTB, config.json of each.
@@ -176,5 +195,5 @@ _OTHER = (
 )
 
 LLAMA_FAMILY: tuple[Architecture, ...] = (
-    *_LLAMA1, *_LLAMA2, *_LLAMA3, *_MISTRAL, *_QWEN2, *_QWEN3, *_GEMMA, *_DEEPSEEK, *_OTHER,
+    *_LLAMA1, *_LLAMA2, *_LLAMA3, *_MISTRAL, *_QWEN2, *_QWEN3, *_GEMMA, *_DEEPSEEK, *_GPT_OSS, *_OTHER,
 )  # fmt: skip

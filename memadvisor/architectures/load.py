@@ -56,6 +56,12 @@ _ALSO = {
     "deepseek-r1": "deepseek-v3",
     "qwen2.5-coder-7b": "qwen2.5-7b",
     "qwen2.5-coder-32b": "qwen2.5-32b",
+    "nemotron4-15b": "nemotron-15b",
+    "nemotron4-340b": "nemotron-340b",
+    "bert-base-uncased": "bert-base",
+    "bert-large-uncased": "bert-large",
+    "bert-base-cased": "bert-base",
+    "bert-large-cased": "bert-large",
     "olmo2-1124-7b": "olmo2-7b",
     "olmo2-1124-13b": "olmo2-13b",
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from memadvisor.hardware.entry import CatalogueEntry, one_page
 
 _HALVED = "tensor rates halved, for they are printed with sparsity"
-_HALVED = "tensor rates halved, for they are printed with sparsity"
 V100 = "NVIDIA V100 data sheet (2020), https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
 A100 = "NVIDIA A100 data sheet (2021), https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
 A100_PCIE_40 = "NVIDIA A100 40GB PCIe product brief PB-10137-001 (2020), and the A100 architecture white paper for the rates"
@@ -209,6 +208,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=180 * 10**9,
         memory_bandwidth_bytes_per_s=8e12,
         peak_flops_per_s={
+            "float4_e2m1fn": 9000e12,
             "float8_e4m3fn": 4500e12,
             "float16": 2250e12,
             "bfloat16": 2250e12,
@@ -224,6 +224,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=288 * 10**9,
         memory_bandwidth_bytes_per_s=8e12,
         peak_flops_per_s={
+            "float4_e2m1fn": 13500e12,
             "float8_e4m3fn": 4500e12,
             "float16": 2250e12,
             "bfloat16": 2250e12,
@@ -239,6 +240,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=186 * 10**9,
         memory_bandwidth_bytes_per_s=8e12,
         peak_flops_per_s={
+            "float4_e2m1fn": 10000e12,
             "float8_e4m3fn": 5000e12,
             "float16": 2500e12,
             "bfloat16": 2500e12,
@@ -254,6 +256,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=279 * 10**9,
         memory_bandwidth_bytes_per_s=8e12,
         peak_flops_per_s={
+            "float4_e2m1fn": 15000e12,
             "float8_e4m3fn": 5000e12,
             "float16": 2500e12,
             "bfloat16": 2500e12,

@@ -77,7 +77,7 @@ def step_of(
         tensor=degrees.tensor,
         pipeline=degrees.pipeline,
         context=degrees.context,
-        expert=_expert(cells, architecture),
+        expert=_expert(cells, architecture, degrees),
         zero_stage=zero_stage,
         shard=shard,
         chunks=chunks,
@@ -226,11 +226,18 @@ def _context_kind(cells: Cells) -> str:
     raise UsageError(f"context_kind is {text!r}; it is ring or ulysses.")
 
 
-def _expert(cells: Cells, architecture: Architecture) -> int:
+def _expert(cells: Cells, architecture: Architecture, degrees: Degrees) -> int:
+    """Ranks among which experts are parted. Where they are more than replicas, as Megatron Core's may be, tensor-parallel
+    ranks have experts of their own in place of parts of them: as much of each, so that ep / tp counts.
+    """
     ranks = cells.whole("ep") or 1
     count = architecture.experts.num_experts if architecture.experts is not None else 1
     if count % ranks:
         raise UsageError(f"ep {ranks} does not divide {count} experts.")
+    replicas, tensor = degrees.data * degrees.context, degrees.tensor
+    if replicas % ranks and ranks % tensor == 0 and replicas % (ranks // tensor) == 0:
+        cells.note(f"ep {ranks} is more than {replicas} replicas: tensor-parallel ranks are among them")
+        return ranks // tensor
     return ranks
 
 

@@ -35,6 +35,7 @@ STRATEGIES = {
     "hsdp": 3,
 }
 _WITHOUT_FLASH = ("V100", "A100")
+_REDUCED = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
 
 
 def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware) -> tuple[Preset, Software]:
@@ -48,9 +49,8 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     software = on_accelerator(software, accelerator, is_given=precision is not None)
     if attention is not None:
         software = dataclasses.replace(software, fused_attention=is_fused(attention))
-    compiled, dropout, optimizer = cells.flag("compile"), _dropout(cells), cells.text("optimizer")
-    if compiled:
-        software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
+    dropout, optimizer = _dropout(cells), cells.text("optimizer")
+    software = _collectives(cells, _compiled(cells, software))
     if dropout is not None:
         software = dataclasses.replace(software, dropout=dropout)
     if optimizer is not None:
@@ -59,6 +59,44 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     if code is not None:
         software = dataclasses.replace(software, reference_code=is_reference(code))
     return preset, software
+
+
+def _compiled(cells: Cells, software: Software) -> Software:
+    """The same code where torch.compile, or a kernel of the loss, fuses what it names."""
+    words = set(re.split(r"[\s,;+]+", (cells.text("compile") or "").lower()))
+    parts = words & {"model", "loss"}
+    if "model" in parts or (not parts and cells.flag("compile")):
+        software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
+    fused, shared = cells.flag("fused_loss"), cells.flag("loss_parallel")
+    return dataclasses.replace(
+        software,
+        fused_loss="loss" in parts if fused is None else fused,
+        loss_parallel=software.loss_parallel if shared is None else shared,
+    )
+
+
+def _collectives(cells: Cells, software: Software) -> Software:
+    """The same code where its collectives are said to be otherwise."""
+    dtype, deferred, overlap = (
+        cells.text("reduce_dtype"), cells.flag("no_sync"), cells.text("tensor_overlap")
+    )  # fmt: skip
+    if dtype is not None:
+        size = _REDUCED.get(plain_word(dtype))
+        if size is None:
+            raise UsageError(f"reduce_dtype is {dtype!r}; it is bf16, fp16 or fp32.")
+        software = dataclasses.replace(software, reduce_bytes=size)
+    if overlap is not None:
+        flag = {True: 0.5, False: 0.0}
+        try:
+            share = (
+                float(overlap)
+                if re.fullmatch(r"[01]?\.\d+", overlap)
+                else flag[bool(cells.flag("tensor_overlap"))]
+            )
+        except UsageError as error:
+            raise UsageError(f"tensor_overlap is {overlap!r}; it is a share of 0 to 1.") from error
+        software = dataclasses.replace(software, tensor_overlap=min(share, 1.0))
+    return dataclasses.replace(software, defers_reduction=bool(deferred))
 
 
 def _dropout(cells: Cells) -> bool | None:

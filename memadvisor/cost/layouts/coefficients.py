@@ -35,14 +35,14 @@ class Coefficients:
     fast_flops_per_s: float = 500e12
     matmul_fixed_s: float = 8e-6
     attention_share: float = 0.63
-    attention_backward_share: float = 0.5
+    attention_backward_share: float = 0.7
     bandwidth_share: float = 0.66
     kernel_s: float = 4e-6
     host_forward_s: float = 0.5e-3
     host_backward_s: float = 2.2e-3
     host_call_s: float = 22e-6
     inside_share: float = 0.9
-    across_share: float = 0.5
+    across_share: float = 0.65
     tree_share: float = 0.6
     collective_s: float = 60e-6
     pipeline_message_s: float = 0.3e-3

@@ -96,7 +96,8 @@ def microbatch_traffic(
     )
     forward = fetch + sum(forward_gather_seconds(step, *part) for part in parts)
     backward = fetch + sum(backward_gather_seconds(step, *part) for part in parts)
-    return forward, backward + sum(reduce_seconds(step, *part) for part in parts)
+    times = layout.num_microbatches if software.defers_reduction else 1
+    return forward, backward + sum(reduce_seconds(step, *part) for part in parts) / times
 
 
 def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGroups) -> tuple[float, float]:

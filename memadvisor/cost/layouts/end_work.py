@@ -10,6 +10,8 @@ from memadvisor.layout import TrainingStep
 
 # Of one logit: cast to float32, log-softmax, its gradient, and back: (2+4) + (4+4) + (4+4) + (4+2).
 _LOGIT_FORWARD, _LOGIT_BACKWARD = 14.0, 14.0
+# In one kernel, which makes the gradient at once: read and written in two bytes, read again by the products.
+_FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD = 6.0, 0.0
 
 
 def embedding_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
@@ -32,15 +34,20 @@ def embedding_work(model: Architecture, step: TrainingStep, device: Device, grou
 
 
 def head_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
-    """The last norm, the logits and their cross entropy; the vocabulary is split over the tensor-parallel ranks."""
-    layout = step.layout
+    """The last norm, the logits and their cross entropy; the vocabulary is split over the tensor-parallel ranks. It stays in
+    16 bits where other products have fewer.
+    """
+    layout, device = step.layout, device.wide
     tp = layout.tensor
     tokens = step.decoded_tokens
     whole = (tokens, float(model.vocab), float(model.hidden), 1.0)
     matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
-    logits = tokens * model.vocab / tp
-    forward_stream = stream_seconds(device, logits * _LOGIT_FORWARD)
-    backward_stream = stream_seconds(device, logits * _LOGIT_BACKWARD)
+    logits = tokens * model.vocab / (tp if step.software.loss_parallel else 1)
+    per_forward, per_backward = _LOGIT_FORWARD, _LOGIT_BACKWARD
+    if step.software.fused_loss:
+        per_forward, per_backward = _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD
+    forward_stream = stream_seconds(device, logits * per_forward)
+    backward_stream = stream_seconds(device, logits * per_backward)
     accumulate = stream_seconds(
         device, model.head_parameters() / layout.weight_ranks * accumulate_bytes(step)
     )
@@ -49,6 +56,8 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
     if groups.lines is not None:
         matmul = matmul_seconds(device, *local_products(layout, [whole])[0])
         calls, back_calls = grid_seconds(layout, [whole], groups.lines)
+    if tp > 1 and not step.software.loss_parallel:
+        calls += groups.tensor.seconds("all_gather", 2.0 * logits)
     return Work(
         forward_s=matmul + forward_stream + calls,
         backward_s=2 * matmul + backward_stream + accumulate + back_calls,

@@ -3,21 +3,46 @@ Williams, Waterman and Patterson 2009)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 
+# Dtypes of products whose operands come in 16 bits and are cast.
+NARROW = ("float8", "float4")
+# Of an element: read in two bytes, written in one twice, as it is and transposed.
+_CAST_BYTES = 4.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The rates that count of an accelerator, for one compute dtype."""
+    """The rates that count of an accelerator, for one compute dtype. `wide_flops_per_s`: of what stays in 16 bits where
+    products are in fewer (attention and the head, for one); the peak itself otherwise. `plain_flops_per_s`: of products
+    that its tensor cores do not take, None where it is not known.
+    """
 
     peak_flops_per_s: float
+    wide_flops_per_s: float
+    plain_flops_per_s: float | None
     memory_bandwidth_bytes_per_s: float
     memory_bytes: int
     coefficients: Coefficients
+
+    @property
+    def is_narrow(self) -> bool:
+        """Products have operands of fewer than 16 bits, which are cast for them."""
+        return self.peak_flops_per_s != self.wide_flops_per_s
+
+    @property
+    def wide(self) -> Device:
+        """The same device where it computes in 16 bits."""
+        return replace(self, peak_flops_per_s=self.wide_flops_per_s)
+
+    @property
+    def is_fast(self) -> bool:
+        """Power limits its 16-bit products, from Hopper on."""
+        return self.wide_flops_per_s > self.coefficients.fast_flops_per_s
 
     @property
     def matmul_share(self) -> float:
@@ -41,8 +66,12 @@ def device_of(hardware: Hardware, compute_dtype: str, coefficients: Coefficients
                 f"{field} of {hardware.name} is not known.", hint="give a hardware file that has it."
             )
     assert hardware.memory_bandwidth_bytes_per_s is not None and hardware.memory_bytes is not None
+    rates = hardware.peak_flops_per_s
+    narrow = compute_dtype.startswith(NARROW)
     return Device(
         peak_flops_per_s=peak,
+        wide_flops_per_s=rates.get("bfloat16", peak) if narrow else peak,
+        plain_flops_per_s=rates.get("float32"),
         memory_bandwidth_bytes_per_s=hardware.memory_bandwidth_bytes_per_s,
         memory_bytes=hardware.memory_bytes,
         coefficients=coefficients,
@@ -57,11 +86,31 @@ def matmul_seconds(device: Device, rows: float, columns: float, depth: float, co
     return max(arithmetic, stream_seconds(device, 2.0 * elements)) + known.matmul_fixed_s
 
 
+def unaligned_matmul_seconds(
+    device: Device, rows: float, columns: float, depth: float, count: float = 1.0
+) -> float:
+    """Such products where rows of a matrix do not begin at multiples of 16 bytes: tensor cores do not take them, and they
+    run at the rate of float32 (NVIDIA, Matrix Multiplication Background, tensor core requirements).
+    """
+    plain = device.plain_flops_per_s or device.peak_flops_per_s
+    return matmul_seconds(replace(device, peak_flops_per_s=plain), rows, columns, depth, count)
+
+
+def cast_seconds(device: Device, elements: float) -> float:
+    """What it takes to cast `elements` of an operand of products of fewer than 16 bits: read in 16 bits, written as they
+    are and transposed (Micikevicius et al. 2022, arXiv:2209.05433; Transformer Engine). Nothing where products take 16.
+    """
+    return stream_seconds(device, _CAST_BYTES * elements) if device.is_narrow else 0.0
+
+
 def stream_seconds(device: Device, moved_bytes: float) -> float:
     """A kernel that reads and writes `moved_bytes` in all, without its launch."""
     return moved_bytes / (device.memory_bandwidth_bytes_per_s * device.coefficients.bandwidth_share)
 
 
-def fused_attention_seconds(device: Device, flops: float) -> float:
-    """The forward of attention whose scores stay on the chip (Dao 2023, arXiv:2307.08691)."""
-    return flops / (device.peak_flops_per_s * device.matmul_share * device.coefficients.attention_share)
+def fused_attention_seconds(device: Device, flops: float, speed: float = 1.0) -> float:
+    """The forward of attention whose scores stay on the chip (Dao 2023, arXiv:2307.08691), in 16 bits. `speed`: of kernels
+    written for a fast card, over those that were not."""
+    wide = device.wide
+    rate = wide.peak_flops_per_s * wide.matmul_share * device.coefficients.attention_share
+    return flops / (rate * (speed if device.is_fast else 1.0))

@@ -6,11 +6,12 @@ parallelism Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2. Elements ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
-from memadvisor.cost.layouts.kernels import Device, fused_attention_seconds, matmul_seconds, stream_seconds
+from memadvisor.cost.layouts.attention import attention_columns, attention_seconds
+from memadvisor.cost.layouts.kernels import Device, cast_seconds, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.operators import repeated_products
 from memadvisor.cost.layouts.saved import layer_tokens
@@ -19,12 +20,6 @@ from memadvisor.layout import Layout, TrainingStep
 
 # A backward reads what the forward read, and the gradient that comes in, and writes one of each operand.
 _BACKWARD_STREAM = 2.0
-# Bytes that pass of one score where attention is not fused: softmax and dropout, forward and backward (each reads and
-# writes two-byte scores, dropout a mask of one byte).
-_SCORES_FORWARD, _SCORES_FORWARD_DROPOUT = 4.0, 9.0
-_SCORES_BACKWARD, _SCORES_BACKWARD_DROPOUT = 6.0, 11.0
-
-
 # Of an element of the residual stream, what eager code moves besides: copies that make tensors contiguous, casts, and the
 # sums and norms of a layer in more kernels than two. From published steps of small models, whose products hide nothing.
 _EAGER_STREAM = 24.0
@@ -83,15 +78,6 @@ def _projections(model: Architecture) -> list[tuple[float, float]]:
     return [((model.n_heads + 2 * model.n_kv_heads) * model.head_dim, model.hidden)]
 
 
-def _attention_columns(model: Architecture) -> tuple[float, float]:
-    """Columns of queries (and keys, per query head) and of values over all heads."""
-    if model.latent is not None:
-        latent = model.latent
-        query = latent.nope_head_dim + latent.rope_head_dim
-        return model.n_heads * query, model.n_heads * latent.value_head_dim
-    return model.n_heads * model.head_dim, model.n_heads * model.head_dim
-
-
 def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Device, groups: Groups) -> Work:
     """One microbatch through layer `layer`, as the plan recomputes it."""
     layout, software = step.layout, step.software
@@ -102,16 +88,16 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         products = local_products(layout, _products(model, unsplit(step), layer, tokens)[0])
     matmul_s = sum(matmul_seconds(device, *shape) for shape in products)
     weight_s = matmul_s
-    core_forward_s, core_backward_s = _attention_cores(model, step, layer, device)
+    core_forward_s, core_backward_s = attention_seconds(model, step, layer, device)
     stream_s = stream_seconds(device, stream) + device.coefficients.kernel_s * len(products)
+    input_cast_s, gradient_cast_s = _casts(device, products)
     accumulate_s = stream_seconds(device, _layer_parameters(model, step, layer) * accumulate_bytes(step))
     forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
     far_s = software.far_call_s * (groups.tensor.nodes - 1)
     forward_calls_s, backward_calls_s = forward_calls_s + 4 * far_s, backward_calls_s + 4 * far_s
-    forward_gpu = matmul_s + core_forward_s + stream_s + forward_calls_s
-    backward_gpu = (
-        2 * matmul_s + core_backward_s + _BACKWARD_STREAM * stream_s + accumulate_s + backward_calls_s
-    )
+    forward_gpu = matmul_s + core_forward_s + stream_s + input_cast_s + forward_calls_s
+    backward_stream_s = _BACKWARD_STREAM * stream_s + gradient_cast_s + accumulate_s
+    backward_gpu = 2 * matmul_s + core_backward_s + backward_stream_s + backward_calls_s
     known = device.coefficients
     calls = (6 if model.has_cross_attention(layer) else 4) if tp > 1 else 0
     calls += (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
@@ -120,9 +106,15 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         call_s += software.pipelined_call_s * tp
     forward_host = known.host_forward_s + calls * call_s
     backward_host = known.host_backward_s + calls * call_s
-    forward_s = max(forward_gpu, forward_host)
+    # The host reads how many tokens each expert has, and cannot run ahead of the device.
+    waits = model.experts is not None and model.has_experts(layer)
+    forward_idle, backward_idle = (
+        host if waits else max(0.0, host - gpu)
+        for gpu, host in ((forward_gpu, forward_host), (backward_gpu, backward_host))
+    )
+    forward_s = forward_gpu + forward_idle
     recompute = recompute_seconds(model, step, layer, device, groups, forward_s)
-    backward_s = max(backward_gpu, backward_host) + recompute
+    backward_s = backward_gpu + backward_idle + recompute
     return Work(
         forward_s=forward_s,
         backward_s=backward_s,
@@ -130,10 +122,18 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         recompute_s=recompute,
         matmul_s=3 * matmul_s,
         attention_s=core_forward_s + core_backward_s,
-        stream_s=(1 + _BACKWARD_STREAM) * stream_s + accumulate_s,
+        stream_s=stream_s + input_cast_s + backward_stream_s,
         collective_s=forward_calls_s + backward_calls_s,
-        host_s=max(0.0, forward_host - forward_gpu) + max(0.0, backward_host - backward_gpu),
+        host_s=forward_idle + backward_idle,
     )
+
+
+def _casts(device: Device, products: Sequence[tuple[float, float, float, float]]) -> tuple[float, float]:
+    """Seconds of casting what comes into the products forward, and the gradients of their results backward. Weights are cast
+    once a step."""
+    inputs = sum(rows * depth * count for rows, _, depth, count in products)
+    results = sum(rows * columns * count for rows, columns, _, count in products)
+    return cast_seconds(device, inputs), cast_seconds(device, results)
 
 
 def recompute_seconds(
@@ -146,7 +146,7 @@ def recompute_seconds(
     if step.repeats_operators:
         return _repeated_seconds(model, step, layer, device, groups)
     if how == "selective" and not step.software.fused_attention:
-        return _attention_cores(model, step, layer, device)[0]
+        return attention_seconds(model, step, layer, device)[0]
     if how == "pointwise":
         return stream_seconds(device, _pointwise_bytes(model, step, layer, layer_tokens(model, step, layer)))
     return 0.0
@@ -175,7 +175,8 @@ def _repeated_seconds(
     stream_s = stream_seconds(device, _products(model, step, layer, tokens)[1])
     stream_s += device.coefficients.kernel_s * len(products)
     if not step.software.fused_attention:  # nothing of scores is kept
-        stream_s += _attention_cores(model, step, layer, device)[0]
+        stream_s += attention_seconds(model, step, layer, device)[0]
+    stream_s += _casts(device, products)[0]
     again_s = sum(matmul_seconds(device, *shape) for shape in products) + stream_s + calls_s
     return max(again_s, device.coefficients.host_forward_s)
 
@@ -188,7 +189,7 @@ def _products(
     tp = layout.tensor
     hidden = model.hidden
     spread = layout.stream_ranks
-    query, value = _attention_columns(model)
+    query, value = attention_columns(model)
     products = [(tokens, columns / tp, depth, 1.0) for columns, depth in _projections(model)]
     if model.latent is not None:
         ranks = (model.latent.q_rank or 0) + model.latent.kv_rank + model.latent.rope_head_dim
@@ -274,49 +275,6 @@ def accumulate_bytes(step: TrainingStep) -> float:
     return software.parameter_bytes + 2.0 * software.gradient_bytes
 
 
-def _attention_cores(
-    model: Architecture, step: TrainingStep, layer: int, device: Device
-) -> tuple[float, float]:
-    """Seconds of a layer's attention, and of its cross attention where it has one: forward and backward."""
-    crosses = model.has_cross_attention(layer)
-    length = step.length_of(is_decoder=crosses)
-    sees_half = model.causal and layer >= model.encoder_layers  # an encoder's tokens see all others
-    forward_s, backward_s = _attention_core(model, step, device, length, length, sees_half)
-    if crosses:
-        across = _attention_core(model, step, device, length, step.seq_len, sees_half=False)
-        forward_s, backward_s = forward_s + across[0], backward_s + across[1]
-    return forward_s, backward_s
-
-
-def _attention_core(
-    model: Architecture, step: TrainingStep, device: Device, length: int, seen: int, sees_half: bool
-) -> tuple[float, float]:
-    """Seconds of scores, softmax and their product with the values: forward and backward. `length` tokens of a sequence
-    look at `seen`."""
-    layout, software = step.layout, step.software
-    query, value = _attention_columns(model)
-    batch, tp = layout.micro_batch_size, layout.tensor
-    rows = length / layout.context
-    if software.fused_attention:
-        share = 0.5 if sees_half else 1.0
-        flops = 2.0 * batch * rows * seen * (query + value) / tp * share
-        forward = fused_attention_seconds(device, flops)
-        return forward, 2.5 * forward / device.coefficients.attention_backward_share
-    heads = model.n_heads / tp * batch
-    head = query / model.n_heads
-    products = matmul_seconds(device, rows, seen, head, heads) + matmul_seconds(
-        device, rows, head, seen, heads
-    )
-    scores = heads * rows * seen
-    dropout = model.reference_code.score_dropout if software.reference_code else software.dropout
-    forward_bytes = _SCORES_FORWARD_DROPOUT if dropout else _SCORES_FORWARD
-    backward_bytes = _SCORES_BACKWARD_DROPOUT if dropout else _SCORES_BACKWARD
-    return (
-        products + stream_seconds(device, scores * forward_bytes),
-        2 * products + stream_seconds(device, scores * backward_bytes),
-    )
-
-
 def _collectives(
     model: Architecture, step: TrainingStep, layer: int, tokens: float, groups: Groups, core_forward_s: float
 ) -> tuple[float, float]:
@@ -342,13 +300,13 @@ def _collectives(
             forward += max(0.0, passing - core_forward_s)
             backward += max(0.0, 2 * passing - 2.5 * core_forward_s)
         else:
-            query, value = _attention_columns(model)
+            query, value = attention_columns(model)
             exchanged = 2.0 * tokens * (query + value) / layout.tensor + keys
             forward += groups.context.exchange_seconds(exchanged)
             backward += groups.context.exchange_seconds(exchanged)
     if layout.expert > 1 and model.experts is not None and model.has_experts(layer):
         # The fullest rank receives, and sends back, most.
-        sent = activations * model.experts.experts_per_token * layout.expert_imbalance
-        forward += 2 * groups.expert.exchange_seconds(sent)
-        backward += 2 * groups.expert.exchange_seconds(sent)
+        sent = activations / layout.stream_ranks * layout.expert_imbalance
+        exchanges = 2 * groups.expert.dispatch_seconds(sent, model.experts.experts_per_token)
+        forward, backward = forward + exchanges, backward + exchanges
     return forward, backward

@@ -19,12 +19,15 @@ from memadvisor.hardware.cluster import Cluster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """`near`: its ranks in one node; `nodes`: how many it spans. Rates and latencies are those that it reaches."""
+    """`near`: its ranks in one node; `nodes`: how many it spans. Rates and latencies are those that it reaches. `bytes_per_s` is
+    a ring's; `own_bytes_per_s` what each rank has of the network by itself, infinite inside one node, where the other is it.
+    """
 
     size: int
     near: int
     nodes: int
     bytes_per_s: float
+    own_bytes_per_s: float
     ring_latency_s: float
     tree_latency_s: float
     tree_share: float
@@ -44,12 +47,25 @@ class Group:
         return seconds + messages * self.call_s
 
     def exchange_seconds(self, size_bytes: float, messages: float = 1) -> float:
-        """All-to-all of `size_bytes` that each rank holds, in `messages`. What leaves the node goes over its own share of
-        the network."""
+        """All-to-all of `size_bytes` that each rank holds, in `messages`. What leaves the node goes over the rank's own share
+        of the network, while the rest goes inside."""
         if self.size == 1 or size_bytes <= 0:
             return 0.0
-        each_s = self.ring_latency_s + self.call_s
-        return size_bytes * (self.size - 1) / self.size / self.bytes_per_s + messages * each_s
+        return self._exchange(size_bytes, size_bytes * (1 - self.near / self.size), messages)
+
+    def dispatch_seconds(self, size_bytes: float, copies: float) -> float:
+        """All-to-all of tokens of `size_bytes` in all to the ranks of `copies` experts each. What goes to several ranks of one
+        node travels there once, and is copied inside (DeepEP; DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.2): of experts
+        chosen evenly a token leaves for (nodes - 1) (1 - (1 - 1/nodes)^copies) nodes."""
+        if self.size == 1 or size_bytes <= 0:
+            return 0.0
+        others = (self.nodes - 1) * (1 - (1 - 1 / self.nodes) ** copies)
+        return self._exchange(size_bytes * copies, size_bytes * others, 1)
+
+    def _exchange(self, size_bytes: float, leaving_bytes: float, messages: float) -> float:
+        inside_s = size_bytes * (self.size - 1) / self.size / self.bytes_per_s
+        latency_s = messages * (self.ring_latency_s + self.call_s)
+        return max(leaving_bytes / self.own_bytes_per_s, inside_s) + latency_s
 
 
 def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficients) -> Group:
@@ -60,6 +76,7 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
             near=1,
             nodes=1,
             bytes_per_s=math.inf,
+            own_bytes_per_s=math.inf,
             ring_latency_s=0.0,
             tree_latency_s=0.0,
             tree_share=1.0,
@@ -68,7 +85,7 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
     near = min(size, max(1, cluster.per_node // stride))
     nodes = math.ceil(size / near)
     inside_s = across_s = 0.0
-    rate = math.inf
+    rate = own = math.inf
     if near > 1:
         if cluster.inside is None:
             raise UsageError(
@@ -82,12 +99,14 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
                 "the network between nodes is not known.", hint="give it with across=... or a cluster file."
             )
         across_s = cluster.across.alpha_s
-        rate = min(rate, near * cluster.across.bytes_per_s * coefficients.across_share)
+        own = cluster.across.bytes_per_s * coefficients.across_share
+        rate = min(rate, near * own)
     return Group(
         size=size,
         near=near,
         nodes=nodes,
         bytes_per_s=rate,
+        own_bytes_per_s=own,
         ring_latency_s=(nodes - 1) * across_s + (size - nodes) * inside_s,
         tree_latency_s=2 * (math.log2(near) * inside_s + math.ceil(math.log2(nodes)) * across_s),
         tree_share=coefficients.tree_share,

@@ -154,10 +154,14 @@ def stage_memory(
     count = stage_parameters(model, step, contents)
     sharded = count.sharded(layout)
     held, gradients, optimized = (sharded if layout.zero_stage >= stage else count.all for stage in (3, 2, 1))
+    gradient_size = software.gradient_bytes
+    if software.defers_reduction and layout.zero_stage == 3 and layout.num_microbatches > 1:
+        # FSDP sums what it has not reduced in the dtype of the reduction.
+        gradients, gradient_size = count.all, max(gradient_size, software.reduce_bytes)
     held += count.secondary(layout)
     parameter_bytes = 0.0 if layout.offload_parameters else held * software.parameter_bytes
     to_host = layout.offload_optimizer and layout.zero_stage >= 2 and software.offload_gradients
-    gradient_bytes = 0.0 if to_host else gradients * software.gradient_bytes
+    gradient_bytes = 0.0 if to_host else gradients * gradient_size
     optimizer_bytes = 0.0 if layout.offload_optimizer else optimized * software.optimizer_bytes
     activation_bytes = held_activation_bytes
     if layout.offload_activations:

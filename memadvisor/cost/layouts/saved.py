@@ -27,6 +27,8 @@ from memadvisor.layout import TrainingStep
 
 # Of one logit at the peak: the product in two bytes, its float32 copy, whose softmax is made beside it, and the gradient in two.
 LOGIT_BYTES = 12.0
+# Where one kernel makes the gradient of the logits in their place.
+_FUSED_LOGIT_BYTES = 2.0
 
 
 def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
@@ -203,12 +205,12 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     layout = step.layout
     tokens = step.decoded_tokens
     parts = 1 if layout.tensor_kind == "1d" else layout.tensor
+    norm_bytes, logit_bytes = 4.0, LOGIT_BYTES
     if step.software.autocast:
-        norm = 2.0 + (fp32_norm_bytes(model) if step.software.reference_code else 4.0)
-        return tokens * (norm * model.hidden / parts + LOGIT_BYTES * model.vocab / layout.tensor)
-    if step.software.reference_code:
-        code = model.reference_code
-        return tokens * (
-            code.norm_bytes * model.hidden / parts + code.logit_bytes * model.vocab / layout.tensor
-        )
-    return tokens * (4.0 * model.hidden / parts + LOGIT_BYTES * model.vocab / layout.tensor)
+        norm_bytes = 2.0 + (fp32_norm_bytes(model) if step.software.reference_code else 4.0)
+    elif step.software.reference_code:
+        norm_bytes, logit_bytes = model.reference_code.norm_bytes, model.reference_code.logit_bytes
+    if step.software.fused_loss:
+        logit_bytes = _FUSED_LOGIT_BYTES
+    ranks = layout.tensor if step.software.loss_parallel else 1
+    return tokens * (norm_bytes * model.hidden / parts + logit_bytes * model.vocab / ranks)

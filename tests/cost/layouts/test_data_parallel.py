@@ -11,7 +11,8 @@ from tests.planning.small_spaces import make_model
 
 def one_byte_a_second(size, stride):
     return Group(
-        size=size, near=1, nodes=size, bytes_per_s=1.0, ring_latency_s=0.0, tree_latency_s=0.0, tree_share=1.0,
+        size=size, near=1, nodes=size, bytes_per_s=1.0, own_bytes_per_s=1.0, ring_latency_s=0.0,
+        tree_latency_s=0.0, tree_share=1.0,
         call_s=0.0,
     )  # fmt: skip
 

@@ -1,0 +1,263 @@
+"""Published tables that nothing was fitted to (benchmarks/unseen/*.csv), and docs/accuracy-unseen.md from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from benchmarks.accuracy.scores import Errors, errors
+from benchmarks.accuracy.tables import Published
+from memadvisor.architectures.load import load_architecture
+from memadvisor.cost.layouts.estimate import StepEstimate
+
+_GIB, _MIB = 2.0**30, 2.0**20
+_WORST = 15
+# A row that is further off is named on the page.
+_FAR_TIME, _FAR_MEMORY = 0.25, 0.15
+_TOLD = (
+    "release", "model", "hidden", "gpu", "n_gpus", "precision", "dp", "tp", "pp", "cp", "vp", "ep", "seq_len",
+    "micro_batch_size", "recompute", "compile",
+)  # fmt: skip
+
+
+def _rate_per_gpu(table: pd.DataFrame) -> pd.Series:
+    """Tokens of a step over tokens a second of all accelerators; without a global batch a step is a microbatch of each."""
+    named = [name for name in ("global_batch_seqs", "global_batch_size") if name in table]
+    sequences = table[named[0]] if named else table.micro_batch_size * table.grad_accum * table.n_gpus
+    return sequences * table.seq_len / (table.tokens_per_s_per_gpu * table.n_gpus)
+
+
+def _rate(table: pd.DataFrame) -> pd.Series:
+    sequences = (
+        table.global_batch_seqs
+        if "global_batch_seqs" in table
+        else table.micro_batch_size * table.grad_accum * table.dp
+    )
+    return sequences * table.seq_len / table.tokens_per_s
+
+
+def _from_flops(table: pd.DataFrame) -> pd.Series:
+    """From published FLOP/s of the model's FLOPs, causal attention counted in full."""
+    found = []
+    for row in table.itertuples():
+        model = load_architecture(str(row.model))
+        per_token = 6.0 * (model.num_parameters() - model.embedding_parameters())
+        per_token += 12.0 * model.n_layers * model.n_heads * model.head_dim * row.seq_len
+        tokens = row.global_batch_seqs * row.seq_len
+        found.append(per_token * tokens / (row.bf16_tflops_per_gpu * 1e12 * row.n_gpus))
+    return pd.Series(found, index=table.index)
+
+
+def _seconds(table: pd.DataFrame) -> pd.Series:
+    return table.step_time_s
+
+
+def _allocated(estimate: StepEstimate) -> float:
+    return max(memory.allocated_bytes for memory in (estimate.first, estimate.last, estimate.worst))
+
+
+def _with_context(estimate: StepEstimate) -> float:
+    return estimate.worst.total_bytes
+
+
+UNSEEN = (
+    Published(
+        name="llm_foundry_h100",
+        source="MosaicML (github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md), its H100 tables",
+        note="FSDP of MPT 350M to 70B on 8 to 64 H100, sequence 512 to 65k, bf16 and FP8, of 2023. Its A100 tables, of other "
+        "models' shapes and other years, are among those that were fitted to.",
+        seconds=_rate,
+    ),
+    Published(
+        name="nemo_h100_fp8",
+        source="NVIDIA NeMo 24.07, performance summary (github.com/NVIDIA/NeMo, docs/source/performance)",
+        note="GPT-3, Llama 2 and 3, Nemotron on 8 to 512 H100 in FP8. Shapes of GPT-3 5B and 20B are NeMo's own recipes'; the "
+        "virtual stages of the last three rows (fine-tuning) are not given.",
+        seconds=_rate_per_gpu,
+    ),
+    Published(
+        name="megatron_bridge",
+        source="NVIDIA Megatron Bridge, performance summaries of 25.09, 25.11 and 26.02 (github.com/NVIDIA-NeMo/Megatron-Bridge, "
+        "docs/performance-summary-archive.md)",
+        note="Llama 3, DeepSeek-V3, GPT-OSS, Qwen3 on H100, B200, B300, GB200, GB300; bf16, FP8, MXFP8, NVFP4. What is recomputed "
+        "or in CUDA graphs is not given (none is taken); layers of sliding windows and of multi-token prediction are taken "
+        "as others.",
+        seconds=_rate_per_gpu,
+        group="gpu",
+    ),
+    Published(
+        name="automodel_h100",
+        source="NVIDIA NeMo AutoModel (github.com/NVIDIA-NeMo/Automodel, docs/performance-summary.md of October 2025)",
+        note="DeepSeek-V3, Kimi K2, Qwen3 30B-A3B on 8 to 1024 H100; FSDP with expert and pipeline parallelism. Rows without a "
+        "number of expert-parallel ranks are left out.",
+        seconds=_seconds,
+    ),
+    Published(
+        name="torchtitan",
+        source="torchtitan (github.com/pytorch/torchtitan, benchmarks/ and docs/performance.md, 2024 and 2025)",
+        note="Llama 2 and 3, 8B to 405B, on 8 to 512 accelerators. Its H100 are cards of 500 W with 96 GB at 2.4 TB/s, which the "
+        "catalogue has not: an H100 of 700 W is taken. Memory is the peak reserved, of all ranks.",
+        seconds=_rate_per_gpu,
+        num_bytes=lambda table: table.reserved_gib * _GIB,
+    ),
+    Published(
+        name="kempner_h200",
+        source="KempnerForge (github.com/KempnerInstitute/KempnerForge, benchmarks/, April to July 2026)",
+        note="Llamas of 7B to 175B on 1 to 360 H200, four to a node; FSDP2 and tensor parallelism. Memory is the peak allocated. "
+        "Which states are in 16 bits is not given: it follows from one accelerator's 80.7 GiB for 8.0e9 parameters.",
+        seconds=_rate,
+        num_bytes=lambda table: table.memory_gib * _GIB,
+        memory=_allocated,
+    ),
+    Published(
+        name="fms_fsdp",
+        source="IBM (github.com/foundation-model-stack/fms-fsdp, README of two dates)",
+        note="Llama 2 7B to 70B, FSDP and HSDP on 128 A100 (400 Gb/s a node) and 96 H100 (800 Gb/s a node). Recomputation of every "
+        "other layer is left out.",
+        seconds=_rate_per_gpu,
+    ),
+    Published(
+        name="bloom_a100",
+        source="BigScience (github.com/bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, February 2022)",
+        note="GPTs of 18B to 206B on 8 to 384 A100, Megatron-DeepSpeed with ZeRO stage 1. Second iterations of each run, days with "
+        "another PCIe and NUMA setting among them, and from some day on with CUDA_LAUNCH_BLOCKING=1. Memory is what nvidia-smi "
+        "said. Heads of the 14400 wide models are those of one of their runs.",
+        seconds=_seconds,
+        num_bytes=lambda table: table.nvidia_smi_gb * 1e9,
+        memory=_with_context,
+        group="tp",
+    ),
+    Published(
+        name="nanotron_1b_h100",
+        source="nanotron (huggingface.co/nanotron/old_bench, log_metrics.csv of runs of July 2024)",
+        note="One model on 8 to 64 H100; the median iteration, and no time where iterations differ by more than a tenth (network or "
+        "allocator). Memory is the peak reserved. The shape follows from the published FLOPs and states.",
+        seconds=lambda table: table.iteration_ms / 1e3,
+        num_bytes=lambda table: table.peak_reserved_mib * _MIB,
+    ),
+    Published(
+        name="llama3_405b_h100",
+        source="Grattafiori et al. 2024 (arXiv:2407.21783), table 4",
+        note="8,192 and 16,384 H100, sequence 8k and 128k; 16 M tokens a step. The chunks of a stage are not given: 8 are taken. "
+        "Times are derived from the published FLOP/s.",
+        seconds=_from_flops,
+    ),
+    Published(
+        name="hf_bert_v100",
+        source="Hugging Face transformers, perf_train_gpu_one.mdx of 2022 (github.com/huggingface/transformers)",
+        note="BERT large on one V100 under its Trainer, whose optimizer of the time was written out operator by operator. Memory is "
+        "what nvidia-smi said. The model has a classifier's head there, a language model's here.",
+        seconds=lambda table: table.micro_batch_size * table.grad_accum / table.samples_per_s,
+        num_bytes=lambda table: table.nvidia_smi_mib * _MIB,
+        memory=_with_context,
+        group="precision",
+    ),
+    Published(
+        name="tinyllama_a100",
+        source="TinyLlama (github.com/jzhang38/TinyLlama, README.md)",
+        note="1.1B on 16 A100 of 40 GB.",
+        seconds=_rate_per_gpu,
+    ),
+)
+
+
+def unseen_page(frames: Mapping[str, pd.DataFrame]) -> str:
+    """Markdown."""
+    parts = [
+        "# How far predictions are from tables that nothing was fitted to",
+        "",
+        "`python benchmarks/unseen.py --write docs/accuracy-unseen.md` writes this page from benchmarks/unseen/*.csv: published steps "
+        "of other models, machines and trainers than those of [accuracy.md](accuracy.md). No coefficient was fitted to them. "
+        "They were looked at: where they showed that something was missing (operands of 8 bits that are cast, attention that "
+        "stays in 16, the network's share, experts' exchanges between nodes), that was added to the model for all rows, from "
+        "its own source. So these are errors of a model that knows of these tables, and not of one that never saw them.",
+        "",
+        "Errors are as in accuracy.md. Each row is predicted by `memadvisor estimate --table` from its own columns.",
+        "",
+        "## Step time",
+        "",
+        *_table(frames, "s"),
+        "## Memory",
+        "",
+        *_table(frames, "bytes"),
+        "## By what they have in common",
+        "",
+        *_groups(frames),
+        "## Rows far off",
+        "",
+        f"The worst of those off by more than {_FAR_TIME:.0%} of time or {_FAR_MEMORY:.0%} of memory.".replace(
+            "%", " %"
+        ),
+        "",
+    ]
+    for published in UNSEEN:
+        parts += _far(published.name, frames[published.name])
+    parts += ["## Sources", ""]
+    parts += [f"- **{each.name}**: {each.source}. {each.note}" for each in UNSEEN]
+    return "\n".join(parts) + "\n"
+
+
+def _table(frames: Mapping[str, pd.DataFrame], unit: str) -> list[str]:
+    lines = ["| table | rows | MAPE | median | p90 | bias | Spearman |", "|---|---|---|---|---|---|---|"]
+    for published in UNSEEN:
+        frame = frames[published.name]
+        found = errors(frame[f"predicted_{unit}"], frame[f"measured_{unit}"])
+        if found.num_rows:
+            lines.append(_line(published.name, found))
+    whole = pd.concat(frames.values())
+    lines.append(_line("all rows", errors(whole[f"predicted_{unit}"], whole[f"measured_{unit}"])))
+    missing = {name: int(frame.error.notna().sum()) for name, frame in frames.items()}
+    refused = ", ".join(f"{count} of {name}" for name, count in missing.items() if count)
+    return [*lines, "", *([f"Rows without a prediction: {refused}.", ""] if refused and unit == "s" else [])]
+
+
+def _line(name: str, found: Errors) -> str:
+    spearman = "-" if found.spearman != found.spearman else f"{found.spearman:.3f}"
+    shares = (_percent(each) for each in (found.mape, found.median, found.p90))
+    return f"| {name} | {found.num_rows} | {' | '.join(shares)} | {found.bias * 100:+.1f} % | {spearman} |"
+
+
+def _groups(frames: Mapping[str, pd.DataFrame]) -> list[str]:
+    lines = ["| table | of | rows | time MAPE | bias | memory MAPE | bias |", "|---|---|---|---|---|---|---|"]
+    for published in UNSEEN:
+        for value, rows in frames[published.name].groupby(published.group, sort=True):
+            time, memory = (
+                errors(rows[f"predicted_{unit}"], rows[f"measured_{unit}"]) for unit in ("s", "bytes")
+            )
+            cells = " | ".join(
+                f"{_percent(each.mape)} | {each.bias * 100:+.1f} %" if each.num_rows else "- | -"
+                for each in (time, memory)
+            )
+            lines.append(f"| {published.name} | {published.group} {value} | {len(rows)} | {cells} |")
+    return [*lines, ""]
+
+
+def _far(name: str, frame: pd.DataFrame) -> list[str]:
+    time, memory = (frame[f"predicted_{unit}"] / frame[f"measured_{unit}"] - 1 for unit in ("s", "bytes"))
+    badness = pd.concat([time.abs() / _FAR_TIME, memory.abs() / _FAR_MEMORY], axis=1).max(axis=1)
+    worst = badness[badness > 1].sort_values(ascending=False).index[:_WORST]
+    if worst.empty:
+        return []
+    told = [column for column in _TOLD if column in frame and frame[column].astype(str).nunique() > 1]
+    lines = [
+        f"**{name}**, {int((badness > 1).sum())} of {len(frame)}",
+        "",
+        f"| {' | '.join(told)} | time | memory |",
+        f"|{'---|' * (len(told) + 2)}",
+    ]
+    for place in worst:
+        cells = [
+            "" if pd.isna(frame.at[place, column]) else _cell(frame.at[place, column]) for column in told
+        ]
+        offs = ["-" if pd.isna(off[place]) else f"{off[place] * 100:+.0f} %" for off in (time, memory)]
+        lines.append(f"| {' | '.join([*cells, *offs])} |")
+    return [*lines, ""]
+
+
+def _cell(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"

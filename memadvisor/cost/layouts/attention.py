@@ -1,0 +1,72 @@
+"""How long a layer's attention takes on one rank, its projections left out: scores, softmax and their product with the values."""
+
+from __future__ import annotations
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.kernels import (
+    Device,
+    fused_attention_seconds,
+    matmul_seconds,
+    stream_seconds,
+    unaligned_matmul_seconds,
+)
+from memadvisor.layout import TrainingStep
+
+# Bytes that pass of one score where attention is not fused: softmax and dropout, forward and backward (each reads and
+# writes two-byte scores, dropout a mask of one byte).
+_SCORES_FORWARD, _SCORES_FORWARD_DROPOUT = 4.0, 9.0
+_SCORES_BACKWARD, _SCORES_BACKWARD_DROPOUT = 6.0, 11.0
+# Two-byte elements of 16 bytes, which a head is a multiple of for tensor cores to take it.
+_ALIGNED = 8
+
+
+def attention_columns(model: Architecture) -> tuple[float, float]:
+    """Columns of queries (and keys, per query head) and of values over all heads."""
+    if model.latent is not None:
+        latent = model.latent
+        query = latent.nope_head_dim + latent.rope_head_dim
+        return model.n_heads * query, model.n_heads * latent.value_head_dim
+    return model.n_heads * model.head_dim, model.n_heads * model.head_dim
+
+
+def attention_seconds(
+    model: Architecture, step: TrainingStep, layer: int, device: Device
+) -> tuple[float, float]:
+    """Seconds of a layer's attention, and of its cross attention where it has one: forward and backward."""
+    crosses = model.has_cross_attention(layer)
+    length = step.length_of(is_decoder=crosses)
+    sees_half = model.causal and layer >= model.encoder_layers  # an encoder's tokens see all others
+    forward_s, backward_s = _attention_core(model, step, device, length, length, sees_half)
+    if crosses:
+        across = _attention_core(model, step, device, length, step.seq_len, sees_half=False)
+        forward_s, backward_s = forward_s + across[0], backward_s + across[1]
+    return forward_s, backward_s
+
+
+def _attention_core(
+    model: Architecture, step: TrainingStep, device: Device, length: int, seen: int, sees_half: bool
+) -> tuple[float, float]:
+    """Seconds of scores, softmax and their product with the values: forward and backward. `length` tokens of a sequence
+    look at `seen`."""
+    layout, software = step.layout, step.software
+    query, value = attention_columns(model)
+    batch, tp = layout.micro_batch_size, layout.tensor
+    rows = length / layout.context
+    if software.fused_attention:
+        pairs = batch * rows * seen * (0.5 if sees_half else 1.0)
+        flops = 2.0 * pairs * (query + value) / tp
+        forward = fused_attention_seconds(device, flops, software.attention_speed)
+        share = software.attention_backward_share or device.coefficients.attention_backward_share
+        return forward, 2.5 * forward / share
+    heads = model.n_heads / tp * batch
+    head = query / model.n_heads
+    product = matmul_seconds if head % _ALIGNED == 0 else unaligned_matmul_seconds
+    products = product(device.wide, rows, seen, head, heads) + product(device.wide, rows, head, seen, heads)
+    scores = heads * rows * seen
+    dropout = model.reference_code.score_dropout if software.reference_code else software.dropout
+    forward_bytes = _SCORES_FORWARD_DROPOUT if dropout else _SCORES_FORWARD
+    backward_bytes = _SCORES_BACKWARD_DROPOUT if dropout else _SCORES_BACKWARD
+    return (
+        products + stream_seconds(device, scores * forward_bytes),
+        2 * products + stream_seconds(device, scores * backward_bytes),
+    )
