@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from memadvisor.coded_states import TABLES_BYTES, coded_bytes
 from memadvisor.engines.late import LateTensor
-from tests.engines.test_state_offload import Highest
+from tests.engines.allocator import open_account
 from tests.engines.trainings import Model, applied, make_optimizer, make_plan
 
 CODED = make_plan(1, optimizer_bits=8)
@@ -116,9 +116,10 @@ def test_what_is_saved_is_plain_and_goes_on_as_it_was():
 
 def resting_bytes(plan):
     """Of torch's CPU allocator between two steps, above what is there before the model."""
-    account, found = Highest().account, []
-    before = account.allocated_bytes()
-    train("adamw", plan, steps=3, each_step=lambda m, o, s: found.append(account.allocated_bytes()))
+    found = []
+    with open_account() as account:
+        before = account.allocated_bytes()
+        train("adamw", plan, steps=3, each_step=lambda m, o, s: found.append(account.allocated_bytes()))
     return found[-1] - before
 
 

@@ -12,14 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.engines.disk import DiskFile
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.thread_lane import ThreadLane
 from memadvisor.engines.tiers import HostTier, PinnedMemory, StagedDiskTier
 from memadvisor.errors import PlanError
+from tests.engines.allocator import Highest, open_account
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import Model, Training, applied, make_optimizer, make_plan
 from tests.engines.trainings import train as train_ddp
@@ -306,31 +305,18 @@ def test_ranks_put_their_own_pieces_away():
             assert losses != plain and losses == pytest.approx(plain, rel=2e-3), zero
 
 
-class Highest(TorchDispatchMode):
-    """The highest total of torch's CPU allocator behind any operator."""
-
-    def __init__(self):
-        super().__init__()
-        self.account, self.size_bytes = open_cpu_account([]), 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.size_bytes = max(self.size_bytes, self.account.allocated_bytes())
-        return result
-
-
 def peak_bytes(plan):
     """Above what is there before the model, from the first step on; and the optimizer's state."""
     torch.manual_seed(0)
-    highest = Highest()
-    before = highest.account.allocated_bytes()
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
-    optimizer = torch.optim.AdamW(model.parameters())
-    with contextlib.nullcontext() if plan is None else applied(plan), highest:
-        for _ in range(3):
-            model(torch.ones(1024, 256)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    with open_account() as account:
+        highest, before = Highest(account), account.allocated_bytes()
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with contextlib.nullcontext() if plan is None else applied(plan), highest:
+            for _ in range(3):
+                model(torch.ones(1024, 256)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
     state = sum(v.nbytes for s in optimizer.state.values() for v in s.values())
     return highest.size_bytes - before, state
 
