@@ -39,7 +39,7 @@ class ModelStates:
     Theory (ZeRO, arXiv:1910.02054, section 3): each parameter element has its dtype's bytes as parameter
     and as gradient, and one element of each optimizer component (16 bytes for Adam in float32: 4 + 4 + 8;
     also 16 in classic mixed precision: 2 + 2 + 12). Of a unit at stage s on n ranks a rank holds 1/n of the
-    optimizer state from s = 1, of the gradients from s = 2, of the parameters at s = 3. Optimizer state that a plan
+    optimizer state from s = 1, of the gradients from s = 2, of the parameters at s = 3. What a plan
     keeps on another tier is none of the device's; what a plan keeps in 8 bits is its codes and scales.
     `padding_bytes` is measured minus expected: alignment, step counters, and whatever theory does not know.
     """
@@ -106,9 +106,10 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
             measured[storage.category] += storage.size_bytes
     num_ranks = _num_sharing(rank, plan)
     stages = _zero_stages(rank, plan)
+    paged = _paged(rank, plan)
     components = (
-        *_parameters(rank, stages, num_ranks),
-        *_gradients(rank, stages, num_ranks),
+        *_parameters(rank, stages, num_ranks, paged),
+        *_gradients(rank, stages, num_ranks, paged),
         *_optimizer_states(rank, stages, num_ranks, _states_away(rank, plan), _coded(rank, plan)),
     )
     expected = {kind: sum(c.expected_bytes for c in components if c.kind == kind) for kind in measured}
@@ -155,10 +156,17 @@ def _num_sharing(rank: RankRun, plan: Plan | None) -> int:
 def _zero_stages(rank: RankRun, plan: Plan | None) -> dict[str, int]:
     """ZeRO stage by unit; without a plan 3 for what the script itself shards by FSDP2, and 0 for the rest."""
     if rank.process.world_size == 1:
-        return {unit.name: 0 for unit in rank.units}
+        units = () if plan is None else resolve_units(plan, rank.units)
+        return {unit.name: 0 for unit in rank.units} | {unit.name: unit.stage_on(1) for unit in units}
     if plan is None:
         return {unit.name: 0 if unit.shard_group is None else 3 for unit in rank.units}
     return {unit.name: unit.zero_stage for unit in resolve_units(plan, rank.units)}
+
+
+def _paged(rank: RankRun, plan: Plan | None) -> frozenset[str]:
+    """Units whose parameters and gradients are elsewhere between their uses."""
+    units = () if plan is None else resolve_units(plan, rank.units)
+    return frozenset(unit.name for unit in units if unit.parameter_tier != "device")
 
 
 def _states_away(rank: RankRun, plan: Plan | None) -> frozenset[str]:
@@ -204,13 +212,18 @@ class _Share:
         return self._whole_bytes - (-self._shared_bytes // self._num_ranks)
 
 
-def _parameters(rank: RankRun, stages: dict[str, int], num_ranks: int) -> list[StateComponent]:
-    own = _own_parameters(rank)
+def _parameters(
+    rank: RankRun, stages: dict[str, int], num_ranks: int, paged: frozenset[str]
+) -> list[StateComponent]:
+    own = [parameter for parameter in _own_parameters(rank) if parameter.unit not in paged]
     return _one_per_dtype("parameter", own, stages, num_ranks, sharded_from=3)
 
 
-def _gradients(rank: RankRun, stages: dict[str, int], num_ranks: int) -> list[StateComponent]:
-    trainable = [parameter for parameter in _own_parameters(rank) if parameter.requires_grad]
+def _gradients(
+    rank: RankRun, stages: dict[str, int], num_ranks: int, paged: frozenset[str]
+) -> list[StateComponent]:
+    own = (parameter for parameter in _own_parameters(rank) if parameter.unit not in paged)
+    trainable = [parameter for parameter in own if parameter.requires_grad]
     return _one_per_dtype("gradient", trainable, stages, num_ranks, sharded_from=2)
 
 

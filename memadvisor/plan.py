@@ -33,6 +33,8 @@ class UnitPlan:
     never among them.
     `activation_tier`: where what autograd keeps of the unit is between its forward and its backward: "device", "host" (of
     a GPU) or "disk". What a recomputed unit keeps, its input, stays.
+    `parameter_tier`: where the unit's parameters and gradients lie between their uses: "device", "host" (of a GPU) or
+    "disk". For one rank alone; the unit is of stage 3, and its optimizer state on the same tier.
     `activation_bits`: 8, 4 or 2: what autograd keeps of the unit is rounded to so many bits an element until its backward
     (lossy; activation_bits.py). None: as it is.
     """
@@ -46,6 +48,11 @@ class UnitPlan:
     activation_tier: str = "device"
     optimizer_bits: int | None = None
     activation_bits: int | None = None
+    parameter_tier: str = "device"
+
+    def stage_on(self, num_ranks: int) -> int:
+        """The ZeRO stage that it has in effect: none on one rank, unless what it would share lies elsewhere."""
+        return self.zero_stage if num_ranks > 1 or self.parameter_tier != "device" else 0
 
     @property
     def is_kept(self) -> bool:
@@ -55,7 +62,11 @@ class UnitPlan:
     @property
     def elsewhere(self) -> str:
         """What is not on the device as it is between its uses, in words; nothing where all is."""
-        tiers = {"optimizer state": self.optimizer_tier, "activations": self.activation_tier}
+        tiers = {
+            "parameters and gradients": self.parameter_tier,
+            "optimizer state": self.optimizer_tier,
+            "activations": self.activation_tier,
+        }
         coded = [f"optimizer state in {self.optimizer_bits} bits"] if self.optimizer_bits is not None else []
         away = [f"{what} on {tier}" for what, tier in tiers.items() if tier != "device"]
         rounded = [f"activations in {self.activation_bits} bits"] if self.activation_bits is not None else []
@@ -104,7 +115,7 @@ class Plan:
     `algorithms`: how collectives go; empty, as is usual on the backend.
     `stretches`: first and last names of runs of units of which only the first one's input is kept, and whose forwards
     run again, as one, before the last one's backward; they nest, and a unit's own `recompute` is the innermost.
-    `optimizer_tier` and `optimizer_bits`: those of a plan made by hand, for all units.
+    `optimizer_tier`, `parameter_tier` and `optimizer_bits`: those of a plan made by hand, for all units.
     `activation_tier` and `activation_units` are of a plan made by hand: which units keep nothing on the device, by name
     or shell pattern; all blocks where there is none. `activation_bits` and `compressed_units` likewise: which units'
     activations are rounded.
@@ -139,6 +150,7 @@ class Plan:
     compressed_units: tuple[str, ...] = ()
     disk_directory: str | None = None
     optimizer_bits: int | None = None
+    parameter_tier: str = "device"
 
     @property
     def group_ranks(self) -> int:
@@ -149,6 +161,11 @@ class Plan:
     def optimizer_tiers(self) -> set[str]:
         """Where the optimizer's state of any unit lies."""
         return {self.optimizer_tier, *(unit.optimizer_tier for unit in self.units)}
+
+    @property
+    def parameter_tiers(self) -> set[str]:
+        """Where parameters and gradients of any unit lie."""
+        return {self.parameter_tier, *(unit.parameter_tier for unit in self.units)}
 
     @property
     def activation_tiers(self) -> set[str]:
@@ -164,6 +181,7 @@ class Plan:
             recompute=False,
             optimizer_tier=self.optimizer_tier,
             activation_tier=self.activation_tier,
+            parameter_tier=self.parameter_tier,
             optimizer_bits=self.optimizer_bits,
             activation_bits=self.activation_bits,
         ).elsewhere

@@ -9,7 +9,7 @@ from memadvisor.coded_states import check_optimizer_bits
 from memadvisor.compression import check_compression
 from memadvisor.errors import PlanError
 from memadvisor.executors import check_executor
-from memadvisor.plan import TIERS, Plan
+from memadvisor.plan import TIERS, Plan, UnitPlan
 from memadvisor.precision import check_precision
 from memadvisor.stretches import check_stretches
 
@@ -75,6 +75,7 @@ def check_plan(plan: Plan, source: str) -> None:
             hint="it needs several ranks and stage 2 or 3.",
         )
     _check_optimizer_tiers(plan, source)
+    _check_parameter_tiers(plan, source)
     check_optimizer_bits(
         plan.optimizer_codes,
         {
@@ -96,6 +97,42 @@ def _check_optimizer_tiers(plan: Plan, source: str) -> None:
         raise PlanError(
             f"{source} updates in the backward, and keeps optimizer state on the {min(tiers - {'device'})}.",
             hint="leave one of them out: state is fetched in the optimizer step.",
+        )
+
+
+def _check_parameter_tiers(plan: Plan, source: str) -> None:
+    tiers = plan.parameter_tiers
+    if not tiers <= set(TIERS):
+        raise PlanError(
+            f"{source} has parameters on {min(tiers - set(TIERS))!r}.", hint=f"tiers are {', '.join(TIERS)}."
+        )
+    away = [unit for unit in plan.units if unit.parameter_tier != "device"]
+    if plan.parameter_tier != "device":
+        away.append(
+            UnitPlan(
+                name="",
+                zero_stage=plan.zero_stage,
+                recompute=False,
+                optimizer_tier=plan.optimizer_tier,
+                parameter_tier=plan.parameter_tier,
+            )
+        )
+    if not away:
+        return
+    where = f"{source} has parameters{f' of {away[0].name!r}' if away[0].name else ''} on the {away[0].parameter_tier}"
+    if plan.num_ranks > 1:
+        raise PlanError(
+            f"{where}, and is for {plan.num_ranks} ranks.", hint="ranks share them by ZeRO stage 3 alone."
+        )
+    if any(unit.zero_stage != 3 for unit in away):
+        raise PlanError(f"{where}, and is not of ZeRO stage 3 there.", hint="give such units zero_stage 3.")
+    if any(unit.optimizer_tier != unit.parameter_tier for unit in away):
+        raise PlanError(
+            f"{where}, and optimizer state elsewhere.", hint="give such units the same optimizer_tier."
+        )
+    if plan.stretches:
+        raise PlanError(
+            f"{where}, and stretches of units that run again as one.", hint="recompute units by themselves."
         )
 
 
@@ -157,6 +194,7 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "compressed messages": plan.compression.is_lossy,
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,
         "updates in the backward": plan.update_in_backward,
+        "parameters on host or disk": plan.parameter_tiers != {"device"},
         "optimizer state on host or disk": plan.optimizer_tiers != {"device"},
         "optimizer state in 8 bits": bool(plan.optimizer_codes),
         "offloaded activations": plan.activation_tiers != {"device"},

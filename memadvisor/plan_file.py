@@ -89,6 +89,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             compressed_units=tuple(_typed(name, str) for name in value.get("compressed_units", ())),
             disk_directory=_typed(value.get("disk_directory"), str, optional=True),
             optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
+            parameter_tier=_typed(value.get("parameter_tier", "device"), str),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -141,6 +142,7 @@ def _unit_from_json(value: Any) -> UnitPlan:
         activation_tier=_typed(value.get("activation_tier", "device"), str),
         optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
         activation_bits=_typed(value.get("activation_bits"), int, optional=True),
+        parameter_tier=_typed(value.get("parameter_tier", "device"), str),
     )
 
 

@@ -51,6 +51,7 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
                 zero_stage=plan.zero_stage,
                 recompute=unit.name in recomputed,
                 optimizer_tier=plan.optimizer_tier,
+                parameter_tier=plan.parameter_tier,
                 optimizer_bits=plan.optimizer_bits,
                 kept=SELECTIVE if plan.policy == "selective" and unit.name in recomputed else (),
                 activation_tier=plan.activation_tier if unit.name in offloaded else "device",

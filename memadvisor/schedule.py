@@ -45,7 +45,9 @@ class ActionKind(StrEnum):
     before the backward of the last one). update: step the optimizer on what this rank holds; after a
     backward that is the last one of a step, and frees the gradient shard. prefetch: bring what lies on the lane's
     tier into memory; before the optimizer that is the unit's optimizer state, before its backward what autograd keeps
-    of it. offload: write it there, and free it. Both, of optimizer state and on the compute lane: decode and code it.
+    of it. offload: write it there, and free it. A gather on the lane of a tier reads parameters that lie there, and a
+    reduce on it puts the gradient there; the prefetch and the offload around such a unit's update take both along with
+    the state. Both, of optimizer state and on the compute lane: decode and code it.
     """
 
     GATHER = "gather"
@@ -173,6 +175,11 @@ class Schedule:
         }
 
     @property
+    def paged(self) -> dict[str, Lane]:
+        """Units whose parameters and gradients lie on the tier of a lane between their uses."""
+        return {u.name: Lane(u.parameter_tier) for u in self.units if u.parameter_tier != "device"}
+
+    @property
     def activation_bits(self) -> dict[str, int]:
         """What activations of units are rounded to, by unit that does so."""
         return {unit.name: unit.activation_bits for unit in self.units if unit.activation_bits is not None}
@@ -204,21 +211,38 @@ class ScheduleBuilder:
     def __init__(self) -> None:
         self._actions: dict[Boundary, list[Action]] = {}
 
-    def gather(self, point: Point, unit: str, gathered: str, *, overlaps: bool = False) -> None:
+    def gather(
+        self,
+        point: Point,
+        unit: str,
+        gathered: str,
+        *,
+        overlaps: bool = False,
+        lane: Lane = Lane.COLLECTIVE,
+    ) -> None:
         action = Action(
-            kind=ActionKind.GATHER, unit=gathered, lane=Lane.COLLECTIVE, overlaps=overlaps, ranks=Ranks.INSIDE
+            kind=ActionKind.GATHER, unit=gathered, lane=lane, overlaps=overlaps, ranks=Ranks.INSIDE
         )
         self._add(point, unit, action)
 
     def release(self, point: Point, unit: str, released: str) -> None:
         self._add(point, unit, Action(kind=ActionKind.RELEASE, unit=released, lane=Lane.COMPUTE))
 
-    def reduce(self, point: Point, unit: str, reduced: str, *, ranks: Ranks, overlaps: bool) -> None:
+    def reduce(
+        self,
+        point: Point,
+        unit: str,
+        reduced: str,
+        *,
+        ranks: Ranks,
+        overlaps: bool,
+        lane: Lane = Lane.COLLECTIVE,
+    ) -> None:
         """Inside a group of ranks to shards, among all or across groups to the whole."""
         action = Action(
             kind=ActionKind.REDUCE,
             unit=reduced,
-            lane=Lane.COLLECTIVE,
+            lane=lane,
             shard=ranks is Ranks.INSIDE,
             overlaps=overlaps,
             ranks=ranks,

@@ -38,6 +38,9 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
       that the two buffers are not both as large as the largest.
     - Units with `optimizer_bits` are updated one after another too, each decoded before and coded after its update. That
       is done by what computes, so nothing of it runs beside the updates.
+    - A unit with a `parameter_tier`, on one rank, is one of stage 3 whose gathers are reads from that tier and whose
+      reduction is a write to it. Its update takes parameters and gradient along with its state, so it too is one of
+      those that are updated one after another.
     - What autograd keeps of a unit whose `activation_tier` is not the device begins to leave after its forward, under
       that of the next unit in order of execution, after which it is waited for, and its memory free; and begins to
       come back before the backward of that next unit, under it. So of all that is offloaded, at most what two units keep
@@ -51,15 +54,25 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     trainable = {unit.name for unit in units if unit.trainable_bytes > 0}
     shared = {unit.name for unit in units if unit.is_shared}
     following, preceding = _neighbours(plan, chosen)
+    lanes = {unit.name: _lane_of_gathers(unit) for unit in chosen}
     builder = ScheduleBuilder()
     for unit in chosen:
-        name, stage = unit.name, unit.zero_stage if plan.num_ranks > 1 else 0
+        name, stage = unit.name, unit.stage_on(plan.num_ranks)
         if stage == 3:
-            _gathers(builder, unit, following[name], preceding[name], is_shared=name in shared)
+            _gathers(builder, unit, following[name], preceding[name], lanes, is_shared=name in shared)
         _recomputations(builder, plan, unit)
         if name in trainable:
             if plan.num_ranks > 1:
                 _reductions(builder, plan, name, stage)
+            elif stage == 3:
+                builder.reduce(
+                    Point.AFTER_BACKWARD,
+                    name,
+                    name,
+                    ranks=Ranks.INSIDE,
+                    overlaps=plan.overlap,
+                    lane=Lane(unit.parameter_tier),
+                )
             _updates(builder, plan, unit, stage, is_shared=name in shared)
     sizes = {unit.name: unit.trainable_bytes for unit in units}
     away = [unit for unit in chosen if unit.optimizer_tier != "device" and unit.name in trainable]
@@ -112,11 +125,16 @@ def _units_in_order(plan: Plan, chosen: Sequence[UnitPlan]) -> list[UnitPlan]:
     return sorted(inner, key=lambda unit: place.get(unit.name, 0)) if set(names) <= set(place) else inner
 
 
+def _lane_of_gathers(unit: UnitPlan) -> Lane:
+    return Lane.COLLECTIVE if unit.parameter_tier == "device" else Lane(unit.parameter_tier)
+
+
 def _gathers(
     builder: ScheduleBuilder,
     unit: UnitPlan,
     following: Sequence[str],
     preceding: Sequence[str],
+    lanes: Mapping[str, Lane],
     *,
     is_shared: bool,
 ) -> None:
@@ -125,9 +143,9 @@ def _gathers(
         (Point.BEFORE_FORWARD, Point.AFTER_FORWARD, following),
         (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD, preceding),
     ):
-        builder.gather(before, name, name)
+        builder.gather(before, name, name, lane=lanes[name])
         for other in ahead:
-            builder.gather(before, name, other, overlaps=True)
+            builder.gather(before, name, other, overlaps=True, lane=lanes[other])
         if after is Point.AFTER_BACKWARD or (unit.reshard and not is_shared):
             builder.release(after, name, name)
 
@@ -170,7 +188,7 @@ def _neighbours(plan: Plan, chosen: Sequence[UnitPlan]) -> tuple[dict[str, list[
     The order is the plan's, which is that of execution, where it names all of them.
     """
     order = {unit.name: position for position, unit in enumerate(plan.units)}
-    sharded = [unit.name for unit in chosen if unit.zero_stage == 3 and plan.num_ranks > 1]
+    sharded = [unit.name for unit in chosen if unit.stage_on(plan.num_ranks) == 3]
     if all(name in order for name in sharded):
         sharded.sort(key=lambda name: order[name])
     depth, backwards = plan.gather_depth, sharded[::-1]

@@ -155,6 +155,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--all-reduce-top",
         "--all-reduce-rank",
         "--offload-optimizer",
+        "--offload-parameters",
         "--optimizer-bits",
         "--offload-activations",
         "--offload-units",

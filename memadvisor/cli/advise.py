@@ -157,6 +157,7 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
         "recompute": list(plan.recomputed_units),
         "stretches": [list(stretch) for stretch in plan.stretches],
         "offload": {
+            "parameters": {u.name: u.parameter_tier for u in plan.units if u.parameter_tier != "device"},
             "optimizer_state": {u.name: u.optimizer_tier for u in plan.units if u.optimizer_tier != "device"},
             "activations": {u.name: u.activation_tier for u in plan.units if u.activation_tier != "device"},
         },

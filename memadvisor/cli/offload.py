@@ -10,7 +10,7 @@ from typing import Any
 from memadvisor.errors import UsageError
 from memadvisor.plan import Plan
 
-FLAGS = ("offload_optimizer", "offload_activations", "offload_units")
+FLAGS = ("offload_optimizer", "offload_parameters", "offload_activations", "offload_units")
 
 
 def add_offload_options(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,11 @@ def add_offload_options(parser: argparse.ArgumentParser) -> None:
         "--offload-optimizer",
         choices=("host", "disk"),
         help="where the optimizer's state lies between updates: a GPU's host memory, or a file without a name in the run's directory",
+    )
+    parser.add_argument(
+        "--offload-parameters",
+        choices=("host", "disk"),
+        help="on one rank: where parameters, gradients and the optimizer's state lie between their uses",
     )
     parser.add_argument(
         "--offload-activations",
@@ -35,7 +40,9 @@ def add_offload_options(parser: argparse.ArgumentParser) -> None:
 def offload_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fields of a plan made by hand. Raises UsageError."""
     value, names = arguments.offload_activations, arguments.offload_units
-    fields = {"optimizer_tier": arguments.offload_optimizer or "device"}
+    parameters = arguments.offload_parameters or "device"
+    states = arguments.offload_optimizer or parameters
+    fields = {"optimizer_tier": states, "parameter_tier": parameters}
     if value is None:
         if names is not None:
             raise UsageError("--offload-units needs --offload-activations.", hint="say where: host or disk.")
@@ -60,6 +67,9 @@ def unit_names(value: str | None) -> tuple[str, ...]:
 
 def with_disk_directory(plan: Plan, directory: Path) -> Plan:
     """Where a plan names no directory for the disk tier, the run's own: the user has chosen its disk."""
-    if "disk" not in plan.optimizer_tiers | plan.activation_tiers or plan.disk_directory is not None:
+    if (
+        "disk" not in plan.optimizer_tiers | plan.activation_tiers | plan.parameter_tiers
+        or plan.disk_directory is not None
+    ):
         return plan
     return replace(plan, disk_directory=str(directory.resolve()))

@@ -84,7 +84,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         raise UsageError("There is no plan to apply.", hint="give --plan FILE, or --zero and --policy.")
     plan = Plan(
         num_ranks=arguments.nproc or rank_identity().world_size,
-        zero_stage=arguments.zero or 0,
+        zero_stage=_stage(arguments),
         policy=arguments.policy or "none",
         why="made by hand",
         overlap=True,
@@ -98,6 +98,12 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     )
     check_plan(plan, "This run")
     return plan
+
+
+def _stage(arguments: argparse.Namespace) -> int:
+    if arguments.zero is None and arguments.offload_parameters is not None:
+        return 3  # what units lie elsewhere by
+    return int(arguments.zero or 0)
 
 
 def _check_ranks(plan: Plan, arguments: argparse.Namespace) -> None:

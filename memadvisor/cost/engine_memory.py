@@ -18,6 +18,8 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded;
 - an optimizer that needs whole parameters keeps all of a parameter's state on one rank, which has beside it, while
   the optimizer steps, its own parameters' gradients (stages 2 and 3) and values (3). The rank with most is meant;
+- parameters and gradients of a unit that lie on another tier, on one rank, are there as with stage 3 while they are used,
+  and while the optimizer steps in two pairs of buffers;
 - optimizer state that lies on another tier is in two buffers while the optimizer steps, and else not there; that of
   units in codes is in codes, and one after another in one buffer while the optimizer steps.
 
@@ -36,12 +38,13 @@ from memadvisor.coded_states import TABLES_BYTES
 from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
 from memadvisor.cost.coded_memory import coded_memory
-from memadvisor.cost.flats import flat_bytes, own_dtype
+from memadvisor.cost.flats import flat_sizes, own_dtype
 from memadvisor.cost.owners import Owned, largest_share
-from memadvisor.cost.packing import Packing, packing_of
+from memadvisor.cost.packing import packing_of
 from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
+from memadvisor.cost.update_shares import largest_piece_share, updated_share
 from memadvisor.precision import bytes_in
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
 
@@ -64,31 +67,21 @@ class EngineMemory:
     def __init__(self, step: CapturedStep, schedule: Schedule) -> None:
         self.step = step
         self.num_ranks = schedule.shard_ranks  # that share what is sharded
-        self.stages = {u.name: u.zero_stage if self.num_ranks > 1 else 0 for u in schedule.units}
+        self.stages = {u.name: u.stage_on(self.num_ranks) for u in schedule.units}
+        self._paged = schedule.paged  # units whose parameters and gradients lie elsewhere too
         # One rank, recorded as one rank: nothing of ours touches the states, so they are replayed.
         self._away = schedule.offloaded_states  # units whose optimizer state is fetched for their update
-        self.replays = self.num_ranks == step.world_size == step.repeats == 1 and not self._away
+        elsewhere = bool(self._away or self._paged)
+        self.replays = self.num_ranks == step.world_size == step.repeats == 1 and not elsewhere
         if schedule.precision != step.precision:
             raise AssertionError("a step is played in the precision that it was cut for")
         self._precision = precision = schedule.precision
-        self._flat_bytes: dict[str, int] = {}
-        self._full_bytes: dict[str, int] = {}  # the same, as gathers make them
-        self._trainable_flat_bytes: dict[str, int] = {}
-        self._buffer_bytes: dict[str, int] = {}
-        self._packed: dict[str, Packing] = {}
-        for name, stage in self.stages.items():
-            states, ranks = self._states(name), self.num_ranks
-            casts = precision.of_parameter if stage == 3 else own_dtype
-            sums = precision.of_reduction if stage >= 2 else own_dtype
-            self._full_bytes[name] = flat_bytes(states, ranks, frozen=stage == 3, dtype_of=casts)
-            masters = precision.of_optimizer if stage == 3 else own_dtype
-            own_bytes = flat_bytes(states, ranks, frozen=False)
-            self._trainable_flat_bytes[name] = flat_bytes(states, ranks, frozen=False, dtype_of=masters)
-            frozen_bytes = flat_bytes(states, ranks, frozen=stage == 3) - own_bytes
-            self._flat_bytes[name] = self._trainable_flat_bytes[name] + frozen_bytes
-            self._buffer_bytes[name] = flat_bytes(states, ranks, frozen=False, dtype_of=sums)
-            if schedule.compression != UNCOMPRESSED:
-                self._packed[name] = packing_of(states, stage, ranks, schedule)
+        ranks = self.num_ranks
+        self._sizes = {n: flat_sizes(self._states(n), s, ranks, precision) for n, s in self.stages.items()}
+        packed = self.stages.items() if schedule.compression != UNCOMPRESSED else ()
+        self._packed = {
+            name: packing_of(self._states(name), stage, ranks, schedule) for name, stage in packed
+        }
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
@@ -98,8 +91,9 @@ class EngineMemory:
             if lane is Lane.COMPUTE
         }
         self._codes = coded_memory(coded, step.device)  # of units whose state is in codes between updates
-        self._fetched = FetchedStates(self._away, self.state_bytes)
-        self.gathered = Present(self._full_bytes.__getitem__)
+        paged = {name: self._sizes[name].trainable_bytes for name in self._paged}
+        self._fetched = FetchedStates(self._away, self.state_bytes, paged)
+        self.gathered = Present(lambda name: self._sizes[name].full_bytes)
         self._buffers = Present(self._gradient_bytes)  # units whose whole gradients are there
         self._shards = Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
@@ -108,10 +102,8 @@ class EngineMemory:
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
         self._early = schedule.updated_in_backward
         if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
-            for name, stage in self.stages.items():  # those of the step before
-                if name in self._early:
-                    continue
-                (self._shards if stage >= 2 else self._buffers).add(name)
+            for name in [name for name in self.stages if name not in self._early]:  # those of the step before
+                (self._shards if self.stages[name] >= 2 else self._buffers).add(name)
         resting = Counter(step.constant_state_bytes)
         resting["parameter"] += sum(self._resting_parameter_bytes(name) for name in self.stages)
         resting["communication"] += sum(packed.residual_bytes for packed in self._packed.values())
@@ -130,7 +122,8 @@ class EngineMemory:
         held["communication"] += self._unpacking.total_bytes + self._meaning.total_bytes
         for (category, _), size_bytes in self._lent_to_step().items():
             held[category] += size_bytes
-        held["optimizer_state"] += sum(self._fetched.items().values())
+        for (category, _), size_bytes in self._fetched.items().items():
+            held[category] += size_bytes
         return held
 
     def state_bytes(self, name: str) -> int:
@@ -139,6 +132,11 @@ class EngineMemory:
             return self._codes[name].decoded_bytes
         optimizer_bytes = math.ceil(self._states(name).optimizer_bytes * self._widening(name))
         return -(-optimizer_bytes // self.num_ranks) if self.stages[name] else optimizer_bytes
+
+    def update_traffic(self, name: str) -> tuple[int, int]:
+        """Bytes that are read, and written, for the update of a unit whose state is fetched."""
+        own_bytes = self._sizes[name].trainable_bytes if name in self._paged else 0
+        return self.state_bytes(name) + 2 * own_bytes, self.state_bytes(name) + own_bytes
 
     def coding_bytes(self, name: str) -> int:
         """Beside what `held` counts, while a unit's state is coded or decoded."""
@@ -162,6 +160,9 @@ class EngineMemory:
         """Whether a unit's reduction to shards is under way."""
         return self._scattering == name
 
+    def has_gradient_away(self, name: str) -> bool:
+        return name in self._paged and name in self._shards
+
     def spend(self, name: str) -> None:
         """A unit has been updated in the backward: its gradient is free, and other ranks lack its new values."""
         self._shards.discard(name)
@@ -183,6 +184,8 @@ class EngineMemory:
         return dict(Counter(dict(self._buffers.items())) + Counter(dict(self._shards.items())))
 
     def _staging_bytes(self, name: str) -> int:
+        if name in self._paged:
+            return 0  # it is written from where it is
         packed = self._packed.get(name)
         messages_bytes = 0 if packed is None else packed.reduce_staging_bytes
         return self._gradient_bytes(name) // self.num_ranks + messages_bytes
@@ -217,7 +220,8 @@ class EngineMemory:
         pieces |= {("messages", name): size for name, size in self._unpacking.items()}
         pieces |= {("all-reduced", name): size for name, size in self._meaning.items()}
         pieces |= {("code tables", ""): TABLES_BYTES if self._codes else 0}
-        pieces |= {("fetched state", str(side)): size for side, size in self._fetched.items().items()}
+        fetched = self._fetched.items()
+        pieces |= {(f"fetched {what}", str(side)): size for (what, side), size in fetched.items()}
         pieces |= {("residual", name): packed.residual_bytes for name, packed in self._packed.items()}
         if self._scattering is not None:
             pieces["staging", self._scattering] = self._staging_bytes(self._scattering)
@@ -229,7 +233,8 @@ class EngineMemory:
             return "captured"
         if all(self._is_collecting(name) for name in segment.gradient_units):
             return "passing_gradients"
-        return "own_gradients" if self.num_ranks == 1 else "collected_gradients"
+        is_collected = self.num_ranks > 1 or any(name in self._paged for name in segment.gradient_units)
+        return "collected_gradients" if is_collected else "own_gradients"
 
     def enter(self, segment: Segment, *, is_again: bool = False) -> None:
         """Gradients of the step before are gone when the captured ones were; the engine looks in a forward. `is_again`: a
@@ -263,7 +268,7 @@ class EngineMemory:
                 return None  # it was gathered ahead
             self.stale.discard(name)
             if self.stages[name] < 3:
-                return Message(operation="all_gather", size_bytes=self._full_bytes[name], staging={})
+                return Message(operation="all_gather", size_bytes=self._sizes[name].full_bytes, staging={})
             self.gathered.add(name)
             if action.overlaps:
                 self._unpacking.add(name)
@@ -290,6 +295,8 @@ class EngineMemory:
                 self._meaning.add(name)
                 size_bytes = self._packed[name].all_reduce_bytes
             return Message(operation="all_reduce", size_bytes=size_bytes, staging={})
+        if name in self._paged:
+            return self._put_away(action)
         if action.overlaps:
             self._scattering = name
             return Message(operation="reduce_scatter", size_bytes=self._reduce_bytes(name), staging={})
@@ -304,10 +311,20 @@ class EngineMemory:
             operation="reduce_scatter", size_bytes=message_bytes, staging={"communication": staging}
         )
 
+    def _put_away(self, action: Action) -> Message:
+        """A gradient that is written; that of earlier micro-batches is read and added first."""
+        name, size_bytes = action.unit, self._gradient_bytes(action.unit)
+        staging = {"gradient": size_bytes * (self.has_gradient_away(name) + (not action.overlaps))}
+        if action.overlaps:
+            self._scattering = name
+        else:
+            self._keep_shard(name)
+        return Message(operation="write", size_bytes=size_bytes, staging=staging)
+
     def _gather_message(self, name: str, *, waits: bool) -> Message:
         packed = self._packed.get(name)
         if packed is None:
-            return Message(operation="all_gather", size_bytes=self._full_bytes[name], staging={})
+            return Message(operation="all_gather", size_bytes=self._sizes[name].full_bytes, staging={})
         staging = {"communication": packed.largest_gather_staging_bytes} if waits else {}
         return Message(operation="all_gather", size_bytes=packed.gather_bytes, staging=staging)
 
@@ -331,51 +348,32 @@ class EngineMemory:
         """
         if not any(self.stages.values()):
             return 1.0
-        chosen = frozenset(names)
-        whole, piece = 1, Fraction(1)
-        for name, stage in self.stages.items():
-            states = self._states(name)
-            shard = -(-sum(p.num_elements for p in states.parameters if p.requires_grad) // self.num_ranks)
-            wholes = {update.parameter.name for update in states.whole_updates}
-            for parameter in states.parameters:
-                if parameter.requires_grad:
-                    count = parameter.num_elements
-                    whole = max(whole, count)
-                    in_pieces = stage and parameter.name not in wholes
-                    if name in chosen:
-                        widened = (min(count, shard) if in_pieces else count) * self._widening(name)
-                        piece = max(piece, widened)
-        return float(piece / whole)
+        own = {name: self._states(name) for name in self.stages}
+        return largest_piece_share(own, frozenset(names), self.stages, self.num_ranks, self._widening)
 
     def update_share(self, names: Iterable[str]) -> float:
         """Elements of these units that this rank updates, as a fraction of those of all units."""
-        sizes = {name: self._states(name).trainable_bytes for name in self.stages}
-        total = sum(sizes.values())
-        own = 0.0
-        for name in names:
-            size = sizes[name]
-            if not self.stages[name]:
-                own += size
-                continue
-            wholes = sum(update.parameter.size_bytes for update in self._states(name).whole_updates)
-            own += (size - wholes) / self.num_ranks
-            own += self._owned.get(name, Owned()).parameter_bytes
-        return own / total if total else 1.0
+        states = {name: self._states(name) for name in self.stages}
+        return updated_share(states, names, self.stages, self.num_ranks, self._owned)
 
     def _resting_parameter_bytes(self, name: str) -> int:
         states, stage = self._states(name), self.stages[name]
         if stage == 0:
             return states.parameter_bytes
+        if name in self._paged:
+            return 0
         if stage == 3:
-            return self._flat_bytes[name] // self.num_ranks
-        return states.parameter_bytes - states.trainable_bytes + self._flat_bytes[name]
+            return self._sizes[name].resting_bytes // self.num_ranks
+        return states.parameter_bytes - states.trainable_bytes + self._sizes[name].resting_bytes
 
     def _gradient_bytes(self, name: str) -> int:
         """The buffer of a unit's whole gradients."""
-        return self._buffer_bytes.get(name, 0)
+        return self._sizes[name].buffer_bytes if name in self._sizes else 0
 
     def _shard_bytes(self, name: str) -> int:
-        return self._trainable_flat_bytes.get(name, 0) // self.num_ranks
+        if name in self._paged:
+            return 0
+        return self._sizes[name].trainable_bytes // self.num_ranks if name in self._sizes else 0
 
     def _is_collecting(self, name: str) -> bool:
         """Whether the full flat of gradients is there already; stages 2 and 3 make a new one each time."""

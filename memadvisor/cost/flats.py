@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from memadvisor.cost.step import UnitStates
-from memadvisor.precision import bytes_in
+from memadvisor.precision import Precision, bytes_in
 
 
 def own_dtype(dtype: str) -> str:
@@ -25,6 +26,34 @@ def flat_bytes(
         -(-count // num_ranks) * num_ranks * bytes_in(states.item_bytes[dtype], dtype, dtype_of(dtype))
         for (dtype, is_trained), count in states.num_elements.items()
         if is_trained or frozen
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSizes:
+    """Bytes of all of a unit's flats: as shards are of them, and of trainable ones alone; as gathers make them; and of
+    the buffers of gradients."""
+
+    resting_bytes: int
+    trainable_bytes: int
+    full_bytes: int
+    buffer_bytes: int
+
+
+def flat_sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> FlatSizes:
+    """Those of a unit of a stage; frozen parameters are sharded in stage 3 alone."""
+    is_sharded = stage == 3
+    masters = precision.of_optimizer if is_sharded else own_dtype
+    casts = precision.of_parameter if is_sharded else own_dtype
+    sums = precision.of_reduction if stage >= 2 else own_dtype
+    trainable_bytes = flat_bytes(states, num_ranks, frozen=False, dtype_of=masters)
+    own_bytes = flat_bytes(states, num_ranks, frozen=False)
+    frozen_bytes = flat_bytes(states, num_ranks, frozen=is_sharded) - own_bytes
+    return FlatSizes(
+        resting_bytes=trainable_bytes + frozen_bytes,
+        trainable_bytes=trainable_bytes,
+        full_bytes=flat_bytes(states, num_ranks, frozen=is_sharded, dtype_of=casts),
+        buffer_bytes=flat_bytes(states, num_ranks, frozen=False, dtype_of=sums),
     )
 
 

@@ -70,6 +70,12 @@ class Fsdp2Memory:
         """What is fetched for an update: nothing is, since FSDP2 keeps optimizer state where the script has it."""
         return 0
 
+    def has_gradient_away(self, name: str) -> bool:
+        return False
+
+    def update_traffic(self, name: str) -> tuple[int, int]:
+        return 0, 0
+
     def coding_bytes(self, name: str) -> int:
         return 0
 

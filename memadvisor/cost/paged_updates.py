@@ -1,4 +1,5 @@
-"""The time of updates whose optimizer state lies on another tier, as memadvisor/engines/paged_step.py does them.
+"""The time of updates whose optimizer state lies on another tier, as memadvisor/engines/paged_step.py does them; with
+parameters and gradients, where those lie there too.
 
 Two buffers take turns. A unit's state is read into its buffer when what was in that is written; the unit is updated
 when the state is there; and compute waits for the write of the unit before the one that has just been updated.
@@ -15,32 +16,43 @@ from memadvisor.schedule import Action, ActionKind, Lane, Schedule
 
 
 class FetchedStates:
-    """The two buffers that fetched states take turns in, and that of those in codes, while the optimizer steps."""
+    """The two buffers that fetched states take turns in, and that of those in codes, while the optimizer steps; and those
+    of parameters and gradients, of units that have these elsewhere too: `paged_bytes` of either."""
 
-    def __init__(self, lanes: Mapping[str, Lane], state_bytes: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        lanes: Mapping[str, Lane],
+        state_bytes: Callable[[str], int],
+        paged_bytes: Mapping[str, int],
+    ) -> None:
         coded = [name for name, lane in lanes.items() if lane is Lane.COMPUTE]
         others = [name for name in lanes if name not in coded]
         self._buffers = (others[0::2], others[1::2], coded)
         self._state_bytes = state_bytes
+        self._paged_bytes = paged_bytes
         self.is_there = False
 
-    def items(self) -> dict[int, int]:
-        """Bytes of each buffer."""
-        return {
-            place: max(map(self._state_bytes, names), default=0) if self.is_there else 0
-            for place, names in enumerate(self._buffers)
-        }
+    def items(self) -> dict[tuple[str, int], int]:
+        """Bytes of each buffer, by category and place; there are none beside the optimizer step."""
+        if not self.is_there:
+            return {}
+        sizes: dict[tuple[str, int], int] = {}
+        for place, names in enumerate(self._buffers):
+            sizes["optimizer_state", place] = max(map(self._state_bytes, names), default=0)
+            paged_bytes = max((self._paged_bytes.get(name, 0) for name in names), default=0)
+            sizes["parameter", place] = sizes["gradient", place] = paged_bytes
+        return sizes
 
 
 class PagedUpdates:
-    """`state_bytes`: what is fetched for a unit. `update_s`: the time of its update."""
+    """`traffic`: bytes that are read, and written, for a unit's update. `update_s`: the time of its update."""
 
     def __init__(
         self,
         schedule: Schedule,
         lanes: Lanes,
         times: TransferTimes | None,
-        state_bytes: Callable[[str], int],
+        traffic: Callable[[str], tuple[int, int]],
         update_s: Callable[[str], float],
     ) -> None:
         self._order = schedule.offloaded_states
@@ -48,7 +60,7 @@ class PagedUpdates:
             raise AssertionError("transfers need bandwidths")
         self._times = times
         self._lanes = lanes
-        self._state_bytes = state_bytes
+        self._traffic = traffic
         self._update_s = update_s
         self._sides = {unit: place % 2 for place, unit in enumerate(self._order)}
         self._arriving_s: dict[str, float] = {}
@@ -62,18 +74,20 @@ class PagedUpdates:
         if self._times is None:
             raise AssertionError("transfers need bandwidths")
         unit, lanes = action.unit, self._lanes
-        label, side, size_bytes = f"{action.kind} of {unit}", self._sides[unit], self._state_bytes(unit)
+        label, side = f"{action.kind} of {unit}", self._sides[unit]
+        read_bytes, written_bytes = self._traffic(unit)
         if action.lane is Lane.COMPUTE and action.kind is not ActionKind.UPDATE:
-            seconds = self._times.read_s if action.kind is ActionKind.PREFETCH else self._times.write_s
-            lanes.compute(label, seconds(action.lane, size_bytes))
+            reads = action.kind is ActionKind.PREFETCH
+            seconds = self._times.read_s if reads else self._times.write_s
+            lanes.compute(label, seconds(action.lane, read_bytes if reads else written_bytes))
         elif action.kind is ActionKind.PREFETCH:
-            read_s = self._times.read_s(action.lane, size_bytes)
+            read_s = self._times.read_s(action.lane, read_bytes)
             self._arriving_s[unit] = lanes.transfer(action.lane, label, read_s, self._written_s[side])
         elif action.kind is ActionKind.UPDATE:
             lanes.wait_for_transfer(self._arriving_s.pop(unit, 0.0))
             lanes.compute(label, self._update_s(unit))
         elif action.kind is ActionKind.OFFLOAD:
-            write_s = self._times.write_s(action.lane, size_bytes)
+            write_s = self._times.write_s(action.lane, written_bytes)
             self._written_s[side] = lanes.transfer(action.lane, label, write_s)
             lanes.wait_for_transfer(self._written_s[1 - side])
 

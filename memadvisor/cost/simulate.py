@@ -19,6 +19,7 @@ from memadvisor.cost.engine_memory import EngineMemory, Message
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
 from memadvisor.cost.moved_activations import MovedActivations, units_away
+from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates
 from memadvisor.cost.step import Bytes, CapturedStep, Segment, play_order
 from memadvisor.cost.stretches import Stretches
@@ -130,8 +131,9 @@ class _Player:
         self.activations = activations
         self.lanes = Lanes() if times is None or times.slowdown is None else Lanes(times.slowdown)
         self.paged = PagedUpdates(
-            schedule, self.lanes, transfers, self.engine.state_bytes, lambda unit: self._update_s((unit,))
+            schedule, self.lanes, transfers, self.engine.update_traffic, lambda unit: self._update_s((unit,))
         )
+        self.pages = PagedParameters(self.lanes, transfers, self.engine)
         self.moved = MovedActivations(activations.moves, self.lanes, transfers)
         self.moments: list[Moment] = []
         self.arriving: dict[str, int] = {}  # units gathered ahead, and by which collective
@@ -258,6 +260,14 @@ class _Player:
             if action.kind in (ActionKind.OFFLOAD, ActionKind.PREFETCH):
                 self.moved.play(action, segment.micro_batch, segment.duration_s)
                 continue
+            if self.pages.plays(action):
+                staging = self.pages.play(action)
+                self._tell_states()
+                if staging:
+                    self._moment(
+                        f"reduce of {action.unit or 'the model itself'}", position, added(base, staging)
+                    )
+                continue
             self._wait_for_what_precedes(action)
             leaves_shards = action.shard or action.ranks is Ranks.ACROSS
             if action.kind is ActionKind.REDUCE and not (leaves_shards or is_last or self._syncs(segment)):
@@ -343,6 +353,7 @@ class _Player:
         """
         self._act(Point.BACKWARD_ENDS, "", following, following, is_last)
         self.lanes.wait_for(self.reduction)
+        self.pages.end_backward()
         self.engine.end_scattering()
         if self.updates_due:
             self._tell_states()

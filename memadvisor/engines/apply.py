@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memadvisor.engines import ddp as ddp_patch
 from memadvisor.engines import norms, sources
+from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one, require_one_rank
 from memadvisor.engines.casts import Casts, check_castable
 from memadvisor.engines.closures import with_closure_done
 from memadvisor.engines.compressed_activations import CompressedActivations
@@ -36,8 +36,8 @@ from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.optimizer_state import OptimizerStates
 from memadvisor.engines.owners import Owners
 from memadvisor.engines.recompute import Note, Recompute
-from memadvisor.engines.removal import let_go_of_orphans, remove_executor
-from memadvisor.engines.service import Service
+from memadvisor.engines.removal import let_go_of_orphans, lost_is_told, remove_executor
+from memadvisor.engines.service import Service, patch_goodbye
 from memadvisor.engines.sharded_step import Swap, is_elementwise
 from memadvisor.engines.single_process import SingleProcess
 from memadvisor.engines.state_offload import StateOffload
@@ -63,20 +63,10 @@ def install(plan: Plan, *, label: Label | None = None, note: Note | None = None)
     if plan.num_ranks > 1:
         remove = SingleProcess(plan.num_ranks, note or (lambda level, text: None)).remove
     else:
-        remove = register_optimizer_step_pre_hook(_require_one_rank).remove
+        remove = register_optimizer_step_pre_hook(require_one_rank).remove
     applied = Applied(plan, label, note)
     applied.when_removed(remove)
     return applied
-
-
-def _require_one_rank(*_: Any) -> None:
-    """Before an update: a script that no launcher has started may have started ranks by itself."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        num_ranks = dist.get_world_size()
-        raise PlanError(
-            f"The plan is for one rank, and the script has started {num_ranks} by itself.",
-            hint=f"make a plan for them with `memadvisor advise --gpus {num_ranks}`.",
-        )
 
 
 def apply(
@@ -133,7 +123,8 @@ class Applied:
         self._other_model: PlanError | None = None
         self._hooks = Hooks(self, self._undo)
         self._recompute = Recompute(self._hooks, self._label, self._note, self._undo)
-        directory = Path(plan.disk_directory or tempfile.gettempdir())
+        self._alone: Executor | None = None  # of a model of one process, which lives as long as it
+        self._directory = directory = Path(plan.disk_directory or tempfile.gettempdir())
         self._activations = OffloadedActivations(self._hooks, self._label, self._note, self._undo, directory)
         self._rounding = CompressedActivations(self._hooks, self._label, self._note, self._undo)
         self._casts = Casts(self._undo)
@@ -142,11 +133,12 @@ class Applied:
             self._note("warning", text)
         if plan.num_ranks > 1:
             ddp_patch.patch(self._wrap, self._undo)
+            patch_goodbye(self._executors, self._undo)
+        if plan.num_ranks > 1 or self._is_paged:
             norms.patch(self.slot_of, self._undo)
             self._states.patch(self._undo)
             if 3 in self._stages():
                 sources.patch(self._undo)
-            self._patch_goodbye()
 
     # ---- what others ask ---------------------------------------------------------------------
 
@@ -168,8 +160,10 @@ class Applied:
         gc.collect()  # else models that the script has dropped may be there on some ranks alone
         optimizers = list(self._optimizers)
         for executor in sorted(self._executors, key=lambda executor: executor.number):  # alike on all ranks
-            remove_executor(executor, optimizers, self.slot_of, self._owners, self._states.from_owner)
+            with lost_is_told(executor, self._note):
+                remove_executor(executor, optimizers, self.slot_of, self._owners, self._states.from_owner)
         self._executors.clear()
+        self._alone = None
         wrappers = list(self._wrappers)
         self._undo.run()
         for wrapper in wrappers:
@@ -183,7 +177,9 @@ class Applied:
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is named, or seen for the first time. Raises PlanError for a wrong one."""
         is_new = optimizer not in self._optimizers
-        if is_new and max(self._stages(), default=0) >= 1 and not is_elementwise(optimizer):
+        if is_new and self._is_paged:
+            check_steps(optimizer)
+        elif is_new and max(self._stages(), default=0) >= 1 and not is_elementwise(optimizer):
             if self.plan.precision.has_masters:
                 raise PlanError(
                     f"{type(optimizer).__name__} needs whole parameters, whose masters are in pieces.",
@@ -232,7 +228,7 @@ class Applied:
             )
             self._attach_recompute(model, schedule, is_compiled=root is not module)
             return
-        if max(self._stages(), default=0) > 0:
+        if max(self._stages(), default=0) > 0 and not self._is_paged:
             return
         if not any(parameter.requires_grad for parameter in root.parameters()):
             return
@@ -244,10 +240,15 @@ class Applied:
             self._other_model = error  # a plan may be for the second model that the script calls
 
     def _stages(self) -> set[int]:
-        """ZeRO stages that the plan asks of any unit; none matters on one rank."""
+        """ZeRO stages that the plan asks of any unit; on one rank that of units that lie elsewhere alone matters."""
         if self.plan.num_ranks == 1:
-            return {0}
+            return {3} if self._is_paged else {0}
         return {self.plan.zero_stage, *(unit.zero_stage for unit in self.plan.units)}
+
+    @property
+    def _is_paged(self) -> bool:
+        """Whether parameters lie on another tier between their uses, on one rank."""
+        return self.plan.parameter_tiers != {"device"}
 
     def _attach_recompute(self, model: LiveModel, schedule: Schedule, *, is_compiled: bool) -> None:
         if is_compiled and (what := touched_activations(schedule)):
@@ -255,12 +256,16 @@ class Applied:
                 f"{what} cannot be applied to a model compiled by torch.compile.",
                 hint="run without torch.compile.",
             )
-        self._recompute.attach(model, schedule)
-        self._offload.attach(model, schedule)
-        self._activations.attach(model, schedule)
-        self._rounding.attach(model, schedule)
-        self._attached = True
-        if self.plan.num_ranks == 1:  # there is nothing to do at a module's call, and no other model to meet
+        if self._is_paged:
+            check_uncompiled(is_compiled)
+            self._alone = executor_of_one(
+                model, schedule, self._hooks, self._label, self._note, self._states.state_of, self._directory
+            )
+            self._follow(self._alone)
+        self._attach_others(model, schedule)
+        if (
+            self.plan.num_ranks == 1 and not self._is_paged
+        ):  # there is nothing to do at a module's call, and no other model to meet
             self._hooks.leave_modules()
 
     def _read(self, root: torch.nn.Module) -> tuple[LiveModel, Schedule]:
@@ -305,21 +310,28 @@ class Applied:
             number,
             self._note,
         )
+        self._wrappers.add(wrapper)
+        self._casts.attach(model.root, executor.units.values())
+        self._follow(executor)
+        self._attach_others(model, schedule)
+        return executor
+
+    def _follow(self, executor: Executor) -> None:
+        """An executor has taken a model over."""
         for slot in executor.slots:
             if slot.flat.stage >= 1 and slot.flat.trainable:
                 self._slots[id(slot.parameter)] = slot
             self._owner[id(slot.flat)] = executor
         self._executors.add(executor)
-        self._wrappers.add(wrapper)
-        self._casts.attach(model.root, executor.units.values())
+        for level, text in notes_on(executor):
+            self._note(level, text)
+
+    def _attach_others(self, model: LiveModel, schedule: Schedule) -> None:
         self._recompute.attach(model, schedule)
         self._offload.attach(model, schedule)
         self._activations.attach(model, schedule)
         self._rounding.attach(model, schedule)
         self._attached = True
-        for level, text in notes_on(executor):
-            self._note(level, text)
-        return executor
 
     # ---- the optimizer step ------------------------------------------------------------------
 
@@ -376,20 +388,6 @@ class Applied:
     def _executors_of(self, flats: Iterable[Flat]) -> list[Executor]:
         owners = {id(owner): owner for flat in flats if (owner := self._owner.get(id(flat))) is not None}
         return list(owners.values())
-
-    def _patch_goodbye(self) -> None:
-        original = dist.destroy_process_group
-
-        def destroy_process_group(*args: Any, **kwargs: Any) -> None:
-            if (args[0] if args else kwargs.get("group")) in (None, dist.group.WORLD):
-                for executor in list(self._executors):
-                    executor.lates.keep()
-                for executor in list(self._executors):
-                    executor.service.leave()
-            original(*args, **kwargs)
-
-        self._undo.replace(dist, "destroy_process_group", destroy_process_group)
-        self._undo.replace(dist.distributed_c10d, "destroy_process_group", destroy_process_group)
 
 
 def _flats_of(slots: Iterable[Slot]) -> list[Flat]:

@@ -90,6 +90,9 @@ def chunks_to_read(source: Source | StateSource) -> list[ChunkStorageMetadata]:
 
 
 def _is_shared_out(source: Source) -> bool:
+    if source.executor.is_alone:
+        source.is_shared_out = False
+        return False
     group = source.executor.wire.everyone
     source.is_shared_out = source.kept is None and _taking_part.issuperset(
         dist.get_process_group_ranks(group)

@@ -21,10 +21,11 @@ from torch.utils._pytree import tree_leaves
 from memadvisor.engines.arrivals import Arrivals, drop, settle
 from memadvisor.engines.early_updates import EarlyUpdates, Note
 from memadvisor.engines.flat import Flat, UnitState, build_units
-from memadvisor.engines.gradients import ShardedGradient
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.loans import Loans
+from memadvisor.engines.moving import move_parameters
+from memadvisor.engines.one_process import NoService, NoWire
 from memadvisor.engines.reductions import Reductions, accumulated_hook
 from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
@@ -40,7 +41,10 @@ Labelled = tuple[torch.Tensor, str, str]
 
 
 class Executor:
-    """Plays `schedule` on `model`, whose DDP wrapper is `ddp`. Kept alive by that wrapper alone."""
+    """Plays `schedule` on `model`, whose DDP wrapper is `ddp`. Kept alive by that wrapper alone.
+
+    ddp: None for a model of one process, whose parameters lie elsewhere; `pages` then says where (one_process.py).
+    """
 
     def __init__(
         self,
@@ -50,24 +54,22 @@ class Executor:
         hooks: Hooks,
         label: Label,
         any_order: bool,
-        service: Callable[[Executor], Service],
+        service: Callable[[Executor], Service | NoService],
         number: int = 0,
         note: Note = lambda level, text: None,
+        pages: Callable[[Executor], None] = lambda executor: None,
     ) -> None:
         self.model = model
         # The model, and what torch.compile has made of it inside DDP: a pass begins and ends with one of them.
-        self.tops = {id(m) for m in (model.root, *ddp.module.modules()) if unwrap(m) is model.root}
+        modules = () if ddp is None else ddp.module.modules()
+        self.tops = {id(m) for m in (model.root, *modules) if unwrap(m) is model.root}
+        self.is_alone = ddp is None
         self.number = number  # in order of construction, the same on all ranks
         self.schedule = schedule
         self.hooks = hooks
         self.label = label
         self.unit = ""  # whose staging is being allocated
-        self.wire = Wire(
-            ddp.process_group,
-            lambda tensor: label(tensor, "communication", self.unit),
-            number,
-            shard_ranks=schedule.shard_ranks,
-        )
+        self.wire = self._wire_of(ddp)
         self.transfers = Transfers(self.wire)
         self.any_order = any_order  # ranks may use different parameters (find_unused_parameters)
         self.collective = False  # whether the pass under way is one that all ranks take together
@@ -78,7 +80,7 @@ class Executor:
         self.num_steps = 0
         self.num_writes = 0
         self.in_step = False
-        self._ddp = weakref.ref(ddp)
+        self._ddp: Callable[[], Any] = (lambda: None) if ddp is None else weakref.ref(ddp)
         self._handles: list[Any] = []
         self.optimizers: set[torch.optim.Optimizer] = set()  # their state is asked for as long as we are
         self.units = build_units(model, schedule, self.wire.rank, self.wire.num_ranks)
@@ -90,12 +92,24 @@ class Executor:
         self.lates = Lates(self)
         self.arrivals = Arrivals(self)
         self.early = EarlyUpdates(self, note)
-        self._move_parameters()
+        pages(self)
+        move_parameters(self)
         # Not sooner: a rank that is ahead may ask for a shard before this one has any.
         self.service = service(self)
         self._attach()
 
     # ---- construction ------------------------------------------------------------------------
+
+    def _wire_of(self, ddp: Any) -> Wire:
+        if ddp is None:
+            alone: Any = NoWire()
+            return alone  # type: ignore[no-any-return]  # nothing else of a wire is asked for on one rank
+        return Wire(
+            ddp.process_group,
+            lambda tensor: self.label(tensor, "communication", self.unit),
+            self.number,
+            shard_ranks=self.schedule.shard_ranks,
+        )
 
     @property
     def flats(self) -> list[Flat]:
@@ -109,34 +123,12 @@ class Executor:
     @property
     def is_orphan(self) -> bool:
         """Whether the script has let go of its DDP wrapper."""
-        return self._ddp() is None
+        return not self.is_alone and self._ddp() is None
 
     @property
     def num_shared_stages(self) -> int:
         """The highest stage of any unit."""
         return max((unit.stage for unit in self.units.values()), default=0)
-
-    def _move_parameters(self) -> None:
-        """Move parameters into flat storage, and release those of stage 3."""
-        with torch.no_grad():
-            for flat in self.flats:
-                if flat.stage == 0:
-                    continue
-                flat.full = flat.new(flat.padded_numel)
-                flat.full[flat.num_elements :].zero_()
-                for slot in flat.slots:
-                    slot.view(flat.full).copy_(slot.parameter)
-                    slot.parameter.data = slot.view(flat.full)
-                flat.shard = flat.own_slice(flat.full)
-                if flat.stage == 3:
-                    flat.shard = flat.shard.clone()
-                    flat.full = flat.full.to(flat.param_dtype)
-                    self._release(flat)
-                for slot in flat.slots:
-                    slot.token = ShardedGradient(slot, self) if flat.stage >= 2 and flat.trainable else None
-                    if flat.is_cast and flat.trainable:
-                        # Gradients come in the dtype that was computed with; what the script finds is float32.
-                        slot.parameter.grad_dtype = None
 
     def _attach(self) -> None:
         self.hooks.observe(self, self.tops)
@@ -181,7 +173,7 @@ class Executor:
             if unit.stage != 3 or unit.depth == 0:
                 continue
             unit.depth -= 1
-            if unit.pushes.pop():
+            if unit.pushes and unit.pushes.pop():  # nothing was pushed where the unit could not be gathered
                 SavedParameters.pop()
             if unit.depth == 0 and not self.hooks.in_backward:
                 # A pass inside the backward recomputes; its parameters are needed again at once.
@@ -200,15 +192,16 @@ class Executor:
         self._drop_arriving()  # of a pass that an exception ended
         self.reductions.sweep()
         ddp = self._ddp()
-        through_ddp = ddp is not None and type(ddp)._active_ddp_module is ddp
-        training = torch.is_grad_enabled() and self.model.root.training
+        through_ddp = self.is_alone or (ddp is not None and type(ddp)._active_ddp_module is ddp)
+        # Alone, nobody is left out of a pass.
+        training = torch.is_grad_enabled() and (self.is_alone or self.model.root.training)
         if through_ddp and training and self.num_shared_stages == 3:
             self.meet()
             self.loans.end()
             self._release_all()  # on all ranks, or one would wait for gathers that another leaves out
         self.collective = through_ddp and training and not self.any_order
-        if ddp is not None and torch.is_grad_enabled():
-            self.reductions.expect(through_ddp, ddp.require_backward_grad_sync)
+        if torch.is_grad_enabled() and (self.is_alone or ddp is not None):
+            self.reductions.expect(through_ddp, self.is_alone or ddp.require_backward_grad_sync)
         self.in_forward = True
 
     def _pass_ends(self) -> None:
@@ -303,7 +296,7 @@ class Executor:
 
     def _begin_gather(self, flat: Flat) -> None:
         """Have a stage-3 flat come in while others run; its parameters stay hidden until `gather`."""
-        if flat.present or flat.arriving is not None or flat.full is None or flat.shard is None:
+        if flat.present or flat.arriving is not None or flat.full is None or not flat.has_shard:
             return
         with torch.no_grad():
             self._make_room(flat, flat.full)
@@ -316,7 +309,7 @@ class Executor:
 
     def gather(self, flat: Flat, collective: bool | None = None) -> None:
         """Make a flat present; nothing happens when it is."""
-        if flat.present or flat.full is None or flat.shard is None:
+        if flat.present or flat.full is None or not flat.has_shard:
             return
         if flat.stage < 3:
             settle(flat)
@@ -355,9 +348,10 @@ class Executor:
         if unit.depth == 0 or self.hooks.in_backward:
             unit.in_backward = False
             for flat in unit.flats:
-                self._release(flat)
+                self.release(flat)
 
-    def _release(self, flat: Flat) -> None:
+    def release(self, flat: Flat) -> None:
+        """Free a flat's full parameters, and keep what a module has written into them."""
         if flat.full is not None and flat.present:
             if any(slot.is_written for slot in flat.slots):
                 flat.keep_written()

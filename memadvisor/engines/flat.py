@@ -6,6 +6,7 @@ Parameters are views into it, so names, shapes, identity and hooks survive. Rank
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from memadvisor.engines.lanes import Chain, Ticket
 from memadvisor.engines.live import LiveModel, LiveUnit
+from memadvisor.engines.paged_flats import Leaving, Page, PagedTensor
 from memadvisor.engines.quantise import rounded
 from memadvisor.run.torch_names import dtype_name
 from memadvisor.schedule import Schedule
@@ -73,9 +75,10 @@ class Flat:
     `grad`; another one with stages 2 and 3 alone. gather_bits, reduce_bits: of each element while it travels (transfers.py).
 
     full: all parameters; with stage 3 its storage is resized to nothing between uses. None with stage 0,
-    whose parameters stay where the script put them. shard: this rank's slice of `full`, or, with stage
-    3, storage of its own. grad: full gradients, while they are being made (stages 2, 3) or until the
-    script drops them (0, 1). grad_shard: this rank's slice of the mean gradient (stages 2, 3).
+    whose parameters stay where the script put them. own_shard: this rank's slice of `full`, or, with stage
+    3, storage of its own; `shard` is that or a copy of what lies elsewhere. page: where both lie between their uses,
+    of a unit that has them on another tier (paged_flats.py). grad: full gradients, while they are being made (stages 2, 3) or until the
+    script drops them (0, 1). own_gradient: this rank's slice of the mean gradient (stages 2, 3), as `grad_shard` gives it.
     """
 
     unit: str
@@ -94,15 +97,73 @@ class Flat:
     num_elements: int
     slots: list[Slot] = field(default_factory=list)
     full: torch.Tensor | None = None
-    shard: torch.Tensor | None = None
+    own_shard: torch.Tensor | None = None
     grad: torch.Tensor | None = None
-    grad_shard: torch.Tensor | None = None
+    own_gradient: torch.Tensor | None = None
+    page: Page | None = None
     loan: torch.Tensor | None = None  # full parameters in the script's hands (loans.py)
     loan_version: int = 0  # of the loan, when what was written into it was kept last
     is_loan_fixed: bool = False  # something may use its memory that cannot be seen
     ready: set[int] = field(default_factory=set)  # indices of slots whose gradient came in this backward
     arriving: Ticket | None = None  # the gather that fills `full`; until it is waited for, nobody looks
-    scattering: Chain | None = None  # the reduction of `grad` that is under way
+    scattering: Chain | Leaving | None = None  # the reduction of `grad` that is under way
+
+    @property
+    def shard(self) -> torch.Tensor | None:
+        """This rank's slice; of one that lies on another tier a copy, which is read now."""
+        if self.own_shard is None and self.page is not None:
+            return self.page.parameters.read()
+        return self.own_shard
+
+    @shard.setter
+    def shard(self, value: torch.Tensor | None) -> None:
+        self.own_shard = value
+
+    @property
+    def has_shard(self) -> bool:
+        """Whether there is one, here or elsewhere."""
+        return self.own_shard is not None or self.page is not None
+
+    @property
+    def grad_shard(self) -> torch.Tensor | None:
+        """This rank's slice of the mean gradient, likewise; None where there is none."""
+        if self.own_gradient is None and self.paged_gradient is not None:
+            return self.paged_gradient.read()
+        return self.own_gradient
+
+    @grad_shard.setter
+    def grad_shard(self, value: torch.Tensor | None) -> None:
+        self.own_gradient = value
+        if value is None and self.paged_gradient is not None:
+            self.paged_gradient.drop()
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there is one, here or elsewhere."""
+        return self.own_gradient is not None or self.paged_gradient is not None
+
+    @property
+    def paged_gradient(self) -> PagedTensor | None:
+        """The gradient that lies on another tier, if there is one."""
+        gradient = None if self.page is None else self.page.gradient
+        return gradient if gradient is not None and gradient.is_there else None
+
+    @contextlib.contextmanager
+    def changing_gradient(self) -> Iterator[torch.Tensor]:
+        """This rank's slice of the gradient, wherever it lies: what is written into it meanwhile stays."""
+        paged = self.paged_gradient
+        if self.own_gradient is not None:
+            yield self.own_gradient
+            return
+        if paged is None:
+            raise RuntimeError(f"the gradient of unit {self.unit!r} has been dropped")
+        self.own_gradient = gradient = paged.read()
+        try:
+            yield gradient
+            paged.put(gradient)
+            paged.settle()
+        finally:
+            self.own_gradient = None
 
     @property
     def shard_numel(self) -> int:
@@ -139,9 +200,10 @@ class Flat:
 
     def own_part(self, full: torch.Tensor) -> torch.Tensor:
         """What this rank gives to `full`: its shard; where that has another dtype, its own slice, filled."""
-        if self.shard is None:
+        shard = self.shard
+        if shard is None:
             raise AssertionError("a flat without a shard has nothing to gather")
-        return self.shard if full.dtype == self.shard.dtype else self.own_slice(full).copy_(self.shard)
+        return shard if full.dtype == shard.dtype else self.own_slice(full).copy_(shard)
 
     @property
     def has_masters(self) -> bool:
@@ -153,6 +215,10 @@ class Flat:
 
         What it left alone does not lose the digits that the shard has more.
         """
+        if self.page is not None and self.full is not None and self.own_shard is None:
+            self.page.parameters.put(self.full)
+            self.page.parameters.settle()
+            return
         if self.full is None or self.shard is None:
             return
         seen = self.shard if self.gather_bits is None else rounded(self.shard, self.gather_bits)
@@ -160,7 +226,10 @@ class Flat:
 
     def keep_loan(self) -> None:
         """Take over what the script has written into `loan`, likewise."""
-        if self.loan is not None and self.shard is not None:
+        if self.loan is not None and self.page is not None and self.own_shard is None:
+            self.page.parameters.put(self.loan)
+            self.page.parameters.settle()
+        elif self.loan is not None and self.shard is not None:
             self._take_over(self.own_slice(self.loan), self.shard)
 
     def _take_over(self, written: torch.Tensor, seen: torch.Tensor) -> None:
@@ -173,12 +242,14 @@ class Flat:
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, str]]:
         """What the engine holds for it now, by category."""
-        for tensor in (self.full, self.shard, self.loan):
+        for tensor in (self.full, self.own_shard, self.loan):
             if tensor is not None:
                 yield tensor, "parameter"
-        for tensor in (self.grad, self.grad_shard):
+        for tensor in (self.grad, self.own_gradient):
             if tensor is not None:
                 yield tensor, "gradient"
+        if self.page is not None:
+            yield from self.page.tensors()
 
 
 @dataclass(slots=True, eq=False)
@@ -217,11 +288,14 @@ class UnitState:
 
 def build_units(model: LiveModel, schedule: Schedule, rank: int, num_ranks: int) -> dict[str, UnitState]:
     """The units of a model with their flats, which are numbered through."""
-    stages = {unit.name: unit.zero_stage for unit in schedule.units}
+    stages = {unit.name: unit.stage_on(schedule.num_ranks) for unit in schedule.units}
+    is_alone = schedule.num_ranks == 1
     units: dict[str, UnitState] = {}
     count = 0
     for live in model.units:
-        flats = flats_of(live, stages[live.name], rank, num_ranks, count, schedule)
+        # On one rank, units that lie nowhere else are the script's own.
+        is_ours = not is_alone or stages[live.name] > 0
+        flats = flats_of(live, stages[live.name], rank, num_ranks, count, schedule) if is_ours else []
         count += len(flats)
         units[live.name] = UnitState(live, stages[live.name], flats)
     return units

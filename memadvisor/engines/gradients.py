@@ -6,6 +6,8 @@ other ranks for theirs. Anything else that writes into it is refused: it could n
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from memadvisor.errors import PlanError
 
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
-    from memadvisor.engines.flat import Slot
+    from memadvisor.engines.flat import Flat, Slot
 
 _aten = torch.ops.aten
 _ZEROING = {_aten.zero_, _aten._foreach_zero_}
@@ -52,9 +54,23 @@ class ShardedGradient(torch.Tensor):
         """This rank's elements, 1-D."""
         slot = self._slot()
         self._tell_of_look()
-        if slot is None or slot.flat.grad_shard is None:
+        if slot is None or (gradient := slot.flat.grad_shard) is None:
             raise RuntimeError("this gradient has been dropped")
-        return slot.piece(slot.flat.grad_shard)
+        return slot.piece(gradient)
+
+    @property
+    def slot(self) -> Slot:
+        """Whose gradient it is."""
+        slot = self._slot()
+        if slot is None:
+            raise RuntimeError("this gradient has been dropped")
+        return slot
+
+    @property
+    def paged_flat(self) -> Flat | None:
+        """The flat that it is part of, where that lies on another tier."""
+        slot = self._slot()
+        return None if slot is None or slot.flat.page is None else slot.flat
 
     def _tell_of_look(self) -> None:
         slot, executor = self._slot(), self._executor()
@@ -66,8 +82,9 @@ class ShardedGradient(torch.Tensor):
         slot, executor = self._slot(), self._executor()
         if slot is not None and executor is not None:
             executor.early.zero_gradient(slot)
-            if slot.flat.grad_shard is not None:
-                slot.piece(slot.flat.grad_shard).zero_()
+            if slot.flat.has_gradient:
+                with slot.flat.changing_gradient() as gradient:
+                    slot.piece(gradient).zero_()
 
     def full(self) -> torch.Tensor:
         """The whole mean gradient, in the parameter's shape; the other ranks need not take part."""
@@ -93,10 +110,8 @@ class ShardedGradient(torch.Tensor):
             executors = _executors(args)
             for executor in executors:
                 executor.reductions.meet_before_writes()
-            if func.overloadpacket in _ZEROING:
-                tree_map_only(ShardedGradient, ShardedGradient.zero, args)
-            else:
-                func(*tree_map_only(ShardedGradient, ShardedGradient.piece, args), **kwargs)
+            for some in _by_flat(func, args):
+                _write_pieces(func, some, kwargs)
             for executor in executors:
                 executor.num_writes += 1  # who asks for gradients from here on waits for this write
             return args[0]
@@ -108,6 +123,38 @@ class ShardedGradient(torch.Tensor):
             )
         full = tree_map_only(ShardedGradient, ShardedGradient.full, (args, kwargs))
         return func(*full[0], **full[1])
+
+
+def _by_flat(func: Any, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Arguments for one call after another that do together what one does: of gradients that lie elsewhere, those of one
+    flat at a time are in memory."""
+    first, is_alike = args[0], func._overloadname in ("default", "Scalar", "Tensor")
+    if not isinstance(first, (list, tuple)) or not is_alike:
+        return [args]
+    flats = [gradient.paged_flat if isinstance(gradient, ShardedGradient) else None for gradient in first]
+    return [
+        ([one for one, _ in group], *args[1:])
+        for _, group in itertools.groupby(zip(first, flats, strict=True), key=lambda pair: id(pair[1]))
+    ]
+
+
+def _write_pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Do to this process's pieces what is asked of the gradients."""
+    paged: dict[int, Flat] = {}
+
+    def note(gradient: ShardedGradient) -> None:
+        flat = gradient.paged_flat
+        if flat is not None and flat.has_gradient:
+            paged[id(flat)] = flat
+
+    tree_map_only(ShardedGradient, note, args)
+    with contextlib.ExitStack() as stack:
+        for flat in paged.values():
+            stack.enter_context(flat.changing_gradient())
+        if func.overloadpacket in _ZEROING:
+            tree_map_only(ShardedGradient, ShardedGradient.zero, args)
+            return
+        func(*tree_map_only(ShardedGradient, ShardedGradient.piece, args), **kwargs)
 
 
 def _executors(args: tuple[Any, ...]) -> list[Executor]:

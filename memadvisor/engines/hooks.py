@@ -103,7 +103,9 @@ class Hooks:
         if observer is None:
             if self._calls == 1:
                 self._steps.unknown_module(module)
-            return
+                observer = self._observer(module)  # who has taken it over
+            if observer is None:
+                return
         observer.enter_module(module)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:

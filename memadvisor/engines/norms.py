@@ -7,7 +7,8 @@ as it stands (gradients.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from memadvisor.engines.flat import Slot
 from memadvisor.engines.gradients import ShardedGradient
 from memadvisor.engines.sharded_step import Swap
 from memadvisor.engines.undo import Undo
+from memadvisor.errors import PlanError
 
 
 def patch(slot_of: Callable[[torch.Tensor], Slot | None], undo: Undo) -> None:
@@ -42,11 +44,14 @@ def _total_norm(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         sharded = [g for g in gradients if isinstance(g, ShardedGradient)]
         whole = [g for g in gradients if not isinstance(g, ShardedGradient)]
         power = float(norm_type)
-        if not sharded or power <= 0:
+        if sharded and power > 0 and all(g.paged_flat is not None for g in sharded):
+            norms = list(_norms_one_by_one(gradients, power))
+        elif not sharded or power <= 0:
             return original(gradients, norm_type, error_if_nonfinite, foreach)
-        norms = [_sharded_norm(mine, executor, power) for executor, mine in _by_executor(sharded)]
-        if whole:
-            norms.append(original(whole, norm_type, False, foreach))
+        else:
+            norms = [_sharded_norm(mine, executor, power) for executor, mine in _by_executor(sharded)]
+            if whole:
+                norms.append(original(whole, norm_type, False, foreach))
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0]) for n in norms]), power)
         if error_if_nonfinite and not torch.isfinite(norm):
             raise RuntimeError(
@@ -57,6 +62,22 @@ def _total_norm(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         return norm
 
     return total_norm
+
+
+def _norms_one_by_one(gradients: list[torch.Tensor], power: float) -> Iterator[torch.Tensor]:
+    """The norm of each gradient, as torch takes it. Those that lie elsewhere are in memory one flat at a time."""
+    flats = [g.paged_flat if isinstance(g, ShardedGradient) else None for g in gradients]
+    for _, group in itertools.groupby(zip(gradients, flats, strict=True), key=lambda pair: id(pair[1])):
+        shard: torch.Tensor | None = None
+        for gradient, flat in group:
+            if flat is None or not isinstance(gradient, ShardedGradient):
+                yield torch.linalg.vector_norm(gradient, power)
+                continue
+            shard = flat.grad_shard if shard is None else shard
+            slot = gradient.slot
+            if shard is None:
+                raise RuntimeError("this gradient has been dropped")
+            yield torch.linalg.vector_norm(slot.view(shard), power)
 
 
 def _by_executor(
@@ -104,6 +125,11 @@ def _unscale(
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             slot = sharded_slot(parameter)
             executor = None if slot is None else slot.token._executor()
+            if slot is not None and slot.flat.page is not None:
+                raise PlanError(
+                    "GradScaler changes gradients that lie on another tier.",
+                    hint="leave parameters on the device, or train in bfloat16, which needs no scaling.",
+                )
             if slot is not None and executor is not None:
                 executor.early.look_at_gradient(slot)
                 executors[id(executor)] = executor

@@ -19,12 +19,14 @@ import torch
 
 from memadvisor.coded_states import is_coded
 from memadvisor.engines.coded_tier import CodedTier, codes_in
+from memadvisor.engines.flat import Flat
 from memadvisor.engines.lanes import Ticket
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.parcels import Failed, Parcel
 from memadvisor.engines.sharded_step import SCALARS, FindSlot, Swap
 from memadvisor.engines.tiers import Tier
 from memadvisor.engines.unit_step import plain_step
+from memadvisor.engines.update_buffers import LabelAs, UpdateBuffers
 from memadvisor.run.torch_names import dtype_name
 from memadvisor.schedule import Action, ActionKind
 
@@ -59,6 +61,7 @@ class PagedStep:
         kept: Kept,
         slot_of: FindSlot,
         label: LabelState,
+        label_as: LabelAs,
     ) -> None:
         self._optimizer = optimizer
         self._members = members
@@ -72,30 +75,39 @@ class PagedStep:
         self._reading: dict[str, Ticket] = {}
         self._handed: dict[str, list[torch.Tensor]] = {}  # views of a buffer that stand in the state
         self._unsettled: list[Parcel] = []
+        flats = {unit: self._paged_flats(parameters) for unit, parameters in members.items()}
+        self._flats = UpdateBuffers(flats, self._sides, label_as)
         self.moved_bytes = 0  # read and written
         self.waited_s = 0.0  # for transfers and codes, in which nothing was updated
 
     def play(self, actions: Iterable[Action]) -> None:
         """Update the units whose state is put away, in the order of `actions`."""
         self._make_buffers()
+        self._flats.make_buffers()
         try:
             for action in actions:
                 if action.unit not in self._members:
                     continue
                 if action.kind is ActionKind.PREFETCH:
                     self._prefetch(action.unit)
+                    self._flats.prefetch(action.unit)
                 elif action.kind is ActionKind.UPDATE:
                     self._bring(action.unit)
+                    self._flats.bring(action.unit)
                     self._update(action.unit)
                 elif action.kind is ActionKind.OFFLOAD:
                     self.put_away(action.unit)
+                    self._flats.put_away(action.unit)
         finally:
             self.finish()
+            self.moved_bytes += self._flats.moved_bytes
+            self.waited_s += self._flats.waited_s
 
     def finish(self) -> None:
         """Wait until all of it is written, and let go of the buffers."""
         for ticket in self._reading.values():
             ticket.join()  # else it would write into memory that is given away
+        self._flats.finish()
         self._settle(but=0)
         self._reading.clear()
         self._writing.clear()
@@ -230,6 +242,14 @@ class PagedStep:
         while len(self._unsettled) > but:
             self._unsettled.pop(0).settle()
         self.waited_s += time.perf_counter() - start_s
+
+    def _paged_flats(self, parameters: Parameters) -> list[Flat]:
+        """Those that lie elsewhere themselves."""
+        slots = (self._slot_of(parameter) for parameter in parameters)
+        flats = {
+            id(slot.flat): slot.flat for slot in slots if slot is not None and slot.flat.page is not None
+        }
+        return list(flats.values())
 
     def _state_of(self, parameter: torch.Tensor) -> Iterator[tuple[str, Any]]:
         state = self._optimizer.state.get(parameter)

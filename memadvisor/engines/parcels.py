@@ -91,14 +91,14 @@ class Parcel:
 
     def read_into(self, packed: torch.Tensor, after: Sequence[Ticket] = ()) -> Ticket:
         """Have all of it brought into a buffer, if what `after` stands for ends well."""
-        ended = [_EndedWell(ticket) for ticket in after]
+        ended = [EndedWell(ticket) for ticket in after]
         return self.tier.read(self.block, packed[: self.size_bytes], after=ended)
 
     def part(self, entry: Entry) -> Any:
         return self.tier.part(self.block, entry.start, entry.size_bytes)
 
 
-class _EndedWell:
+class EndedWell:
     """A ticket that whoever follows it must see succeed: what it was to have written may be there alone."""
 
     def __init__(self, ticket: Ticket) -> None:

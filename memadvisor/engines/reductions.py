@@ -110,7 +110,9 @@ class Reductions:
             transfer.wait()  # in their order: of those that fail, the first is the cause
         self._backward.in_flight.clear()
         self._end_scattering()
-        if self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):
+        if self._executor.is_alone:
+            pass  # as without a plan: what got no gradient has none
+        elif self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):
             used = self._wire.largest(used, self._slots[0].flat.device)
         elif absent:
             self._missing = [slot.name for slot in absent] if self._sync else []
@@ -127,7 +129,10 @@ class Reductions:
         """A parameter that some other rank may have used takes part with a zero gradient, as under DDP."""
         with torch.no_grad():
             for slot in absent:
-                if slot.flat.stage >= 2 or (self._sync and slot.parameter.grad is None):
+                if self._executor.is_alone:
+                    if slot.flat.grad is not None:  # of others; it must not be left as the memory was
+                        self._gradient_view(slot).zero_()
+                elif slot.flat.stage >= 2 or (self._sync and slot.parameter.grad is None):
                     self._gradient_view(slot).zero_()
 
     def _agree_on_order(self) -> None:
@@ -215,6 +220,9 @@ class Reductions:
         if unit.name in self._backward.done:
             return
         self._backward.done.append(unit.name)
+        if self._executor.is_alone:  # nobody else's order counts
+            self._order.remove(unit.name)
+            self._order.insert(self._backward.num_reduced, unit.name)
         self._executor.unit_backward_ends(unit)
         while self._next_unit() in self._backward.done:
             self._reduce_next()
@@ -265,7 +273,7 @@ class Reductions:
     def _sum_across(self, action: Action) -> None:
         """Sum over the groups what the reduction inside, just before, leaves of the same unit."""
         for flat in self._backward.scattering:
-            if flat.scattering is None:
+            if not isinstance(flat.scattering, Chain):
                 continue
             if action.overlaps:
                 flat.scattering = self._wire.begin_sum_across(flat.scattering, flat.unit)
@@ -286,6 +294,8 @@ class Reductions:
     def _keep_shard(self, flat: Flat, own: torch.Tensor) -> None:
         """Take the sum over, in the optimizer's dtype, in which micro-batches are added up."""
         grad, flat.grad = flat.grad, None
+        if flat.page is not None:
+            return  # it lies elsewhere
         # A slice of the full buffer would keep all of it alive.
         shares = grad is not None and own.untyped_storage()._cdata == grad.untyped_storage()._cdata
         del grad
@@ -314,11 +324,20 @@ class Reductions:
                 dropped = [slot for slot in flat.slots if slot.parameter.grad is None]
                 if len(dropped) == len(flat.slots):
                     flat.grad_shard = None
+                elif flat.page is not None:
+                    self._drop_paged(flat, [slot for slot in dropped if slot.had_gradient])
                 elif flat.grad_shard is not None:
                     for slot in dropped:
                         slot.piece(flat.grad_shard).zero_()
             elif flat.grad is not None and not any(self._is_ours(slot) for slot in flat.slots):
                 flat.grad = None
+
+    def _drop_paged(self, flat: Flat, dropped: list[Slot]) -> None:
+        if dropped and flat.has_gradient:
+            with torch.no_grad(), flat.changing_gradient() as gradient:
+                for slot in dropped:
+                    slot.piece(gradient).zero_()
+                    slot.had_gradient = False
 
     def _is_ours(self, slot: Slot) -> bool:
         gradient, buffer = slot.parameter.grad, slot.flat.grad

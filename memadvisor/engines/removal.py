@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,18 @@ def remove_executor(
             _restore_gradients(executor, flat)
         executor.lates.replace(partial(_restored, executor))
     executor.detach()
+
+
+@contextlib.contextmanager
+def lost_is_told(executor: Executor, note: Callable[[str, str], None]) -> Iterator[None]:
+    """On one rank, what another tier does not give back when the engine is taken off is lost, and said."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if not executor.is_alone:
+            raise
+        note("warning", f"not all parameters and states are there again: {error}")
+        executor.detach()
 
 
 def let_go_of_orphans(executors: Iterable[Executor], group: dist.ProcessGroup, *, is_first: bool) -> None:
@@ -89,15 +102,18 @@ def _restore_parameters(executor: Executor, flat: Flat) -> None:
 
 def _restore_gradients(executor: Executor, flat: Flat) -> None:
     source = flat.grad
-    if flat.grad_shard is not None:
+    if (own := flat.grad_shard) is not None:
         source = flat.new(flat.padded_numel)
-        executor.wire.gather(source, flat.grad_shard, flat.unit, flat.index)
+        executor.wire.gather(source, own, flat.unit, flat.index)
     for slot in flat.slots:
         if source is not None and slot.parameter.grad is not None:
             slot.parameter.grad = slot.view(source).to(flat.script_dtype, copy=True)
         elif slot.token is not None:
             slot.parameter.grad = None  # used up by an update in the backward
     flat.grad = flat.grad_shard = None
+    if flat.page is not None:
+        flat.page.close()
+        flat.page = None
 
 
 def _restore_optimizers(
@@ -124,8 +140,13 @@ def _restore_optimizers(
             if state is not None:
                 whole.append((optimizer, slot.parameter, state))
     # Nobody may replace a piece before everybody has read it.
-    dist.barrier(group=executor.wire.group)
+    _wait_for_others(executor)
     for changed, parameter, state in whole:
         changed.state.pop(parameter, None)  # in the order of the groups, as it is without a plan
         changed.state[parameter] = state
-    dist.barrier(group=executor.wire.group)
+    _wait_for_others(executor)
+
+
+def _wait_for_others(executor: Executor) -> None:
+    if not executor.is_alone:
+        dist.barrier(group=executor.wire.group)

@@ -20,12 +20,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from memadvisor.engines.undo import Undo
 from memadvisor.run.torch_names import dtype_name
 
 if TYPE_CHECKING:
@@ -223,6 +224,22 @@ class Service:
             slot: Slot = executor.slots[question["slot"]]
             return slot.piece(flat.shard)
         return flat.shard
+
+
+def patch_goodbye(executors: Iterable[Executor], undo: Undo) -> None:
+    """Before a script destroys its process group, bring what it still has of other ranks, and say goodbye to them."""
+    original = dist.destroy_process_group
+
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        if (args[0] if args else kwargs.get("group")) in (None, dist.group.WORLD):
+            for executor in list(executors):
+                executor.lates.keep()
+            for executor in list(executors):
+                executor.service.leave()
+        original(*args, **kwargs)
+
+    undo.replace(dist, "destroy_process_group", destroy_process_group)
+    undo.replace(dist.distributed_c10d, "destroy_process_group", destroy_process_group)
 
 
 def _progress(executor: Executor) -> list[int]:

@@ -81,9 +81,9 @@ class Swap:
 
     def _replacement(self, parameter: torch.Tensor, slot_of: FindSlot) -> torch.Tensor:
         slot = slot_of(parameter)
-        if slot is None or slot.flat.shard is None:
+        if slot is None or (shard := slot.flat.shard) is None:
             return parameter
-        piece = slot.piece(slot.flat.shard).detach()
+        piece = slot.piece(shard).detach()
         piece.grad = self._gradient_of(slot)
         state = self._optimizer.state
         if self._with_state and parameter in state:
@@ -99,7 +99,8 @@ def gradient_piece(slot: Slot) -> torch.Tensor | None:
         return None
     flat = slot.flat
     if gradient is slot.token:
-        return None if flat.grad_shard is None else slot.piece(flat.grad_shard)
+        shard = flat.grad_shard
+        return None if shard is None else slot.piece(shard)
     low, high = slot.range_on(flat.rank)
     if flat.grad is not None and gradient.data_ptr() == slot.view(flat.grad).data_ptr():
         return flat.grad[low:high]

@@ -103,6 +103,8 @@ class Source:
     def piece(self) -> torch.Tensor:
         """The elements that this rank holds, 1-D; writing into them changes the model, or the optimizer."""
         flat = self.slot.flat
+        if not self.key and flat.loan is None and flat.page is not None and flat.own_shard is None:
+            return flat.page.parameters.read(self.slot.start, self.slot.end)
         own = self.executor.service.state_of(self.slot, self.key) if self.key else flat.shard
         if own is None:
             raise RuntimeError(f"the state {self.key!r} of {self.slot.name!r} has been dropped")

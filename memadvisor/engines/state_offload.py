@@ -7,6 +7,7 @@ script has called then finds the rest. That happens when all of the script's own
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -134,7 +135,6 @@ class StateOffload:
             hook.remove()
 
     def _update(self, optimizer: Optimizer) -> Swap:
-        num_states = len(optimizer.state)
         updated: set[int] = set()
         for number, model in enumerate(self._models):
             members = model.members(optimizer)
@@ -143,8 +143,7 @@ class StateOffload:
                 step.play(model.actions)
                 self._tell(optimizer, number, step, time.perf_counter() - start_s)
                 updated |= {id(parameter) for unit in members.values() for parameter in unit}
-        if len(optimizer.state) != num_states:
-            _order_as_without_us(optimizer)
+        _order_as_without_us(optimizer)
         rest = {id(parameter) for parameter in parameters_of(optimizer)} - updated
         return Swap(optimizer, self._slot_of, only=rest)
 
@@ -185,7 +184,7 @@ class StateOffload:
                 self._label(table, "other", "")
             kept.failed = partial(_keep_in_memory, weakref.ref(kept), self._note)
         label = partial(_label_state, self._label)
-        return PagedStep(optimizer, members, by_model[number], self._slot_of, label)
+        return PagedStep(optimizer, members, by_model[number], self._slot_of, label, self._label)
 
     # ---- between steps -----------------------------------------------------------------------
 
@@ -247,6 +246,9 @@ def _keep_in_memory(kept: weakref.ref[Kept], note: Note, error: OSError) -> None
 def _order_as_without_us(optimizer: Optimizer) -> None:
     """State in the order of the groups, in which the optimizer itself would have made it."""
     places = {id(parameter): place for place, parameter in enumerate(parameters_of(optimizer))}
+    order = [places.get(id(parameter), -1) for parameter in optimizer.state]
+    if all(a <= b for a, b in itertools.pairwise(order)):
+        return
     items = sorted(optimizer.state.items(), key=lambda item: places.get(id(item[0]), -1))
     optimizer.state.clear()
     optimizer.state.update(items)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from memadvisor.compression import UNCOMPRESSED, Compression, packed_bytes, scratch_elements
 from memadvisor.engines.flat import Flat
 from memadvisor.engines.lanes import Chain, Ticket
+from memadvisor.engines.paged_flats import Leaving, put_gradient
 from memadvisor.engines.quantise import dequantise, quantise
 from memadvisor.engines.wire import Wire
 from memadvisor.errors import PlanError
@@ -38,6 +39,8 @@ class Transfers:
 
     def begin_gather(self, flat: Flat) -> Ticket:
         """Begin to fill a flat's `full` from the shards of all ranks."""
+        if flat.page is not None and flat.full is not None:
+            return flat.page.parameters.read_into(flat.full)
         full, shard = _tensors(flat)
         if flat.gather_bits is None:
             return self._wire.begin_gather(full, flat.own_part(full), flat.unit, flat.index)
@@ -46,6 +49,9 @@ class Transfers:
 
     def gather(self, flat: Flat) -> None:
         """The same, and wait for it."""
+        if flat.page is not None:
+            self.begin_gather(flat).wait()
+            return
         full, shard = _tensors(flat)
         if flat.gather_bits is None:
             self._wire.gather(full, flat.own_part(full), flat.unit, flat.index)
@@ -87,8 +93,10 @@ class Transfers:
 
     # ---- gradients that become shards --------------------------------------------------------
 
-    def begin_reduce_scatter(self, flat: Flat, grad: torch.Tensor) -> Chain:
+    def begin_reduce_scatter(self, flat: Flat, grad: torch.Tensor) -> Chain | Leaving:
         """Begin to sum a flat's gradients, which are used up; the ticket gives this rank's shard of the sum."""
+        if flat.page is not None and flat.page.gradient is not None:
+            return put_gradient(flat.page.gradient, grad)
         if flat.reduce_bits is None:
             return self._wire.begin_reduce_scatter(grad, flat.unit, flat.index)
         own, work, writes = self._reduce_work(flat, grad, flat.reduce_bits)
@@ -96,6 +104,8 @@ class Transfers:
 
     def reduce_scatter(self, flat: Flat, grad: torch.Tensor) -> torch.Tensor:
         """The same, and wait for it."""
+        if flat.page is not None:
+            return self.begin_reduce_scatter(flat, grad).wait()
         if flat.reduce_bits is None:
             return self._wire.reduce_scatter(grad, flat.unit, flat.index)
         own, work, writes = self._reduce_work(flat, grad, flat.reduce_bits)

@@ -26,6 +26,7 @@ from memadvisor.plan import Plan
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.named import check_policy, named_plan
+from memadvisor.planning.paging import paged_bytes
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, order
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
@@ -99,12 +100,22 @@ def advise(
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
     transfers = transfer_times(hardware, ranks * _movable_bytes(plain))
+    paged_transfers = transfer_times(hardware, ranks * (_movable_bytes(plain) + paged_bytes(plain)))
     learnt = learn(run, learn_from, times, transfers) if learn_from else None
     plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
     check_policy(policy)
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
     search = Search(
-        run, times, ranks, memory_bytes, settings, precision, compression, transfers, optimizer_bits
+        run,
+        times,
+        ranks,
+        memory_bytes,
+        settings,
+        precision,
+        compression,
+        transfers,
+        optimizer_bits,
+        paged_transfers,
     )
     if not search.stages:
         raise UsageError(
@@ -157,6 +168,7 @@ def _movable_bytes(step: CapturedStep) -> int:
 def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) -> Iterator[str]:
     units = [unit for ranked in found for unit in ranked.plan.units]
     tiers = {
+        "parameters and gradients": {unit.parameter_tier for unit in units} - {"device"},
         "optimizer state": {unit.optimizer_tier for unit in units} - {"device"},
         "activations": {unit.activation_tier for unit in units} - {"device"},
     }

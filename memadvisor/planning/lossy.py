@@ -57,7 +57,9 @@ def with_coded_states(
     step: CapturedStep, plan: Plan, times: CollectiveTimes | None, transfers: TransferTimes | None
 ) -> LossyAlternative | None:
     """`plan`, of the step as it is, with all optimizer state in 8 bits; None where none of it may be, or it is already."""
-    if plan.executor != "built-in" or plan.optimizer_codes or not _may_be_coded(step):
+    if plan.executor != "built-in" or plan.optimizer_codes or plan.parameter_tiers != {"device"}:
+        return None
+    if not _may_be_coded(step):
         return None
     units = tuple(replace(unit, optimizer_bits=8, optimizer_tier="device") for unit in plan.units)
     coded = replace(plan, units=units, optimizer_tier="device", update_in_backward=False)

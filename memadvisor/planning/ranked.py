@@ -64,6 +64,13 @@ class Kind:
     largest: Arrangement
 
 
+def is_worth_it(mixed: RankedPlan, best: RankedPlan) -> bool:
+    """Another stage for each unit has to bring something: it fits alone, or it is faster."""
+    if mixed.fits and best.fits:
+        return mixed.prediction.step_time_s < best.prediction.step_time_s * (1 - 1e-9)
+    return order(mixed) < order(best)
+
+
 def worthier(usual: RankedPlan, other: RankedPlan) -> RankedPlan:
     """A plan that updates in the backward, or moves activations, where it is needed to fit, or clearly faster; else the
     usual one."""

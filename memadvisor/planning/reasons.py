@@ -40,7 +40,13 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
         else "recomputes nothing"
     )
     tiers = sorted({unit.optimizer_tier for unit in plan.units} - {"device"})
-    if tiers:
+    num_paged = sum(unit.parameter_tier != "device" for unit in plan.units)
+    if num_paged:
+        parts.append(
+            f"keeps parameters, gradients and optimizer state of {num_paged} unit{'s' * (num_paged != 1)} of "
+            f"{len(plan.units)} on the {' and the '.join(tiers)} between their uses ({_waiting(prediction)})"
+        )
+    elif tiers:
         parts.append(f"keeps optimizer state on the {' and the '.join(tiers)} between updates")
     if plan.optimizer_codes:
         parts.append("keeps optimizer state in 8 bits between updates")

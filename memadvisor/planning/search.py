@@ -16,7 +16,7 @@ from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
-from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
+from memadvisor.plan import Plan, Prediction, fingerprint
 from memadvisor.planning.arrangement import (
     SHARDINGS,
     Arrangement,
@@ -27,12 +27,22 @@ from memadvisor.planning.arrangement import (
 )
 from memadvisor.planning.offload import OffloadSearch
 from memadvisor.planning.operators import OperatorSearch
-from memadvisor.planning.ranked import FrontPoint, Kind, RankedPlan, front_of, order, with_other, worthier
+from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes
+from memadvisor.planning.ranked import (
+    FrontPoint,
+    Kind,
+    RankedPlan,
+    front_of,
+    is_worth_it,
+    order,
+    with_other,
+    worthier,
+)
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.stretches import Nested, NestedSearch, nested_of, nested_with
+from memadvisor.planning.way import Way
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
-from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
@@ -56,9 +66,11 @@ class Search:
         compression: Compression = UNCOMPRESSED,
         transfers: TransferTimes | None = None,
         optimizer_bits: int | None = None,
+        paged_transfers: TransferTimes | None = None,
     ) -> None:
         self.times = times
         self.transfers = transfers
+        self.paged_transfers = paged_transfers  # where parameters and gradients lie on the tier too
         self.settings = settings
         self.num_ranks = num_ranks
         self.precision = precision
@@ -69,11 +81,19 @@ class Search:
         self.needs: list[int] = []
         self._kinds: list[Kind] = []  # of what leaves the script alone
         self._state_kinds: list[Kind] = []  # the same with optimizer state on another tier
+        self._paged_kinds: list[Kind] = []  # and with parameters and gradients there too
         self.fingerprint = fingerprint(
             (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
         )
 
     def plans(self, step: CapturedStep) -> Iterator[RankedPlan]:
+        """The usual ones; where none of them fits, some whose parameters lie on another tier too."""
+        usual = list(self._usual(step))
+        yield from usual
+        if not any(ranked.fits for ranked in usual):
+            yield from self._paging(step)
+
+    def _usual(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """The best plan of each stage for all units alike; and one of several stages where it is better.
 
         For a script that shards its model by FSDP2 itself: what that may free after the forward, and gather ahead.
@@ -92,75 +112,47 @@ class Search:
                 kinds.append((True, True, 1))
             if stage == 3 and not step.shard_groups:
                 kinds.append((False, True, 1))
-            best = [self._alike(step, stage, *kind, None, found) for kind in kinds]
+            best = [self._alike(step, Way(stage, *kind), found) for kind in kinds]
             kind = kinds[best.index(min(best, key=order))]
             hybrids = self._groups(step) if stage else ()
-            best += [self._alike(step, stage, *kind, shard_ranks, found) for shard_ranks in hybrids]
+            best += [self._alike(step, Way(stage, *kind, ranks), found) for ranks in hybrids]
             alike.append(min(best, key=order))
             may_update_early = not step.shard_groups and self.optimizer_bits is None
             if stage >= 2 and step.leaves_gradients_alone and may_update_early:
-                early = [self._alike(step, stage, *each, None, [], early=True) for each in kinds[1:]]
-                early += [self._alike(step, stage, *kind, ranks, [], early=True) for ranks in hybrids]
+                early = [self._alike(step, Way(stage, *each, early=True), []) for each in kinds[1:]]
+                early += [self._alike(step, Way(stage, *kind, ranks, early=True), []) for ranks in hybrids]
                 alike[-1] = worthier(alike[-1], min(early, key=order))
             ways += [(stage, *each) for each in kinds]
-        tier = self._tier(step)
+        tier = nearest_tier(step, self.transfers)
         keeps_state = any(s.optimizer_bytes for s in step.states.values()) and self.optimizer_bits is None
         if tier is not None and keeps_state and not any(ranked.fits for ranked in alike):
-            away = [self._alike(step, *way, None, [], tier=tier) for way in ways]
+            away = [self._alike(step, Way(*way, tier=tier), []) for way in ways]
             alike.append(min(away, key=order))
         yield from alike
         if self.num_ranks > 1 and step.repeats == 1:
             mixed = self._mixed(step, found)
-            if self._is_worth_it(mixed, min(alike, key=order)):
+            if is_worth_it(mixed, min(alike, key=order)):
                 yield mixed
-        for besides in (self._keeping, self._moving):
-            if (ranked := besides(step)) is not None:
+        for ranked in (self._keeping(step), self._moving(step, (self._kinds, self._state_kinds))):
+            if ranked is not None:
                 yield ranked
 
-    def _tier(self, step: CapturedStep) -> str | None:
-        """Where optimizer state and activations may lie: as near as transfers are known; None for nowhere else."""
-        lanes = (Lane.DISK,) if step.device == "cpu" else (Lane.HOST, Lane.DISK)
-        known = self.transfers.bandwidths if self.transfers is not None and not step.shard_groups else ()
-        return next((lane.value for lane in lanes if lane in known), None)
+    def _paging(self, step: CapturedStep) -> Iterator[RankedPlan]:
+        """Where nothing else fits, parameters and gradients lie where optimizer state does, and then activations too."""
+        tier = nearest_tier(step, self.paged_transfers)
+        if tier is None or self.optimizer_bits is not None or not may_page(step, self.num_ranks):
+            return
+        best = min((self._alike(step, Way(3, *way, tier=tier, pages=True), []) for way in WAYS), key=order)
+        yield best
+        if not best.fits and (moved := self._moving(step, (self._paged_kinds,))) is not None:
+            yield moved
 
-    def _is_worth_it(self, mixed: RankedPlan, best: RankedPlan) -> bool:
-        """Another stage for each unit has to bring something: it fits alone, or it is faster."""
-        if mixed.fits and best.fits:
-            return mixed.prediction.step_time_s < best.prediction.step_time_s * (1 - 1e-9)
-        return order(mixed) < order(best)
-
-    def _alike(
-        self,
-        step: CapturedStep,
-        stage: int,
-        reshard: bool,
-        overlap: bool,
-        depth: int,
-        shard_ranks: int | None,
-        found: list[Arrangement],
-        *,
-        early: bool = False,
-        tier: str = "device",
-    ) -> RankedPlan:
-        """All units of one stage, with the best choice of units to recompute; what was met joins `found`."""
-
-        nearest = self._tier(step)
+    def _alike(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan:
+        """All units of one way, with the best choice of units to recompute; what was met joins `found`."""
+        nearest = nearest_tier(step, self.transfers) or "device"
 
         def arranged(nested: Nested) -> Arrangement:
-            kept = dict(nested.kept)
-            units = tuple(
-                UnitPlan(
-                    name=u.name,
-                    zero_stage=stage,
-                    recompute=u.name in nested.alone,
-                    reshard=reshard,
-                    optimizer_tier=tier,
-                    kept=kept.get(u.name, ()),
-                    activation_tier=(nearest or "device") if u.name in nested.away else "device",
-                )
-                for u in step.units
-            )
-            return Arrangement(units, overlap, depth, shard_ranks, early, nested.stretches)
+            return way.arranged(step, nested, nearest)
 
         known: dict[Nested, Simulation] = {}
 
@@ -177,7 +169,7 @@ class Search:
 
         search = NestedSearch(step, play)
         operators = OperatorSearch(step, lambda kept: play(nested_with(frozenset(kept), (), kept)))
-        may_nest = not early and self._may_nest(step, stage, shard_ranks)
+        may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
 
         def choose(target_bytes: int) -> Arrangement | None:
             choice = choose_recomputed(step, evaluate, target_bytes)
@@ -200,11 +192,12 @@ class Search:
         if least is not None:
             smallest = min(smallest, least, key=lambda one: play(one).peak.total_bytes)
         best = self._best(step, choose, predict, arranged(smallest), found)
-        if step.repeats == 1 and not early:
+        if step.repeats == 1 and not way.early:
             largest = arranged(Nested(frozenset(), ()))
             may_keep = self.settings is None and bool(step.operators)
             offload = self._offload(step, largest, lambda a: play(nested_of(a)), choose, arranged(smallest))
-            (self._kinds if tier == "device" else self._state_kinds).append(
+            of_tier = self._paged_kinds if way.pages else self._state_kinds
+            (self._kinds if way.tier == "device" else of_tier).append(
                 Kind(best, choose, keep if may_keep else None, offload, predict, arranged(smallest), largest)
             )
         return best
@@ -218,7 +211,7 @@ class Search:
         smallest: Arrangement,
     ) -> Callable[[int, bool], Arrangement | None] | None:
         """Plans with activations on another tier, for any budget; None where there is none."""
-        tier = self._tier(step)
+        tier = nearest_tier(step, self.transfers)
         if tier is None or self.transfers is None:
             return None
         search = OffloadSearch(step, plain, tier, self.transfers, play)
@@ -230,10 +223,10 @@ class Search:
 
         return offload
 
-    def _moving(self, step: CapturedStep) -> RankedPlan | None:
-        """The best plan's way of sharding with activations elsewhere; where nothing else fits, optimizer state too."""
+    def _moving(self, step: CapturedStep, ways: Iterable[list[Kind]]) -> RankedPlan | None:
+        """The best plan's way of sharding with activations elsewhere; where nothing of that fits, of the next of `ways`."""
         best: RankedPlan | None = None
-        for kinds in (self._kinds, self._state_kinds):
+        for kinds in ways:
             if step.repeats > 1 or not kinds or (best is not None and best.fits):
                 continue
             place = min(range(len(kinds)), key=lambda place: order(kinds[place].ranked))
@@ -353,14 +346,15 @@ class Search:
                 break
             over_bytes = prediction.needed_bytes - self.budget_bytes
             target_bytes = min(target_bytes, prediction.peak_bytes) - over_bytes
-        self.needs += [ranked.prediction.needed_bytes for ranked in tried]
+        self.needs += [max(one.prediction.needed_bytes, starting_bytes(step, one.plan)) for one in tried]
         return min([ranked for ranked in tried if ranked.fits] or tried[:1], key=order)
 
     def play(
         self, step: CapturedStep, arrangement: Arrangement, activations: Activations | None = None
     ) -> Simulation:
         schedule = write_schedule(self._plan(step, arrangement), step.units)
-        return simulate(step, schedule, self.times, activations=activations, transfers=self.transfers)
+        transfers = self.paged_transfers if schedule.paged else self.transfers
+        return simulate(step, schedule, self.times, activations=activations, transfers=transfers)
 
     def ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
         plan = self._plan(step, arrangement)
@@ -369,14 +363,16 @@ class Search:
         return RankedPlan(
             plan=plan,
             prediction=prediction,
-            fits=prediction.needed_bytes <= self.budget_bytes,
+            fits=max(prediction.needed_bytes, starting_bytes(step, plan)) <= self.budget_bytes,
             changes_script=step.repeats > 1,
         )
 
     def _reserved_bytes(self, step: CapturedStep, plan: Plan) -> int | None:
         if self.settings is None:
             return None
-        changes = planned_sequence(step, write_schedule(plan, step.units), self.times, self.transfers)
+        schedule = write_schedule(plan, step.units)
+        transfers = self.paged_transfers if schedule.paged else self.transfers
+        changes = planned_sequence(step, schedule, self.times, transfers)
         return replay(changes, self.settings).peak_reserved_bytes
 
     def _plan(self, step: CapturedStep, arrangement: Arrangement) -> Plan:

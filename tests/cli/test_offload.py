@@ -22,16 +22,20 @@ def test_every_option_with_a_value_keeps_it_from_being_the_script(command):
             assert words[-1] == "value" and target.name == "train.py", action.option_strings
 
 
-def asked(activations=None, units=None, optimizer=None):
+def asked(activations=None, units=None, optimizer=None, parameters=None):
     words = {"offload_activations": activations, "offload_units": units, "offload_optimizer": optimizer}
+    words["offload_parameters"] = parameters
     return offload_of(argparse.Namespace(**words))
 
 
 def test_a_tier_a_directory_and_units():
-    assert asked() == {"optimizer_tier": "device"}
-    assert asked(optimizer="disk") == {"optimizer_tier": "disk"}
+    here = {"optimizer_tier": "device", "parameter_tier": "device"}
+    assert asked() == here
+    assert asked(optimizer="disk") == {**here, "optimizer_tier": "disk"}
+    # The state goes with them.
+    assert asked(parameters="disk") == {"optimizer_tier": "disk", "parameter_tier": "disk"}
     disk = {"activation_tier": "disk", "activation_units": (), "disk_directory": None}
-    assert asked("disk") == {"optimizer_tier": "device", **disk}
+    assert asked("disk") == {**here, **disk}
     named = asked("disk:/data/it:self", "blocks.*, head")
     assert named["disk_directory"] == "/data/it:self" and named["activation_units"] == ("blocks.*", "head")
 

@@ -72,6 +72,40 @@ def test_transfers_take_the_time_that_updates_do_not_hide(read, write):
     assert exposed_s >= max(first / read + last / write, transfers_s - update_s) * (1 - 1e-9)
 
 
+@given(st.floats(1e6, 1e10), st.sampled_from([(False, 0), (True, 1), (True, 2)]))
+@settings(max_examples=20, deadline=None)
+def test_parameters_elsewhere_are_read_twice_a_step_and_gradients_written_once(speed, way):
+    """Beside their update; a step takes no longer than all of that and the plain step, and is no faster than either."""
+    overlap, depth = way
+    step = captured_step(make_run())
+    plain, _ = play(step, tier="device")
+    plan = make_plan(1, 3, optimizer_tier="disk", parameter_tier="disk", overlap=overlap, gather_depth=depth)
+    bandwidth = TierBandwidth(read_bytes_per_s=speed, write_bytes_per_s=speed)
+    played = simulate(
+        step,
+        write_schedule(plan, step.units),
+        None,
+        transfers=TransferTimes({Lane.DISK: bandwidth}, "a test"),
+    )
+
+    parameters = sum(states.parameter_bytes for states in step.states.values())
+    state = sum(state_of(step, name) for name in step.states)
+    reads = [i for i in played.lanes.intervals if i.label.startswith("gather")]
+    writes = [i for i in played.lanes.intervals if i.label.startswith("reduce")]
+    assert sum(i.end_s - i.start_s for i in writes) == pytest.approx(parameters / speed)
+    shared = {unit.name for unit in step.units if unit.is_shared}
+    own = sum(states.parameter_bytes for name, states in step.states.items() if name not in shared)
+    assert sum(i.end_s - i.start_s for i in reads) == pytest.approx((parameters + own) / speed)
+    transfers_s = (2 * parameters + own + 3 * parameters + 2 * state) / speed
+    busy_s = sum(i.end_s - i.start_s for i in played.lanes.intervals if i.lane is Lane.DISK)
+    assert busy_s == pytest.approx(transfers_s)
+    assert played.step_time_s == pytest.approx(plain.step_time_s + played.exposed_transfer_s)
+    assert max(0.0, transfers_s - plain.step_time_s) * (1 - 1e-9) <= played.exposed_transfer_s
+    assert played.exposed_transfer_s <= transfers_s * (1 + 1e-9)
+    resting = [m for m in played.moments if m.position == "outside forward and backward"]
+    assert all(not m.by_category_bytes["parameter"] for m in resting)
+
+
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 0), (2, 2)])
 def test_state_in_codes_is_expanded_one_unit_after_another(ranks, stage):
     """Codes at rest; in the step one buffer as large as the largest unit's state; and compute decodes and codes all."""

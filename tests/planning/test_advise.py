@@ -285,3 +285,23 @@ def test_optimizer_state_goes_to_disk_where_nothing_else_fits_and_the_disk_is_kn
     assert plan_from_json(plan_to_json(tight.best), "it") == tight.best
     unknown = advise(RUN, memory_bytes=smallest - 1, hardware=MEASURED)
     assert not any(p.fits and not p.changes_script for p in unknown.plans)
+
+
+def test_parameters_go_to_disk_where_optimizer_state_and_activations_alone_do_not_fit():
+    disk = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
+    known = dataclasses.replace(MEASURED, disk=disk)
+    run = make_run(num_ranks=1, num_blocks=4, hidden=256, vocabulary=64, sequence=4, micro_batch_size=1)
+    nothing = advise(run, memory_bytes=1, hardware=known)
+    usual = [p for p in nothing.plans if p.plan.parameter_tiers == {"device"} and not p.changes_script]
+    smallest = min(p.prediction.peak_bytes for p in usual)
+    fits, tight = (advise(run, memory_bytes=smallest - less, hardware=known) for less in (0, 1))
+
+    assert all(ranked.plan.parameter_tiers == {"device"} for ranked in fits.plans)
+    assert {(unit.parameter_tier, unit.optimizer_tier) for unit in tight.best.units} == {("disk", "disk")}
+    assert tight.best.prediction.peak_bytes < smallest
+    assert "keeps parameters, gradients and optimizer state of" in tight.best.why
+    assert plan_from_json(plan_to_json(tight.best), "it") == tight.best
+    states = captured_step(run).states.values()
+    assert nothing.smallest_budget_bytes > sum(
+        unit.parameter_bytes for unit in states
+    )  # as the script makes them

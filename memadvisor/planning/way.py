@@ -1,0 +1,42 @@
+"""One way for all units alike: what is shared or lies elsewhere, and what runs ahead or behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memadvisor.cost.step import CapturedStep
+from memadvisor.plan import UnitPlan
+from memadvisor.planning.arrangement import Arrangement
+from memadvisor.planning.stretches import Nested
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """tier: where optimizer state lies. pages: whether parameters and gradients lie there too."""
+
+    stage: int
+    reshard: bool
+    overlap: bool
+    depth: int
+    shard_ranks: int | None = None
+    early: bool = False
+    tier: str = "device"
+    pages: bool = False
+
+    def arranged(self, step: CapturedStep, nested: Nested, activation_tier: str) -> Arrangement:
+        """With units that run again or keep activations elsewhere, as `nested` says."""
+        kept = dict(nested.kept)
+        units = tuple(
+            UnitPlan(
+                name=unit.name,
+                zero_stage=self.stage,
+                recompute=unit.name in nested.alone,
+                reshard=self.reshard,
+                optimizer_tier=self.tier,
+                parameter_tier=self.tier if self.pages else "device",
+                kept=kept.get(unit.name, ()),
+                activation_tier=activation_tier if unit.name in nested.away else "device",
+            )
+            for unit in step.units
+        )
+        return Arrangement(units, self.overlap, self.depth, self.shard_ranks, self.early, nested.stretches)

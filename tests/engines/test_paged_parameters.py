@@ -1,0 +1,147 @@
+"""Parameters and gradients on disk, on one rank: the same training in every bit, in less memory."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import io
+import os
+from fnmatch import fnmatch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from memadvisor.engines.apply import apply
+from memadvisor.engines.live import read_model
+from memadvisor.engines.released import ReleasedParameter
+from memadvisor.errors import PlanError
+from memadvisor.plan import Plan, UnitPlan
+from tests.engines.test_state_offload import Fault, assert_same, train
+from tests.engines.trainings import Model, make_optimizer, make_plan
+
+ON_DISK = make_plan(1, 3, optimizer_tier="disk", parameter_tier="disk", overlap=True, gather_depth=1)
+
+
+def some_on_disk(model: nn.Module, pattern: str, **changes) -> Plan:
+    """Only what matches lies elsewhere; the first block runs again."""
+    units = tuple(
+        UnitPlan(
+            name=unit.name,
+            zero_stage=3,
+            recompute=unit.name == "blocks.0",
+            reshard=unit.name != "blocks.1",
+            **dict.fromkeys(
+                ("optimizer_tier", "parameter_tier"), "disk" if fnmatch(unit.name, pattern) else "device"
+            ),
+        )
+        for unit in read_model(model).units
+    )
+    return make_plan(1, 3, "chosen", units, **changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "plan"),
+    [
+        ("adamw", {"tied": True, "batch_norm": True, "dropout": 0.1}, ON_DISK),
+        ("groups", {"unused": True, "checkpointed": True}, ON_DISK),
+        ("sgd", {"tied": True, "smooth": True}, "[!n]*"),
+        ("Adagrad", {"dropout": 0.1}, "blocks.*"),
+    ],
+)
+def test_training_is_the_same_in_every_bit(kind, model, plan):
+    """Tied, unused and frozen parameters, running statistics, the script's own checkpoints, clipping, accumulation."""
+
+    def make():
+        torch.manual_seed(3)
+        made = Model(**model)
+        made.blocks[1].norm.requires_grad_(False)
+        return made
+
+    plain = train(kind, accumulate=2, model=make())
+    plan = plan if isinstance(plan, Plan) else some_on_disk(make(), plan, gather_depth=2)
+    assert_same(train(kind, plan, accumulate=2, model=make()), plain)
+
+
+def test_whatever_reads_parameters_and_gradients_gets_them():
+    """Evaluation, state dicts saved and loaded, writes in place, gradients zeroed in place, clipped by value or read."""
+    seen = {}
+
+    def look(model, optimizer, step):
+        words = torch.arange(12).view(3, 4)
+        model.eval()
+        with torch.no_grad():
+            seen[step, "evaluated"] = model(words).clone()
+            model.blocks[step % 3].up.weight.mul_(0.9)
+        model.train()
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        seen[step, "saved"] = torch.load(file)
+        model.load_state_dict({name: value * 0.99 for name, value in seen[step, "saved"].items()})
+        F.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        seen[step, "gradient"] = model.head.weight.grad.clone()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        seen[step, "copied"] = copy.deepcopy(model).head.weight.detach()
+
+    ours = train("adamw", ON_DISK, each_step=look)
+    found = dict(seen)
+    assert_same(ours, train("adamw", each_step=look))
+    torch.testing.assert_close(found, seen, rtol=0, atol=0)
+
+
+def test_removing_it_leaves_the_training_as_it_was():
+    def trained(plan):
+        torch.manual_seed(3)
+        model = Model(tied=True)
+        optimizer = make_optimizer("adamw", model)
+        found = None if plan is None else apply(plan, model, optimizer)
+        words = torch.randint(0, 13, (4, 6), generator=torch.Generator().manual_seed(0))
+        for step in range(6):
+            model(words).square().mean().backward()
+            if step == 3 and found is not None:
+                assert type(model.tokens.weight) is ReleasedParameter
+                found.remove()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert type(model.tokens.weight) is nn.Parameter
+        return [], model.state_dict(), optimizer.state_dict()
+
+    assert_same(trained(ON_DISK), trained(None))
+
+
+@pytest.mark.parametrize("after", [1, 15, 40, 100])
+def test_a_full_disk_leaves_all_in_memory(monkeypatch, after):
+    """When parameters are put away first, in the first backward, in its update, and later."""
+    plain = train("adamw")
+    monkeypatch.setattr("os.pwrite", Fault(errno.ENOSPC, os.pwrite, after))
+    notes = []
+    ours = train("adamw", ON_DISK, note=lambda level, text: notes.append((level, text)))
+    assert_same(ours, plain)
+    found = [level for level, text in notes if "parameters and gradients cannot be written" in text]
+    assert found == ["warning"]
+
+
+def test_parameters_that_cannot_be_read_back_end_the_training(monkeypatch):
+    def break_disk(model, optimizer, step):
+        if step == 2:
+            monkeypatch.setattr("os.preadv", Fault(errno.EIO))
+
+    with pytest.raises(RuntimeError, match=r"parameters of .* cannot be read back from disk: Input/output"):
+        train("adamw", ON_DISK, each_step=break_disk)
+
+
+def test_what_cannot_be_done_is_refused_before_the_first_step():
+    with pytest.raises(PlanError, match="Adafactor needs whole parameters"):
+        train("Adafactor", ON_DISK)
+    with pytest.raises(PlanError, match="host's memory already"):
+        train("adamw", make_plan(1, 3, optimizer_tier="host", parameter_tier="host"))
+    with pytest.raises(PlanError, match="is for 2 ranks"):
+        train("adamw", make_plan(2, 3, optimizer_tier="disk", parameter_tier="disk"))
+    with pytest.raises(PlanError, match="not of ZeRO stage 3"):
+        train("adamw", make_plan(1, 2, optimizer_tier="disk", parameter_tier="disk"))
+    with pytest.raises(PlanError, match="optimizer state elsewhere"):
+        train("adamw", make_plan(1, 3, parameter_tier="disk"))
