@@ -17,6 +17,7 @@ TENSOR_KINDS = ("1d", "2d", "2.5d", "3d")
 RECOMPUTE = ("none", "selective", "pointwise", "full")
 SELECTIVE = ("scores", "operators")
 ZEROPP = ("hpz", "qwz", "qgz")
+NARROW = ("float8", "float4")  # dtypes of products whose operands come in 16 bits and are cast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,9 @@ class Software:
     FlashAttention 2. `attention_backward_share`: of its forward's rate that its backward reaches, where the kernels are others
     than those that the coefficient of that name describes. `fused_loss`: the loss is one kernel over 16-bit logits, which
     become their gradient. `defers_reduction`: ZeRO stage 3 keeps whole gradients of a step's microbatches, and reduces them
-    with the last (FSDP's no_sync). `loss_parallel`: tensor-parallel ranks share out the loss with the vocabulary; else each
-    has all logits.
+    with the last (FSDP's no_sync). `whole_in_pipelines`: so it does in a pipeline, where parameters stay gathered too, from
+    a step's first microbatch to its last. `gathers_narrow`: it gathers parameters in the 8 bits of products that take these.
+    `loss_parallel`: tensor-parallel ranks share out the loss with the vocabulary; else each has all logits.
     """
 
     name: str = "default"
@@ -90,6 +92,8 @@ class Software:
     attention_backward_share: float | None = None
     fused_loss: bool = False
     defers_reduction: bool = False
+    whole_in_pipelines: bool = False
+    gathers_narrow: bool = False
     loss_parallel: bool = True
 
     def __post_init__(self) -> None:
@@ -98,6 +102,11 @@ class Software:
                 f"selective recomputation is {self.selective!r}.",
                 hint=f"it is one of {', '.join(SELECTIVE)}.",
             )
+
+    @property
+    def is_narrow(self) -> bool:
+        """Products have operands of fewer than 16 bits."""
+        return self.compute_dtype.startswith(NARROW)
 
     @property
     def has_selective(self) -> bool:
@@ -325,6 +334,18 @@ class TrainingStep:
     def repeats_operators(self) -> bool:
         """Recomputation is operator by operator (cost/layouts/operators.py)."""
         return self.layout.recompute == "selective" and self.software.selective == "operators"
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """ZeRO stage 3 gathers parameters once a step."""
+        layout = self.layout
+        return self.software.whole_in_pipelines and layout.pipeline > 1 and layout.zero_stage == 3
+
+    @property
+    def defers_reduction(self) -> bool:
+        """ZeRO stage 3 sums whole gradients, and reduces them once a step."""
+        several = self.layout.num_microbatches > 1 and self.layout.zero_stage == 3
+        return several and (self.software.defers_reduction or self.keeps_gathered)
 
     @property
     def microbatch_tokens(self) -> float:

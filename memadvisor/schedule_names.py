@@ -15,7 +15,7 @@ _SPELLINGS = {
     "chimera": "chimera",
     "zb-h1": "zbh1",
     "zb-h2": "zbh2",
-    "zb-v": "zbv",
+    "zb-v": "zbv zbvzerobubble",
     "dualpipe": "dualpipe",
     "zb-1p": "zb1p",
     "zb-2p": "zb2p",

@@ -101,7 +101,7 @@ MEGATRON_DEEPSPEED = Preset(
     meaning="as megatron-2021, with DeepSpeed's engine and pipeline: gradients summed and reduced in fp16, 16 B a parameter; of "
     "bf16 kept in it, and summed and reduced in fp32 besides",
     source="https://github.com/microsoft/Megatron-DeepSpeed; arXiv:2312.12391 (vTrain), section 3: reduction after the backward",
-    names=("megatron-deepspeed", "vtrain"),
+    names=("megatron-deepspeed", "vtrain", "gpt-neox"),
     sequence_parallel=False,
 )
 LLM_FOUNDRY = Preset(
@@ -119,13 +119,34 @@ LLM_FOUNDRY = Preset(
 )
 FSDP = Preset(
     software=Software(
-        name="fsdp", fused_mlp=False, fused_rotary=False, repeats_keys=True, selective="operators"
+        name="fsdp",
+        fused_mlp=False,
+        fused_rotary=False,
+        repeats_keys=True,
+        selective="operators",
+        whole_in_pipelines=True,
+        gathers_narrow=True,
     ),
     meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32; selective recomputation is "
-    "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel",
-    source="torch.distributed.fsdp.MixedPrecisionPolicy; https://github.com/pytorch/torchtitan, docs/fsdp.md and its "
-    "activation checkpointing as of 2024 and 2025",
-    names=("fsdp", "fsdp1", "fsdp2", "pytorch-fsdp", "torchtitan", "axolotl"),
+    "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel; in a pipeline "
+    "parameters stay gathered and gradients whole until the last microbatch; parameters gathered in the 8 bits of products",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy; https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, its "
+    "activation checkpointing and pipelines (reshard_after_forward) as of 2024 and 2025",
+    names=("fsdp", "fsdp1", "fsdp2", "pytorch-fsdp", "torchtitan", "axolotl", "litgpt", "lit-gpt"),
+    zero_stage=3,
+)
+TORCHTUNE = Preset(
+    software=dataclasses.replace(
+        FSDP.software,
+        name="torchtune",
+        parameter_bytes=2,
+        gradient_bytes=2,
+        reduce_bytes=2,
+        optimizer_bytes=4,
+    ),
+    meaning="as fsdp, all of it in bf16, AdamW's moments too: 8 B a parameter",
+    source="https://github.com/pytorch/torchtune, recipes/configs (dtype: bf16), recipes/full_finetune_distributed.py",
+    names=("torchtune",),
     zero_stage=3,
 )
 DEEPSPEED = Preset(
@@ -167,7 +188,7 @@ HUGGING_FACE = Preset(
     meaning="as ddp, with the model's class of transformers: its Trainer and accelerate, whose fp16 and bf16 are autocast's",
     source="https://github.com/huggingface/accelerate, src/accelerate/accelerator.py, prepare_model; "
     "https://github.com/huggingface/transformers, src/transformers/training_args.py (fp16, bf16)",
-    names=("huggingface", "transformers", "accelerate", "hf-trainer"),
+    names=("huggingface", "transformers", "accelerate", "hf-trainer", "trl", "llama-factory"),
 )
 # Of whole projects, whose names stand beside many a trainer's and in many an address.
 _OF_PROJECTS = (DDP, HUGGING_FACE)
@@ -180,6 +201,7 @@ PRESETS = (
     MEGATRON_DEEPSPEED,
     LLM_FOUNDRY,
     FSDP,
+    TORCHTUNE,
     DEEPSPEED,
     DDP,
     HUGGING_FACE,
@@ -299,6 +321,13 @@ def with_optimizer(software: Software, optimizer: str) -> Software:
     if state_bytes is None:
         raise UsageError(
             f"{optimizer!r} is no known optimizer.", hint=f"known are {', '.join(_OPTIMIZER_STATE)}."
+        )
+    if (software.parameter_bytes, software.optimizer_bytes) == (
+        2,
+        4,
+    ):  # all in 16 bits, without a master copy
+        return dataclasses.replace(
+            software, optimizer_bytes=state_bytes if state_bytes == 2 else state_bytes // 2
         )
     master_bytes = 4 if software.parameter_bytes < 4 else 0
     return dataclasses.replace(software, optimizer_bytes=master_bytes + state_bytes)

@@ -11,6 +11,7 @@ from memadvisor.software import (
     MEGATRON_2021,
     MODERN,
     PRESETS,
+    TORCHTUNE,
     find_preset,
     preset_named_in,
     with_optimizer,
@@ -37,6 +38,9 @@ def test_bytes_of_a_parameters_states():
     assert state_bytes(with_precision(MEGATRON_2021.software, "fp32")) == 16
     assert state_bytes(with_optimizer(MEGATRON_2021.software, "SGD")) == 10
     assert state_bytes(with_optimizer(DDP.software, "Adam 8-bit")) == 10
+    assert state_bytes(with_precision(FSDP.software, "bf16-true")) == 8 == state_bytes(TORCHTUNE.software)
+    assert state_bytes(with_optimizer(TORCHTUNE.software, "fused AdamW")) == 8
+    assert state_bytes(with_optimizer(TORCHTUNE.software, "AdamW 8bit")) == 6
 
 
 @pytest.mark.parametrize(

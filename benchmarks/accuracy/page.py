@@ -170,7 +170,7 @@ def _opening() -> list[str]:
         "measurements, which are not part of this repository; where each is from stands at the end. Predictions are those of "
         "`memadvisor estimate --table`, from the description of a row alone. Its coefficients were fitted on these tables "
         "(`benchmarks/fit_layouts.py`): this page says how well the physics with few coefficients describes them, and "
-        "not how well it does elsewhere.",
+        "not how well it does elsewhere; [accuracy-unseen.md](accuracy-unseen.md) says that.",
         "",
         "A relative error is predicted / measured - 1. *MAPE*, *median* and *p90* are of its absolute value, *bias* is its mean. "
         "The *null baseline* of time is one constant rate for all rows of a table, fitted to that table, times 1F1B's bubble and 4/3 where all is "

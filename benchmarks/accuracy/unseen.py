@@ -96,8 +96,8 @@ UNSEEN = (
     Published(
         name="torchtitan",
         source="torchtitan (github.com/pytorch/torchtitan, benchmarks/ and docs/performance.md, 2024 and 2025)",
-        note="Llama 2 and 3, 8B to 405B, on 8 to 512 accelerators. Its H100 are cards of 500 W with 96 GB at 2.4 TB/s, which the "
-        "catalogue has not: an H100 of 700 W is taken. Memory is the peak reserved, of all ranks.",
+        note="Llama 2 and 3, 8B to 405B, on 8 to 512 accelerators. Its H100 are cards of 500 W with 96 GB at 2.4 TB/s, "
+        "as it says. Memory is the peak reserved, of all ranks.",
         seconds=_rate_per_gpu,
         num_bytes=lambda table: table.reserved_gib * _GIB,
     ),
@@ -170,7 +170,7 @@ def unseen_page(frames: Mapping[str, pd.DataFrame]) -> str:
         "`python benchmarks/unseen.py --write docs/accuracy-unseen.md` writes this page from benchmarks/unseen/*.csv: published steps "
         "of other models, machines and trainers than those of [accuracy.md](accuracy.md). No coefficient was fitted to them. "
         "They were looked at: where they showed that something was missing (operands of 8 bits that are cast, attention that "
-        "stays in 16, the network's share, experts' exchanges between nodes), that was added to the model for all rows, from "
+        "stays in 16, the network's share, experts' exchanges between nodes, FSDP in pipelines), that was added to the model for all rows, from "
         "its own source. So these are errors of a model that knows of these tables, and not of one that never saw them.",
         "",
         "Errors are as in accuracy.md. Each row is predicted by `memadvisor estimate --table` from its own columns.",

@@ -30,6 +30,7 @@ A30 = "NVIDIA A30 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions
 A40 = "NVIDIA A40 data sheet, https://images.nvidia.com/content/Solutions/data-center/a40/nvidia-a40-datasheet.pdf"
 L40 = "NVIDIA L40 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions/design-visualization/support-guide/NVIDIA-L40-Datasheet-January-2023.pdf"
 A10 = "NVIDIA A10 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf"
+A10G = "NVIDIA A10G of AWS's G5, https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/"
 L4 = f"NVIDIA L4 product page, https://www.nvidia.com/en-us/data-center/l4/; {_HALVED}"
 L40S = "NVIDIA L40S data sheet, https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413"
 
@@ -51,6 +52,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=16 * 10**9,
         memory_bandwidth_bytes_per_s=900e9,
         peak_flops_per_s={"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12},
+        power_w=300,
         sources=one_page(V100),
     ),
     CatalogueEntry(
@@ -75,6 +77,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=32 * 10**9,
         memory_bandwidth_bytes_per_s=900e9,
         peak_flops_per_s={"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12},
+        power_w=300,
         sources=one_page(V100),
     ),
     CatalogueEntry(
@@ -83,6 +86,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=40 * 10**9,
         memory_bandwidth_bytes_per_s=1555e9,
         peak_flops_per_s=_A100_FLOPS,
+        power_w=400,
         sources=one_page(A100_40),
     ),
     CatalogueEntry(
@@ -91,6 +95,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=40 * 10**9,
         memory_bandwidth_bytes_per_s=1555e9,
         peak_flops_per_s=_A100_FLOPS,
+        power_w=250,
         sources=one_page(A100_PCIE_40),
     ),
     CatalogueEntry(
@@ -99,6 +104,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=80 * 10**9,
         memory_bandwidth_bytes_per_s=2039e9,
         peak_flops_per_s=_A100_FLOPS,
+        power_w=400,
         sources=one_page(A100),
     ),
     CatalogueEntry(
@@ -107,6 +113,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=80 * 10**9,
         memory_bandwidth_bytes_per_s=1935e9,
         peak_flops_per_s=_A100_FLOPS,
+        power_w=300,
         sources=one_page(A100),
     ),
     CatalogueEntry(
@@ -130,6 +137,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 51e12,
             "float64": 26e12,
         },
+        power_w=350,
         sources=one_page(H100_PCIE),
     ),
     CatalogueEntry(
@@ -145,6 +153,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 60e12,
             "float64": 30e12,
         },
+        power_w=400,
         sources=one_page(H100),
     ),
     CatalogueEntry(
@@ -153,6 +162,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=80 * 10**9,
         memory_bandwidth_bytes_per_s=3.35e12,
         peak_flops_per_s=_H100_FLOPS,
+        power_w=700,
         sources=one_page(H100),
     ),
     CatalogueEntry(
@@ -184,6 +194,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=141 * 10**9,
         memory_bandwidth_bytes_per_s=4.8e12,
         peak_flops_per_s=_H100_FLOPS,
+        power_w=700,
         sources=one_page(H200),
     ),
     CatalogueEntry(
@@ -216,6 +227,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 75e12,
             "float64": 37e12,
         },
+        power_w=1000,
         sources={"memory": DGX_B200, "bandwidth": DGX_B200, "flops": HGX_B200},
     ),
     CatalogueEntry(
@@ -272,7 +284,16 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=24 * 10**9,
         memory_bandwidth_bytes_per_s=600e9,
         peak_flops_per_s={"float16": 125e12, "bfloat16": 125e12, "tf32": 62.5e12, "float32": 31.2e12},
+        power_w=150,
         sources=one_page(A10),
+    ),
+    CatalogueEntry(
+        name="A10G-24GB",
+        aliases=("a10g", "nvidia a10g"),
+        memory_bytes=24 * 10**9,
+        memory_bandwidth_bytes_per_s=600e9,
+        peak_flops_per_s={"float16": 70e12, "bfloat16": 70e12, "tf32": 35e12, "float32": 35e12},
+        sources=one_page(A10G),
     ),
     CatalogueEntry(
         name="P100-SXM2-16GB",
@@ -338,6 +359,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
             "tf32": 60e12,
             "float32": 30.3e12,
         },
+        power_w=72,
         sources=one_page(L4),
     ),
     CatalogueEntry(
@@ -352,6 +374,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
             "tf32": 183e12,
             "float32": 91.6e12,
         },
+        power_w=350,
         sources=one_page(L40S),
     ),
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class CatalogueEntry:
     """`aliases` are the names by which drivers and people call the device, in any case.
 
-    `sources` name the page of each figure: `memory`, `bandwidth`, `flops`.
+    `power_w` is its limit as sold, of the page of its rates; None where that was not looked up. `sources` name the page of each figure: `memory`, `bandwidth`, `flops`.
     """
 
     name: str
@@ -18,6 +18,7 @@ class CatalogueEntry:
     memory_bandwidth_bytes_per_s: float
     peak_flops_per_s: dict[str, float]
     sources: dict[str, str]
+    power_w: float | None = None
 
 
 def one_page(page: str) -> dict[str, str]:

@@ -16,6 +16,10 @@ MI210 = (
 MI250 = "AMD Instinct MI250 product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250.html"
 MI325X = "AMD Instinct MI325X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/product-briefs/instinct-mi325x-datasheet.pdf"
 MI355X = "AMD Instinct MI355X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/product-briefs/amd-instinct-mi355x-gpu-brochure.pdf"
+MI350X = (
+    f"{MI355X}: its rates at 2.2 of 2.4 GHz (AMD at Hot Chips 2025, https://wccftech.com/"
+    "amd-instinct-mi350-gpuai-hardware-powerhouse-3nm-3d-chiplet-cdna-4-185-billion-transistors-1400w-tbp-over-4000b-llm-support/)"
+)
 TPU_V4 = "Jouppi et al., TPU v4 (arXiv:2304.01433), table 4"
 TPU_V5E = "Google Cloud TPU v5e, https://docs.cloud.google.com/tpu/docs/v5e"
 TPU_V5P = "Google Cloud TPU v5p, https://cloud.google.com/tpu/docs/v5p-training"
@@ -152,6 +156,20 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float64": 163.4e12,
         },
         sources=one_page(MI325X),
+    ),
+    CatalogueEntry(
+        name="MI350X-288GB",
+        aliases=("mi350x",),
+        memory_bytes=288 * 10**9,
+        memory_bandwidth_bytes_per_s=8e12,
+        peak_flops_per_s={
+            "float8_e4m3fn": 4613.8e12,
+            "float16": 2306.9e12,
+            "bfloat16": 2306.9e12,
+            "float32": 144.2e12,
+            "float64": 72.1e12,
+        },
+        sources=one_page(MI350X),
     ),
     CatalogueEntry(
         name="MI355X-288GB",

@@ -52,6 +52,8 @@ MODEL = (
 MACHINE = (
     _column("gpu", "accelerator gpu_type gpu_name gpu_model hardware", "the accelerator, by any name of the catalogue", "one that framework, interconnect or source names; A100-80GB"),
     _column("gpu_mem_gb", "device_memory_gb hbm_gb gpu_hbm_gb", "its memory in GB, where the name leaves it open", "as the name says"),
+    _column("gpu_power_w", "power_limit_w power_cap_w gpu_tdp_w", "the power that it may take in W, where that is less than as sold: rates go with its cube root", "as sold"),
+    _column("gpu_bandwidth_gb_s", "hbm_bandwidth_gb_s memory_bandwidth_gb_s", "bandwidth of its memory in GB/s, where it is another than the data sheet's", "as the name says"),
     _column("n_gpus", "num_gpus world_size gpus ngpus n_devices num_devices total_gpus number_of_gpus", "accelerators in all", "dp tp pp cp"),
     _column("nodes", "num_nodes n_nodes nnodes", "nodes", "n_gpus / gpus_per_node"),
     _column("gpus_per_node", "per_node devices_per_node num_gpus_per_node", "accelerators of a node", "8 (72 for GB200), or all where they are fewer"),
@@ -89,7 +91,7 @@ SPREAD = (
 )  # fmt: skip
 
 CODE = (
-    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, deepspeed, ddp, huggingface", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
+    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
     _column("source", "reference url", "where the row is from; a trainer's repository in it says which trainer ran", "none"),
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
     _column("precision", "dtype mixed_precision", "bf16, fp16, fp8 (mxfp8, fp8-cs), fp4 (nvfp4), tf32, fp32; pure bf16 (bf16-true): parameters, gradients and moments in 16 bits, no master copy; amp_bf16, amp_fp16: torch.autocast over fp32 parameters, as ddp and huggingface always have it with 16 bits; other trainers that are named cast as they do", "the trainer's own; fp16 on a V100"),

@@ -7,6 +7,7 @@ import re
 from functools import lru_cache
 
 from memadvisor.errors import UnknownHardwareError, UsageError
+from memadvisor.hardware.catalogue import find_entry
 from memadvisor.hardware.cluster import Cluster, Link
 from memadvisor.hardware.clusters import links_of, make_cluster, named_inside, network_link
 from memadvisor.hardware.hardware import Hardware
@@ -24,12 +25,14 @@ _SIZE = re.compile(r"[\s_-]*\b(\d+)\s*(?:gb|gib|g)\b", re.IGNORECASE)
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([gt])(b|bit|bits|B)(?:/s|ps)\b", re.IGNORECASE)
 # Gbit/s of one port of four lanes: InfiniBand Trade Association, roadmap.
 _INFINIBAND = {"fdr": 56, "edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}
+# A GeForce card by its bare number: 3090, 2080Ti.
+_GEFORCE = re.compile(r"^\s*(?:nvidia\s+|geforce\s+|rtx[\s-]*)*([2-5]0\d0)\s*-?(ti)?\s*$", re.IGNORECASE)
 _GENERATION = re.compile(r"(?:(\d+)\s*x\s*|\b)(fdr|edr|hdr|ndr|xdr)(\d{3})?\b", re.IGNORECASE)
 
 
 def cluster_of(cells: Cells, num_accelerators: int) -> Cluster:
     """The machine of a row. Raises UsageError or UnknownHardwareError where it makes no sense or is not known."""
-    accelerator = _accelerator(cells)
+    accelerator = _as_set(_accelerator(cells), cells)
     nodes, per_node = cells.whole("nodes"), cells.whole("gpus_per_node")
     if per_node is None and nodes is not None:
         if num_accelerators % nodes:
@@ -60,6 +63,8 @@ def _accelerator(cells: Cells) -> Hardware:
         name = named or USUAL_GPU
         cells.note(f"no gpu: {name} is taken" + (", which another column names" if named else ""))
     name = re.sub(r"^\s*\d+\s*x\s+|^\s*\d+x(?=[a-z])", "", name, flags=re.IGNORECASE)
+    if (geforce := _GEFORCE.match(name)) is not None:
+        name = " ".join(("rtx", *filter(None, geforce.groups())))
     memory = cells.number("gpu_mem_gb")
     sized = None if memory is None else named_hardware(f"{_SIZE.sub('', name)} {memory:g}GB")
     found = sized or named_hardware(name)
@@ -72,6 +77,25 @@ def _accelerator(cells: Cells) -> Hardware:
         raise UnknownHardwareError(f"{name!r} is no accelerator of the catalogue.")
     cells.note(f"{name} is taken for {plain.name} with {size.group(1)} GB")
     return dataclasses.replace(plain, memory_bytes=int(size.group(1)) * 10**9)
+
+
+def _as_set(accelerator: Hardware, cells: Cells) -> Hardware:
+    """The card with the memory's bandwidth and under the power that the row gives. What limits its clock is about the cube of
+    it (frequency times the square of a voltage that goes with it), so that rates go with the cube root. Raises UsageError.
+    """
+    bandwidth, power_w = cells.number("gpu_bandwidth_gb_s"), cells.number("gpu_power_w")
+    if bandwidth is not None:
+        accelerator = dataclasses.replace(accelerator, memory_bandwidth_bytes_per_s=bandwidth * 1e9)
+    if power_w is None:
+        return accelerator
+    entry = find_entry(accelerator.name)
+    if entry is None or entry.power_w is None:
+        raise UsageError(
+            f"gpu_power_w is {power_w:g}, and what {accelerator.name} takes as sold is not known."
+        )
+    slower = min(1.0, (power_w / entry.power_w) ** (1 / 3))
+    rates = {dtype: rate * slower for dtype, rate in accelerator.peak_flops_per_s.items()}
+    return dataclasses.replace(accelerator, peak_flops_per_s=rates)
 
 
 @lru_cache(maxsize=512)

@@ -95,9 +95,13 @@ def microbatch_traffic(
         (groups.expert_hops, count.experts, count.expert_units),
     )
     forward = fetch + sum(forward_gather_seconds(step, *part) for part in parts)
-    backward = fetch + sum(backward_gather_seconds(step, *part) for part in parts)
-    times = layout.num_microbatches if software.defers_reduction else 1
-    return forward, backward + sum(reduce_seconds(step, *part) for part in parts) / times
+    again = 0.0 if step.keeps_gathered else sum(backward_gather_seconds(step, *part) for part in parts)
+    backward = fetch + again
+    reduce = sum(reduce_seconds(step, *part) for part in parts)
+    return (
+        forward / (layout.num_microbatches if step.keeps_gathered else 1),
+        backward + reduce / (layout.num_microbatches if step.defers_reduction else 1),
+    )
 
 
 def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGroups) -> tuple[float, float]:

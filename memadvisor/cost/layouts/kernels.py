@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
+from memadvisor.layout import NARROW
 
-# Dtypes of products whose operands come in 16 bits and are cast.
-NARROW = ("float8", "float4")
 # Of an element: read in two bytes, written in one twice, as it is and transposed.
 _CAST_BYTES = 4.0
 

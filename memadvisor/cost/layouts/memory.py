@@ -155,7 +155,7 @@ def stage_memory(
     sharded = count.sharded(layout)
     held, gradients, optimized = (sharded if layout.zero_stage >= stage else count.all for stage in (3, 2, 1))
     gradient_size = software.gradient_bytes
-    if software.defers_reduction and layout.zero_stage == 3 and layout.num_microbatches > 1:
+    if step.defers_reduction:
         # FSDP sums what it has not reduced in the dtype of the reduction.
         gradients, gradient_size = count.all, max(gradient_size, software.reduce_bytes)
     held += count.secondary(layout)
@@ -204,7 +204,8 @@ def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:
     their way.
 
     Stage 3 has the layer that computes and the next one, or, where it does not give up what comes up again soon
-    (DeepSpeed's stage3_max_reuse_distance), at the turn from forward to backward the last half of that many.
+    (DeepSpeed's stage3_max_reuse_distance), at the turn from forward to backward the last half of that many; in a pipeline
+    of torch's own all of them.
     """
     layout, software = step.layout, step.software
     bucket = software.reduce_bucket_elements * software.gradient_bytes if layout.zero_stage else 0.0
@@ -213,6 +214,8 @@ def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:
     if layout.zero_stage < 3 or (layout.shard_ranks == 1 and not layout.offload_parameters):
         return bucket
     gathered = max(2.0 * count.widest_layer, min(software.reuse_parameters / 2, count.all))
+    if step.keeps_gathered:
+        gathered = count.all
     return bucket + gathered * software.parameter_bytes + count.widest_layer * software.reduce_bytes
 
 

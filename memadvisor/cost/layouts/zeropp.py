@@ -43,7 +43,7 @@ def hops_of(whole: Group, group: Callable[[int, int], Group], apart: int, second
 
 
 def forward_gather_seconds(step: TrainingStep, hops: Hops, parameters: float, units: float) -> float:
-    size: float = step.software.parameter_bytes
+    size = _gathered_bytes(step)
     if step.layout.quantized_weights:
         size = min(size, QUANTIZED_WEIGHT_BYTES)
     return hops.whole.seconds("all_gather", parameters * size, units)
@@ -51,7 +51,13 @@ def forward_gather_seconds(step: TrainingStep, hops: Hops, parameters: float, un
 
 def backward_gather_seconds(step: TrainingStep, hops: Hops, parameters: float, units: float) -> float:
     group = hops.whole if step.layout.secondary_shard is None else hops.secondary
-    return group.seconds("all_gather", parameters * step.software.parameter_bytes, units)
+    return group.seconds("all_gather", parameters * _gathered_bytes(step), units)
+
+
+def _gathered_bytes(step: TrainingStep) -> float:
+    """Of a parameter on the wire, unless it is quantised for it."""
+    software = step.software
+    return 1.0 if software.gathers_narrow and software.is_narrow else software.parameter_bytes
 
 
 def reduce_seconds(step: TrainingStep, hops: Hops, parameters: float, units: float) -> float:

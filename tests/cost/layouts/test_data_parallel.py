@@ -53,3 +53,23 @@ def test_a_layer_is_a_unit_as_are_the_ends_of_the_model(tied, units):
     step = TrainingStep(layout=Layout(), seq_len=64)
     counted = stage_parameters(make_model(4, tied=tied), step, device_contents((0,), (4,)))
     assert (counted.units, counted.expert_units) == (units, 0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_pipelines_of_torch_gather_and_reduce_once_a_step(whole):
+    """Of 4 microbatches each has a quarter of one gather and one reduction, and none for its backward."""
+    layout = Layout(data=4, pipeline=2, zero_stage=3, num_microbatches=4)
+    software = Software(parameter_bytes=2, reduce_bytes=4, whole_in_pipelines=whole)
+    count = StageParameters(shared=400.0, experts=0.0, widest_layer=0.0)
+    times = microbatch_traffic(
+        TrainingStep(layout=layout, seq_len=64, software=software),
+        count,
+        replica_groups(layout, one_byte_a_second, host_bytes_per_s=None),
+    )
+    assert times == pytest.approx((2 * 300 / 4, 4 * 300 / 4) if whole else (2 * 300, 6 * 300))
+
+
+def test_a_token_leaves_once_for_each_other_node():
+    """Two nodes, each byte to two experts: with the chance of a quarter both are at home."""
+    group = replace(one_byte_a_second(2, 1), bytes_per_s=4.0)
+    assert group.dispatch_seconds(100.0, copies=2) == pytest.approx(100 * (1 - 1 / 4))

@@ -118,3 +118,25 @@ def test_unknown_links_and_rates_are_said_not_guessed():
     )
     with pytest.raises(UsageError, match="in bfloat16 is not known"):
         estimate(slow, data=16)
+
+
+def test_scores_of_unaligned_heads_take_longer():
+    """Tensor cores take heads that are a multiple of 8 wide: 108 wide ones are not (head_dim 112 is, and computes more)."""
+    narrow, aligned = (
+        estimate_step(
+            replace(LLAMA, head_dim=width),
+            TrainingStep(layout=Layout(data=16), seq_len=4096, software=Software(fused_attention=False)),
+            make_cluster(),
+        ).time_s["attention"]
+        for width in (108, 112)
+    )
+    assert narrow > 1.3 * aligned
+
+
+def test_narrow_products_gain_less_than_their_rate():
+    """Operands are cast, and attention and the head stay in 16 bits."""
+    wide, narrow = (
+        estimate(data=16, software=Software(compute_dtype=dtype)).step_time_s
+        for dtype in ("bfloat16", "float8_e4m3fn")
+    )
+    assert wide / 2 < narrow < wide

@@ -1,0 +1,38 @@
+"""The machine of a row: cards as people name and set them."""
+
+import pytest
+
+from tests.layout_table.test_read import case_of, read_one
+
+
+def rates(**columns):
+    return case_of(**columns).cluster.accelerator.peak_flops_per_s
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("3090", "RTX-3090-24GB"),
+        ("RTX 2080Ti", "RTX-2080-Ti-11GB"),
+        ("8x GeForce RTX 4090", "RTX-4090-24GB"),
+        ("H100-80GB-HBM3", "H100-SXM-80GB"),
+        ("DGX-H100", "H100-SXM-80GB"),
+        ("NVIDIA A10G", "A10G-24GB"),
+        ("MI350X", "MI350X-288GB"),
+    ],
+)
+def test_names_of_cards(name, card):
+    assert case_of(gpu=name).cluster.accelerator.name == card
+
+
+def test_a_card_under_less_power_is_slower_by_the_cube_root():
+    sold, less = rates(gpu="H100"), rates(gpu="H100", gpu_power_w="350")
+    assert less["bfloat16"] == pytest.approx(sold["bfloat16"] / 2 ** (1 / 3))
+    assert rates(gpu="H100", gpu_power_w="1000") == sold
+    error = read_one(gpu="TPU v4", gpu_power_w="150").error
+    assert "gpu_power_w is 150" in str(error)
+
+
+def test_a_card_with_other_memory():
+    card = case_of(gpu="H100 96GB", gpu_bandwidth_gb_s="2400").cluster.accelerator
+    assert (card.memory_bytes, card.memory_bandwidth_bytes_per_s) == (96 * 10**9, 2.4e12)
