@@ -96,7 +96,7 @@ class Local(Training):
 
 
 class Ours(Training):
-    """The same script under a plan; `ours-3-overlap` is stage 3 with overlap, `ours-3-keep` has the first `--kept`
+    """The same script under a plan; `ours-3-overlap` is stage 3 with overlap, `ours-3-keep` has the last `--kept`
     blocks stay from their forward to their backward too, `ours-3-inback` updates units in the backward too,
     `ours-3-8bit` has its messages quantised to 8 bits, and `ours-3-4bit` those of gradients to 4."""
 
@@ -109,7 +109,7 @@ class Ours(Training):
             zero_stage=int(stage),
             units=tuple(
                 UnitPlan(name=f"blocks.{number}", zero_stage=3, recompute=False, reshard=False)
-                for number in range(num_kept)
+                for number in range(num_blocks - num_kept, num_blocks)
             ),
             why="benchmark",
             overlap=how != "",

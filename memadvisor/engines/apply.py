@@ -28,6 +28,7 @@ from memadvisor.engines.compressed_activations import CompressedActivations
 from memadvisor.engines.executor import Executor, Label, Labelled
 from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
+from memadvisor.engines.heap import keep_freed_memory
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.independence import check_independent
 from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, read_model
@@ -311,6 +312,8 @@ class Applied:
             self._note,
         )
         self._wrappers.add(wrapper)
+        if executor.num_shared_stages:
+            keep_freed_memory((flat.device for flat in executor.flats), self._undo)
         self._casts.attach(model.root, executor.units.values())
         self._follow(executor)
         self._attach_others(model, schedule)
@@ -327,10 +330,8 @@ class Applied:
             self._note(level, text)
 
     def _attach_others(self, model: LiveModel, schedule: Schedule) -> None:
-        self._recompute.attach(model, schedule)
-        self._offload.attach(model, schedule)
-        self._activations.attach(model, schedule)
-        self._rounding.attach(model, schedule)
+        for part in (self._recompute, self._offload, self._activations, self._rounding):
+            part.attach(model, schedule)
         self._attached = True
 
     # ---- the optimizer step ------------------------------------------------------------------
