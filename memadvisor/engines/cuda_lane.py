@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memadvisor.engines.lanes import Adopted, Ticket, Waited
+from memadvisor.engines.lanes import Adopted, EndedWell, Ticket, Waited
 
 
 class CudaTicket:
@@ -58,8 +58,8 @@ class CudaLane:
     ) -> CudaTicket:
         # Compute before this point may still be writing what the work reads, or reading what it writes.
         self._transfers.wait_stream(torch.cuda.current_stream(self._device))
-        for ticket in after:
-            if isinstance(ticket, CudaTicket):
+        for ticket in (one.ticket if isinstance(one, EndedWell) else one for one in after):
+            if isinstance(ticket, CudaTicket):  # which does not fail but with all that the GPU does
                 self._transfers.wait_event(ticket.event)
             else:
                 ticket.join()

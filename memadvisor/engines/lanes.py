@@ -89,6 +89,18 @@ class Chain:
             ticket.join()
 
 
+class EndedWell:
+    """A ticket that whoever follows it must see succeed: what it was to have written may be there alone."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+
+    def wait(self) -> Any:
+        return self.ticket.wait()
+
+    join = wait
+
+
 class Adopted:
     """The ticket of collectives that torch runs beside the compute."""
 

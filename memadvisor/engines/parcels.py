@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memadvisor.engines.lanes import Ticket
+from memadvisor.engines.lanes import EndedWell, Ticket
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.sources import Part
 from memadvisor.engines.tiers import Tier
@@ -96,18 +96,6 @@ class Parcel:
 
     def part(self, entry: Entry) -> Any:
         return self.tier.part(self.block, entry.start, entry.size_bytes)
-
-
-class EndedWell:
-    """A ticket that whoever follows it must see succeed: what it was to have written may be there alone."""
-
-    def __init__(self, ticket: Ticket) -> None:
-        self._ticket = ticket
-
-    def wait(self) -> Any:
-        return self._ticket.wait()
-
-    join = wait
 
 
 class StateSource:

@@ -12,6 +12,7 @@ the two. The GPU's ones have not been run on a GPU. Codes in the device's own me
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -163,13 +164,15 @@ class _Leaving:
         self._copied = copied
         self._host = host
         self._buffer: torch.Tensor | None = buffer
+        self._lock = threading.Lock()  # a read that follows it waits for it in a thread of its own
 
     def wait(self) -> Any:
         self._copied.wait()
         self._written.wait()
-        if self._buffer is not None:
-            self._host.free(self._buffer)
-            self._buffer = None
+        with self._lock:
+            buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._host.free(buffer)
 
     def join(self) -> None:
         self._written.join()

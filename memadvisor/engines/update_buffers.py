@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from memadvisor.engines.flat import Flat
-from memadvisor.engines.lanes import Ticket
+from memadvisor.engines.lanes import EndedWell, Ticket
 from memadvisor.engines.paged_flats import PagedTensor
-from memadvisor.engines.parcels import EndedWell
 
 _ALIGNMENT_BYTES = 64  # of a flat in a buffer, as the allocator aligns it
 

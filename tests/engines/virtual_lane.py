@@ -119,6 +119,12 @@ class VirtualTicket:
         self.writes = {tensor.untyped_storage() for tensor in writes}
         self.is_over = False
         self.result: Any = None
+        self.blank: list[torch.Tensor] = []
+
+    def poison(self) -> None:
+        """What is not there yet is no stale copy of what will be."""
+        while self.blank:
+            _poison(self.blank.pop())
 
     def wait(self) -> Any:
         self.lane.world.num_late += not self.is_over
@@ -143,15 +149,19 @@ class VirtualLane:
         clock = dict(self.world.clock)  # all compute before is over
         _advance(clock, self._clock)  # work of one lane is done in order
         for other in after:
-            _advance(clock, other.clock)
+            _advance(
+                clock, getattr(getattr(other, "ticket", other), "clock", {})
+            )  # one of two has none itself
         clock[self.name] = self._clock[self.name] + 1
         self._clock = dict(clock)
         ticket = VirtualTicket(self, work, clock, reads, writes)
         self.world.announce(ticket)
         self.waiting.append((ticket, after))
-        for tensor in writes:
-            if tensor.untyped_storage() not in ticket.reads and tensor.is_floating_point():
-                _poison(tensor)  # what is not there yet is no stale copy of what will be
+        ticket.blank = [
+            w for w in writes if w.untyped_storage() not in ticket.reads and w.is_floating_point()
+        ]
+        if not after:  # else what it follows may still be reading there
+            ticket.poison()
         return ticket
 
     def run(self, work, *, reads=(), writes=()) -> Any:
@@ -169,6 +179,7 @@ class VirtualLane:
         ticket, after = self.waiting.popleft()
         for other in after:
             other.join()
+        ticket.poison()
         self.world.is_working = True
         try:
             with torch.no_grad(), _Work(ticket):
