@@ -56,6 +56,9 @@ class Software:
     with the last (FSDP's no_sync). `whole_in_pipelines`: so it does in a pipeline, where parameters stay gathered too, from
     a step's first microbatch to its last. `gathers_narrow`: it gathers parameters in the 8 bits of products that take these.
     `loss_parallel`: tensor-parallel ranks share out the loss with the vocabulary; else each has all logits.
+    `update_gradient_bytes`: of the gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2.
+    `launch_share`: of a layer's launches, those that the host makes; the others are replayed from CUDA graphs.
+    `expert_overlap`: exchanges of experts go on under another microbatch's layers.
     """
 
     name: str = "default"
@@ -95,6 +98,9 @@ class Software:
     whole_in_pipelines: bool = False
     gathers_narrow: bool = False
     loss_parallel: bool = True
+    update_gradient_bytes: int = 0
+    launch_share: float = 1.0
+    expert_overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.selective not in SELECTIVE:

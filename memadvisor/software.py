@@ -96,11 +96,17 @@ MEGATRON_2021 = Preset(
 )
 MEGATRON_DEEPSPEED = Preset(
     software=dataclasses.replace(
-        MEGATRON_2021.software, name="megatron-deepspeed", gradient_bytes=2, reduce_bytes=2
+        MEGATRON_2021.software,
+        name="megatron-deepspeed",
+        gradient_bytes=2,
+        reduce_bytes=2,
+        reduce_bucket_elements=5e8,
+        update_gradient_bytes=4,
     ),
-    meaning="as megatron-2021, with DeepSpeed's engine and pipeline: gradients summed and reduced in fp16, 16 B a parameter; of "
-    "bf16 kept in it, and summed and reduced in fp32 besides",
-    source="https://github.com/microsoft/Megatron-DeepSpeed; arXiv:2312.12391 (vTrain), section 3: reduction after the backward",
+    meaning="as megatron-2021, with DeepSpeed's engine and pipeline: gradients summed and reduced in fp16, 16 B a parameter, by "
+    "a bucket, and cast to fp32 for the update; of bf16 kept in it, and summed and reduced in fp32 besides",
+    source="https://github.com/microsoft/Megatron-DeepSpeed; arXiv:2312.12391 (vTrain), section 3: reduction after the backward; "
+    "deepspeed/runtime/zero/stage_1_and_2.py (reduce_bucket_size, single_grad_partition)",
     names=("megatron-deepspeed", "vtrain", "gpt-neox"),
     sequence_parallel=False,
 )
@@ -300,7 +306,9 @@ def with_precision(software: Software, precision: str) -> Software:
             optimizer_bytes=min(software.optimizer_bytes, 8),
         )
     if word in ("bf16", "bfloat16") and software.name == MEGATRON_DEEPSPEED.software.name:
-        software = dataclasses.replace(software, gradient_bytes=6, reduce_bytes=4)
+        software = dataclasses.replace(
+            software, gradient_bytes=6, reduce_bytes=4, reduce_bucket_elements=0.0, update_gradient_bytes=0
+        )
     dtypes = {
         **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
         **dict.fromkeys(("fp16", "float16", "half", "16"), "float16"),

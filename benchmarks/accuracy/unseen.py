@@ -80,9 +80,9 @@ UNSEEN = (
         name="megatron_bridge",
         source="NVIDIA Megatron Bridge, performance summaries of 25.09, 25.11 and 26.02 (github.com/NVIDIA-NeMo/Megatron-Bridge, "
         "docs/performance-summary-archive.md)",
-        note="Llama 3, DeepSeek-V3, GPT-OSS, Qwen3 on H100, B200, B300, GB200, GB300; bf16, FP8, MXFP8, NVFP4. What is recomputed "
-        "or in CUDA graphs is not given (none is taken); layers of sliding windows and of multi-token prediction are taken "
-        "as others.",
+        note="Llama 3, DeepSeek-V3, GPT-OSS, Qwen3 on H100, B200, B300, GB200, GB300; bf16, FP8, MXFP8, NVFP4. What is in CUDA "
+        "graphs, recomputed or overlapped, and in what gradients are reduced, is of its recipes (scripts/performance/configs) "
+        "where one has the row's layout; layers of sliding windows and of multi-token prediction are taken as others.",
         seconds=_rate_per_gpu,
         group="gpu",
     ),

@@ -98,6 +98,8 @@ CODE = (
     _column("reduce_dtype", "grad_reduce_dtype reduce_precision gradient_reduce_dtype", "dtype that gradients are reduced in: bf16, fp16, fp32", "the trainer's own"),
     _column("no_sync", "defer_reduction", "gradients of a step's microbatches stay whole on each rank, and are reduced with the last (FSDP's no_sync; what Accelerate does)", "false"),
     _column("tensor_overlap", "tp_comm_overlap async_tp async_tensor_parallel", "share of tensor parallelism's collectives that goes on under products, 0 to 1; true is 0.5", "the trainer's own"),
+    _column("expert_overlap", "moe_a2a_overlap overlap_moe_expert_parallel_comm", "exchanges of experts go on under another microbatch's layers", "false"),
+    _column("cuda_graphs", "cuda_graph cuda_graph_scope enable_cuda_graph", "launches are replayed from CUDA graphs: true (full), or those of parts of a layer: attn, moe_router, moe (mlp)", "false"),
     _column("fused_loss", "fused_cross_entropy cross_entropy_fusion liger chunked_loss", "the loss is one kernel over 16-bit logits, which become their gradient", "false"),
     _column("loss_parallel", "vocab_parallel_loss", "tensor-parallel ranks share out the loss with the vocabulary; else each has all logits", "true"),
     _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),

@@ -37,6 +37,9 @@ STRATEGIES = {
 _WITHOUT_FLASH = ("V100", "A100")
 _REDUCED = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
 
+# Parts of a layer by the names of Megatron Core's scopes of CUDA graphs, and about what share of its launches each has.
+_GRAPHED = {r"attn|attention": 0.25, r"router|preprocess": 0.25, r"mlp|experts|\bmoe\b": 0.5}
+
 
 def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware) -> tuple[Preset, Software]:
     preset = _preset(cells, architecture, accelerator.name)
@@ -51,6 +54,7 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
         software = dataclasses.replace(software, fused_attention=is_fused(attention))
     dropout, optimizer = _dropout(cells), cells.text("optimizer")
     software = _collectives(cells, _compiled(cells, software))
+    software = dataclasses.replace(software, launch_share=_launched(cells))
     if dropout is not None:
         software = dataclasses.replace(software, dropout=dropout)
     if optimizer is not None:
@@ -96,7 +100,20 @@ def _collectives(cells: Cells, software: Software) -> Software:
         except UsageError as error:
             raise UsageError(f"tensor_overlap is {overlap!r}; it is a share of 0 to 1.") from error
         software = dataclasses.replace(software, tensor_overlap=min(share, 1.0))
-    return dataclasses.replace(software, defers_reduction=bool(deferred))
+    return dataclasses.replace(
+        software, defers_reduction=bool(deferred), expert_overlap=bool(cells.flag("expert_overlap"))
+    )
+
+
+def _launched(cells: Cells) -> float:
+    """Of a layer's launches, those that no CUDA graph replays."""
+    text = (cells.text("cuda_graphs") or "").lower()
+    if re.match(r"full|local|all|whole", text):
+        return 0.0
+    parts = [share for words, share in _GRAPHED.items() if re.search(words, text)]
+    if parts:
+        return 1.0 - sum(parts)
+    return 0.0 if cells.flag("cuda_graphs") else 1.0
 
 
 def _dropout(cells: Cells) -> bool | None:

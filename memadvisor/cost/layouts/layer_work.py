@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.attention import attention_columns, attention_seconds
+from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.data_parallel import hidden_seconds
 from memadvisor.cost.layouts.kernels import Device, cast_seconds, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.operators import repeated_products
@@ -99,13 +101,16 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     backward_stream_s = _BACKWARD_STREAM * stream_s + gradient_cast_s + accumulate_s
     backward_gpu = 2 * matmul_s + core_backward_s + backward_stream_s + backward_calls_s
     known = device.coefficients
+    exchange_s = _expert_exchange_seconds(model, step, layer, tokens, groups)
+    exchanges = [_exposed_seconds(step, gpu, exchange_s, known) for gpu in (forward_gpu, backward_gpu)]
+    forward_gpu, backward_gpu = forward_gpu + exchanges[0], backward_gpu + exchanges[1]
     calls = (6 if model.has_cross_attention(layer) else 4) if tp > 1 else 0
     calls += (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
     call_s = known.host_call_s + (software.call_s if tp > 1 else 0.0) + far_s
     if layout.pipeline > 1 and groups.pipeline_crosses_nodes and tp > 1:
         call_s += software.pipelined_call_s * tp
-    forward_host = known.host_forward_s + calls * call_s
-    backward_host = known.host_backward_s + calls * call_s
+    forward_host = (known.host_forward_s + calls * call_s) * software.launch_share
+    backward_host = (known.host_backward_s + calls * call_s) * software.launch_share
     # The host reads how many tokens each expert has, and cannot run ahead of the device.
     waits = model.experts is not None and model.has_experts(layer)
     forward_idle, backward_idle = (
@@ -123,7 +128,7 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         matmul_s=3 * matmul_s,
         attention_s=core_forward_s + core_backward_s,
         stream_s=stream_s + input_cast_s + backward_stream_s,
-        collective_s=forward_calls_s + backward_calls_s,
+        collective_s=forward_calls_s + backward_calls_s + sum(exchanges),
         host_s=forward_idle + backward_idle,
     )
 
@@ -178,7 +183,7 @@ def _repeated_seconds(
         stream_s += attention_seconds(model, step, layer, device)[0]
     stream_s += _casts(device, products)[0]
     again_s = sum(matmul_seconds(device, *shape) for shape in products) + stream_s + calls_s
-    return max(again_s, device.coefficients.host_forward_s)
+    return max(again_s, device.coefficients.host_forward_s * step.software.launch_share)
 
 
 def _products(
@@ -304,9 +309,28 @@ def _collectives(
             exchanged = 2.0 * tokens * (query + value) / layout.tensor + keys
             forward += groups.context.exchange_seconds(exchanged)
             backward += groups.context.exchange_seconds(exchanged)
-    if layout.expert > 1 and model.experts is not None and model.has_experts(layer):
-        # The fullest rank receives, and sends back, most.
-        sent = activations / layout.stream_ranks * layout.expert_imbalance
-        exchanges = 2 * groups.expert.dispatch_seconds(sent, model.experts.experts_per_token)
-        forward, backward = forward + exchanges, backward + exchanges
     return forward, backward
+
+
+def _expert_exchange_seconds(
+    model: Architecture, step: TrainingStep, layer: int, tokens: float, groups: Groups
+) -> float:
+    """Seconds in which a layer's tokens go to their experts and come back, forward or backward."""
+    layout = step.layout
+    if (
+        layout.expert == 1
+        or groups.lines is not None
+        or model.experts is None
+        or not model.has_experts(layer)
+    ):
+        return 0.0
+    # The fullest rank receives, and sends back, most.
+    sent = 2.0 * tokens * model.hidden / layout.stream_ranks * layout.expert_imbalance
+    return 2 * groups.expert.dispatch_seconds(sent, model.experts.experts_per_token)
+
+
+def _exposed_seconds(step: TrainingStep, compute_s: float, exchange_s: float, known: Coefficients) -> float:
+    """By how much an exchange makes a layer longer, where another microbatch's layer may run meanwhile."""
+    if not step.software.expert_overlap or step.layout.num_microbatches == 1:
+        return exchange_s
+    return min(exchange_s, hidden_seconds(compute_s, exchange_s, known.overlap_slowdown) - compute_s)

@@ -211,6 +211,8 @@ def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:
     bucket = software.reduce_bucket_elements * software.gradient_bytes if layout.zero_stage else 0.0
     if not layout.zero_stage and layout.shard_ranks > 1:
         bucket += software.bucket_copy_bytes * count.all
+    if layout.zero_stage in (1, 2):
+        bucket += software.update_gradient_bytes * count.sharded(layout)
     if layout.zero_stage < 3 or (layout.shard_ranks == 1 and not layout.offload_parameters):
         return bucket
     gathered = max(2.0 * count.widest_layer, min(software.reuse_parameters / 2, count.all))

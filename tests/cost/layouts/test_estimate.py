@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from memadvisor.architecture import Architecture
+from memadvisor.architecture import Architecture, Experts
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
@@ -140,3 +140,23 @@ def test_narrow_products_gain_less_than_their_rate():
         for dtype in ("bfloat16", "float8_e4m3fn")
     )
     assert wide / 2 < narrow < wide
+
+
+MIXTURE = replace(LLAMA, experts=Experts(num_experts=64, experts_per_token=8, expert_ffn=2048))
+
+
+def mixture_seconds(**habits):
+    layout = Layout(data=64, expert=64, num_microbatches=4)
+    step = TrainingStep(layout=layout, seq_len=4096, software=Software(**habits))
+    return estimate_step(MIXTURE, step, make_cluster(64)).time_s
+
+
+def test_launches_replayed_from_graphs_take_the_host_no_time():
+    whole, half, none = (mixture_seconds(launch_share=share)["host"] for share in (1.0, 0.5, 0.0))
+    assert whole == pytest.approx(2 * half) and whole > none == 0
+
+
+def test_exchanges_under_another_microbatch_are_shorter_and_never_free():
+    alone, under = (mixture_seconds(expert_overlap=on) for on in (False, True))
+    name = "tensor_context_expert_collectives"
+    assert 0 < under[name] < alone[name]

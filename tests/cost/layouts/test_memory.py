@@ -8,7 +8,7 @@ from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.memory import StageContents, stage_memory
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
-from memadvisor.layout import Layout, TrainingStep
+from memadvisor.layout import Layout, Software, TrainingStep
 
 LLAMA = Architecture(
     name="llama", n_layers=16, hidden=1024, n_heads=8, n_kv_heads=8, head_dim=128, ffn=2816, vocab=32000,
@@ -51,3 +51,20 @@ def test_a_backward_works_when_the_head_s_is_through():
     first_peak, last_peak = (stage_memory(LLAMA, PIPELINE, stage, 0.0, FITTED) for stage in (STAGE, last))
     assert first_peak.buffer_bytes == working > 0
     assert last_peak.head_bytes + last_peak.buffer_bytes == max(working, logits)
+
+
+def test_gradients_cast_for_the_update():
+    """Of the share that a rank updates, under ZeRO stages 1 and 2."""
+    held = []
+    for size, stage in ((0, 1), (4, 1), (4, 3)):
+        step = TrainingStep(
+            layout=Layout(data=4, zero_stage=stage),
+            seq_len=2048,
+            software=Software(update_gradient_bytes=size),
+        )
+        held.append(stage_memory(LLAMA, step, STAGE, 0.0, FITTED))
+    none, cast, sharded = held
+    assert cast.buffer_bytes - none.buffer_bytes == pytest.approx(
+        none.optimizer_bytes / 3
+    )  # 12 bytes, all sharded
+    assert sharded.optimizer_bytes == none.optimizer_bytes

@@ -1,0 +1,26 @@
+"""What the trainer of a row does, where the row says it."""
+
+import pytest
+
+from tests.layout_table.test_read import case_of
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("false", 1.0),
+        ("true", 0.0),
+        ("full_iteration", 0.0),
+        ("attn", 0.75),
+        ("attn+moe_router+moe_preprocess", 0.5),
+        ("attn, moe_router, mlp", 0.0),
+    ],
+)
+def test_launches_that_graphs_leave(text, share):
+    assert case_of(cuda_graphs=text).step.software.launch_share == share
+
+
+def test_words_of_megatron_bridge():
+    software = case_of(moe_a2a_overlap="True", grad_reduce_dtype="bf16", precision="FP8-MX").step.software
+    assert software.expert_overlap and software.reduce_bytes == 2
+    assert software.compute_dtype.startswith("float8")
