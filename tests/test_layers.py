@@ -33,21 +33,23 @@ DATA = (
     "memadvisor.operator_calls",
 )
 COST = "memadvisor.cost"
+OWN_HOOKS = "memadvisor.own_hooks"
 ANALYZERS = "memadvisor.analyzers"
 ALLOWED = {
     **dict.fromkeys(DATA, DATA),
-    "memadvisor.capture": DATA,
+    OWN_HOOKS: (),
+    "memadvisor.capture": (*DATA, OWN_HOOKS),
     "memadvisor.calibrate": (*DATA, "memadvisor.engines.dynamic_code"),
     COST: DATA,
     ANALYZERS: (*DATA, COST),
     "memadvisor.planning": (*DATA, COST, ANALYZERS),
-    "memadvisor.engines": (*DATA, COST),
+    "memadvisor.engines": (*DATA, COST, OWN_HOOKS),
     "memadvisor.export": DATA,
     "memadvisor.report": (*DATA, COST, ANALYZERS),
     "memadvisor.gates": (*DATA, ANALYZERS),
     "memadvisor.tui": (*DATA, COST, ANALYZERS, "memadvisor.planning", "memadvisor.report"),
 }
-MAY_IMPORT_TORCH = ("memadvisor.capture", "memadvisor.calibrate", "memadvisor.engines")
+MAY_IMPORT_TORCH = ("memadvisor.capture", "memadvisor.calibrate", "memadvisor.engines", OWN_HOOKS)
 
 
 def _inside(module, packages):

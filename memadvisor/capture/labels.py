@@ -36,6 +36,7 @@ from memadvisor.capture.tensor_storage import (
     storage_address,
 )
 from memadvisor.operator_calls import dropout_position, is_without_dropout, may_draw, operator_name
+from memadvisor.own_hooks import own_hooks_aside
 
 # What a step remembers of an operator takes about 1 kB until it is written: at most 100 MB.
 MOST_OPERATORS = 100_000
@@ -132,7 +133,11 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         start_mark = self._collectives.mark() if known.is_collective else None
         is_aside = func is _ADD and place.phase == "backward" and self._is_alone and may_be_overwritten(*args)
         start_ns = time.time_ns()
-        out = func(*args, **kwargs)
+        if known.is_collective:
+            with own_hooks_aside():
+                out = func(*args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
         if is_aside:
             self._log.added_aside.append((start_ns, time.time_ns(), self.address(args[0])))
         self._note_call(known, func, args, kwargs, out, place, start_ns, time.time_ns(), start_mark)

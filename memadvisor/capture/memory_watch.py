@@ -8,6 +8,7 @@ labels. Operators of other threads are not watched, though what they hold counts
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from memadvisor.capture.labels import NAMESPACES_OF_COLLECTIVES
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import without_cycle
 from memadvisor.capture.tensor_storage import describe, has_wrapper, storage_address, tensors_in
+from memadvisor.own_hooks import own_hooks_aside
 from memadvisor.units import format_bytes
 
 REFUSED = "memadvisor's --memory-limit"  # in the message of every error that is raised here
@@ -97,7 +99,9 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if has_wrapper(types):
             return NotImplemented
         before_bytes = self.cpu.allocated_bytes() if self.cpu is not None else 0
-        out = func(*args, **(kwargs or {}))
+        is_collective = getattr(func, "namespace", "") in NAMESPACES_OF_COLLECTIVES
+        with own_hooks_aside() if is_collective else contextlib.nullcontext():
+            out = func(*args, **(kwargs or {}))
         for tensor in tensors_in(out):
             self._meet(tensor, func)
         if self.cpu is not None and self.cpu.allocated_bytes() > max(before_bytes, self.limit_bytes):

@@ -24,6 +24,7 @@ from memadvisor.engines.cuda_lane import CudaLane
 from memadvisor.engines.groups import give_back, split
 from memadvisor.engines.lanes import Chain, Lane, Ticket
 from memadvisor.engines.thread_lane import ThreadLane
+from memadvisor.own_hooks import own_hooks_aside
 
 # The script's own sends and receives carry small tags; ours must not be taken for them.
 _FIRST_TAG = 2**20
@@ -363,7 +364,8 @@ class Wire:
     def _named(self, operation: str, unit: str | None = None, where: str = "") -> Iterator[None]:
         """Say in an error what failed."""
         try:
-            yield
+            with own_hooks_aside():
+                yield
         except Exception as error:
             whose = "" if unit is None else f" of unit {unit!r}" if unit else " of the model's own parameters"
             rank = self._global_ranks[self.rank]
