@@ -109,6 +109,8 @@ class Plan:
     reduced under the backward in any case.
     `shard_ranks`: how many ranks that follow each other share what is sharded; every such group holds all of it,
     and groups add up their gradients (hybrid sharding). None: all ranks are one group.
+    `secondary_ranks`: how many ranks that follow each other share a second copy of what stage 3 frees after a forward,
+    from which it is gathered for the backward (ZeRO++'s hpZ, arXiv:2306.10209, section 3.2). None: there is none.
     `update_in_backward`: units of stages 2 and 3 are updated, and their gradients freed, as soon as those are reduced.
     `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`
     and keeps that; units of a group that FSDP2 gathers together are freed after the forward if all of them `reshard`.
@@ -138,6 +140,7 @@ class Plan:
     gather_depth: int = 0
     precision: Precision = FULL_PRECISION
     shard_ranks: int | None = None
+    secondary_ranks: int | None = None
     update_in_backward: bool = False
     compression: Compression = UNCOMPRESSED
     executor: str = "built-in"

@@ -37,6 +37,7 @@ def check_plan(plan: Plan, source: str) -> None:
             f"{source} has shard_ranks {plan.shard_ranks} for {plan.num_ranks} ranks.",
             hint="it must be 2 or more, and divide the number of ranks.",
         )
+    _check_second_copies(plan, stages, source)
     names = [unit.name for unit in plan.units]
     if len(set(names)) < len(names):
         raise PlanError(f"{source} names a unit twice.", hint="name each unit once.")
@@ -84,6 +85,27 @@ def check_plan(plan: Plan, source: str) -> None:
         },
         source,
     )
+
+
+def _check_second_copies(plan: Plan, stages: set[int], source: str) -> None:
+    ranks = plan.secondary_ranks
+    if ranks is None:
+        return
+    if not (2 <= ranks < plan.num_ranks and plan.num_ranks % ranks == 0):
+        raise PlanError(
+            f"{source} has secondary_ranks {ranks} for {plan.num_ranks} ranks.",
+            hint="it must be 2 or more, fewer than all ranks, and divide their number.",
+        )
+    if 3 not in stages:
+        raise PlanError(
+            f"{source} has secondary_ranks {ranks} with ZeRO stage {max(stages)}.",
+            hint="stage 3 alone gathers for the backward: use it, or leave them out.",
+        )
+    if plan.group_ranks < plan.num_ranks:
+        raise PlanError(
+            f"{source} has secondary_ranks {ranks}, and shard_ranks {plan.shard_ranks}.",
+            hint="leave one of them out.",
+        )
 
 
 def _check_optimizer_tiers(plan: Plan, source: str) -> None:
@@ -193,6 +215,7 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "another precision": plan.precision.is_lossy,
         "compressed messages": plan.compression.is_lossy,
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,
+        "second copies of shards": plan.secondary_ranks is not None,
         "updates in the backward": plan.update_in_backward,
         "parameters on host or disk": plan.parameter_tiers != {"device"},
         "optimizer state on host or disk": plan.optimizer_tiers != {"device"},

@@ -77,6 +77,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             gather_depth=_typed(value.get("gather_depth", int(overlap)), int),
             precision=_precision_from_json(value.get("precision", {})),
             shard_ranks=_typed(value.get("shard_ranks"), int, optional=True),
+            secondary_ranks=_typed(value.get("secondary_ranks"), int, optional=True),
             update_in_backward=_typed(value.get("update_in_backward", False), bool),
             compression=_compression_from_json(value.get("compression", {})),
             executor=_typed(value.get("executor", "built-in"), str),

@@ -75,12 +75,13 @@ class Ranks(StrEnum):
     """Who takes part in a collective.
 
     inside: the ranks that share what is sharded, all ranks without hybrid sharding. across: those that hold the
-    same shard, one of each group.
+    same shard, one of each group. secondary: those that share a second copy of what is sharded.
     """
 
     ALL = "all"
     INSIDE = "inside"
     ACROSS = "across"
+    SECONDARY = "secondary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ class Boundary:
 class Action:
     """`shard` matters to `reduce` alone: True leaves each rank its shard of the sum and frees the rest.
 
-    ranks: of a collective. A reduction across is of the shards that the reduction inside, just before it, leaves.
+    ranks: of a collective. A reduction across is of the shards that the reduction inside, just before it, leaves. A
+    release by `secondary` leaves this rank's part of the second copy, and a gather by them takes and frees it;
+    one that overlaps is left out where it has been taken.
     overlaps: compute goes on meanwhile. What waits is, for a gather, the next gather of the same unit that
     does not overlap; for a reduce to shards, the next reduce; for every reduce, the backward's end. Without
     it compute waits where the action stands. An update never runs beside compute: one that overlaps follows a
@@ -124,8 +127,8 @@ class Schedule:
 
     With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
     one without `shard` in those that the script lets DDP synchronise. `precision`: in what dtype gathers make
-    parameters present, and reductions to shards sum. `compression`: what their messages hold. `executor` and
-    `algorithms` are the plan's.
+    parameters present, and reductions to shards sum. `compression`: what their messages hold. `executor`,
+    `algorithms` and `secondary_ranks` are the plan's.
     """
 
     num_ranks: int
@@ -136,6 +139,7 @@ class Schedule:
     compression: Compression = UNCOMPRESSED
     executor: str = "built-in"
     algorithms: tuple[Algorithm, ...] = ()
+    secondary_ranks: int | None = None
 
     def size_of(self, ranks: Ranks) -> int:
         """How many ranks take part."""
@@ -143,6 +147,7 @@ class Schedule:
             Ranks.ALL: self.num_ranks,
             Ranks.INSIDE: self.shard_ranks,
             Ranks.ACROSS: self.num_ranks // self.shard_ranks,
+            Ranks.SECONDARY: self.secondary_ranks or self.shard_ranks,
         }
         return sizes[ranks]
 
@@ -219,14 +224,14 @@ class ScheduleBuilder:
         *,
         overlaps: bool = False,
         lane: Lane = Lane.COLLECTIVE,
+        ranks: Ranks = Ranks.INSIDE,
     ) -> None:
-        action = Action(
-            kind=ActionKind.GATHER, unit=gathered, lane=lane, overlaps=overlaps, ranks=Ranks.INSIDE
-        )
+        action = Action(kind=ActionKind.GATHER, unit=gathered, lane=lane, overlaps=overlaps, ranks=ranks)
         self._add(point, unit, action)
 
-    def release(self, point: Point, unit: str, released: str) -> None:
-        self._add(point, unit, Action(kind=ActionKind.RELEASE, unit=released, lane=Lane.COMPUTE))
+    def release(self, point: Point, unit: str, released: str, *, ranks: Ranks = Ranks.ALL) -> None:
+        action = Action(kind=ActionKind.RELEASE, unit=released, lane=Lane.COMPUTE, ranks=ranks)
+        self._add(point, unit, action)
 
     def reduce(
         self,
@@ -301,6 +306,7 @@ class ScheduleBuilder:
             compression=plan.compression,
             executor=plan.executor,
             algorithms=plan.algorithms,
+            secondary_ranks=plan.secondary_ranks,
         )
 
 

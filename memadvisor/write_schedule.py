@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.policies import resolve_units
@@ -27,6 +27,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
       updated is gathered under what follows the optimizer step, each unit waited for where its forward begins.
     - With `plan.shard_ranks` shards are of, and gathers and reductions to shards among, the ranks of a group; what
       a group has reduced is then summed across the groups, and stages 0 and 1 sum over all ranks at once.
+    - With `plan.secondary_ranks` what stage 3 releases after a forward leaves a part of a second copy, which so many
+      ranks share, and is gathered among these for the backward (hpZ of ZeRO++, arXiv:2306.10209, section 3.2).
     - A unit of stage 3 begins with gathering the next `plan.gather_depth` ones of stage 3, in order of
       execution, that are not there yet.
     - With `plan.update_in_backward` units of stage 2 and 3 are updated after their reduction, the others where they
@@ -55,11 +57,12 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     shared = {unit.name for unit in units if unit.is_shared}
     following, preceding = _neighbours(plan, chosen)
     lanes = {unit.name: _lane_of_gathers(unit) for unit in chosen}
+    second = {unit.name for unit in chosen if plan.secondary_ranks and unit.reshard} - shared
     builder = ScheduleBuilder()
     for unit in chosen:
         name, stage = unit.name, unit.stage_on(plan.num_ranks)
         if stage == 3:
-            _gathers(builder, unit, following[name], preceding[name], lanes, is_shared=name in shared)
+            _gathers(builder, unit, following[name], preceding[name], lanes, shared, second)
         _recomputations(builder, plan, unit)
         if name in trainable:
             if plan.num_ranks > 1:
@@ -135,19 +138,24 @@ def _gathers(
     following: Sequence[str],
     preceding: Sequence[str],
     lanes: Mapping[str, Lane],
-    *,
-    is_shared: bool,
+    shared: Collection[str],
+    second: Collection[str],
 ) -> None:
     name = unit.name
     for before, after, ahead in (
         (Point.BEFORE_FORWARD, Point.AFTER_FORWARD, following),
         (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD, preceding),
     ):
-        builder.gather(before, name, name, lane=lanes[name])
-        for other in ahead:
-            builder.gather(before, name, other, overlaps=True, lane=lanes[other])
-        if after is Point.AFTER_BACKWARD or (unit.reshard and not is_shared):
+        for gathered in (name, *ahead):
+            is_second = before is Point.BEFORE_BACKWARD and gathered in second
+            ranks = Ranks.SECONDARY if is_second else Ranks.INSIDE
+            builder.gather(
+                before, name, gathered, overlaps=gathered != name, lane=lanes[gathered], ranks=ranks
+            )
+        if after is Point.AFTER_BACKWARD:
             builder.release(after, name, name)
+        elif unit.reshard and name not in shared:
+            builder.release(after, name, name, ranks=Ranks.SECONDARY if name in second else Ranks.ALL)
 
 
 def _recomputations(builder: ScheduleBuilder, plan: Plan, unit: UnitPlan) -> None:

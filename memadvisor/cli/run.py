@@ -49,6 +49,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_offload_options(parser)
     add_rounding_options(parser)
     parser.add_argument(
+        "--secondary-ranks",
+        type=int,
+        metavar="N",
+        help="with --zero 3: N ranks that follow each other share a second copy, which is gathered for the backward",
+    )
+    parser.add_argument(
         "--update-in-backward",
         action="store_true",
         default=None,
@@ -74,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     of_plan = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward")
-    flags = (*of_plan, "optimizer_bits", *FLAGS, *OFFLOAD_FLAGS, *ROUNDING_FLAGS)
+    flags = (*of_plan, "secondary_ranks", "optimizer_bits", *FLAGS, *OFFLOAD_FLAGS, *ROUNDING_FLAGS)
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:
@@ -92,6 +98,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         precision=precision_of(arguments),
         compression=compression_of(arguments),
         update_in_backward=bool(arguments.update_in_backward),
+        secondary_ranks=arguments.secondary_ranks,
         optimizer_bits=arguments.optimizer_bits,
         **offload_of(arguments),
         **rounding_of(arguments),

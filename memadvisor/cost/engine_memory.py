@@ -5,6 +5,7 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 
 - parameters: stage 0 leaves them where they were; 1 and 2 keep the full flat, of which the shard is a slice;
   3 keeps a shard of its own and has the full flat beside it between gather and release;
+- a second copy of what stage 3 releases: this rank's part, from that release to the gather for the backward;
 - gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it, 2 and 3 until the
   reduction, which leaves a shard; what the script has dropped is free from the next forward on;
 - with an optimizer dtype, shards of narrow parameters and of their gradients, and their state, are in it;
@@ -30,8 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from fractions import Fraction
 
 from memadvisor.coded_states import TABLES_BYTES
@@ -39,10 +39,12 @@ from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
 from memadvisor.cost.coded_memory import coded_memory
 from memadvisor.cost.flats import flat_sizes, own_dtype
+from memadvisor.cost.messages import Message
 from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.packing import packing_of
 from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
+from memadvisor.cost.second_copies import SecondCopies
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
 from memadvisor.cost.update_shares import largest_piece_share, updated_share
 from memadvisor.precision import bytes_in
@@ -50,15 +52,6 @@ from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
 _NO_PARAMETERS = UnitStates(name="", parameters=(), optimizer_bytes=0, optimizer_scalar_bytes=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """A collective that an action needs, and the bytes that live only while compute waits for it."""
-
-    operation: str
-    size_bytes: int
-    staging: Mapping[str, int]
 
 
 class EngineMemory:
@@ -94,6 +87,9 @@ class EngineMemory:
         paged = {name: self._sizes[name].trainable_bytes for name in self._paged}
         self._fetched = FetchedStates(self._away, self.state_bytes, paged)
         self.gathered = Present(lambda name: self._sizes[name].full_bytes)
+        self._second = SecondCopies(
+            lambda name: self._sizes[name].full_bytes, schedule.size_of(Ranks.SECONDARY)
+        )
         self._buffers = Present(self._gradient_bytes)  # units whose whole gradients are there
         self._shards = Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
@@ -116,7 +112,7 @@ class EngineMemory:
         if self.replays:
             return {}
         held = dict(self._resting)
-        held["parameter"] += self.gathered.total_bytes
+        held["parameter"] += self.gathered.total_bytes + self._second.parts.total_bytes
         held["gradient"] = self._buffers.total_bytes + self._shards.total_bytes
         held["communication"] += 0 if self._scattering is None else self._staging_bytes(self._scattering)
         held["communication"] += self._unpacking.total_bytes + self._meaning.total_bytes
@@ -200,6 +196,7 @@ class EngineMemory:
     def drop(self, names: Collection[str]) -> None:
         """A backward has ended: these were gathered ahead and are not needed, and whole gradients are reduced."""
         self._meaning.clear()
+        self._second.parts.clear()
         for name in names:
             self.gathered.discard(name)
             self._unpacking.discard(name)
@@ -215,6 +212,7 @@ class EngineMemory:
             pieces["parameter", name] = self._resting_parameter_bytes(name)
             pieces["optimizer_state", name] = self._optimizer_bytes(name)
         pieces |= {("gathered", name): size for name, size in self.gathered.items()}
+        pieces |= {("second copy", name): size for name, size in self._second.parts.items()}
         pieces |= {("gradient", name): size for name, size in self._gradients().items()}
         pieces |= {(f"owned {what}", name): size for (what, name), size in self._lent_to_step().items()}
         pieces |= {("messages", name): size for name, size in self._unpacking.items()}
@@ -264,18 +262,22 @@ class EngineMemory:
         if action.kind is ActionKind.GATHER:
             if not action.overlaps:
                 self._unpacking.discard(name)
-            if not self._lacks(name):
-                return None  # it was gathered ahead
+            if not self._lacks(name) or self._second.is_spent(action):
+                self._second.found(action)
+                return None  # it was gathered ahead, or its backward is over
             self.stale.discard(name)
             if self.stages[name] < 3:
                 return Message(operation="all_gather", size_bytes=self._sizes[name].full_bytes, staging={})
             self.gathered.add(name)
+            if action.ranks is Ranks.SECONDARY:
+                return self._second.take(action)
             if action.overlaps:
                 self._unpacking.add(name)
             return self._gather_message(name, waits=not action.overlaps)
         if action.kind is ActionKind.RELEASE:
             self.gathered.discard(name)
-        elif action.kind is ActionKind.REDUCE:
+            return self._second.leave(name) if action.ranks is Ranks.SECONDARY else None
+        if action.kind is ActionKind.REDUCE:
             return self._reduce(action)
         elif action.kind is ActionKind.UPDATE and self.stages[name] in (1, 2):
             self.stale.add(name)

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memadvisor.cost.activations import View
-from memadvisor.cost.engine_memory import Message
+from memadvisor.cost.messages import Message
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.precision import bytes_in
 from memadvisor.run.records import Parameter, ShardGroup

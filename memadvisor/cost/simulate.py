@@ -15,9 +15,10 @@ from typing import Protocol
 from memadvisor.cost.activations import Activations, View, added
 from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.components import scaled
-from memadvisor.cost.engine_memory import EngineMemory, Message
+from memadvisor.cost.engine_memory import EngineMemory
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
+from memadvisor.cost.messages import Message
 from memadvisor.cost.moved_activations import MovedActivations, units_away
 from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates

@@ -29,12 +29,13 @@ from memadvisor.engines.one_process import NoService, NoWire
 from memadvisor.engines.reductions import Reductions, accumulated_hook
 from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
+from memadvisor.engines.second_copies import second_copies
 from memadvisor.engines.service import Service
 from memadvisor.engines.sources import Lates
 from memadvisor.engines.transfers import Transfers
 from memadvisor.engines.wire import Wire
 from memadvisor.run.cut import unwrap
-from memadvisor.schedule import ActionKind, Point, Schedule
+from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 Label = Callable[[torch.Tensor, str, str], None]
 Labelled = tuple[torch.Tensor, str, str]
@@ -70,7 +71,7 @@ class Executor:
         self.label = label
         self.unit = ""  # whose staging is being allocated
         self.wire = self._wire_of(ddp)
-        self.transfers = Transfers(self.wire)
+        self.transfers = Transfers(self.wire, second_copies(schedule, self.wire, number, label))
         self.any_order = any_order  # ranks may use different parameters (find_unused_parameters)
         self.collective = False  # whether the pass under way is one that all ranks take together
         self.in_forward = False  # the model's own
@@ -150,6 +151,7 @@ class Executor:
         while self._handles:
             self._handles.pop().remove()
         self.wire.close()
+        self.transfers.close()
         self.service.stop()
 
     # ---- forward -----------------------------------------------------------------------------
@@ -219,6 +221,8 @@ class Executor:
             if unit.stage == 3 and (kept or not unit.is_kept):
                 unit.is_kept = False
                 self._release_unit(unit)
+                if kept:
+                    unit.drop_second()
 
     def _mark_backward(self, unit: UnitState, output: Any) -> None:
         """Have the unit's backward announced by the gradients of its outputs."""
@@ -278,21 +282,21 @@ class Executor:
             if point is Point.BEFORE_FORWARD and action.overlaps and self.hooks.in_backward:
                 continue  # a forward run again: what follows it in the backward is the unit before
             if action.kind is ActionKind.GATHER:
-                self._gather_unit(self.units[action.unit], ahead=action.overlaps)
+                self._gather_unit(action)
             elif action.kind is ActionKind.RELEASE:
-                self._release_unit(unit)
+                self._release_unit(unit, leaves_second=action.ranks is Ranks.SECONDARY and self.collective)
             elif action.kind is ActionKind.REDUCE:
                 self.reductions.reduce(unit, action)
             elif action.kind is ActionKind.UPDATE:
                 self.early.update(unit)
             # RECOMPUTE is played by recompute.py, which wraps the unit's own forward.
 
-    def _gather_unit(self, unit: UnitState, *, ahead: bool) -> None:
-        for flat in unit.flats:
-            if not ahead:
+    def _gather_unit(self, action: Action) -> None:
+        for flat in self.units[action.unit].flats:
+            if not action.overlaps:
                 self.gather(flat)
-            elif self.collective:  # nobody is asked for what may never be needed
-                self._begin_gather(flat)
+            elif self.collective and (flat.second is not None or action.ranks is not Ranks.SECONDARY):
+                self._begin_gather(flat)  # nobody is asked for what may never be needed
 
     def _begin_gather(self, flat: Flat) -> None:
         """Have a stage-3 flat come in while others run; its parameters stay hidden until `gather`."""
@@ -318,7 +322,7 @@ class Executor:
         with torch.no_grad():
             if flat.arriving is not None:
                 flat.arriving.wait()
-                flat.arriving = None
+                flat.arriving = flat.second = None
             else:
                 self._make_room(flat, flat.full)
                 if self.collective if collective is None else collective:
@@ -344,10 +348,12 @@ class Executor:
         else:
             self.service.fetch_parameters(flat, full)
 
-    def _release_unit(self, unit: UnitState) -> None:
+    def _release_unit(self, unit: UnitState, *, leaves_second: bool = False) -> None:
         if unit.depth == 0 or self.hooks.in_backward:
             unit.in_backward = False
             for flat in unit.flats:
+                if leaves_second:
+                    self.transfers.keep_second(flat)
                 self.release(flat)
 
     def release(self, flat: Flat) -> None:

@@ -105,6 +105,7 @@ class Flat:
     loan_version: int = 0  # of the loan, when what was written into it was kept last
     is_loan_fixed: bool = False  # something may use its memory that cannot be seen
     ready: set[int] = field(default_factory=set)  # indices of slots whose gradient came in this backward
+    second: torch.Tensor | None = None  # this rank's part of the second copy (second_copies.py)
     arriving: Ticket | None = None  # the gather that fills `full`; until it is waited for, nobody looks
     scattering: Chain | Leaving | None = None  # the reduction of `grad` that is under way
 
@@ -242,7 +243,7 @@ class Flat:
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, str]]:
         """What the engine holds for it now, by category."""
-        for tensor in (self.full, self.own_shard, self.loan):
+        for tensor in (self.full, self.own_shard, self.second, self.loan):
             if tensor is not None:
                 yield tensor, "parameter"
         for tensor in (self.grad, self.own_gradient):
@@ -279,6 +280,10 @@ class UnitState:
     @property
     def present(self) -> bool:
         return all(flat.present for flat in self.flats)
+
+    def drop_second(self) -> None:
+        for flat in self.flats:
+            flat.second = None
 
     @property
     def is_frozen_and_done(self) -> bool:

@@ -17,13 +17,18 @@ import torch.distributed as dist
 _idle: dict[tuple[int, ...], list[weakref.ref[dist.ProcessGroup]]] = {}
 
 
+def near(group: dist.ProcessGroup, num_ranks: int) -> dist.ProcessGroup:
+    """The group of this rank and its neighbours, so many ranks that follow each other. All of these call it."""
+    ranks = [dist.get_global_rank(group, rank) for rank in range(group.size())]
+    first = group.rank() // num_ranks * num_ranks
+    return _take(group, tuple(ranks[first : first + num_ranks]))
+
+
 def split(group: dist.ProcessGroup, shard_ranks: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """This rank's group inside and its group across. All ranks of `group` call this, and nobody else has to."""
     ranks = [dist.get_global_rank(group, rank) for rank in range(group.size())]
-    first = group.rank() // shard_ranks * shard_ranks
-    inside = ranks[first : first + shard_ranks]
     across = ranks[group.rank() % shard_ranks :: shard_ranks]
-    return _take(group, tuple(inside)), _take(group, tuple(across))
+    return near(group, shard_ranks), _take(group, tuple(across))
 
 
 def give_back(*groups: dist.ProcessGroup) -> None:

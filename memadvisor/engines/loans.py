@@ -42,6 +42,7 @@ class Loans:
     def keep_writes(self, slot: Slot) -> None:
         """The script has written into a lent parameter, as every rank does at this point."""
         self._keep(slot.flat)
+        slot.flat.second = None  # it has the old values
         self._executor.num_writes += 1
 
     def end(self) -> None:

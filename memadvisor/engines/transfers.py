@@ -22,6 +22,7 @@ from memadvisor.engines.flat import Flat
 from memadvisor.engines.lanes import Chain, Ticket
 from memadvisor.engines.paged_flats import Leaving, put_gradient
 from memadvisor.engines.quantise import dequantise, quantise
+from memadvisor.engines.second_copies import SecondCopies
 from memadvisor.engines.wire import Wire
 from memadvisor.errors import PlanError
 
@@ -32,8 +33,19 @@ Writes = tuple[torch.Tensor, ...]
 class Transfers:
     """Of one model's flats, over its wire; a flat says in how many bits."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, second: SecondCopies | None = None) -> None:
         self._wire = wire
+        self._second = second
+
+    def keep_second(self, flat: Flat) -> None:
+        """Leave a second copy of parameters that are about to be freed."""
+        if self._second is not None:
+            self._second.keep(flat)
+
+    def close(self) -> None:
+        """After the wire: let go of groups of ranks."""
+        if self._second is not None:
+            self._second.close()
 
     # ---- parameters of stage 3 ---------------------------------------------------------------
 
@@ -42,6 +54,8 @@ class Transfers:
         if flat.page is not None and flat.full is not None:
             return flat.page.parameters.read_into(flat.full)
         full, shard = _tensors(flat)
+        if self._second is not None and flat.second is not None:
+            return self._second.begin_gather(full, flat.second, flat)
         if flat.gather_bits is None:
             return self._wire.begin_gather(full, flat.own_part(full), flat.unit, flat.index)
         work, writes = self._gather_work(flat, full, shard, flat.gather_bits)
@@ -53,6 +67,10 @@ class Transfers:
             self.begin_gather(flat).wait()
             return
         full, shard = _tensors(flat)
+        if self._second is not None and flat.second is not None:
+            self._second.gather(full, flat.second, flat)
+            flat.second = None
+            return
         if flat.gather_bits is None:
             self._wire.gather(full, flat.own_part(full), flat.unit, flat.index)
             return

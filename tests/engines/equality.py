@@ -47,6 +47,7 @@ class Configuration:
     gather_depth: int = 0
     reshard: bool = True
     shard_ranks: int | None = None
+    secondary_ranks: int | None = None
     removed_at: int | None = None
     update_in_backward: bool = False
 
@@ -188,6 +189,7 @@ def _plan(configuration: Configuration):
         overlap=configuration.overlap,
         gather_depth=configuration.gather_depth,
         shard_ranks=configuration.shard_ranks,
+        secondary_ranks=configuration.secondary_ranks,
         update_in_backward=configuration.update_in_backward,
     )
 
@@ -214,13 +216,15 @@ def configurations(draw: st.DrawFn, num_ranks: int) -> Configuration:
     )
     stages = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=5)))
     early = max(stages) >= 2 and draw(st.booleans())
+    groups = draw(st.sampled_from(["", "shard", "secondary"])) if num_ranks == 4 else ""
     configuration = Configuration(
         training=training,
         stages=stages,
         overlap=draw(st.booleans()),
         gather_depth=draw(st.integers(0, 2)),
         reshard=draw(st.booleans()),
-        shard_ranks=draw(st.sampled_from([None, 2])) if num_ranks == 4 else None,
+        shard_ranks=2 if groups == "shard" else None,
+        secondary_ranks=2 if groups == "secondary" and 3 in stages else None,
         removed_at=None
         if early
         else draw(st.sampled_from([None, None, 7])),  # between a backward and its step

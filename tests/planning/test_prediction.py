@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,24 @@ def sent_bytes(rank):
     """Of what the traced step was seen to send: messages, and whole sums as a ring of two sends them."""
     seen = [row for row in rank.collectives if row.step == rank.traced_step.index and row.dtype != "int64"]
     return sum(row.size_bytes for row in seen if row.operation in ("send", "all_reduce"))
+
+
+def test_what_second_copies_hold_and_send_is_what_the_simulator_said(plain, tmp_path):
+    """Of a plan for four ranks, two of which share a copy."""
+    units = tuple(UnitPlan(name=unit.name, zero_stage=3, recompute=False) for unit in plain.units)
+    plan = make_plan(4, 3, "chosen", units, overlap=True, gather_depth=1)
+    peaks = []
+    for secondary_ranks in (None, 2):
+        second = replace(plan, secondary_ranks=secondary_ranks)
+        predicted = simulate(plain, write_schedule(second, plain.units), TIMES)
+        peaks.append(predicted.peak.total_bytes)
+    save_plan(second, tmp_path / "plan.json")
+    applied = memadvisor("run", tmp_path / "run", "--plan", str(tmp_path / "plan.json"), num_ranks=4)
+
+    assert peaks[1] > peaks[0]
+    for rank in applied.ranks:
+        assert predicted.peak.total_bytes == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=1e-3)
+        assert predicted.sent_bytes == sent_bytes(rank)
 
 
 def test_what_narrow_copies_and_sums_take_is_what_the_simulator_said(plain_run, tmp_path):

@@ -1,0 +1,86 @@
+"""What no plan may ask for is refused by what is wrong with it."""
+
+import pytest
+
+from memadvisor.errors import PlanError
+from memadvisor.plan_file import plan_from_json
+from tests.test_plan import as_json
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"num_ranks": 0}, "0 ranks"),
+        ({"zero_stage": 4}, "stage 4"),
+        ({"zero_stage": -1}, "stage"),
+        ({"policy": "all"}, "'all'"),
+        ({"micro_batch_size": 0}, "micro_batch_size 0"),
+        ({"grad_accum": -1}, "grad_accum -1"),
+        ({"budget_bytes": 0}, "budget_bytes 0"),
+        ({"gather_depth": -1}, "gather_depth"),
+        ({"num_ranks": 6, "shard_ranks": 4}, "shard_ranks 4 for 6 ranks"),
+        ({"num_ranks": 4, "shard_ranks": 1}, "shard_ranks 1 for 4 ranks"),
+        ({"num_ranks": 6, "secondary_ranks": 4}, "secondary_ranks 4 for 6 ranks"),
+        ({"num_ranks": 4, "secondary_ranks": 4}, "secondary_ranks 4 for 4 ranks"),
+        (
+            {"num_ranks": 4, "secondary_ranks": 2, "units": [], "zero_stage": 1},
+            "secondary_ranks 2 with ZeRO stage 1",
+        ),
+        (
+            {"num_ranks": 8, "secondary_ranks": 2, "shard_ranks": 4, "units": [], "zero_stage": 3},
+            "secondary_ranks 2, and shard_ranks 4",
+        ),
+        ({"precision": {"param_dtype": "int8"}}, "param_dtype 'int8'"),
+        ({"precision": {"param_dtype": "bfloat16"}}, "param_dtype bfloat16 with ZeRO stage 0"),
+        (
+            {"precision": {"reduce_dtype": "float16"}, "units": [], "zero_stage": 1},
+            "float16 with ZeRO stage 1",
+        ),
+        ({"precision": {"reduce_dtype": "float16"}, "units": [], "num_ranks": 1}, "float16 with one rank"),
+        ({"precision": {"optimizer_dtype": "float16"}}, "optimizer_dtype 'float16'"),
+        ({"precision": {"optimizer_dtype": "float32"}}, "optimizer_dtype float32 with ZeRO stage 0"),
+        ({"compression": {"gather_bits": 8}}, "gather_bits 8 with ZeRO stage 0"),
+        ({"compression": {"reduce_bits": 3}}, "reduce_bits 3"),
+        (
+            {
+                "compression": {"all_reduce_top": 4},
+                "units": [],
+                "num_ranks": 4,
+                "zero_stage": 1,
+                "shard_ranks": 2,
+            },
+            "stay whole, and has shard_ranks 2",
+        ),
+        (
+            {"compression": {"reduce_bits": 8}, "precision": {"reduce_dtype": "bfloat16"}, "units": []},
+            "both reduce_bits and reduce_dtype bfloat16",
+        ),
+        ({"units": [{"name": "a", "zero_stage": 0, "recompute": True}] * 2}, "twice"),
+        ({"update_in_backward": True, "units": [], "zero_stage": 1}, "in the backward with ZeRO stage 1"),
+        (
+            {"update_in_backward": True, "units": [{"name": "a", "zero_stage": 0, "recompute": True}]},
+            "in the backward with ZeRO stage 0",
+        ),
+        ({"update_in_backward": True, "units": [], "num_ranks": 1}, "in the backward with one rank"),
+        ({"update_in_backward": 1}, "1 stands where bool belongs"),
+        ({"optimizer_tier": "tape"}, "names the optimizer tier 'tape'"),
+        ({"optimizer_bits": 4}, "optimizer_bits 4"),
+        ({"optimizer_bits": "8"}, "'8' stands where int belongs"),
+        (
+            {"optimizer_bits": 8, "optimizer_tier": "disk"},
+            "in 8 bits, and keeps optimizer state on host or disk",
+        ),
+        (
+            {"update_in_backward": True, "units": [], "zero_stage": 2, "optimizer_bits": 8},
+            "in 8 bits, and updates in the backward",
+        ),
+        (
+            {"update_in_backward": True, "units": [], "zero_stage": 2, "optimizer_tier": "disk"},
+            "keeps optimizer state on the disk",
+        ),
+    ],
+)
+def test_impossible_plans_are_refused_by_what_is_wrong(change, words):
+    with pytest.raises(PlanError, match=words):
+        plan_from_json({**as_json(), **change}, "some file")
