@@ -8,6 +8,9 @@ import torch
 
 from memadvisor.engines.flat import Flat
 from memadvisor.engines.gradients import ShardedGradient
+from memadvisor.engines.paged_flats import Page
+from memadvisor.engines.parcels import in_storage_order
+from memadvisor.engines.released import hide
 
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
@@ -15,13 +18,16 @@ if TYPE_CHECKING:
 
 def move_parameters(executor: Executor) -> None:
     """Move parameters into flats, and release those of stage 3: one flat after another, so that no more than one of
-    them is in memory twice."""
+    them is in memory twice, and of those that lie elsewhere none."""
     with torch.no_grad():
         for flat in executor.flats:
             if flat.stage > 0:
-                _move(flat)
-                if flat.stage == 3:
-                    executor.release(flat)
+                if flat.page is not None:
+                    _put_away(flat, flat.page, executor)
+                else:
+                    _move(flat)
+                    if flat.stage == 3:
+                        executor.release(flat)
                 for slot in flat.slots:
                     slot.token = (
                         ShardedGradient(slot, executor) if flat.stage >= 2 and flat.trainable else None
@@ -31,18 +37,29 @@ def move_parameters(executor: Executor) -> None:
                         slot.parameter.grad_dtype = None
 
 
+def _put_away(flat: Flat, page: Page, executor: Executor) -> None:
+    """From where the script has them, and free them; then the full flat is made, as it is between uses: without memory."""
+    own = [slot.parameter.detach() for slot in flat.slots]
+    dense = [
+        p.contiguous() if p.stride() != slot.stride else p for p, slot in zip(own, flat.slots, strict=True)
+    ]
+    page.parameters.put_parts(
+        [(slot.start, in_storage_order(p)) for p, slot in zip(dense, flat.slots, strict=True)]
+    )
+    for slot in flat.slots:
+        hide(slot, executor)
+    own.clear()
+    dense.clear()
+    flat.full = flat.new(flat.padded_numel)
+    flat.full.untyped_storage().resize_(0)
+
+
 def _move(flat: Flat) -> None:
     flat.full = flat.new(flat.padded_numel)
     flat.full[flat.num_elements :].zero_()
     for slot in flat.slots:
         slot.view(flat.full).copy_(slot.parameter)
         slot.parameter.data = slot.view(flat.full)
-    if flat.page is not None:
-        flat.page.parameters.put(flat.full)
-        flat.page.parameters.settle()
-        for slot in flat.slots:
-            slot.version = slot.parameter._version  # nothing is written into it since
-        return
     flat.own_shard = flat.own_slice(flat.full)
     if flat.stage == 3:
         flat.own_shard = flat.own_shard.clone()

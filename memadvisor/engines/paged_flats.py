@@ -69,6 +69,24 @@ class PagedTensor:
         self.memory = values
         self.write = self.tier.write(self._block, values)
 
+    def put_parts(self, parts: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Have values written that lie in several tensors of one dimension, each with the element it begins at, and wait
+        for that."""
+        self.is_there, size = True, self.dtype.itemsize
+        self._block = self.tier.allocate(self.numel * size)
+        places = [self.tier.part(self._block, start * size, part.nbytes) for start, part in parts]
+        writes = [self.tier.write(place, part) for place, (_, part) in zip(places, parts, strict=True)]
+        for write in writes:
+            try:
+                write.wait()
+            except OSError as error:
+                self.trouble.fails(error)
+        if self.trouble.has_failed:
+            self.memory = torch.empty(self.numel, dtype=self.dtype, device=self.device)
+            for start, part in parts:
+                self.memory[start : start + part.numel()] = part
+            self.label(self.memory)
+
     def settle(self) -> None:
         """Wait until the tier has all of it; what it does not take stays in memory of its own."""
         write, self.write = self.write, None

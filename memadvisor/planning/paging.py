@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from memadvisor.cost.flats import flat_bytes
+from collections.abc import Callable
+from dataclasses import replace
+
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
-from memadvisor.plan import Plan
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.planning.ranked import RankedPlan, order
 from memadvisor.schedule import Lane
 
 # How units that lie elsewhere are gathered: whether they are read again for the backward, whether gradients leave under
@@ -27,16 +30,36 @@ def may_page(step: CapturedStep, num_ranks: int) -> bool:
     return not any(states.whole_updates for states in step.states.values())
 
 
+def with_fewest_paged(ranked: RankedPlan, play: Callable[[tuple[UnitPlan, ...]], RankedPlan]) -> RankedPlan:
+    """A plan that fits with parameters and gradients of all units elsewhere: with as many units as fit on the device,
+    from the first one on or from the last, whichever is faster. More of them there never need less memory."""
+    units, found = ranked.plan.units, [ranked]
+    for order_of_units in (units, units[::-1]) if ranked.fits else ():
+        low, high = 0, len(units)
+        while low < high:
+            middle = (low + high + 1) // 2
+            other = play(_kept_here(units, order_of_units[:middle]))
+            if other.fits:
+                low = middle
+                found.append(other)
+            else:
+                high = middle - 1
+    return min(found, key=order)
+
+
+def _kept_here(units: tuple[UnitPlan, ...], here: tuple[UnitPlan, ...]) -> tuple[UnitPlan, ...]:
+    names = {unit.name for unit in here}
+    return tuple(replace(u, parameter_tier="device") if u.name in names else u for u in units)
+
+
 def paged_bytes(step: CapturedStep) -> int:
     """What a tier holds where all parameters and gradients lie there."""
     return sum(states.parameter_bytes + states.trainable_bytes for states in step.states.values())
 
 
 def starting_bytes(step: CapturedStep, plan: Plan) -> int:
-    """What is in memory before the first step of a plan whose parameters lie elsewhere: the script makes its model there,
-    and its parameters are put away one unit after another. 0 for other plans."""
-    paged = [unit.name for unit in plan.units if unit.parameter_tier != "device"]
-    if not paged:
+    """What is in memory before the first step of a plan whose parameters lie elsewhere: the script makes its model there.
+    0 for other plans."""
+    if plan.parameter_tiers == {"device"}:
         return 0
-    largest = max(flat_bytes(step.states[name], 1, frozen=True) for name in paged if name in step.states)
-    return sum(states.parameter_bytes for states in step.states.values()) + largest
+    return sum(states.parameter_bytes for states in step.states.values())

@@ -43,8 +43,8 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
     num_paged = sum(unit.parameter_tier != "device" for unit in plan.units)
     if num_paged:
         parts.append(
-            f"keeps parameters, gradients and optimizer state of {num_paged} unit{'s' * (num_paged != 1)} of "
-            f"{len(plan.units)} on the {' and the '.join(tiers)} between their uses ({_waiting(prediction)})"
+            f"keeps parameters and gradients of {num_paged} unit{'s' * (num_paged != 1)} of {len(plan.units)}, and "
+            f"optimizer state, on the {' and the '.join(tiers)} between their uses ({_waiting(prediction)})"
         )
     elif tiers:
         parts.append(f"keeps optimizer state on the {' and the '.join(tiers)} between updates")

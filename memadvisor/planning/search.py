@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
@@ -16,7 +16,7 @@ from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
-from memadvisor.plan import Plan, Prediction, fingerprint
+from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.planning.arrangement import (
     SHARDINGS,
     Arrangement,
@@ -27,7 +27,7 @@ from memadvisor.planning.arrangement import (
 )
 from memadvisor.planning.offload import OffloadSearch
 from memadvisor.planning.operators import OperatorSearch
-from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes
+from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes, with_fewest_paged
 from memadvisor.planning.ranked import (
     FrontPoint,
     Kind,
@@ -143,9 +143,14 @@ class Search:
         if tier is None or self.optimizer_bits is not None or not may_page(step, self.num_ranks):
             return
         best = min((self._alike(step, Way(3, *way, tier=tier, pages=True), []) for way in WAYS), key=order)
+        best = with_fewest_paged(best, partial(self._paged, step, best.plan))
         yield best
         if not best.fits and (moved := self._moving(step, (self._paged_kinds,))) is not None:
             yield moved
+
+    def _paged(self, step: CapturedStep, plan: Plan, units: tuple[UnitPlan, ...]) -> RankedPlan:
+        other = Arrangement(units, plan.overlap, plan.gather_depth)
+        return self.ranked(step, other, self.play(step, other).prediction())
 
     def _alike(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan:
         """All units of one way, with the best choice of units to recompute; what was met joins `found`."""
@@ -194,12 +199,11 @@ class Search:
         best = self._best(step, choose, predict, arranged(smallest), found)
         if step.repeats == 1 and not way.early:
             largest = arranged(Nested(frozenset(), ()))
-            may_keep = self.settings is None and bool(step.operators)
+            keeps = keep if self.settings is None and step.operators else None
             offload = self._offload(step, largest, lambda a: play(nested_of(a)), choose, arranged(smallest))
             of_tier = self._paged_kinds if way.pages else self._state_kinds
-            (self._kinds if way.tier == "device" else of_tier).append(
-                Kind(best, choose, keep if may_keep else None, offload, predict, arranged(smallest), largest)
-            )
+            kinds = self._kinds if way.tier == "device" else of_tier
+            kinds.append(Kind(best, choose, keeps, offload, predict, arranged(smallest), largest))
         return best
 
     def _offload(
