@@ -36,19 +36,30 @@ MEGATRON_CORE = Preset(
     software=Software(
         name="megatron-core",
         fused_accumulation=True,
-        tensor_overlap=0.5,
+        tensor_overlap=0.25,
         stage_rule="even",
         attention_speed=1.5,
         attention_backward_share=0.8,
     ),
     meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on, gradients accumulated by "
-    "the products that make them, half of tensor parallelism's collectives under products",
-    source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; NeMo's recipes",
-    names=("megatron-core", "mcore", "nemo", "megatron-bridge"),
+    "the products that make them, which have half of the backward's collectives of tensor parallelism under them",
+    source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; "
+    "megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication",
+    names=("megatron-core", "mcore"),
+    zero_stage=1,
+)
+NEMO = Preset(
+    software=dataclasses.replace(MEGATRON_CORE.software, name="nemo", tensor_overlap=0.5),
+    meaning="as megatron-core, with half of tensor parallelism's collectives in pieces under products (Transformer Engine's "
+    "userbuffers)",
+    source="NeMo's and Megatron Bridge's recipes (tp_comm_overlap)",
+    names=("nemo", "megatron-bridge"),
     zero_stage=1,
 )
 MEGATRON_KWAI = Preset(
-    software=dataclasses.replace(MEGATRON_CORE.software, name="megatron-kwai", fused_mlp=False),
+    software=dataclasses.replace(
+        MEGATRON_CORE.software, name="megatron-kwai", fused_mlp=False, tensor_overlap=0.5
+    ),
     meaning="as megatron-core of early 2024, with the gate of the MLP in separate kernels",
     source="https://github.com/kwai/Megatron-Kwai, examples/atc24; that the gate's activation is kept beside its inputs follows "
     "from the memory measured there",
@@ -201,6 +212,7 @@ _OF_PROJECTS = (DDP, HUGGING_FACE)
 PRESETS = (
     MODERN,
     MEGATRON_CORE,
+    NEMO,
     MEGATRON_KWAI,
     NANOTRON,
     MEGATRON_2021,

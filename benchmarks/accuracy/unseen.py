@@ -118,6 +118,15 @@ UNSEEN = (
         seconds=_rate_per_gpu,
     ),
     Published(
+        name="skywork_a800",
+        source="Wei et al. 2023, Skywork (arXiv:2310.19341), table 10",
+        note="Two models of 13B on 512 A800 by Megatron-LM, six layouts each, of which one ran out of memory. Which memory is not said: "
+        "the whole device's is taken.",
+        seconds=_rate_per_gpu,
+        num_bytes=lambda table: table.memory_gb * 1e9,
+        memory=_with_context,
+    ),
+    Published(
         name="bloom_a100",
         source="BigScience (github.com/bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, February 2022)",
         note="GPTs of 18B to 206B on 8 to 384 A100, Megatron-DeepSpeed with ZeRO stage 1. Second iterations of each run, days with "

@@ -17,6 +17,8 @@ _LARGEST = {
     "chunks": 10_000,
     "grad_accum": 10**7,
     "global_batch_seqs": 10**9,
+    "hidden": 10**7,
+    "ffn": 10**8,
 }
 # 8k tokens of a sequence are 8192; 4M tokens of a batch, and 7B parameters, are decimal.
 _BINARY = ("seq_len",)

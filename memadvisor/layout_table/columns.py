@@ -91,7 +91,7 @@ SPREAD = (
 )  # fmt: skip
 
 CODE = (
-    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
+    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, nemo, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
     _column("source", "reference url", "where the row is from; a trainer's repository in it says which trainer ran", "none"),
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
     _column("precision", "dtype mixed_precision", "bf16, fp16, fp8 (mxfp8, fp8-cs), fp4 (nvfp4), tf32, fp32; pure bf16 (bf16-true): parameters, gradients and moments in 16 bits, no master copy; amp_bf16, amp_fp16: torch.autocast over fp32 parameters, as ddp and huggingface always have it with 16 bits; other trainers that are named cast as they do", "the trainer's own; fp16 on a V100"),

@@ -17,6 +17,7 @@ AT_MOST = {
     "torchtitan": (0.13, 0.08),
     "kempner_h200": (0.15, 0.2),
     "fms_fsdp": (0.1, None),
+    "skywork_a800": (0.18, 0.08),
     "bloom_a100": (0.25, 0.1),
     "nanotron_1b_h100": (0.35, 0.1),
     "llama3_405b_h100": (0.1, None),
