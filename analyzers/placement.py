@@ -127,8 +127,8 @@ def place_storages(
         death = len(pieces)
         if row.death_s is not None and row.death_s < step.end_s:
             death = max(0, bisect_left(starts, row.death_s) - 1)
-        size_bytes = sizes.get(row.storage_id, row.size_bytes)
-        sized = replace(row, size_bytes=int(size_bytes * shares.get(row.storage_id, 1)))
+        size_bytes = int(sizes.get(row.storage_id, row.size_bytes) * shares.get(row.storage_id, 1))
+        sized = row if size_bytes == row.size_bytes else replace(row, size_bytes=size_bytes)
         birth = _birth_segment(row, step, pieces, starts)
         placed.append(Placed(sized, birth, max(death, birth), tuple(saved_of[row.storage_id])))
     return placed

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 from memadvisor.analyzers.batch_sizes import is_weight_cast
 from memadvisor.analyzers.movable import boundary_tensors, inner_storages
@@ -21,7 +23,7 @@ from memadvisor.analyzers.saved_storages import grouped, saved_storages
 from memadvisor.analyzers.step_storages import step_storages
 from memadvisor.analyzers.unit_operators import Forward, unit_forwards
 from memadvisor.cost.kept import ForwardOperators
-from memadvisor.cost.rounded_activations import RoundableStorage, TimedChange, Timeline
+from memadvisor.cost.rounded_activations import RoundableStorage, Timeline
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level, StepStorage
 from memadvisor.precision import Precision, bytes_in
@@ -51,18 +53,24 @@ class Memory:
     saved: tuple[SavedStorages, ...]
     roundable: tuple[RoundableStorage, ...]
     timelines: tuple[Timeline, ...]
-    storages: tuple[StepStorage, ...]
+    make_storages: Callable[[], tuple[StepStorage, ...]]
     operators: Mapping[int, ForwardOperators]  # by forward segment, with the seconds of the traced step
     unit_forwards: Mapping[int, Forward]
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Event(TimedChange):
-    """A change of live bytes. Deaths come before births of the same time."""
+class _Event(NamedTuple):
+    """A TimedChange of live bytes. Deaths come before births of the same time."""
 
+    time_s: float
+    delta_bytes: int
+    category: str
     number: int  # of the placed storage; -1 for the unexplained rest
     is_own: bool  # the storage was born in this segment
+
+    def end_at(self, time_s: float) -> _Event:
+        """The end of what it brings into being."""
+        return _Event(time_s, -self.delta_bytes, self.category, self.number, self.is_own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,9 @@ def segment_memory(
         saved=grouped(saved.values()),
         roundable=roundable_storages(rank, placed, saved, casts, passes),
         timelines=tuple(timelines),
-        storages=step_storages(rank, step, placed, passes, boundaries, saved=saved, freed=freed, casts=casts),
+        make_storages=partial(
+            step_storages, rank, step, placed, passes, boundaries, saved=saved, freed=freed, casts=casts
+        ),
         operators=operators,
         unit_forwards=forwards,
         peak_bytes=max(sum(level.captured.peak.values()) for level in levels),
@@ -174,8 +184,8 @@ def _add_residuals(
 
 
 def _apply(level: Counter[str], events: Iterable[_Event]) -> None:
-    for event in events:
-        level[event.category] += event.delta_bytes
+    for _, delta_bytes, category, _, _ in events:
+        level[category] += delta_bytes
 
 
 def _highest(start: Mapping[str, int], events: Sequence[_Event]) -> dict[str, int]:
@@ -217,7 +227,9 @@ def _levels(
 ) -> tuple[SegmentLevels, Timeline]:
     others = {category: size for category, size in start.items() if category not in STATES}
     units, passing = _handed_over(piece, events, placed, parameters, buffers, collect=False)
-    _, collected = _handed_over(piece, events, placed, parameters, buffers, collect=True)
+    collected = passing
+    if units:
+        _, collected = _handed_over(piece, events, placed, parameters, buffers, collect=True)
     lean = passing  # a forward brings no gradients, so this serves both views of it
     if unsaved is not events:
         _, lean = _handed_over(piece, unsaved, placed, parameters, buffers, collect=False)
@@ -265,6 +277,8 @@ def _handed_over(
     its buffer; a unit whose gradients cannot be told from other temporaries is taken to have its buffer
     from the start. Returns the units whose gradients came too.
     """
+    if piece.phase != "backward" or piece.unit is None:  # where no gradients come
+        return (), [event for event in events if event.category not in STATES]
     units: list[str] = []
     changed: list[_Event] = []
     waiting: list[_Event] = []  # gradients born and not taken over yet
@@ -277,11 +291,11 @@ def _handed_over(
                 units.append(unit)
                 if collect and unit in buffers.adopting:
                     adopted.add(born.number)
-                    changed.append(replace(born, time_s=time_s, delta_bytes=-born.delta_bytes))
+                    changed.append(born.end_at(time_s))
                 size_bytes = buffers.size_bytes.get(unit, 0) if collect else 0
                 changed.append(_Event(time_s, size_bytes, "gradient", -1, True))
         kept = [b for b in waiting if b.category == "gradient" and b.number not in adopted]
-        changed.extend(replace(born, time_s=time_s, delta_bytes=-born.delta_bytes) for born in kept)
+        changed.extend(born.end_at(time_s) for born in kept)
         waiting.clear()
 
     for event in events:
@@ -346,11 +360,11 @@ def _without_saving(
         if event.number in freed and event.delta_bytes > 0:
             row = placed[event.number].row
             end_s = piece.end_s if row.last_forward_use_s is None else row.last_forward_use_s
-            birth = replace(event, category="temporary")
+            birth = event._replace(category="temporary")
             changed.append(birth)
             if event.number not in casts:
                 death_s = max(end_s, row.birth_s)
-                changed.append(replace(birth, time_s=death_s, delta_bytes=-event.delta_bytes))
+                changed.append(birth.end_at(death_s))
         elif event.delta_bytes > 0 or event.is_own or event.number < 0:
             changed.append(event)
     changed.sort(key=lambda event: (event.time_s, event.delta_bytes > 0))

@@ -101,7 +101,7 @@ def captured_step(
         roundable=memory.roundable,
         timelines=memory.timelines,
         rounding_cost=rounding_cost(rank),
-        storages=memory.storages,
+        make_storages=memory.make_storages,
         recomputable=_recomputable(rank, memory, runs, cost, repeats),
         second_runs=runs,
         second_run_cost=cost,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.executors import Algorithm, all_native
@@ -84,8 +85,7 @@ class Ranks(StrEnum):
     SECONDARY = "secondary"
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(NamedTuple):
     point: Point
     unit: str  # "" with BEFORE_OPTIMIZER and AFTER_OPTIMIZER, and around the whole model
 

@@ -59,11 +59,12 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     lanes = {unit.name: _lane_of_gathers(unit) for unit in chosen}
     second = {unit.name for unit in chosen if plan.secondary_ranks and unit.reshard} - shared
     builder = ScheduleBuilder()
+    stretches = plan.unit_stretches
     for unit in chosen:
         name, stage = unit.name, unit.stage_on(plan.num_ranks)
         if stage == 3:
             _gathers(builder, unit, following[name], preceding[name], lanes, shared, second)
-        _recomputations(builder, plan, unit)
+        _recomputations(builder, stretches, unit)
         if name in trainable:
             if plan.num_ranks > 1:
                 _reductions(builder, plan, name, stage)
@@ -97,6 +98,8 @@ def _in_turns(units: Sequence[UnitPlan], sizes: Mapping[str, int]) -> list[UnitP
 def _transfers(builder: ScheduleBuilder, plan: Plan, chosen: Sequence[UnitPlan]) -> None:
     """Of what autograd keeps. Of two at one boundary, what begins comes before what is waited for in the forward, and
     after it in the backward."""
+    if all(unit.activation_tier == "device" for unit in chosen):
+        return
     order = _units_in_order(plan, chosen)
     away = [
         (unit.name, Lane(unit.activation_tier), following)
@@ -116,16 +119,17 @@ def _transfers(builder: ScheduleBuilder, plan: Plan, chosen: Sequence[UnitPlan])
 
 def _units_in_order(plan: Plan, chosen: Sequence[UnitPlan]) -> list[UnitPlan]:
     """Units in order of execution, as far as the plan knows it, without those that run around others."""
-    names = [unit.name for unit in chosen]
+    names = {unit.name for unit in chosen}
     place = {unit.name: position for position, unit in enumerate(plan.units)}
-    inner = [
-        unit
-        for unit in chosen
-        if not any(
-            other != unit.name and other.startswith(f"{unit.name}." * bool(unit.name)) for other in names
-        )
-    ]
-    return sorted(inner, key=lambda unit: place.get(unit.name, 0)) if set(names) <= set(place) else inner
+    around = {outer for name in names for outer in _outer(name)}
+    inner = [unit for unit in chosen if unit.name not in around]
+    return sorted(inner, key=lambda unit: place.get(unit.name, 0)) if names <= set(place) else inner
+
+
+def _outer(name: str) -> list[str]:
+    """Names of what a module lies in, the model itself among them."""
+    parts = name.split(".") if name else []
+    return [".".join(parts[:count]) for count in range(len(parts))]
 
 
 def _lane_of_gathers(unit: UnitPlan) -> Lane:
@@ -158,8 +162,8 @@ def _gathers(
             builder.release(after, name, name, ranks=Ranks.SECONDARY if name in second else Ranks.ALL)
 
 
-def _recomputations(builder: ScheduleBuilder, plan: Plan, unit: UnitPlan) -> None:
-    for stretch in plan.unit_stretches:
+def _recomputations(builder: ScheduleBuilder, stretches: Sequence[tuple[str, ...]], unit: UnitPlan) -> None:
+    for stretch in stretches:
         if stretch[0] == unit.name:
             builder.recompute(stretch)
     if unit.recompute:

@@ -64,16 +64,31 @@ class Activations:
             at_start.add(change.category, first, change.last, change.delta_bytes)
         self._during = during.sums()
         self._at_start = at_start.sums()
+        self._during_bytes = during.totals()
+        self._at_start_bytes = at_start.totals()
 
     def start(self, position: int, view: View) -> dict[str, int]:
         """Alive when the segment begins, before anything is recomputed for it."""
         start = _sum(_level(self.step.segments[position], view).start, self._at_start, position)
         return start if self.rounded is None else added(start, self.rounded.at_start[position])
 
+    def start_bytes(self, position: int, view: View) -> int:
+        """All of `start`."""
+        if self.rounded is not None:
+            return sum(self.start(position, view).values())
+        return self.step.totals[view].start[position] + self._at_start_bytes[position]
+
     def start_changes(self) -> list[int]:
         """By segment, what is alive when it begins beyond what was captured."""
-        columns = list(self._at_start.values())
-        return [sum(column[p] for column in columns) for p in range(len(self.step.segments))]
+        return self._at_start_bytes[: len(self.step.segments)]
+
+    def peak_bytes(self, position: int, view: View) -> int:
+        """All of `peak`."""
+        if self.rounded is not None or position in self._places:
+            return sum(self.peak(position, view).values())
+        totals = self.step.totals[view]
+        forgets = self._forgets(self.step.segments[position])
+        return (totals.peak_unsaved if forgets else totals.peak)[position] + self._during_bytes[position]
 
     def peak(self, position: int, view: View) -> dict[str, int]:
         """Alive at the segment's highest instant."""
@@ -94,15 +109,24 @@ class Activations:
             reached = self.step.operators[position].forward_peak(self._places[position])
             shown = reached if view == "captured" else {c: n for c, n in reached.items() if c not in STATES}
             return _sum(shown, self._during, position)
-        forgets = segment.phase == "forward" and segment.unit in self.stretches
-        return _sum(level.peak_unsaved if forgets else level.peak, self._during, position)
+        return _sum(level.peak_unsaved if self._forgets(segment) else level.peak, self._during, position)
 
-    def recomputations(self, position: int, view: View) -> list[tuple[Stretch, dict[str, int]]]:
-        """Stretches that are run again before this backward, and what is alive at the highest instant of each."""
+    def _forgets(self, segment: Segment) -> bool:
+        """Whether it is a forward that keeps nothing but its inputs."""
+        return segment.phase == "forward" and segment.unit in self.stretches
+
+    def recomputations(self, position: int) -> list[tuple[Stretch, Bytes]]:
+        """Stretches that are run again before this backward, and what each has at its highest instant beside what is
+        there when the segment begins."""
         backward = self.step.segments[position]
-        level = self.start(position, view)
-        found = []
-        for stretch in self.stretches.ending(backward.unit or ""):
+        level: dict[str, int] = {}  # of the stretches before
+        found: list[tuple[Stretch, Bytes]] = []
+        endings = self.stretches.ending(backward.unit or "")
+        if len(endings) == 1 and len(endings[0]) == 1:
+            alone = endings[0]
+            growth = self._growth(alone[0], alone, alone, backward.micro_batch)
+            return [(alone, growth if sum(growth.values()) > 0 else {})]
+        for stretch in endings:
             highest: Bytes = {}
             kept: dict[str, int] = {}
             for item in self.stretches.runs(stretch):
@@ -122,7 +146,7 @@ class Activations:
         segment = self.step.forwards[unit, micro_batch][0]
         if places := self._places_in(unit, micro_batch):
             return self._operators_of(unit, micro_batch).growth(places)
-        if item == self.stretches.body(stretch)[-1]:
+        if len(stretch) == 1 or item == self.stretches.body(stretch)[-1]:
             return segment.growth
         keeps_all = self.stretches.keeps_all(item, stretch)
         level = segment.captured
@@ -188,6 +212,11 @@ class _Changes:
     def sums(self) -> dict[str, list[int]]:
         return {category: list(accumulate(steps)) for category, steps in self._steps.items()}
 
+    def totals(self) -> list[int]:
+        """Of all categories."""
+        steps = list(self._steps.values()) or [[0] * (self._num_segments + 1)]
+        return list(accumulate(map(sum, zip(*steps, strict=True))))
+
 
 @dataclass(frozen=True, slots=True)
 class _Change:
@@ -206,7 +235,7 @@ class _Change:
 
 def _changes(step: CapturedStep, stretches: Stretches) -> Iterable[_Change]:
     remembered: set[tuple[str, int]] = set()
-    for item in step.inner:
+    for item in step.inner if stretches.units else ():
         if item.unit not in stretches:
             continue
         own, size_bytes = item.category, item.size_bytes
@@ -218,7 +247,9 @@ def _changes(step: CapturedStep, stretches: Stretches) -> Iterable[_Change]:
         if step.device == "cpu" and (item.unit, item.death_segment) not in remembered:
             remembered.add((item.unit, item.death_segment))
             yield _Change("temporary", item.birth_segment, item.death_segment, RNG_STATE_BYTES)
-    for tensor in step.boundaries:
+    for tensor, users in zip(step.boundaries, step.users, strict=True):
+        if users.isdisjoint(stretches.units):
+            continue
         maker = step.maker_of(tensor)
         needed = needed_until(tensor, stretches, maker)
         death, size_bytes = tensor.death_segment, tensor.size_bytes

@@ -29,16 +29,14 @@ The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable
-from fractions import Fraction
+from functools import cached_property
 
 from memadvisor.coded_states import TABLES_BYTES
 from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
 from memadvisor.cost.coded_memory import coded_memory
-from memadvisor.cost.flats import flat_sizes, own_dtype
 from memadvisor.cost.messages import Message
 from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.packing import packing_of
@@ -46,8 +44,7 @@ from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
 from memadvisor.cost.second_copies import SecondCopies
 from memadvisor.cost.step import CapturedStep, Segment, UnitStates
-from memadvisor.cost.update_shares import largest_piece_share, updated_share
-from memadvisor.precision import bytes_in
+from memadvisor.cost.unit_sizes import largest_piece_share, unit_sizes
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
@@ -68,9 +65,8 @@ class EngineMemory:
         self.replays = self.num_ranks == step.world_size == step.repeats == 1 and not elsewhere
         if schedule.precision != step.precision:
             raise AssertionError("a step is played in the precision that it was cut for")
-        self._precision = precision = schedule.precision
-        ranks = self.num_ranks
-        self._sizes = {n: flat_sizes(self._states(n), s, ranks, precision) for n, s in self.stages.items()}
+        ranks, precision = self.num_ranks, schedule.precision
+        self._sizes = {n: unit_sizes(self._states(n), s, ranks, precision) for n, s in self.stages.items()}
         packed = self.stages.items() if schedule.compression != UNCOMPRESSED else ()
         self._packed = {
             name: packing_of(self._states(name), stage, ranks, schedule) for name, stage in packed
@@ -79,16 +75,16 @@ class EngineMemory:
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
         coded = {
-            name: (self._states(name), self.num_ranks if self.stages[name] else 1, self._widening(name))
+            name: (self._states(name), self.num_ranks if self.stages[name] else 1, self._sizes[name].widening)
             for name, lane in self._away.items()
             if lane is Lane.COMPUTE
         }
         self._codes = coded_memory(coded, step.device)  # of units whose state is in codes between updates
-        paged = {name: self._sizes[name].trainable_bytes for name in self._paged}
+        paged = {name: self._sizes[name].flats.trainable_bytes for name in self._paged}
         self._fetched = FetchedStates(self._away, self.state_bytes, paged)
-        self.gathered = Present(lambda name: self._sizes[name].full_bytes)
+        self.gathered = Present(lambda name: self._sizes[name].flats.full_bytes)
         self._second = SecondCopies(
-            lambda name: self._sizes[name].full_bytes, schedule.size_of(Ranks.SECONDARY)
+            lambda name: self._sizes[name].flats.full_bytes, schedule.size_of(Ranks.SECONDARY)
         )
         self._buffers = Present(self._gradient_bytes)  # units whose whole gradients are there
         self._shards = Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
@@ -105,7 +101,7 @@ class EngineMemory:
         resting["communication"] += sum(packed.residual_bytes for packed in self._packed.values())
         resting["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
         resting["other"] += TABLES_BYTES if self._codes else 0
-        self._resting = resting
+        self._resting = dict(resting)
 
     def held(self) -> dict[str, int]:
         """Bytes of states alive now, beyond what the replayed segments hold themselves."""
@@ -116,22 +112,20 @@ class EngineMemory:
         held["gradient"] = self._buffers.total_bytes + self._shards.total_bytes
         held["communication"] += 0 if self._scattering is None else self._staging_bytes(self._scattering)
         held["communication"] += self._unpacking.total_bytes + self._meaning.total_bytes
-        for (category, _), size_bytes in self._lent_to_step().items():
-            held[category] += size_bytes
-        for (category, _), size_bytes in self._fetched.items().items():
-            held[category] += size_bytes
+        if self._is_stepping or self._fetched.is_there:
+            for (category, _), size_bytes in (*self._lent_to_step().items(), *self._fetched.items().items()):
+                held[category] += size_bytes
         return held
 
     def state_bytes(self, name: str) -> int:
         """This rank's state of a unit with an element for each of a parameter's; what is expanded, of a unit in codes."""
         if name in self._codes:
             return self._codes[name].decoded_bytes
-        optimizer_bytes = math.ceil(self._states(name).optimizer_bytes * self._widening(name))
-        return -(-optimizer_bytes // self.num_ranks) if self.stages[name] else optimizer_bytes
+        return self._sizes[name].state_bytes
 
     def update_traffic(self, name: str) -> tuple[int, int]:
         """Bytes that are read, and written, for the update of a unit whose state is fetched."""
-        own_bytes = self._sizes[name].trainable_bytes if name in self._paged else 0
+        own_bytes = self._sizes[name].flats.trainable_bytes if name in self._paged else 0
         return self.state_bytes(name) + 2 * own_bytes, self.state_bytes(name) + own_bytes
 
     def coding_bytes(self, name: str) -> int:
@@ -267,7 +261,9 @@ class EngineMemory:
                 return None  # it was gathered ahead, or its backward is over
             self.stale.discard(name)
             if self.stages[name] < 3:
-                return Message(operation="all_gather", size_bytes=self._sizes[name].full_bytes, staging={})
+                return Message(
+                    operation="all_gather", size_bytes=self._sizes[name].flats.full_bytes, staging={}
+                )
             self.gathered.add(name)
             if action.ranks is Ranks.SECONDARY:
                 return self._second.take(action)
@@ -326,7 +322,7 @@ class EngineMemory:
     def _gather_message(self, name: str, *, waits: bool) -> Message:
         packed = self._packed.get(name)
         if packed is None:
-            return Message(operation="all_gather", size_bytes=self._sizes[name].full_bytes, staging={})
+            return Message(operation="all_gather", size_bytes=self._sizes[name].flats.full_bytes, staging={})
         staging = {"communication": packed.largest_gather_staging_bytes} if waits else {}
         return Message(operation="all_gather", size_bytes=packed.gather_bytes, staging=staging)
 
@@ -350,51 +346,47 @@ class EngineMemory:
         """
         if not any(self.stages.values()):
             return 1.0
-        own = {name: self._states(name) for name in self.stages}
-        return largest_piece_share(own, frozenset(names), self.stages, self.num_ranks, self._widening)
+        return largest_piece_share(self._sizes, names)
 
     def update_share(self, names: Iterable[str]) -> float:
         """Elements of these units that this rank updates, as a fraction of those of all units."""
-        states = {name: self._states(name) for name in self.stages}
-        return updated_share(states, names, self.stages, self.num_ranks, self._owned)
+        own = 0.0
+        for name in names:
+            size_bytes = self._states(name).trainable_bytes
+            if not self.stages[name]:
+                own += size_bytes
+                continue
+            own += (size_bytes - self._sizes[name].whole_bytes) / self.num_ranks
+            own += self._owned.get(name, Owned()).parameter_bytes
+        return own / self._trainable_bytes if self._trainable_bytes else 1.0
+
+    @cached_property
+    def _trainable_bytes(self) -> int:
+        return sum(self._states(name).trainable_bytes for name in self.stages)
 
     def _resting_parameter_bytes(self, name: str) -> int:
-        states, stage = self._states(name), self.stages[name]
-        if stage == 0:
-            return states.parameter_bytes
-        if name in self._paged:
-            return 0
-        if stage == 3:
-            return self._sizes[name].resting_bytes // self.num_ranks
-        return states.parameter_bytes - states.trainable_bytes + self._sizes[name].resting_bytes
+        return 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
 
     def _gradient_bytes(self, name: str) -> int:
         """The buffer of a unit's whole gradients."""
-        return self._sizes[name].buffer_bytes if name in self._sizes else 0
+        return self._sizes[name].flats.buffer_bytes if name in self._sizes else 0
 
     def _shard_bytes(self, name: str) -> int:
         if name in self._paged:
             return 0
-        return self._sizes[name].trainable_bytes // self.num_ranks if name in self._sizes else 0
+        return self._sizes[name].flats.trainable_bytes // self.num_ranks if name in self._sizes else 0
 
     def _is_collecting(self, name: str) -> bool:
         """Whether the full flat of gradients is there already; stages 2 and 3 make a new one each time."""
         return self._gradient_bytes(name) == 0 or name in self._buffers
 
     def _optimizer_bytes(self, name: str) -> int:
-        states, pieces = self._states(name), self._states(name).optimizer_scalar_bytes
+        pieces = self._states(name).optimizer_scalar_bytes
         if name in self._codes or name not in self._away:
             pieces += self._codes[name].resting_bytes if name in self._codes else self.state_bytes(name)
         if not self.stages[name]:
-            return pieces + sum(update.state_bytes for update in states.whole_updates)
+            return pieces + self._sizes[name].whole_state_bytes
         return pieces + self._owned.get(name, Owned()).state_bytes
-
-    def _widening(self, name: str) -> Fraction:
-        """Bytes that the optimizer keeps for what it updates of a unit, as a multiple of those of the plain run."""
-        wider = self._precision.of_optimizer if self.stages[name] == 3 else own_dtype
-        trainable = [p for p in self._states(name).parameters if p.requires_grad]
-        wide_bytes = sum(bytes_in(p.size_bytes, p.dtype, wider(p.dtype)) for p in trainable)
-        return Fraction(wide_bytes, sum(p.size_bytes for p in trainable) or 1)
 
     def _states(self, name: str) -> UnitStates:
         return self.step.states.get(name) or _NO_PARAMETERS

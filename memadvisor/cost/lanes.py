@@ -53,9 +53,25 @@ class Lanes:
     alone_s: dict[str, float] = field(default_factory=dict)
     transfers_s: dict[Lane, float] = field(default_factory=dict)
     exposed_transfer_s: float = 0.0
-    intervals: list[Interval] = field(default_factory=list)
+    _lanes: list[Lane] = field(
+        default_factory=list
+    )  # these four: the intervals, as lists that are cheap to keep
+    _labels: list[str] = field(default_factory=list)
+    _starts_s: list[float] = field(default_factory=list)
+    _ends_s: list[float] = field(default_factory=list)
     _queue: deque[_Queued] = field(default_factory=deque)
     _num_collectives: int = 0
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """In the order of their ends on each lane."""
+        return list(map(Interval, self._lanes, self._labels, self._starts_s, self._ends_s))
+
+    def _occupy(self, lane: Lane, label: str, start_s: float, end_s: float) -> None:
+        self._lanes.append(lane)
+        self._labels.append(label)
+        self._starts_s.append(start_s)
+        self._ends_s.append(end_s)
 
     def compute(self, label: str, duration_s: float) -> None:
         start_s, left_s = self.compute_s, duration_s
@@ -69,7 +85,7 @@ class Lanes:
             self._collect(both_s, both_s / self.slowdown.collective)
         self.compute_s += left_s
         self.slowed_s += self.compute_s - start_s - duration_s
-        self.intervals.append(Interval(Lane.COMPUTE, label, start_s, self.compute_s))
+        self._occupy(Lane.COMPUTE, label, start_s, self.compute_s)
 
     def _collect(self, duration_s: float, done_s: float) -> None:
         """Time passes in which the first of the queue gets on by `done_s`, and no further than to its end."""
@@ -80,7 +96,7 @@ class Lanes:
         first.left_s -= done_s
         if first.left_s <= 1e-12:
             self._queue.popleft()
-            self.intervals.append(Interval(Lane.COLLECTIVE, first.label, first.start_s, self.compute_s))
+            self._occupy(Lane.COLLECTIVE, first.label, first.start_s, self.compute_s)
 
     def collective(self, label: str, duration_s: float) -> int:
         """Queue a collective that may start now; returns its number, to wait for."""
@@ -99,7 +115,7 @@ class Lanes:
         """Queue a transfer that may start now, or later; returns when it ends."""
         start_s = max(self.transfers_s.get(lane, 0.0), self.compute_s, not_before_s)
         self.transfers_s[lane] = start_s + duration_s
-        self.intervals.append(Interval(lane, label, start_s, self.transfers_s[lane]))
+        self._occupy(lane, label, start_s, self.transfers_s[lane])
         return self.transfers_s[lane]
 
     def wait_for_transfer(self, end_s: float) -> None:

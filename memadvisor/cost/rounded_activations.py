@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, Protocol
 
 from memadvisor.activation_bits import (
     MASK_BITS,
@@ -60,9 +61,19 @@ class RoundableStorage:
     saves: tuple[Save, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TimedChange:
+class Timed(Protocol):
     """Signed bytes from a moment of the traced step on."""
+
+    @property
+    def time_s(self) -> float: ...
+    @property
+    def delta_bytes(self) -> int: ...
+    @property
+    def category(self) -> str: ...
+
+
+class TimedChange(NamedTuple):
+    """What rounding itself changes."""
 
     time_s: float
     delta_bytes: int
@@ -74,7 +85,7 @@ class Timeline:
     """What comes and goes in one segment, in order, by view of it (cost/step.py's Segment)."""
 
     start_s: float
-    views: Mapping[str, Sequence[TimedChange]]
+    views: Mapping[str, Sequence[Timed]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +157,8 @@ class RoundedActivations:
         total = most = sum(level.values())
         highest = dict(level)
         captured = self._timelines[position].views[view]
-        merged = sorted((*captured, *self._inside.get(position, ())), key=lambda change: change.time_s)
+        changes: list[Timed] = [*captured, *self._inside.get(position, ())]
+        merged = sorted(changes, key=lambda change: change.time_s)
         for change in merged:
             level[change.category] = level.get(change.category, 0) + change.delta_bytes
             total += change.delta_bytes

@@ -12,34 +12,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from memadvisor.cost.activations import Activations, View, added
+from memadvisor.cost.activations import Activations, View
 from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.components import scaled
 from memadvisor.cost.engine_memory import EngineMemory
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
 from memadvisor.cost.messages import Message
+from memadvisor.cost.moments import Moment, Moments
 from memadvisor.cost.moved_activations import MovedActivations, units_away
 from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates
-from memadvisor.cost.step import Bytes, CapturedStep, Segment, play_order
+from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Prediction
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """Bytes alive at the highest instant of a part of the step, by category."""
-
-    position: str  # "backward of blocks.3"
-    segment: int  # of the captured step
-    by_category_bytes: Bytes
-
-    @cached_property
-    def total_bytes(self) -> int:
-        return sum(self.by_category_bytes.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +45,15 @@ class Simulation:
     components_s: Mapping[str, float]
     sent_bytes: int
     lanes: Lanes
-    moments: tuple[Moment, ...]
+    moments: Moments
 
     @cached_property
+    def peak_bytes(self) -> int:
+        return self.moments.peak_bytes
+
+    @property
     def peak(self) -> Moment:
-        return max(self.moments, key=lambda moment: moment.total_bytes)
+        return self.moments.peak
 
     def prediction(self) -> Prediction:
         peak = self.peak
@@ -101,7 +93,7 @@ def simulate(
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
     choices = Stretches(schedule.stretches), schedule.kept, units_away(schedule), schedule.activation_bits
-    if activations is None or activations.choices != choices:
+    if activations is None or activations.step is not step or activations.choices != choices:
         activations = Activations(step, *choices)
     return _Player(step, schedule, times, watcher, activations, transfers).play()
 
@@ -136,7 +128,7 @@ class _Player:
         )
         self.pages = PagedParameters(self.lanes, transfers, self.engine)
         self.moved = MovedActivations(activations.moves, self.lanes, transfers)
-        self.moments: list[Moment] = []
+        self.moments = Moments(activations)
         self.arriving: dict[str, int] = {}  # units gathered ahead, and by which collective
         self.sent_bytes = 0.0
         self.reduction = NO_COLLECTIVE  # the last one under way
@@ -145,7 +137,7 @@ class _Player:
 
     def play(self) -> Simulation:
         self._carry_over()
-        for position, is_last, is_again in play_order(self.step):
+        for position, is_last, is_again in self.step.order:
             self._segment(position, is_last, is_again)
         self._end_backward(len(self.step.segments) - 1, True)
         step_time_s, components_s = scaled(self.lanes, self.step.time_factors)
@@ -156,7 +148,7 @@ class _Player:
             components_s=components_s,
             sent_bytes=round(self.sent_bytes),
             lanes=self.lanes,
-            moments=tuple(self.moments),
+            moments=self.moments,
         )
 
     def _carry_over(self) -> None:
@@ -169,7 +161,7 @@ class _Player:
                     self._queue(action, message)
 
     def _segment(self, position: int, is_last: bool, is_again: bool) -> None:
-        segment, place = self.step.segments[position], place_of(self.step.segments[position])
+        segment, place = self.step.segments[position], self.step.places[position]
         enters, leaves = self.step.edges[position]
         passing = _PASSES.get(segment.phase, "")
         if passing == "backward" and segment.unit is None:
@@ -183,7 +175,7 @@ class _Player:
         view = self.engine.view(segment)
         if enters and segment.phase == "backward" and segment.unit in self.stretches:
             self._run_again(position, view)
-        self._moment(place, position, self._peak(position, view))
+        self._highest(place, position, view)
         share = self.engine.late_update_share() if segment.phase == "optimizer" else 1.0
         self.lanes.compute(place, segment.duration_s * share + self.activations.rounding_s(position))
         self.engine.leave(segment)
@@ -195,22 +187,23 @@ class _Player:
     def _run_again(self, position: int, view: View) -> None:
         """The stretches that are run again before this backward."""
         micro_batch = self.step.segments[position].micro_batch
-        for stretch, level in self.activations.recomputations(position, view):
+        for stretch, beside in self.activations.recomputations(position):
             name = f"recomputation of {stretch[0]}"
             name += f" to {stretch[-1]}" if len(stretch) > 1 else ""
-            self._moment(name, position, level)
+            self._moment(name, position, position, view, beside)
             self.lanes.compute(name, self.activations.again_s(stretch, micro_batch))
             if self.watcher is not None:
                 self.watcher.recomputation(position)
 
-    def _peak(self, position: int, view: View) -> Bytes:
+    def _highest(self, place: str, position: int, view: View) -> None:
         """The segment's own highest instant; an optimizer's temporaries shrink with what it updates."""
-        peak = self.activations.peak(position, view)
         share = self._temporaries_share(self.step.segments[position])
-        if share == 1:
-            return peak
-        start = self.activations.start(position, view)
-        return added(start, _grown(start, peak, share))
+        if share != 1:
+            start = self.activations.start(position, view)
+            grown = _grown(start, self.activations.peak(position, view), share)
+            self._moment(place, position, position, view, grown)
+            return
+        self.moments.add_peak(place, position, view, self.engine.held())
 
     def _temporaries_share(self, segment: Segment) -> float:
         if segment.phase != "optimizer" or self.engine.replays:
@@ -248,7 +241,6 @@ class _Player:
         if not actions:
             return
         view: View = "captured" if self.engine.replays else "passing_gradients"
-        base = self.activations.start(following, view)
         for action in actions:
             if point is Point.AFTER_OPTIMIZER and action.overlaps:
                 continue  # it falls into the next step, as that of the step before did into this one
@@ -256,7 +248,8 @@ class _Player:
                 self.paged.play(action)
                 self.engine.act(action)
                 if scratch_bytes := self.engine.coding_bytes(action.unit):
-                    self._moment(place_of(segment), position, added(base, {"temporary": scratch_bytes}))
+                    place = self.step.places[position]
+                    self._moment(place, position, following, view, {"temporary": scratch_bytes})
                 continue
             if action.kind in (ActionKind.OFFLOAD, ActionKind.PREFETCH):
                 self.moved.play(action, segment.micro_batch, segment.duration_s)
@@ -265,9 +258,8 @@ class _Player:
                 staging = self.pages.play(action)
                 self._tell_states()
                 if staging:
-                    self._moment(
-                        f"reduce of {action.unit or 'the model itself'}", position, added(base, staging)
-                    )
+                    name = f"reduce of {action.unit or 'the model itself'}"
+                    self._moment(name, position, following, view, staging)
                 continue
             self._wait_for_what_precedes(action)
             leaves_shards = action.shard or action.ranks is Ranks.ACROSS
@@ -276,14 +268,14 @@ class _Player:
             if action.kind is ActionKind.UPDATE and point is Point.AFTER_BACKWARD:
                 if is_last:
                     self.updates_due.append(action.unit)
-                    self._update_reduced(position, base)
+                    self._update_reduced(position, following, view)
                 continue
             message = self.engine.act(action)
             self._tell_states()
             if message is None or self.times is None:
                 continue
-            name = f"{action.kind} of {action.unit or 'the model itself'}"
-            self._moment(name, position, added(base, message.staging))
+            name = f"{action.kind.value} of {action.unit or 'the model itself'}"
+            self._moment(name, position, following, view, message.staging)
             self._queue(action, message)
         if point is Point.BEFORE_OPTIMIZER:
             self.paged.end()
@@ -296,7 +288,7 @@ class _Player:
         num_ranks = self.schedule.size_of(action.ranks)
         duration_s = self.times.seconds(message.operation, message.size_bytes, num_ranks)
         self.sent_bytes += ring_bytes(message.operation, message.size_bytes, num_ranks)
-        number = self.lanes.collective(f"{action.kind} {action.unit}", duration_s)
+        number = self.lanes.collective(f"{action.kind.value} {action.unit}", duration_s)
         if not action.overlaps:
             self.lanes.wait_for(number)
         elif action.kind is ActionKind.GATHER:
@@ -317,13 +309,13 @@ class _Player:
             self.engine.end_scattering()
             self._tell_states()
 
-    def _update_reduced(self, position: int, base: Bytes) -> None:
+    def _update_reduced(self, position: int, following: int, view: View) -> None:
         """Update the units that are due and whose reduction is over; their gradients are free then."""
         due = [name for name in self.updates_due if not self.engine.is_reducing(name)]
         for name in due:
             self.updates_due.remove(name)
             share = self.engine.optimizer_share((name,))
-            self._moment(f"update of {name}", position, added(base, self._update_temporaries(share)))
+            self._moment(f"update of {name}", position, following, view, self._update_temporaries(share))
             self.lanes.compute(f"update of {name}", self._update_s((name,)))
             if self.watcher is not None:
                 self.watcher.update(share)
@@ -335,16 +327,15 @@ class _Player:
 
     @cached_property
     def optimizer_s(self) -> float:
-        return sum(segment.duration_s for segment in self.step.segments if segment.phase == "optimizer")
+        return sum(self.step.segments[position].duration_s for position in self.step.optimizer_at)
 
     def _update_temporaries(self, share: float) -> Bytes:
         """What an optimizer allocates beside its state, when its largest piece is `share` of the largest parameter."""
         most: Bytes = {}
-        for position, segment in enumerate(self.step.segments):
-            if segment.phase == "optimizer":
-                view = self.engine.view(segment)
-                peak, start = self.activations.peak(position, view), self.activations.start(position, view)
-                most = max(most, _grown(start, peak, share), key=lambda found: sum(found.values()))
+        for position in self.step.optimizer_at:
+            view = self.engine.view(self.step.segments[position])
+            peak, start = self.activations.peak(position, view), self.activations.start(position, view)
+            most = max(most, _grown(start, peak, share), key=lambda found: sum(found.values()))
         return most
 
     def _end_backward(self, following: int, is_last: bool) -> None:
@@ -358,7 +349,7 @@ class _Player:
         self.engine.end_scattering()
         if self.updates_due:
             self._tell_states()
-            self._update_reduced(following, self.activations.start(following, "passing_gradients"))
+            self._update_reduced(following, following, "passing_gradients")
         self.engine.drop(self.arriving)
         self.arriving.clear()
         self._tell_states()
@@ -368,9 +359,9 @@ class _Player:
         others = len(self.step.synced_micro_batches) > 1  # with one alone, it is the last of the step
         return others and segment.micro_batch in self.step.synced_micro_batches
 
-    def _moment(self, place: str, segment: int, activations: Bytes) -> None:
-        total = added(activations, self.engine.held())
-        self.moments.append(Moment(position=place, segment=segment, by_category_bytes=total))
+    def _moment(self, place: str, segment: int, at: int, view: View, beside: Bytes) -> None:
+        """What is there when segment `at` begins, and `beside`."""
+        self.moments.add(place, segment, at, view, beside, self.engine.held())
 
 
 _POINTS = {
@@ -386,13 +377,3 @@ _PASSES = {"forward": "forward", "backward": "backward", "recompute": "backward"
 def _grown(start: Bytes, peak: Bytes, share: float) -> dict[str, int]:
     """What a segment reaches above its start, times `share`."""
     return {c: math.ceil((peak.get(c, 0) - start.get(c, 0)) * share) for c in {**peak, **start}}
-
-
-def place_of(segment: Segment) -> str:
-    """Words for where a segment is: `backward of blocks.3`."""
-    names = {"optimizer": "optimizer step", "outside": "outside forward and backward"}
-    if segment.phase in names:
-        return names[segment.phase]
-    if segment.unit is None:
-        return f"{segment.phase} outside any unit"
-    return f"{segment.phase} of {segment.unit or 'the model itself'}"

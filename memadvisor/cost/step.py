@@ -8,9 +8,10 @@ told apart from bytes that it cannot, so that replaying the segments unchanged g
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Timeline
@@ -19,10 +20,14 @@ from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Parameter, ShardGroup, Unit
 
+if TYPE_CHECKING:
+    from memadvisor.cost.unit_sizes import UnitSizes
+
 Bytes = Mapping[str, int]  # by category
 
 # Categories that a plan rewrites as a whole: under our engine they are modelled, not replayed.
 STATES = ("parameter", "gradient", "optimizer_state", "communication")
+VIEWS = ("captured", "own_gradients", "passing_gradients", "collected_gradients")  # of a Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,15 @@ class Level:
     start: Bytes
     peak: Bytes
     peak_unsaved: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a `Level` has of all categories, by segment."""
+
+    start: tuple[int, ...]
+    peak: tuple[int, ...]
+    peak_unsaved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +161,11 @@ class UnitStates:
     state_items: Mapping[str, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
 
     @cached_property
+    def sizes(self) -> dict[tuple[int, int, Precision], UnitSizes]:
+        """What is known of it, by stage, ranks that share it, and precision (unit_sizes.py)."""
+        return {}
+
+    @cached_property
     def parameter_bytes(self) -> int:
         return sum(parameter.size_bytes for parameter in self.parameters)
 
@@ -192,7 +211,7 @@ class CapturedStep:
     segments: tuple[Segment, ...]
     inner: tuple[Inner, ...]
     boundaries: tuple[BoundaryTensor, ...]
-    storages: tuple[StepStorage, ...]
+    make_storages: Callable[[], tuple[StepStorage, ...]]  # those of the step
     recomputable: Mapping[str, float]  # unit -> seconds of recomputing it in one step
     operators: Mapping[int, ForwardOperators]  # by forward segment, of units that can keep some of them
     constant_state_bytes: Mapping[str, int]
@@ -213,6 +232,11 @@ class CapturedStep:
     second_runs: Mapping[tuple[str, int | None], SecondRun] = field(default_factory=dict)
     second_run_cost: SecondRunCost = FREE
     time_factors: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def storages(self) -> tuple[StepStorage, ...]:
+        """All allocations, which only a device's caching allocator asks for."""
+        return self.make_storages()
 
     @cached_property
     def forwards(self) -> Mapping[tuple[str | None, int | None], tuple[Segment, ...]]:
@@ -275,6 +299,40 @@ class CapturedStep:
         return self.segments[tensor.birth_segment].unit
 
     @cached_property
+    def totals(self) -> Mapping[str, Totals]:
+        """All bytes of the segments' levels, by view."""
+        return {
+            view: Totals(
+                start=tuple(sum(level.start.values()) for level in levels),
+                peak=tuple(sum(level.peak.values()) for level in levels),
+                peak_unsaved=tuple(sum(level.peak_unsaved.values()) for level in levels),
+            )
+            for view, levels in {
+                view: [getattr(segment, view) for segment in self.segments] for view in VIEWS
+            }.items()
+        }
+
+    @cached_property
+    def users(self) -> tuple[frozenset[str], ...]:
+        """Of each tensor between units, those that save it or take it as input."""
+        return tuple(frozenset((*tensor.saved_until, *tensor.input_of)) for tensor in self.boundaries)
+
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """Words for where each segment is: `backward of blocks.3`."""
+        return tuple(map(place_of, self.segments))
+
+    @cached_property
+    def order(self) -> tuple[tuple[int, bool, bool], ...]:
+        """Positions of segments as they are played (play_order)."""
+        return tuple(play_order(self))
+
+    @cached_property
+    def optimizer_at(self) -> tuple[int, ...]:
+        """Positions of the optimizer's segments."""
+        return tuple(place for place, segment in enumerate(self.segments) if segment.phase == "optimizer")
+
+    @cached_property
     def edges(self) -> tuple[tuple[bool, bool], ...]:
         """For each segment, whether its boundary is crossed before it, and after it.
 
@@ -314,3 +372,13 @@ def play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
             for inside in range(position, end):
                 yield inside, micro_batch == last and repeat == step.repeats - 1, repeat > 0
         position = end
+
+
+def place_of(segment: Segment) -> str:
+    """Words for where a segment is: `backward of blocks.3`."""
+    names = {"optimizer": "optimizer step", "outside": "outside forward and backward"}
+    if segment.phase in names:
+        return names[segment.phase]
+    if segment.unit is None:
+        return f"{segment.phase} outside any unit"
+    return f"{segment.phase} of {segment.unit or 'the model itself'}"

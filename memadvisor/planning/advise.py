@@ -27,7 +27,7 @@ from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.named import check_policy, named_plan
 from memadvisor.planning.paging import paged_bytes
-from memadvisor.planning.ranked import FrontPoint, RankedPlan, order
+from memadvisor.planning.ranked import FrontPoint, RankedPlan, front_of, order, seconds_for
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
 from memadvisor.precision import FULL_PRECISION, Precision, loss_text, masters_text
@@ -134,8 +134,8 @@ def advise(
         smallest_budget_bytes=min(search.needs),
         measured_peak_bytes=plain.peak_bytes,
         measured_step_time_s=plain.step_time_s,
-        front=search.front(),
-        next_gib_s=search.seconds_for(GIB),
+        front=front_of(search.best_kind, memory_bytes),
+        next_gib_s=seconds_for(search.best_kind, memory_bytes, GIB),
         lossy=lossy_alternatives(plain, first.plan, times, transfers),
         policy=policy,
         named=named,

@@ -257,3 +257,16 @@ def _as(option: UnitPlan, name: str) -> UnitPlan:
 def proper_divisors(num_ranks: int) -> tuple[int, ...]:
     """Sizes of groups of ranks that may share what is sharded, beside one rank and all of them."""
     return tuple(size for size in range(2, num_ranks) if num_ranks % size == 0)
+
+
+def kinds_of(step: CapturedStep, stage: int) -> list[tuple[bool, bool, int]]:
+    """What units of one stage may all do: reshard, reduce one unit behind, gather so many units ahead."""
+    if step.shard_groups:
+        overlap = step.device != "cpu"
+        return [(True, overlap, 0), (True, overlap, 1), (False, overlap, 1)]
+    kinds = [(True, stage == 1, 0)]  # in stage 1 overlap costs no memory
+    if stage >= 2:
+        kinds.append((True, True, 1))
+    if stage == 3:
+        kinds.append((False, True, 1))
+    return kinds

@@ -71,7 +71,7 @@ def with_coded_states(
     )
     return LossyAlternative(
         option="--optimizer-bits 8",
-        peak_bytes=played.peak.total_bytes,
+        peak_bytes=played.peak_bytes,
         step_time_s=played.step_time_s if is_known else None,
     )
 
@@ -94,7 +94,7 @@ def with_rounded_activations(
         played = simulate(step, write_schedule(rounded, step.units), times, transfers=transfers)
         yield LossyAlternative(
             option=f"--compress-activations {bits}",
-            peak_bytes=played.peak.total_bytes,
+            peak_bytes=played.peak_bytes,
             step_time_s=None if step.rounding_cost is None else played.step_time_s,
         )
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
-from memadvisor.cost.simulate import Moment
+from memadvisor.cost.moments import Moment
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.plan import UnitPlan

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from memadvisor.cost.moved_activations import Moves, units_away
 from memadvisor.cost.simulate import Simulation
@@ -75,7 +75,7 @@ class OffloadSearch:
 
     def _evaluate(self, arrangement: Arrangement) -> Outcome:
         played = self.play(arrangement)
-        return Outcome(played.step_time_s, played.peak.total_bytes)
+        return Outcome(played.step_time_s, played.peak_bytes)
 
     def _with(self, away: Sequence[str], again: Sequence[str]) -> Arrangement:
         def changed(unit: UnitPlan) -> UnitPlan:
@@ -101,7 +101,7 @@ class OffloadSearch:
         yield self._with(hidden, rest[:fewest])
 
     def _fits(self, arrangement: Arrangement, budget_bytes: int) -> bool:
-        return self.play(arrangement).peak.total_bytes <= budget_bytes
+        return self.play(arrangement).peak_bytes <= budget_bytes
 
     def _fewest(self, taken: Callable[[int], Arrangement], most: int, budget_bytes: int) -> int:
         """How many are needed to fit, if more never need more memory."""
@@ -134,3 +134,19 @@ class OffloadSearch:
                 if seconds(lane, sent.size_bytes) > window_s:
                     slow.add(unit)
         return tuple(unit for unit in self.movable if unit not in slow)
+
+
+def offload_choice(
+    search: OffloadSearch,
+    choose: Callable[[int], Arrangement | None],
+    smallest: Arrangement,
+    num_moves: int,
+) -> Callable[[int, bool], Arrangement | None]:
+    """The search's answer for any budget, roughly if so asked, from the one without transfers."""
+
+    @cache
+    def offload(target_bytes: int, is_rough: bool) -> Arrangement | None:
+        start = choose(target_bytes) or smallest
+        return search.fastest(target_bytes, [start], 0 if is_rough else num_moves)
+
+    return offload

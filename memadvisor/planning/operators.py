@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.kept import ForwardOperators, KeepableOperator
-from memadvisor.cost.simulate import Moment, Simulation
+from memadvisor.cost.moments import Moment
+from memadvisor.cost.simulate import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 
@@ -127,7 +128,7 @@ class OperatorSearch:
             if selection is None:
                 break
             played = self._evaluate(selection)
-            room_bytes = budget_bytes - played.peak.total_bytes
+            room_bytes = budget_bytes - played.peak_bytes
             if room_bytes >= 0 and (best is None or played.step_time_s < best[0]):
                 best = played.step_time_s, selection
             is_full = room_bytes <= _SLACK_FRACTION * budget_bytes

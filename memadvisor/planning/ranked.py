@@ -119,3 +119,11 @@ def with_other(
         return min(fitting, key=lambda one: kind.predict(one).step_time_s, default=None)
 
     return replace(kind, ranked=ranked, choose=choose)
+
+
+def seconds_for(kind: Kind, budget_bytes: int, more_bytes: int) -> float | None:
+    """How much faster a step gets with so many bytes beyond the budget; None where nothing fits the budget."""
+    with_more = kind.choose(budget_bytes + more_bytes)
+    if not kind.ranked.fits or with_more is None:
+        return None
+    return max(0.0, kind.ranked.prediction.step_time_s - kind.predict(with_more).step_time_s)

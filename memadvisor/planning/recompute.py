@@ -10,11 +10,11 @@ ends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memadvisor.cost.simulate import Simulation
-from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.step import CapturedStep, Inner
 
 # Simulate with these units recomputed.
 Evaluate = Callable[[frozenset[str]], Simulation]
@@ -34,7 +34,7 @@ class Choice:
 
     @property
     def peak_bytes(self) -> int:
-        return self.simulation.peak.total_bytes
+        return self.simulation.peak_bytes
 
 
 def choose_recomputed(
@@ -49,6 +49,8 @@ def choose_recomputed(
         return nothing if nothing.peak_bytes <= budget_bytes else None
     chain = _Chain(step, evaluate)
     inner_budget_bytes = budget_bytes
+    over_bytes = 0
+    before: frozenset[str] | None = None
     for _ in range(_MAX_TIGHTENINGS):
         recomputed = chain.solve(inner_budget_bytes)
         if recomputed is None:
@@ -56,7 +58,10 @@ def choose_recomputed(
         choice = Choice(recomputed, evaluate(recomputed))
         if choice.peak_bytes <= budget_bytes:
             return _improve(step, evaluate, choice, budget_bytes) if polish else choice
-        inner_budget_bytes -= choice.peak_bytes - budget_bytes
+        # The same again: what it is over by is less than a unit.
+        over_bytes = 2 * over_bytes if recomputed == before else choice.peak_bytes - budget_bytes
+        inner_budget_bytes -= over_bytes
+        before = recomputed
     everything = Choice(frozenset(step.recomputable), evaluate(frozenset(step.recomputable)))
     if everything.peak_bytes <= budget_bytes:
         return _improve(step, evaluate, everything, budget_bytes) if polish else everything
@@ -153,18 +158,19 @@ class _Chain:
                 first.setdefault(item.unit, item.freed_after_segment)
         self.order = sorted(first, key=lambda unit: first[unit])
         self.sizes = dict.fromkeys(self.order, 0)
+        inner = _inner_of(step)
         freed = [0] * (len(step.segments) + 1)
         depth = [0] * (len(step.segments) + 1)
         for unit in self.order:
             spans: list[tuple[int, int]] = []
-            for item in (item for item in step.inner if item.unit == unit):
+            for item in inner[unit]:
                 freed[item.freed_after_segment + 1] += item.size_bytes
                 freed[item.death_segment] -= item.size_bytes
                 spans.append((item.freed_after_segment, item.death_segment))
             for birth, death in _merged(spans):
                 depth[birth + 1] += 1
                 depth[death] -= 1
-            self.sizes[unit] = _bytes_of_first_pass(step, unit)
+            self.sizes[unit] = _bytes_of_first_pass(inner[unit])
         kept, all_freed = evaluate(frozenset()), evaluate(frozenset(self.order))
         self.needs = [0] * (len(self.order) + 1)
         self.own = {unit: [0, 0] for unit in self.order}
@@ -173,18 +179,17 @@ class _Chain:
     def _fill(
         self, step: CapturedStep, kept: Simulation, all_freed: Simulation, freed: list[int], depth: list[int]
     ) -> None:
-        for moment in kept.moments:
-            unit = step.segments[moment.segment].unit
+        for position, total_bytes in kept.moments.totals():
+            unit = step.segments[position].unit
             if unit in self.own:
-                self.own[unit][0] = max(self.own[unit][0], moment.total_bytes)
+                self.own[unit][0] = max(self.own[unit][0], total_bytes)
             else:
-                place = depth[moment.segment]
-                self.needs[place] = max(self.needs[place], moment.total_bytes)
-        for moment in all_freed.moments:
-            unit = step.segments[moment.segment].unit
+                place = depth[position]
+                self.needs[place] = max(self.needs[place], total_bytes)
+        for position, total_bytes in all_freed.moments.totals():
+            unit = step.segments[position].unit
             if unit in self.own:
-                level = moment.total_bytes + freed[moment.segment]
-                self.own[unit][1] = max(self.own[unit][1], level)
+                self.own[unit][1] = max(self.own[unit][1], total_bytes + freed[position])
 
     def solve(self, budget_bytes: int) -> frozenset[str] | None:
         """Units of least added time such that each level less what is freed by then is within the budget."""
@@ -203,9 +208,16 @@ class _Chain:
         return _units_of(min(last, key=lambda s: s.added_s)) if last else None
 
 
-def _bytes_of_first_pass(step: CapturedStep, unit: str) -> int:
-    """What one micro-batch saves for the unit: all that comes back in the same backward."""
-    own = [item for item in step.inner if item.unit == unit]
+def _inner_of(step: CapturedStep) -> dict[str, list[Inner]]:
+    """What each unit alone keeps, of all micro-batches."""
+    found: dict[str, list[Inner]] = {}
+    for item in step.inner:
+        found.setdefault(item.unit, []).append(item)
+    return found
+
+
+def _bytes_of_first_pass(own: Sequence[Inner]) -> int:
+    """What one micro-batch saves for a unit: all that comes back in the same backward."""
     first = min(own, key=lambda item: item.freed_after_segment).death_segment
     return sum(item.size_bytes for item in own if item.death_segment == first)
 

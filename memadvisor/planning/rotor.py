@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,9 @@ class Chain:
         self._num_slots = max(0, (memory_bytes - self._floor_bytes) // self._slot_bytes)
         self._inputs = [self._slots(unit.input_bytes) for unit in units]
         self._saved = [self._slots(unit.saved_bytes) for unit in units]
+        self._own_inputs_bytes = np.array([unit.input_bytes for unit in units], dtype=np.int64)
+        self._plain_bytes = np.array([unit.plain_bytes for unit in units], dtype=np.int64)
+        self._forward_levels_bytes = np.array(levels[: len(self.units)], dtype=np.int64) - self._floor_bytes
         self._ends_s = np.cumsum([0.0, *(unit.forward_s for unit in units)])
         self._fill()
 
@@ -83,33 +87,39 @@ class Chain:
 
     def _fill(self) -> None:
         count, width = len(self.units), self._num_slots + 1
-        self._free = np.arange(width)
-        self._best = np.full((count, count, width), np.inf)
-        # The same less the input of the first unit: for the part behind a stretch.
-        self._behind = np.full((count, count, width), np.inf)
+        self._best = [
+            np.empty((count - first, width)) for first in range(count)
+        ]  # by first, from it on by last
+        # The same less the input of the first unit: for the part behind a stretch. By last, up to it by first.
+        self._behind = [np.full((last + 1, width), np.inf) for last in range(count)]
+        self._rows = np.empty((count, width))  # of one pair, for all j
         for last in range(count):
             for first in range(last, -1, -1):
-                best = self._keeping(first, last)
+                best = self._best[first][last - first]
+                self._keeping(first, last, best)
                 if first < last:
-                    best = np.minimum(best, self._stretching(first, last).min(axis=0))
-                self._best[first, last] = best
-                _shift(best, self._inputs[first], self._behind[first, last])
+                    np.minimum(best, self._stretching(first, last).min(axis=0), out=best)
+                _shift(best, self._inputs[first], self._behind[last][first])
 
-    def _keeping(self, first: int, last: int) -> NDArray[Any]:
+    def _keeping(self, first: int, last: int, into: NDArray[Any]) -> None:
         """With `first` keeping all that its backward needs."""
-        rest = np.zeros(self._num_slots + 1)
+        into[:] = np.inf if first < last else 0.0
         if first < last:
-            rest = np.full(self._num_slots + 1, np.inf)
-            _shift(self._best[first + 1, last], self._saved[first], rest)
-        fits = self._free >= self._need_keeping(first, last)
-        return np.where(fits, self.units[first].forward_s + rest, np.inf)
+            _shift(self._best[first + 1][last - first - 1], self._saved[first], into)
+        into += self.units[first].forward_s
+        into[: max(0, self._need_keeping(first, last))] = np.inf
 
     def _stretching(self, first: int, last: int) -> NDArray[Any]:
-        """With units first..j-1 as a stretch; one row for each j in first+1..last."""
+        """With units first..j-1 as a stretch; one row for each j in first+1..last, until the next call."""
         plain_s = self._ends_s[first + 1 : last + 1] - self._ends_s[first]
-        needs = np.maximum.accumulate([self._need_plain(first, k, last) for k in range(first, last)])
-        found = self._behind[first + 1 : last + 1, last] + self._best[first, first:last] + plain_s[:, None]
-        return np.where(self._free >= needs[:, None], found, np.inf)
+        found = self._rows[: last - first]
+        np.add(self._behind[last][first + 1 : last + 1], self._best[first][: last - first], out=found)
+        found += plain_s[:, None]
+        needs = self._needs_plain(first, last)
+        risen = [0, *(np.flatnonzero(np.diff(needs)) + 1).tolist(), last - first]
+        for start, end in pairwise(risen):
+            found[start:end, : max(0, needs[start])] = np.inf
+        return found
 
     def _need_keeping(self, unit: int, last: int) -> int:
         u = self.units[unit]
@@ -117,10 +127,14 @@ class Chain:
         backward = self._slots(u.backward_level_bytes - self._floor_bytes + u.saved_bytes + u.backward_bytes)
         return max(forward, backward)
 
-    def _need_plain(self, first: int, unit: int, last: int) -> int:
-        """What a forward that keeps nothing needs, with its own input if that is not what the part begins with."""
-        own_input = self.units[unit].input_bytes if unit > first else 0
-        return self._slots(self._level_bytes(unit, last) + own_input + self.units[unit].plain_bytes)
+    def _needs_plain(self, first: int, last: int) -> NDArray[Any]:
+        """What forwards that keep nothing need, from `first` to each unit before `last`: each has its own input too, if
+        that is not what the part begins with."""
+        sizes = self._plain_bytes[first:last] + self._own_inputs_bytes[first:last]
+        sizes[0] -= self._own_inputs_bytes[first]
+        is_whole = last == len(self.units) - 1
+        sizes += self._forward_levels_bytes[first:last] if is_whole else self._level_bytes(first, last)
+        return np.maximum.accumulate(-(-sizes // self._slot_bytes))
 
     def _level_bytes(self, unit: int, last: int) -> int:
         """What else is there: the chain's last unit is reached in the first forward alone."""
@@ -130,7 +144,7 @@ class Chain:
 
     def times_s(self) -> NDArray[Any]:
         """Least time of all forwards by number of slots; infinite where nothing fits."""
-        times: NDArray[Any] = self._best[0, len(self.units) - 1]
+        times: NDArray[Any] = self._best[0][-1]
         return times
 
     def budgets(self) -> list[int]:
@@ -150,8 +164,10 @@ class Chain:
     def _body(self, slots: int, first: int, last: int) -> Body:
         """Read the choices off the table again."""
         items: list[int | Stretch] = []
+        kept = np.empty(self._num_slots + 1)
         while first <= last:
-            kept_s = self._keeping(first, last)[slots]
+            self._keeping(first, last, kept)
+            kept_s = kept[slots]
             stretched_s = self._stretching(first, last)[:, slots] if first < last else np.empty(0)
             if stretched_s.size and stretched_s.min() < kept_s:
                 following = first + 1 + int(stretched_s.argmin())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
@@ -14,7 +14,6 @@ from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
-from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.planning.arrangement import (
@@ -22,23 +21,23 @@ from memadvisor.planning.arrangement import (
     Arrangement,
     Outcome,
     choose_arrangement,
+    kinds_of,
     proper_divisors,
     space_of,
 )
-from memadvisor.planning.offload import OffloadSearch
+from memadvisor.planning.offload import OffloadSearch, offload_choice
 from memadvisor.planning.operators import OperatorSearch
 from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes, with_fewest_paged
 from memadvisor.planning.ranked import (
-    FrontPoint,
     Kind,
     RankedPlan,
-    front_of,
     is_worth_it,
     order,
     with_other,
     worthier,
 )
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
+from memadvisor.planning.split_bounds import SplitBounds
 from memadvisor.planning.stretches import Nested, NestedSearch, nested_of, nested_with
 from memadvisor.planning.way import Way
 from memadvisor.precision import FULL_PRECISION, Precision
@@ -79,6 +78,8 @@ class Search:
         self.stages = range(max(precision.least_stage, compression.stages[0]), compression.stages[-1] + 1)
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
+        self._bounds = SplitBounds(times)
+        self._activations: dict[Nested, Activations] = {}  # of the step that is searched
         self._kinds: list[Kind] = []  # of what leaves the script alone
         self._state_kinds: list[Kind] = []  # the same with optimizer state on another tier
         self._paged_kinds: list[Kind] = []  # and with parameters and gradients there too
@@ -86,12 +87,15 @@ class Search:
             (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
         )
 
-    def plans(self, step: CapturedStep) -> Iterator[RankedPlan]:
-        """The usual ones; where none of them fits, some whose parameters lie on another tier too."""
-        usual = list(self._usual(step))
-        yield from usual
-        if not any(ranked.fits for ranked in usual):
-            yield from self._paging(step)
+    def plans(self, step: CapturedStep) -> list[RankedPlan]:
+        """The usual ones; where none of them fits, some whose parameters lie on another tier too. No step that is
+        searched before has more micro-batches."""
+        self._activations.clear()
+        found = list(self._usual(step))
+        if not any(ranked.fits for ranked in found):
+            found += self._paging(step)
+        self._bounds.found(found)
+        return found
 
     def _usual(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """The best plan of each stage for all units alike; and one of several stages where it is better.
@@ -104,28 +108,24 @@ class Search:
         for stage in self.stages if self.num_ranks > 1 else (0,):
             if step.shard_groups and stage < 3:
                 continue
-            kinds = [(True, stage == 1, 0)]  # in stage 1 overlap costs no memory
-            if step.shard_groups:
-                overlap = step.device != "cpu"
-                kinds = [(True, overlap, 0), (True, overlap, 1), (False, overlap, 1)]
-            elif stage >= 2:
-                kinds.append((True, True, 1))
-            if stage == 3 and not step.shard_groups:
-                kinds.append((False, True, 1))
-            best = [self._alike(step, Way(stage, *kind), found) for kind in kinds]
-            kind = kinds[best.index(min(best, key=order))]
+            kinds = kinds_of(step, stage)
+            each_best = [self._unbeaten(step, Way(stage, *kind), found) for kind in kinds]
+            usual = [ranked for ranked in each_best if ranked is not None]
+            kind = kinds[each_best.index(min(usual, key=order))] if usual else kinds[0]
             hybrids = self._groups(step) if stage else ()
-            best += [self._alike(step, Way(stage, *kind, ranks), found) for ranks in hybrids]
-            alike.append(min(best, key=order))
+            usual += self._all_unbeaten(step, [Way(stage, *kind, ranks) for ranks in hybrids], found)
             may_update_early = not step.shard_groups and self.optimizer_bits is None
+            early: list[RankedPlan] = []
             if stage >= 2 and step.leaves_gradients_alone and may_update_early:
-                early = [self._alike(step, Way(stage, *each, early=True), []) for each in kinds[1:]]
-                early += [self._alike(step, Way(stage, *kind, ranks, early=True), []) for ranks in hybrids]
-                alike[-1] = worthier(alike[-1], min(early, key=order))
+                sooner = [Way(stage, *each, early=True) for each in kinds[1:]]
+                sooner += [Way(stage, *kind, ranks, early=True) for ranks in hybrids]
+                early = self._all_unbeaten(step, sooner, [])
+            best = [min(each, key=order) for each in (usual, early) if each]
+            alike += [worthier(*best)] if len(best) == 2 else best
             ways += [(stage, *each) for each in kinds]
         tier = nearest_tier(step, self.transfers)
         keeps_state = any(s.optimizer_bytes for s in step.states.values()) and self.optimizer_bits is None
-        if tier is not None and keeps_state and not any(ranked.fits for ranked in alike):
+        if alike and tier is not None and keeps_state and not any(ranked.fits for ranked in alike):
             away = [self._alike(step, Way(*way, tier=tier), []) for way in ways]
             alike.append(min(away, key=order))
         yield from alike
@@ -151,6 +151,21 @@ class Search:
     def _paged(self, step: CapturedStep, plan: Plan, units: tuple[UnitPlan, ...]) -> RankedPlan:
         other = Arrangement(units, plan.overlap, plan.gather_depth)
         return self.ranked(step, other, self.play(step, other).prediction())
+
+    def _all_unbeaten(
+        self, step: CapturedStep, ways: Iterable[Way], found: list[Arrangement]
+    ) -> list[RankedPlan]:
+        each = [self._unbeaten(step, way, found) for way in ways]
+        return [ranked for ranked in each if ranked is not None]
+
+    def _unbeaten(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan | None:
+        """`_alike`; None for a way that cannot be shown (split_bounds.py), unless it may need the least memory of all."""
+        if self.settings is None and self._bounds.beat(step, way):
+            everything = way.arranged(step, Nested(frozenset(step.recomputable), ()), "device")
+            self.needs.append(self.play(self._bounds.brief(step), everything).peak_bytes)
+            if self.needs[-1] > min(self.needs):
+                return None
+        return self._alike(step, way, found)
 
     def _alike(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan:
         """All units of one way, with the best choice of units to recompute; what was met joins `found`."""
@@ -191,41 +206,23 @@ class Search:
 
         smallest = Nested(smallest_peak(step, evaluate).recomputed, ())
         found.append(arranged(smallest))
-        least = (
-            search.smallest() if may_nest and play(smallest).peak.total_bytes > self.budget_bytes else None
-        )
+        least = search.smallest() if may_nest and play(smallest).peak_bytes > self.budget_bytes else None
         if least is not None:
-            smallest = min(smallest, least, key=lambda one: play(one).peak.total_bytes)
+            smallest = min(smallest, least, key=lambda one: play(one).peak_bytes)
+        self._bounds.saw(step, way, evaluate(frozenset()).step_time_s)
         best = self._best(step, choose, predict, arranged(smallest), found)
         if step.repeats == 1 and not way.early:
             largest = arranged(Nested(frozenset(), ()))
             keeps = keep if self.settings is None and step.operators else None
-            offload = self._offload(step, largest, lambda a: play(nested_of(a)), choose, arranged(smallest))
+            offload = None
+            if self.transfers is not None and nearest != "device":
+                moves = OffloadSearch(step, largest, nearest, self.transfers, lambda a: play(nested_of(a)))
+                num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
+                offload = offload_choice(moves, choose, arranged(smallest), num_moves)
             of_tier = self._paged_kinds if way.pages else self._state_kinds
             kinds = self._kinds if way.tier == "device" else of_tier
             kinds.append(Kind(best, choose, keeps, offload, predict, arranged(smallest), largest))
         return best
-
-    def _offload(
-        self,
-        step: CapturedStep,
-        plain: Arrangement,
-        play: Callable[[Arrangement], Simulation],
-        choose: Callable[[int], Arrangement | None],
-        smallest: Arrangement,
-    ) -> Callable[[int, bool], Arrangement | None] | None:
-        """Plans with activations on another tier, for any budget; None where there is none."""
-        tier = nearest_tier(step, self.transfers)
-        if tier is None or self.transfers is None:
-            return None
-        search = OffloadSearch(step, plain, tier, self.transfers, play)
-
-        @cache
-        def offload(target_bytes: int, is_rough: bool) -> Arrangement | None:
-            num_moves = 0 if is_rough else max(50, _SEGMENTS_PLAYED // len(step.segments))
-            return search.fastest(target_bytes, [choose(target_bytes) or smallest], num_moves)
-
-        return offload
 
     def _moving(self, step: CapturedStep, ways: Iterable[list[Kind]]) -> RankedPlan | None:
         """The best plan's way of sharding with activations elsewhere; where nothing of that fits, of the next of `ways`."""
@@ -265,17 +262,10 @@ class Search:
         self._kinds[place] = with_other(kind, ranked, kind.keep, self.budget_bytes)
         return ranked
 
-    def front(self) -> tuple[FrontPoint, ...]:
-        """Peak against step time with the best plan's way of sharding, from least memory to most."""
-        return front_of(min(self._kinds, key=lambda kind: order(kind.ranked)), self.budget_bytes)
-
-    def seconds_for(self, more_bytes: int) -> float | None:
-        """How much faster a step gets with so many bytes beyond the budget; None where nothing fits the budget."""
-        kind = min(self._kinds, key=lambda kind: order(kind.ranked))
-        with_more = kind.choose(self.budget_bytes + more_bytes)
-        if not kind.ranked.fits or with_more is None:
-            return None
-        return max(0.0, kind.ranked.prediction.step_time_s - kind.predict(with_more).step_time_s)
+    @property
+    def best_kind(self) -> Kind:
+        """The best way of sharding of all that leave the script alone."""
+        return min(self._kinds, key=lambda kind: order(kind.ranked))
 
     def _may_nest(self, step: CapturedStep, stage: int, shard_ranks: int | None) -> bool:
         """Stretches of units whose parameters are gathered one by one are not played, nor what they reserve predicted."""
@@ -285,15 +275,11 @@ class Search:
     def _mixed(self, step: CapturedStep, starts: Iterable[Arrangement]) -> RankedPlan:
         """A stage for each unit, from the arrangements that were best for all alike."""
         known: dict[Arrangement, Outcome] = {}
-        activations: dict[frozenset[str], Activations] = {}
 
         def evaluate(arrangement: Arrangement) -> Outcome:
             if arrangement not in known:
-                recomputed = arrangement.recomputed
-                if recomputed not in activations:
-                    activations[recomputed] = Activations(step, Stretches.alone(recomputed))
-                played = self.play(step, arrangement, activations[recomputed])
-                known[arrangement] = Outcome(played.step_time_s, played.peak.total_bytes)
+                played = self.play(step, arrangement)
+                known[arrangement] = Outcome(played.step_time_s, played.peak_bytes)
             return known[arrangement]
 
         shardings = [choice for choice in SHARDINGS if choice[0] in self.stages]
@@ -353,12 +339,14 @@ class Search:
         self.needs += [max(one.prediction.needed_bytes, starting_bytes(step, one.plan)) for one in tried]
         return min([ranked for ranked in tried if ranked.fits] or tried[:1], key=order)
 
-    def play(
-        self, step: CapturedStep, arrangement: Arrangement, activations: Activations | None = None
-    ) -> Simulation:
+    def play(self, step: CapturedStep, arrangement: Arrangement) -> Simulation:
         schedule = write_schedule(self._plan(step, arrangement), step.units)
         transfers = self.paged_transfers if schedule.paged else self.transfers
-        return simulate(step, schedule, self.times, activations=activations, transfers=transfers)
+        nested = nested_of(arrangement)
+        known = self._activations.get(nested)
+        played = simulate(step, schedule, self.times, activations=known, transfers=transfers)
+        self._activations[nested] = played.moments.activations
+        return played
 
     def ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
         plan = self._plan(step, arrangement)
@@ -380,12 +368,15 @@ class Search:
         return replay(changes, self.settings).peak_reserved_bytes
 
     def _plan(self, step: CapturedStep, arrangement: Arrangement) -> Plan:
+        units = arrangement.units
+        if self.optimizer_bits is not None:
+            units = tuple(replace(unit, optimizer_bits=self.optimizer_bits) for unit in units)
         return Plan(
             fingerprint=self.fingerprint,
             num_ranks=self.num_ranks,
             zero_stage=max((unit.zero_stage for unit in arrangement.units), default=0),
             policy="chosen",
-            units=tuple(replace(unit, optimizer_bits=self.optimizer_bits) for unit in arrangement.units),
+            units=units,
             micro_batch_size=step.micro_batch_size,
             grad_accum=step.num_micro_batches * step.repeats,
             budget_bytes=self.budget_bytes,

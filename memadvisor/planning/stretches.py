@@ -105,7 +105,7 @@ class NestedSearch:
         """Up to the memory that the chain takes when nothing of it is recomputed."""
         plain = self._evaluate(Nested(self._outside, ()))
         freed = self._evaluate(Nested(self._outside | set(self.chain), ()))
-        return Chain(chain_units(self._step, self.chain, freed), plain.peak.total_bytes)
+        return Chain(chain_units(self._step, self.chain, freed), plain.peak_bytes)
 
     @cached_property
     def _budgets(self) -> list[int]:
@@ -142,7 +142,7 @@ class NestedSearch:
         return min((self._at(place) for place in last), key=self._peak_bytes, default=None)
 
     def _peak_bytes(self, nested: Nested) -> int:
-        return self._evaluate(nested).peak.total_bytes
+        return self._evaluate(nested).peak_bytes
 
 
 def _all_stretches(body: Iterable[int | Stretch]) -> Iterator[Stretch]:

@@ -1,0 +1,106 @@
+"""What a simulation says of memory: the highest instants of a step's parts, one after another.
+
+A search plays hundreds of steps of hundreds of parts and asks of most for their sums alone. So these are kept as a few
+lists of numbers, and what is alive is told apart by category when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memadvisor.cost.activations import Activations, View, added
+from memadvisor.cost.step import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Bytes alive at the highest instant of a part of the step, by category and in all."""
+
+    position: str  # "backward of blocks.3"
+    segment: int  # of the captured step
+    by_category_bytes: Bytes
+    total_bytes: int
+
+
+class Moments:
+    """In the order of the step."""
+
+    def __init__(self, activations: Activations) -> None:
+        self.activations = activations
+        self._positions: list[str] = []
+        self._begins: list[int] = []  # the segments at whose start the level was, or in which it is reached
+        self._views: list[View] = []
+        self._beside: list[
+            Bytes | None
+        ] = []  # what is there beside a segment's start; None: the segment's own peak
+        self._states: list[Bytes] = []
+        self.segments: list[int] = []
+        self.totals_bytes: list[int] = []
+
+    def add_peak(self, position: str, segment: int, view: View, states: Bytes) -> None:
+        """A segment's own highest instant, and the states that are there."""
+        size_bytes = self.activations.peak_bytes(segment, view)
+        self._add(position, segment, segment, view, None, states, size_bytes)
+
+    def add(self, position: str, segment: int, begins: int, view: View, beside: Bytes, states: Bytes) -> None:
+        """In `segment`, what there is when the segment `begins` starts, with `beside` and the states."""
+        size_bytes = self.activations.start_bytes(begins, view) + sum(beside.values())
+        self._add(position, segment, begins, view, beside, states, size_bytes)
+
+    def _add(
+        self,
+        position: str,
+        segment: int,
+        begins: int,
+        view: View,
+        beside: Bytes | None,
+        states: Bytes,
+        size_bytes: int,
+    ) -> None:
+        if self._states and states == self._states[-1]:
+            states = self._states[-1]  # kept once
+        self._positions.append(position)
+        self.segments.append(segment)
+        self._begins.append(begins)
+        self._views.append(view)
+        self._beside.append(beside)
+        self._states.append(states)
+        self.totals_bytes.append(size_bytes + sum(states.values()))
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, place: int) -> Moment:
+        beside, begins, view = self._beside[place], self._begins[place], self._views[place]
+        if beside is None:
+            activations = self.activations.peak(begins, view)
+        else:
+            activations = added(self.activations.start(begins, view), beside)
+        return Moment(
+            position=self._positions[place],
+            segment=self.segments[place],
+            by_category_bytes=added(activations, self._states[place]),
+            total_bytes=self.totals_bytes[place],
+        )
+
+    def __iter__(self) -> Iterator[Moment]:
+        return (self[place] for place in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Moments) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
+    def totals(self) -> Iterator[tuple[int, int]]:
+        """By moment, its segment and all of its bytes."""
+        return zip(self.segments, self.totals_bytes, strict=True)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.totals_bytes)
+
+    @property
+    def peak(self) -> Moment:
+        """The highest, the first one of several."""
+        return self[self.totals_bytes.index(self.peak_bytes)]

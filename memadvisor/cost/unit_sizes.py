@@ -1,0 +1,82 @@
+"""What a unit's states take on one rank at a stage: worked out once, since every simulation of a search asks for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from memadvisor.cost.flats import FlatSizes, flat_sizes, own_dtype
+from memadvisor.cost.step import UnitStates
+from memadvisor.precision import Precision, bytes_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSizes:
+    """Bytes of one unit, of whose states `num_ranks` share what its stage shards.
+
+    `flats`: all of its flats. `resting_bytes`: parameters that are there all the time. `state_bytes`: this rank's
+    optimizer state with an element for each of a parameter's. `widening`: bytes that the optimizer keeps for what it
+    updates, as a multiple of those of the plain run. `largest_parameter`, `largest_piece`: elements of the largest
+    trainable parameter, and of what is updated at once. `whole_bytes`: parameters that are updated as wholes;
+    `whole_state_bytes`: what the optimizer keeps for them.
+    """
+
+    flats: FlatSizes
+    resting_bytes: int
+    state_bytes: int
+    widening: Fraction
+    largest_parameter: int
+    largest_piece: Fraction
+    whole_bytes: int
+    whole_state_bytes: int
+
+
+def unit_sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> UnitSizes:
+    """Those of a unit, which keeps them."""
+    key = stage, num_ranks, precision
+    if key not in states.sizes:
+        states.sizes[key] = _sizes(states, stage, num_ranks, precision)
+    return states.sizes[key]
+
+
+def _sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> UnitSizes:
+    flats = flat_sizes(states, stage, num_ranks, precision)
+    resting_bytes = states.parameter_bytes
+    if stage == 3:
+        resting_bytes = flats.resting_bytes // num_ranks
+    elif stage:
+        resting_bytes += flats.resting_bytes - states.trainable_bytes
+    masters = precision.of_optimizer if stage == 3 else own_dtype
+    trainable = [p for p in states.parameters if p.requires_grad]
+    wide_bytes = sum(bytes_in(p.size_bytes, p.dtype, masters(p.dtype)) for p in trainable)
+    widening = Fraction(wide_bytes, sum(p.size_bytes for p in trainable) or 1)
+    state_bytes = math.ceil(states.optimizer_bytes * widening)
+    return UnitSizes(
+        flats=flats,
+        resting_bytes=resting_bytes,
+        state_bytes=-(-state_bytes // num_ranks) if stage else state_bytes,
+        widening=widening,
+        largest_parameter=max((p.num_elements for p in trainable), default=0),
+        largest_piece=_largest_piece(states, num_ranks if stage else 1) * widening,
+        whole_bytes=sum(update.parameter.size_bytes for update in states.whole_updates),
+        whole_state_bytes=sum(update.state_bytes for update in states.whole_updates),
+    )
+
+
+def _largest_piece(states: UnitStates, num_ranks: int) -> int:
+    """Elements that this rank updates at once: of a parameter, or of what a shard may have of it."""
+    trainable = [p for p in states.parameters if p.requires_grad]
+    shard = -(-sum(p.num_elements for p in trainable) // num_ranks)
+    wholes = {update.parameter.name for update in states.whole_updates}
+    return max(
+        (p.num_elements if p.name in wholes else min(p.num_elements, shard) for p in trainable), default=0
+    )
+
+
+def largest_piece_share(sizes: Mapping[str, UnitSizes], names: Iterable[str]) -> float:
+    """The largest piece of these units that a rank updates at once, as a fraction of the largest parameter of all."""
+    whole = max((each.largest_parameter for each in sizes.values()), default=0)
+    piece = max((sizes[name].largest_piece for name in names), default=Fraction(0))
+    return float(max(piece, Fraction(1)) / max(whole, 1))
