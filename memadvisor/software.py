@@ -49,10 +49,12 @@ MEGATRON_CORE = Preset(
     zero_stage=1,
 )
 NEMO = Preset(
-    software=dataclasses.replace(MEGATRON_CORE.software, name="nemo", tensor_overlap=0.5),
+    software=dataclasses.replace(
+        MEGATRON_CORE.software, name="nemo", tensor_overlap=0.5, gradient_bytes=2, reduce_bytes=2
+    ),
     meaning="as megatron-core, with half of tensor parallelism's collectives in pieces under products (Transformer Engine's "
-    "userbuffers)",
-    source="NeMo's and Megatron Bridge's recipes (tp_comm_overlap)",
+    "userbuffers), and gradients summed and reduced in 16 bits; 16 B a parameter",
+    source="recipes of NeMo and Megatron Bridge (scripts/performance: tp_comm_overlap, grad_reduce_in_fp32, grad_sync_dtype)",
     names=("nemo", "megatron-bridge"),
     zero_stage=1,
 )

@@ -87,6 +87,14 @@ UNSEEN = (
         group="gpu",
     ),
     Published(
+        name="nemotron4_h100",
+        source="Parmar et al. 2024, Nemotron-4 15B (arXiv:2402.16819), table 2, and NVIDIA 2024, Nemotron-4 340B (arXiv:2406.11704), "
+        "table 2",
+        note="768 to 6,144 H100 in bf16. The micro-batch (of 340B 1 is taken, of 15B the fastest), the chunks of 340B's stages (of a "
+        "layer each) and the trainer (NeMo) are not given.",
+        seconds=lambda table: table.iteration_s,
+    ),
+    Published(
         name="automodel_h100",
         source="NVIDIA NeMo AutoModel (github.com/NVIDIA-NeMo/Automodel, docs/performance-summary.md of October 2025)",
         note="DeepSeek-V3, Kimi K2, Qwen3 30B-A3B on 8 to 1024 H100; FSDP with expert and pipeline parallelism. Rows without a "
@@ -125,6 +133,13 @@ UNSEEN = (
         seconds=_rate_per_gpu,
         num_bytes=lambda table: table.memory_gb * 1e9,
         memory=_with_context,
+    ),
+    Published(
+        name="megascale_a100",
+        source="Jiang et al. 2024, MegaScale (arXiv:2402.15627), table 2, its Megatron-LM rows",
+        note="GPT-3 175B on 256 to 12,288 A100. The micro-batch (1 is taken), what is recomputed (attention's scores are, with "
+        "sequence parallelism: Korthikanti et al. 2022) and whether attention is fused (it is not taken to be) are not given.",
+        seconds=lambda table: table.iteration_s,
     ),
     Published(
         name="bloom_a100",

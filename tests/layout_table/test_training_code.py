@@ -24,3 +24,11 @@ def test_words_of_megatron_bridge():
     software = case_of(moe_a2a_overlap="True", grad_reduce_dtype="bf16", precision="FP8-MX").step.software
     assert software.expert_overlap and software.reduce_bytes == 2
     assert software.compute_dtype.startswith("float8")
+
+
+def test_recipes_of_nemo_reduce_in_16_bits_and_overlap_more_than_megatron_core():
+    nemo, core = (
+        case_of(framework=name, gpu="H100").step.software for name in ("Megatron-Bridge", "Megatron-LM")
+    )
+    assert (nemo.name, nemo.reduce_bytes, core.name, core.reduce_bytes) == ("nemo", 2, "megatron-core", 4)
+    assert nemo.tensor_overlap == 2 * core.tensor_overlap
