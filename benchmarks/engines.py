@@ -282,7 +282,7 @@ def parse_args():
     parser.add_argument(
         "--kept",
         type=int,
-        help="blocks that ours-3-keep and ours-3-inback keep until their backward (default: all)",
+        help="blocks that ours-3-keep, ours-3-inback and ours-3-ahead keep until their backward (default: all)",
     )
     parser.add_argument(
         "--link", metavar="RATE", help="2 ranks in network namespaces, joined at RATE (1gbit)"

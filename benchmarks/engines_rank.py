@@ -97,13 +97,14 @@ class Local(Training):
 
 class Ours(Training):
     """The same script under a plan; `ours-3-overlap` is stage 3 with overlap, `ours-3-keep` has the last `--kept`
-    blocks stay from their forward to their backward too, `ours-3-inback` updates units in the backward too,
-    `ours-3-8bit` has its messages quantised to 8 bits, and `ours-3-4bit` those of gradients to 4."""
+    blocks stay from their forward to their backward too, `ours-3-ahead` is that without reductions that overlap,
+    `ours-3-inback` updates units in the backward too, `ours-3-8bit` has its messages quantised to 8 bits, and
+    `ours-3-4bit` those of gradients to 4."""
 
     def prepare(self):
         stage, _, how = self.mode.removeprefix("ours-").partition("-")
         num_blocks = MODELS[self.args.model][0]
-        num_kept = min(num_blocks, self.args.kept or num_blocks) if how in ("keep", "inback") else 0
+        num_kept = min(num_blocks, self.args.kept or num_blocks) if how in ("keep", "inback", "ahead") else 0
         plan = Plan(
             num_ranks=self.num_ranks,
             zero_stage=int(stage),
@@ -112,7 +113,7 @@ class Ours(Training):
                 for number in range(num_blocks - num_kept, num_blocks)
             ),
             why="benchmark",
-            overlap=how != "",
+            overlap=how not in ("", "ahead"),
             gather_depth=int(how != ""),
             update_in_backward=how == "inback",
             compression=COMPRESSIONS.get(how, UNCOMPRESSED),
@@ -217,6 +218,7 @@ TRAININGS = {
     "ours-3-overlap": Ours,
     "ours-3-keep": Ours,
     "ours-3-inback": Ours,
+    "ours-3-ahead": Ours,
     "ours-3-8bit": Ours,
     "ours-3-4bit": Ours,
 }
