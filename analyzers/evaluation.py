@@ -24,9 +24,7 @@ class Evaluation:
 def evaluation(rank: RankRun) -> Evaluation | None:
     """None where no call of a model was seen in any timed step: it may have been compiled with its caller."""
     timed = {step.index for step in rank.steps if not step.traced}
-    seen = {
-        span.step for span in rank.spans if span.kind in ("forward", "unit_forward", "evaluation")
-    } & timed
+    seen = {span.step for span in rank.spans if span.kind in ("forward", "evaluation")} & timed
     if not seen:
         return None
     calls = [span for span in rank.spans if span.kind == "evaluation" and span.step in timed]

@@ -10,12 +10,7 @@ from memadvisor.analyzers.intervals import holds, length, minus, union
 from memadvisor.run.records import Span, Step
 from memadvisor.run.run import RankRun
 
-# A script may call parts of a model itself (an encoder, then a decoder): then their forwards are all there is.
-_PHASE_KINDS = {
-    "forward": ("forward", "unit_forward"),
-    "backward": ("backward",),
-    "optimizer": ("optimizer",),
-}
+_PHASE_KINDS = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +79,8 @@ def step_time(rank: RankRun) -> StepTime | None:
 
 def _phase_times(step: Step, spans: list[Span]) -> dict[str, float]:
     """Seconds of one step in each phase; a closure's forward and backward are not the optimizer's own."""
-    moments = {
-        phase: union((s.start_s, s.end_s) for s in spans if s.kind in kinds)
-        for phase, kinds in _PHASE_KINDS.items()
-    }
-    evaluations = union((s.start_s, s.end_s) for s in spans if s.kind == "evaluation")
-    backward, forward = moments["backward"], minus(moments["forward"], evaluations)
+    moments = {kind: union((s.start_s, s.end_s) for s in spans if s.kind == kind) for kind in _PHASE_KINDS}
+    backward, forward = moments["backward"], moments["forward"]
     own_forward = minus(forward, backward)
     own_optimizer = minus(minus(moments["optimizer"], backward), forward)
     inside = {

@@ -14,6 +14,8 @@ from memadvisor.run.living import living
 from memadvisor.run.records import Module, Parameter, ShardGroup, Unit
 from memadvisor.run.torch_names import dtype_name
 
+_MOST_ROOTS = 16  # models that a script's parts are looked for among
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleInfo:
@@ -24,6 +26,7 @@ class ModuleInfo:
     is_unit: bool  # the topmost module of a unit
     is_root: bool
     is_plain: bool = False  # inside a unit: it has no span of its own
+    is_of_model: bool = True  # else a loss function, or made inside a forward
 
 
 class Models:
@@ -33,20 +36,26 @@ class Models:
         self._infos: dict[int, ModuleInfo] = {}
         self.plain: set[int] = set()  # ids of the plain ones
         self._roots: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        self._num_prefixes = 0
         self._order: dict[str, None] = {}  # units in order of first execution
 
     def info(self, module: torch.nn.Module) -> ModuleInfo | None:
         return self._infos.get(id(module))
 
-    def discover(self, module: torch.nn.Module, *, is_outermost: bool) -> ModuleInfo:
-        """Name a module that is called for the first time; the outermost one with parameters is a model."""
+    def discover(self, module: torch.nn.Module, *, is_outermost: bool, is_traced: bool = False) -> ModuleInfo:
+        """Name a module that is called for the first time; the outermost one with parameters is a model.
+
+        Where this one, called with gradients, and one before it are parts of a third, that is the model: a script may call
+        an encoder, and then a decoder. Not in a traced step, whose names stand.
+        """
         root = unwrap(module) if is_outermost else module
         if is_outermost and id(root) not in self._infos and any(True for _ in root.parameters()):
-            self._add_root(root)
+            owner = self._owner_of(root) if torch.is_grad_enabled() and not is_traced else None
+            self._add_root(root) if owner is None else self._join(owner)
         info = self._infos.get(id(root))
         if info is None:
             # A loss function, or a module made inside a forward: its work belongs to whatever encloses it.
-            return ModuleInfo(f"({type(module).__name__})", "", False, False)
+            return ModuleInfo(f"({type(module).__name__})", "", False, False, is_of_model=False)
         if root is not module:  # the wrapper, whose own call stands for the model's
             info = ModuleInfo(info.name, info.unit, False, True)
             self._remember(module, info)
@@ -70,10 +79,57 @@ class Models:
     def note_order(self, unit: str) -> None:
         self._order.setdefault(unit)
 
-    def _add_root(self, root: torch.nn.Module) -> None:
-        prefix = f"model{len(self._roots)}" if self._roots else ""
+    def _owner_of(self, part: torch.nn.Module) -> torch.nn.Module | None:
+        """The smallest module around a trainable one and a model that is known, all trained by optimizers that live.
+
+        None: there is none. It asks for all modules there are, so a script that makes models all the time is not
+        followed for ever.
+        """
+        known = {id(root) for _, root in self.roots()}
+        if not 0 < len(known) <= _MOST_ROOTS or not any(p.requires_grad for p in part.parameters()):
+            return None
+        owners: list[tuple[int, torch.nn.Module]] = []
+        for module in living(torch.nn.Module):
+            inside = {id(each) for each in module.modules()}
+            if id(part) in inside and inside & (known - {id(module)}) and unwrap(module) is module:
+                owners.append((len(inside), module))
+        trained = {
+            id(parameter)
+            for optimizer in living(torch.optim.Optimizer)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for _, owner in sorted(owners, key=lambda entry: entry[0]):
+            if all(id(parameter) in trained for parameter in owner.parameters() if parameter.requires_grad):
+                return owner
+        return None
+
+    def _join(self, owner: torch.nn.Module) -> None:
+        """What was named as models of their own are parts of `owner`, which takes the first one's place."""
+        inside = {id(module) for module in owner.modules()}
+        joined = [(prefix, root) for prefix, root in self.roots() if id(root) in inside]
+        units_before = {
+            id(module): self._infos[id(module)].unit for _, root in joined for module in root.modules()
+        }
+        for key in units_before:
+            self._forget(key)
+        first = joined[0][0]
+        kept = [(prefix, reference) for prefix, reference in self._roots if reference() is not owner]
+        gone = {id(root) for _, root in joined}
+        place = next(i for i, (_, reference) in enumerate(kept) if id(reference()) in gone)
+        self._roots = [entry for entry in kept if id(entry[1]()) not in gone]
+        self._add_root(owner, first, place)
+        renamed: dict[str, dict[str, None]] = {}
+        for key, before in units_before.items():
+            renamed.setdefault(before, {}).setdefault(self._infos[key].unit)
+        self._order = {new: None for old in self._order for new in renamed.get(old, {old: None})}
+
+    def _add_root(self, root: torch.nn.Module, prefix: str | None = None, place: int | None = None) -> None:
+        if prefix is None:
+            prefix = f"model{self._num_prefixes}" if self._num_prefixes else ""
+            self._num_prefixes += 1
         units = cut_units(module_tree(root, prefix))
-        self._roots.append((prefix, weakref.ref(root)))
+        self._roots.insert(len(self._roots) if place is None else place, (prefix, weakref.ref(root)))
         for name, module in root.named_modules(prefix=prefix):
             if id(module) not in self._infos:
                 unit = units.get(name, prefix)

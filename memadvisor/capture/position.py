@@ -51,6 +51,11 @@ class Position:
         return self.backward_depth > 0 and len(self.stack) == depth
 
     @property
+    def is_entry(self) -> bool:
+        """Whether the innermost module is a model, or a part of one, that the script itself has called."""
+        return len(self.stack) == 1 and not self.backward_depth and self.stack[0].is_of_model
+
+    @property
     def phase(self) -> str:
         """One of records.PHASES without `baseline`."""
         if self.backward_depth:

@@ -82,12 +82,12 @@ class Recorder:
         position = self._position
         info = self._models.info(module)
         if info is None:
-            info = self._models.discover(module, is_outermost=not position.stack)
+            info = self._models.discover(module, is_outermost=not position.stack, is_traced=self.is_tracing)
             if info.is_root and spans is None:
                 spans = self._meet_first_model()
         position.push(info)
         if spans is not None:
-            if info.is_root or info.is_unit or position.is_outermost_recompute(1):
+            if info.is_root or info.is_unit or position.is_entry or position.is_outermost_recompute(1):
                 self._models.note_order(info.unit)
                 spans.enter_unit(info)
             spans.end_timing(begin_s)
@@ -104,10 +104,10 @@ class Recorder:
         if len(rest) == 1:
             self.see_failure(sys.exc_info()[1])
         begin_s = spans.begin_timing() if spans is not None else None
-        was_recompute = position.phase == "recompute"
+        was_recompute, is_entry = position.phase == "recompute", position.is_entry
         info = position.pop()
         if spans is not None:
-            if info.is_root or info.is_unit or position.is_outermost_recompute(0):
+            if info.is_root or info.is_unit or is_entry or position.is_outermost_recompute(0):
                 spans.leave_unit(info, args, kwargs, output, was_recompute=was_recompute)
             spans.end_timing(begin_s)
         self._tracing.leave_module(args, kwargs, output, was_recompute=was_recompute)

@@ -29,9 +29,30 @@ _TIMED_SHARE = 16
 
 
 @dataclass(slots=True)
-class OpenStep:
-    """A step that is under way. None in `num_samples` or `num_tokens`: some batch did not tell.
+class Given:
+    """What one model, or one part that the script calls itself, was called with where gradients were wanted.
 
+    None: some batch did not tell.
+    """
+
+    num_calls: int = 0
+    num_samples: int | None = 0
+    num_tokens: int | None = 0
+
+    def since(self, earlier: Given) -> Given:
+        return Given(
+            self.num_calls - earlier.num_calls,
+            _difference(self.num_samples, earlier.num_samples),
+            _difference(self.num_tokens, earlier.num_tokens),
+        )
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """A step that is under way.
+
+    `given` has models by name, `num_micro_batches` is known when the step ends: a model may be called several times for
+    one backward, several models or parts of one may be, and a call may have several backwards.
     `is_thin`: no module was listened to, so forwards are not seen, and nobody knows what they were given.
     `is_pieced`: where it ended or began was known only afterwards, so that what depends on the moment is not.
     """
@@ -42,12 +63,18 @@ class OpenStep:
     is_thin: bool = False
     is_pieced: bool = False
     spans: list[_OpenSpan] = field(default_factory=list)
-    num_forwards: int = 0
+    given: dict[str, Given] = field(default_factory=dict)
     num_backwards: int = 0
-    num_samples: int | None = 0
-    num_tokens: int | None = 0
+    num_micro_batches: int = 0
     recorder_s: float = 0.0
     listening_s: float = 0.0  # to become part of it when the step ends
+
+    @property
+    def main(self) -> Given:
+        """Of the model that was given the most samples, the first of them."""
+        return max(
+            self.given.values(), key=lambda given: given.num_samples or 0, default=Given(0, None, None)
+        )
 
 
 class SpanLog:
@@ -61,7 +88,7 @@ class SpanLog:
         self.on_first_batch: Callable[[int], None] | None = None
         self._position = position
         self._on_unit_backward = on_unit_backward
-        self._units: list[_OpenSpan] = []
+        self._units: list[list[_OpenSpan]] = []
         self._backward: _OpenSpan | None = None
         self._unit_backward: _OpenSpan | None = None
         self._optimizer: _OpenSpan | None = None
@@ -93,7 +120,8 @@ class SpanLog:
     def note_update(self) -> None:
         """An update has ended which the step may turn out to have ended with."""
         step = self.step
-        self._until_update = replace(step, spans=[]), len(step.spans), self._position.micro_batch
+        given = {name: replace(each) for name, each in step.given.items()}
+        self._until_update = replace(step, spans=[], given=given), len(step.spans), self._position.micro_batch
 
     def end_with_update(self, end: _Mark) -> OpenStep:
         """The step had ended at `end`, with the update noted last; what has been seen since is the next one's."""
@@ -105,24 +133,24 @@ class SpanLog:
             span[_MICRO_BATCH] -= num_micro_batches
         self._position.micro_batch -= num_micro_batches
         rest.index, rest.start = ended.index + 1, end
-        rest.num_forwards -= ended.num_forwards
         rest.num_backwards -= ended.num_backwards
-        rest.num_samples = _difference(rest.num_samples, ended.num_samples)
-        rest.num_tokens = _difference(rest.num_tokens, ended.num_tokens)
+        rest.given = {name: each.since(ended.given.get(name, Given())) for name, each in rest.given.items()}
         ended.is_pieced = rest.is_pieced = True
         self._note_micro_batches(ended)
         return ended
 
     def _note_micro_batches(self, step: OpenStep) -> None:
         """A thin step has as many micro-batches as the last full one with the same number of backwards."""
+        num_backwards = step.num_backwards
         if not step.is_thin:
-            self._batches_of_backwards[step.num_backwards] = step.num_forwards or step.num_backwards
-        step.num_forwards = self._batches_of_backwards.get(step.num_backwards, step.num_backwards)
+            num_forwards = max((given.num_calls for given in step.given.values()), default=0)
+            least = min(num_forwards, num_backwards) or num_forwards or num_backwards
+            self._batches_of_backwards[num_backwards] = least
+        step.num_micro_batches = self._batches_of_backwards.get(num_backwards, num_backwards)
 
     def be_thin(self) -> None:
         """Nobody listens to the modules of the step that has just begun."""
         self.step.is_thin = True
-        self.step.num_samples = self.step.num_tokens = None
 
     def stop_listening(self, quiet_s: float) -> None:
         """The step ends; `quiet_s` is what the modules took of it that the hooks let pass."""
@@ -135,32 +163,33 @@ class SpanLog:
             step.recorder_s += step.listening_s + quiet_s
 
     def enter_unit(self, info: ModuleInfo) -> None:
-        if not self.has_unit_spans and not info.is_root:
-            return
         position = self._position
-        if position.backward_depth:
-            kind = "unit_recompute"
-        elif len(position.stack) == 1 and not torch.is_grad_enabled():
-            kind = "evaluation"  # of the model, or of a part that the script calls itself
-        elif not info.is_root:
-            kind = "unit_forward"
-        elif len(position.stack) == 1:
-            kind = "forward"
-        else:  # the model inside its wrapper: the wrapper's span stands for both
-            self._units.append(["", "", 0, 0.0, None])
+        is_outermost = len(position.stack) == 1 and not position.backward_depth
+        if not (self.has_unit_spans or info.is_root or is_outermost):
             return
-        self._units.append(self._open(kind, info.unit))
+        kinds = []
+        if position.backward_depth:
+            kinds.append("unit_recompute")
+        elif is_outermost:  # the model, or a part of it that the script calls itself
+            kinds.append("forward" if torch.is_grad_enabled() else "evaluation")
+        # The span of a model's wrapper stands for the model inside it, too.
+        if not info.is_root and info.is_unit and self.has_unit_spans and kinds in ([], ["forward"]):
+            kinds.append("unit_forward")
+        self._units.append([self._open(kind, info.unit) for kind in kinds])
 
     def leave_unit(
         self, info: ModuleInfo, args: Any, kwargs: Any, output: Any, *, was_recompute: bool
     ) -> None:
-        if not self.has_unit_spans and not info.is_root:
+        is_outermost = not self._position.stack and not self._position.backward_depth
+        if not (self.has_unit_spans or info.is_root or is_outermost):
             return
         if self._units:
-            self._units.pop()[_END] = self.mark()
+            end = self.mark()
+            for span in self._units.pop():
+                span[_END] = end
         if not was_recompute and torch.is_grad_enabled():
-            if info.is_root and not self._position.backward_depth and not self._position.stack:
-                self._count_inputs(args, kwargs)
+            if is_outermost:
+                self._count_inputs(info.name, args, kwargs)
             if info.is_unit and self.has_unit_spans:
                 tensor = _first_tensor_with_grad(output)
                 if tensor is not None and tensor.grad_fn is not None:
@@ -216,25 +245,25 @@ class SpanLog:
     def announce_backward_of(self, unit: str) -> None:
         self._on_unit_backward(unit)
 
-    def _count_inputs(self, args: Any, kwargs: Any) -> None:
+    def _count_inputs(self, name: str, args: Any, kwargs: Any) -> None:
         """Samples are the first dimension of the first input, tokens the elements of a 2-D whole-number one."""
-        step = self.step
-        step.num_forwards += 1
+        given = self.step.given.setdefault(name, Given())
+        given.num_calls += 1
         first = next(
             (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor) and v.dim() > 0), None
         )
         if first is None:
-            step.num_samples = step.num_tokens = None
+            given.num_samples = given.num_tokens = None
             return
         if self.on_first_batch is not None:
             self.on_first_batch(first.shape[0])
             self.on_first_batch = None
-        if step.num_samples is not None:
-            step.num_samples += first.shape[0]
+        if given.num_samples is not None:
+            given.num_samples += first.shape[0]
         if first.is_floating_point() or first.dim() != 2:
-            step.num_tokens = None
-        elif step.num_tokens is not None:
-            step.num_tokens += first.numel()
+            given.num_tokens = None
+        elif given.num_tokens is not None:
+            given.num_tokens += first.numel()
 
     def begin_timing(self) -> float | None:
         """Of hooks that are called often: one call in so many is timed, and stands for the others."""
@@ -301,9 +330,9 @@ class ClosedStep:
             start_s=start_s,
             end_s=end_s,
             traced=step.traced,
-            num_micro_batches=step.num_forwards,
-            num_samples=step.num_samples or None,
-            num_tokens=step.num_tokens or None,
+            num_micro_batches=step.num_micro_batches,
+            num_samples=None if step.is_thin else step.main.num_samples or None,
+            num_tokens=None if step.is_thin else step.main.num_tokens or None,
             allocated_bytes=self.allocated_bytes,
             peak_allocated_bytes=self.peak_allocated_bytes,
             peak_reserved_bytes=self.peak_reserved_bytes,

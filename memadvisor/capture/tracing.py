@@ -77,7 +77,7 @@ class Tracing:
         self.tracer.note_place()
         depth = len(position.stack) - 1
         self.tracer.module_calls.enter(info, args, position.phase, position.micro_batch, depth)
-        if info.is_root and position.phase == "forward":
+        if position.is_entry:
             self.tracer.log.forward_starts_ns.append(time.time_ns())
 
     def leave_module(self, args: Any, kwargs: Any, output: Any, *, was_recompute: bool) -> None:

@@ -31,7 +31,7 @@ from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
 from memadvisor.engines.heap import keep_freed_memory
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.independence import check_independent
-from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, read_model
+from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, planned_owner, read_model
 from memadvisor.engines.notes import notes_on, touched_activations, warnings_of
 from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.optimizer_state import OptimizerStates
@@ -236,7 +236,8 @@ class Applied:
         if self.plan.num_ranks > 1 and _has_ddp(module):
             return
         try:
-            self._attach_recompute(*self._read(root), is_compiled=root is not module and not _has_ddp(module))
+            model, schedule = self._read(planned_owner(self.plan, root))
+            self._attach_recompute(model, schedule, is_compiled=root is not module and not _has_ddp(module))
         except PlanError as error:
             self._other_model = error  # a plan may be for the second model that the script calls
 

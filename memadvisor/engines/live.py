@@ -10,6 +10,7 @@ import torch
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, fingerprint
 from memadvisor.run.cut import cut_units, module_tree, unwrap
+from memadvisor.run.living import living
 from memadvisor.run.records import Unit
 from memadvisor.run.torch_names import dtype_name
 
@@ -97,6 +98,22 @@ def model_fingerprint(model: torch.nn.Module) -> str:
         (name, str(list(parameter.shape)), dtype_name(parameter.dtype))
         for name, parameter in unwrap(model).named_parameters(remove_duplicate=False)
     )
+
+
+def planned_owner(plan: Plan, part: torch.nn.Module) -> torch.nn.Module:
+    """The module around `part` that the plan is for, where the script calls its parts alone; else `part` itself.
+
+    ZeRO, and parameters that lie elsewhere between their uses, need the calls of the model itself.
+    """
+    needs_calls = plan.num_ranks > 1 or plan.parameter_tiers != {"device"}
+    if needs_calls or plan.fingerprint in (None, model_fingerprint(part)):
+        return part
+    modules: list[torch.nn.Module] = living(torch.nn.Module)
+    for module in modules:
+        is_around = unwrap(module) is module and any(each is part for each in module.modules())
+        if is_around and model_fingerprint(module) == plan.fingerprint:
+            return module
+    return part
 
 
 def check_fingerprint(plan: Plan, model: torch.nn.Module) -> None:

@@ -114,7 +114,9 @@ class Step:
     `recorder_s` is the time that memadvisor's own hooks took inside the step; None where it is not known:
     in a traced step, and up to it on CPU, where the allocator keeps its account and is slower for it. A traced
     step's times never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has
-    one, and no step after it has `allocated_bytes`.
+    one, and no step after it has `allocated_bytes`. Micro-batches are the calls of a model with gradients, or the
+    backwards where these are fewer; of several models, or parts that the script calls itself, calls, samples and
+    tokens are those of the one that has the most.
     Where listening to the modules would cost too much, most steps go without: they have no spans but those of
     backward and optimizer, and no samples and tokens; an evaluation pass in one of them is not recorded as such,
     and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only
@@ -143,8 +145,7 @@ class Span:
     """A stretch of a step: kind is forward, evaluation, backward, optimizer, unit_forward or unit_backward.
 
     A `unit_forward` inside a backward is a recomputation and has kind `unit_recompute`; a forward without gradients
-    is an `evaluation`, of a model or of a part that the script calls itself. With gradients such a part has no
-    `forward` around it.
+    is an `evaluation`. Both are of a model, or of a part that the script calls itself.
     """
 
     step: int

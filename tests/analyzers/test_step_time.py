@@ -70,22 +70,6 @@ def test_a_closures_forward_and_backward_are_not_the_optimizers():
     assert time.by_phase_s == {"forward": 2.0, "backward": 3.0, "optimizer": 3.0, "outside": 2.0}
 
 
-def test_parts_that_the_script_calls_itself_are_forward_unless_they_are_evaluated():
-    time = step_time(
-        rank_of(
-            [
-                Span(2, "evaluation", "decoder", 0, 0.0, 2.0),
-                Span(2, "unit_forward", "decoder.0", 0, 0.5, 1.5),
-                Span(2, "unit_forward", "encoder", 0, 2.0, 4.0),
-                Span(2, "unit_forward", "decoder", 0, 5.0, 6.0),
-                Span(2, "backward", "", 0, 6.0, 9.0),
-            ]
-        )
-    )
-
-    assert time.by_phase_s == {"forward": 3.0, "backward": 3.0, "optimizer": 0.0, "outside": 4.0}
-
-
 def test_a_unit_inside_another_counts_there_alone():
     time = step_time(
         rank_of(

@@ -164,11 +164,56 @@ def test_parts_of_a_known_model_have_their_forwards_and_evaluations(tmp_path):
     rank = prof.run.ranks[0]
     spans = [span for span in rank.spans if span.step == 3]
 
-    assert [span.kind for span in spans if span.kind in ("forward", "evaluation")] == ["evaluation"] * 2
+    kinds = [span.kind for span in spans if span.kind in ("forward", "evaluation")]
+    assert kinds == ["evaluation"] * 2 + ["forward"] * 4
     called = [span for span in spans if span.kind == "unit_forward"][-4:]
     assert [span.unit for span in called] == ["0", "1", "2", "3"]
     assert step_time(rank).by_phase_s["forward"] > 0
     assert evaluation(rank).num_calls == 2 * 3
+    assert {(step.num_micro_batches, step.num_samples) for step in rank.steps} == {(1, 4)}
+
+
+class Coder(nn.Module):
+    """Called by its parts alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        self.middle, self.decoder = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def encode(self, x):
+        return self.middle(self.encoder(x))
+
+
+def test_parts_that_are_called_one_by_one_are_one_model(tmp_path):
+    model = Coder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            x = torch.randn(4, 8)
+            F.mse_loss(model.decoder(model.encode(x)), x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+
+    assert [row.name for row in rank.parameters] == [name for name, _ in model.named_parameters()]
+    assert [unit.name for unit in rank.units] == ["encoder", "middle", "decoder"]
+    assert {(step.num_micro_batches, step.num_samples) for step in rank.steps} == {(1, 4)}
+    assert {row.unit for row in rank.saved} == {"encoder", "middle", "decoder", ""}
+
+
+def test_a_model_and_another_that_only_lies_beside_it_stay_two(tmp_path):
+    """As a teacher that is not trained, in a module with its pupil."""
+    both = nn.ModuleDict({"pupil": nn.Linear(8, 8), "teacher": nn.Linear(8, 8)})
+    optimizer = torch.optim.SGD(both["pupil"].parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            x = torch.randn(4, 8)
+            F.mse_loss(both["pupil"](x), both["teacher"](x)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert [unit.name for unit in prof.run.ranks[0].units] == ["", "model1"]
 
 
 def test_the_model_states_are_sixteen_bytes_a_parameter(tmp_path):

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from memadvisor.engines.apply import apply, install
+from memadvisor.engines.live import model_fingerprint
 from memadvisor.engines.second_run_cost import measure_second_runs
 from memadvisor.errors import PlanError
+from memadvisor.plan import UnitPlan
 from tests.engines.trainings import Block, Model, applied, make_plan
 
 
@@ -276,6 +278,45 @@ def test_apply_on_a_live_model():
         assert train_alone(model)[0] == plain[0]
     finally:
         found.remove()
+
+
+class Part(torch.nn.Sequential):
+    num_runs = 0
+
+    def forward(self, x):
+        Part.num_runs += 1
+        return super().forward(x)
+
+
+class Coder(torch.nn.Module):
+    """Called by its parts alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.encoder, self.decoder = (
+            Part(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Dropout(0.2)) for _ in range(2)
+        )
+
+    def train_alone(self):
+        """Losses, and how often a part ran."""
+        optimizer, losses, before = torch.optim.SGD(self.parameters(), lr=0.1), [], Part.num_runs
+        torch.manual_seed(0)
+        for _ in range(4):
+            loss = self.decoder(self.encoder(torch.randn(4, 8))).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        return losses, Part.num_runs - before
+
+
+def test_a_plan_finds_the_model_whose_parts_the_script_calls():
+    losses, num_runs = Coder().train_alone()
+    model = Coder()
+    units = tuple(UnitPlan(name=name, zero_stage=0, recompute=True) for name in ("encoder", "decoder"))
+    with applied(make_plan(1, 0, "chosen", units, fingerprint=model_fingerprint(model))):
+        assert model.train_alone() == (losses, 2 * num_runs - 1)  # the very first call is under way by then
 
 
 def test_a_plan_for_another_model_is_refused_before_the_first_step():
