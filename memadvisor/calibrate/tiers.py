@@ -17,6 +17,7 @@ import torch
 from memadvisor.coded_states import coded_bytes
 from memadvisor.engines.dynamic_code import DynamicCode
 from memadvisor.hardware.hardware import PageCache, TierBandwidth
+from memadvisor.hardware.host_memory import free_host_bytes
 
 _DISK_BYTES = 256 * 2**20
 _PIECE_BYTES = 16 * 2**20
@@ -48,8 +49,10 @@ def measure_page_cache(directory: Path, size_bytes: int = _DISK_BYTES) -> PageCa
     None where there is no room for it, or the kernel does not tell how much memory is free.
     """
     piece = os.urandom(min(_PIECE_BYTES, size_bytes))
+    free_bytes = free_host_bytes()
+    if free_bytes is None:
+        return None
     try:
-        free_bytes = _free_bytes()
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             _written_s(file.fileno(), piece, size_bytes)
             written_s = median(_written_s(file.fileno(), piece, size_bytes) for _ in range(3))
@@ -58,14 +61,6 @@ def measure_page_cache(directory: Path, size_bytes: int = _DISK_BYTES) -> PageCa
         return None
     bandwidth = TierBandwidth(read_bytes_per_s=size_bytes / read_s, write_bytes_per_s=size_bytes / written_s)
     return PageCache(bandwidth=bandwidth, size_bytes=free_bytes)
-
-
-def _free_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        name, _, size = line.partition(":")
-        if name == "MemAvailable":
-            return int(size.split()[0]) * 1024
-    raise ValueError("no MemAvailable")
 
 
 def _written_s(number: int, piece: bytes, size_bytes: int, *, until_there: bool = False) -> float:

@@ -314,7 +314,7 @@ class Applied:
         )
         self._wrappers.add(wrapper)
         if executor.num_shared_stages:
-            keep_freed_memory((flat.device for flat in executor.flats), self._undo)
+            keep_freed_memory({flat.device for flat in executor.flats}, model.parameter_bytes, self._undo)
         self._casts.attach(model.root, executor.units.values())
         self._follow(executor)
         self._attach_others(model, schedule)

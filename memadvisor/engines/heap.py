@@ -5,7 +5,8 @@ afresh and unmaps it when it is freed, so the kernel fills the same pages with z
 parameters with 2 ranks, a fifth of a step (docs/engines.md has the numbers). CUDA's allocator keeps what is freed too.
 
 The price is resident memory, up to the heap's highest use and its gaps; what torch's allocator counts, and so every
-peak that memadvisor predicts or measures, stays as it is.
+peak that memadvisor predicts or measures, stays as it is. Who shards because memory is short must not pay it: it is kept
+only where the host has room for twice the model states that all its ranks would have without sharding.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 import torch
 
 from memadvisor.engines.undo import Undo
+from memadvisor.hardware.host_memory import free_host_bytes
 
 # The parameters of mallopt(3), and what glibc's own rule ends at once a block of 32 MiB has been freed.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
@@ -28,15 +30,18 @@ _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHO
 _num_keeping = 0
 
 
-def keep_freed_memory(devices: Iterable[torch.device], undo: Undo) -> bool:
-    """Keep freed memory from now until `undo`; whether it does, which needs CPU tensors and glibc.
+def keep_freed_memory(devices: Iterable[torch.device], parameter_bytes: int, undo: Undo) -> bool:
+    """Keep freed memory from now until `undo`; whether it does, which needs CPU tensors, glibc and room.
 
+    `parameter_bytes` are the model's; with gradients and two states of an optimizer it has four times as many.
     Left alone where the environment sets glibc's thresholds (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_MAX_ or
     MALLOC_MMAP_THRESHOLD_, or any of GLIBC_TUNABLES' glibc.malloc).
     """
     global _num_keeping
     libc = _glibc()
     if libc is None or all(device.type != "cpu" for device in devices) or _is_set_by_user():
+        return False
+    if (free_host_bytes() or 0) < 2 * 4 * _num_ranks_here() * parameter_bytes:
         return False
     _num_keeping += 1
     libc.mallopt(_TRIM_THRESHOLD, _NEVER)
@@ -67,6 +72,12 @@ def _glibc() -> ctypes.CDLL | None:
         return None
     named = ("gnu_get_libc_version", "mallopt", "malloc_trim")
     return libc if all(hasattr(libc, name) for name in named) else None
+
+
+def _num_ranks_here() -> int:
+    """Ranks on this host, as its launcher says; all of them where it does not."""
+    known = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
+    return int(known) if known.isdecimal() else 1
 
 
 def _is_set_by_user() -> bool:

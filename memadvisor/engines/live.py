@@ -43,6 +43,10 @@ class LiveModel:
     def rows(self) -> list[Unit]:
         return [unit.row for unit in self.units]
 
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(unit.row.parameter_bytes for unit in self.units)
+
 
 def read_model(model: torch.nn.Module) -> LiveModel:
     """Cut a live model into units, in order of definition. Units that own no parameter are left out."""

@@ -29,7 +29,7 @@ def stays():
 with open("/proc/self/statm") as counts:
     before_bytes = int(counts.read().split()[1]) * resource.getpagesize()
 undo = Undo()
-keep_freed_memory([torch.device("cpu")], undo)
+keep_freed_memory([torch.device("cpu")], 0, undo)
 kept = stays()
 undo.run()
 print(kept, stays())
@@ -47,6 +47,16 @@ def test_a_freed_block_stays_until_undone():
 def test_other_devices_and_thresholds_of_the_users_own_are_left_alone(monkeypatch):
     for name in OF_GLIBC:
         monkeypatch.delenv(name, raising=False)
-    assert not keep_freed_memory([torch.device("cuda")], Undo())
+    assert not keep_freed_memory([torch.device("cuda")], 0, Undo())
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_max=65536")
-    assert not keep_freed_memory([torch.device("cpu")], Undo())
+    assert not keep_freed_memory([torch.device("cpu")], 0, Undo())
+
+
+def test_a_host_without_room_for_twice_the_states_of_its_ranks_is_left_alone(monkeypatch):
+    for name in OF_GLIBC:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr("memadvisor.engines.heap.free_host_bytes", lambda: 3199)
+    assert not keep_freed_memory([torch.device("cpu")], 100, Undo())
+    monkeypatch.setattr("memadvisor.engines.heap.free_host_bytes", lambda: None)
+    assert not keep_freed_memory([torch.device("cpu")], 100, Undo())
