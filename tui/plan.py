@@ -56,10 +56,14 @@ class PlanPane(Pane):
         refill(units, _UNITS, [_unit_row(i, plan) for i in range(len(plan.units))])
 
 
+def _sharding(plan: Plan) -> str:
+    return "One rank" if plan.num_ranks == 1 else f"ZeRO stage {stages_text(plan)}, {plan.num_ranks} ranks"
+
+
 def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
     rows = [
         paragraph(
-            (f"ZeRO stage {stages_text(plan)}, {plan.num_ranks} ranks, policy {plan.policy}", "bold"),
+            (f"{_sharding(plan)}, policy {plan.policy}", "bold"),
             f"; shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "",
             precision_text(plan.precision),
             compression_text(plan.compression),

@@ -275,7 +275,10 @@ def _policy_text(advice: Advice, named: RankedPlan) -> str:
 def _table(advice: Advice) -> Table:
     table = Table()
     reserves = any(ranked.prediction.reserved_bytes is not None for ranked in advice.plans)
-    headings = ["", "fits", "peak", "step time", "waiting", "ZeRO", "recomputed", "micro-batch x steps"]
+    headings = ["", "fits", "peak", "step time", "waiting", "recomputed", "micro-batch x steps"]
+    shards = advice.num_ranks > 1
+    if shards:
+        headings.insert(5, "ZeRO")
     if reserves:
         headings.insert(3, "reserved")
     offloads = any(ranked.plan.activation_tiers != {"device"} for ranked in advice.plans)
@@ -293,7 +296,7 @@ def _table(advice: Advice) -> Table:
             *([format_bytes(prediction.reserved_bytes)] if reserves else []),
             format_seconds(prediction.step_time_s),
             format_seconds(prediction.exposed_communication_s + (prediction.exposed_transfer_s or 0.0)),
-            _stages(plan),
+            *([_stages(plan)] if shards else []),
             f"{len(plan.recomputed_units)} of {len(plan.units)}",
             *([str(sum(u.activation_tier != "device" for u in plan.units))] if offloads else []),
             f"{batch} x {plan.grad_accum}",
