@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from memadvisor.engines.apply import apply
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.live import read_model
+from memadvisor.engines.moving import move_parameters
 from memadvisor.errors import PlanError
 from memadvisor.plan import UnitPlan
 from tests.engines.ranks import run_ranks
@@ -194,14 +195,13 @@ def test_averages_copies_and_writes_see_whole_weights():
 def read_early(rank: int) -> tuple[float, float]:
     """(plain, ours): rank 0 reads a weight while rank 1 has yet to move its parameters."""
     plain = float(build(Training(), rank).module.head.weight.abs().sum())
-    move = Executor._move_parameters
 
     def move_late(executor: Executor) -> None:
         time.sleep(0.3 * rank)
-        move(executor)
+        move_parameters(executor)
 
     with pytest.MonkeyPatch.context() as patch, applied(make_plan(2, 3)):
-        patch.setattr(Executor, "_move_parameters", move_late)
+        patch.setattr("memadvisor.engines.executor.move_parameters", move_late)
         ddp = build(Training(), rank)
         ours = float(ddp.module.head.weight.abs().sum()) if rank == 0 else plain
         dist.barrier()
