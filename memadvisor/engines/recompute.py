@@ -95,6 +95,8 @@ class Recompute:
         before = self._buffers(module)
         forward = functools.partial(original, module)
         current = self._pass_with(module)
+        if current is None or current.expected == current.stretch[0]:
+            self._label_inputs(args, kwargs)
         if current is not None:
             output = self._call_in(current, forward, args, kwargs, before)
         else:
@@ -107,6 +109,13 @@ class Recompute:
             self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
             del self._units[module]
         return output
+
+    def _label_inputs(self, args: Any, kwargs: Any) -> None:
+        """What the script has computed, and is kept here for the second run, though autograd saves it nowhere."""
+        leaves: list[Any] = tree_leaves((args, kwargs))
+        for leaf in leaves:
+            if issubclass(type(leaf), torch.Tensor) and leaf.grad_fn is not None:
+                self._label(leaf, "activation", "")
 
     def _outputs_kept(self, module: torch.nn.Module) -> KeptOutputs | None:
         names, unit = self._kept.get(module, ()), self._units[module]

@@ -319,6 +319,22 @@ def test_a_plan_finds_the_model_whose_parts_the_script_calls():
         assert model.train_alone() == (losses, 2 * num_runs - 1)  # the very first call is under way by then
 
 
+def test_a_recorder_is_told_of_what_units_keep_for_their_second_runs():
+    """Of each unit but the first, whose input is the batch."""
+    model = torch.nn.Sequential(*(Part(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(3)))
+    told = []
+    found = apply(
+        make_plan(1, policy="every-layer"),
+        model,
+        label=lambda tensor, category, unit: told.append((tuple(tensor.shape), category)),
+    )
+    try:
+        model(torch.randn(4, 8)).sum().backward()
+    finally:
+        found.remove()
+    assert told == [((4, 8), "activation")] * 2
+
+
 def test_a_plan_for_another_model_is_refused_before_the_first_step():
     model = new_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
