@@ -215,15 +215,18 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
         console.print(_front(advice))
     if advice.named is not None:
         console.print(printable(_policy_text(advice, advice.named)))
+    alike: dict[tuple[int, float | None], list[str]] = {}
     for each in advice.lossy:
+        alike.setdefault((each.peak_bytes, each.step_time_s), []).append(each.option)
+    for (peak_bytes, step_time_s), options in alike.items():
         time = "a step time that is not known (see calibrate)"
-        if each.step_time_s is not None:
-            time = f"a step of {format_seconds(each.step_time_s)}"
-        over = ", over the budget," if each.peak_bytes > advice.budget_bytes else ""
+        if step_time_s is not None:
+            time = f"a step of {format_seconds(step_time_s)}"
+        over = ", over the budget," if peak_bytes > advice.budget_bytes else ""
         console.print(
             printable(
-                f"Lossy, and so not chosen: with {each.option} the first plan that leaves the script alone has a peak of "
-                f"{format_bytes(each.peak_bytes)}{over} and {time}."
+                f"Lossy, and so not chosen: with {' or '.join(options)} the first plan that leaves the script alone has a "
+                f"peak of {format_bytes(peak_bytes)}{over} and {time}."
             )
         )
     if advice.learnt is not None:
