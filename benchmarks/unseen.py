@@ -1,4 +1,4 @@
-"""Predictions against published tables that nothing was fitted to.
+"""Predictions against published tables that no fit ran on.
 
     python benchmarks/unseen.py [--write docs/accuracy-unseen.md]
 

@@ -1,4 +1,4 @@
-"""Steps that others published and that nothing was fitted to (benchmarks/unseen): every row has a prediction, and each table's
+"""Steps that others published and that no fit ran on (benchmarks/unseen): every row has a prediction, and each table's
 are off by no more, on average, than is said here. What the rows are: benchmarks/accuracy/unseen.py."""
 
 import pytest
