@@ -8,7 +8,7 @@ tests/planning/test_layout_bounds.py. What a bound lacks is waiting inside the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -46,6 +46,44 @@ class _Traffic:
     of_chunks: Mapping[Contents, Pair] | None
 
 
+class _Passes:
+    """Forward and backward of one microbatch where nothing is gathered, of one row of works and one pipeline's shares.
+
+    All ways of holding states have them in common.
+    """
+
+    def __init__(self, works: Works, row: int) -> None:
+        self.works = works
+        self.row = row
+        self._seconds: list[list[float]] = works.seconds[row].tolist()
+        self._of_chunk: dict[Contents, Pair] = {}
+        self._of_shares: list[Pair] = []
+
+    def of_chunk(self, chunk: Contents) -> Pair:
+        if chunk not in self._of_chunk:
+            forward_s, backward_s = (
+                sum(number * part[way] for number, part in zip(chunk.numbers(), self._seconds, strict=True))
+                for way in (0, 1)
+            )
+            self._of_chunk[chunk] = forward_s, backward_s
+        return self._of_chunk[chunk]
+
+    def of_shares(self, shares: tuple[Share, ...]) -> list[Pair]:
+        if not self._of_shares:
+            self._of_shares = [_through(share.chunks, self.of_chunk) for share in shares]
+        return self._of_shares
+
+
+def _through(chunks: Counted, of_chunk: Callable[[Contents], Pair]) -> Pair:
+    """One microbatch's forward and backward through these."""
+    forward_s = backward_s = 0.0
+    for times, chunk in chunks:
+        forward, backward = of_chunk(chunk)
+        forward_s += times * forward
+        backward_s += times * backward
+    return forward_s, backward_s
+
+
 class TimeBounds:
     """For one question; what repeats is kept."""
 
@@ -56,6 +94,7 @@ class TimeBounds:
         self._counts: dict[tuple[Contents, int, int], StageParameters] = {}
         self._messages: dict[tuple[int, int, int, int], list[float]] = {}
         self._traffic: dict[tuple[Split, str, int, int, States], _Traffic] = {}
+        self._passes: _Passes | None = None  # of the row that was asked for last
 
     def pipeline_seconds(self, split: Split, works: Works, schedule: str, chunks: int) -> Floats:
         """Of a step's forwards and backwards, for each row of works; nothing is gathered."""
@@ -89,13 +128,16 @@ class TimeBounds:
         if schedule not in LOOPED:
             ((_, gathers_s, update_s),) = traffic.once
             return _ROUNDED * (max(pipeline_s, gathers_s) + update_s + known.step_fixed_s)
-        seconds = works.seconds[row].tolist()
+        passes = self._passes_of(works, row)
+        gathered = None if traffic.of_chunks is None else self._gathered(passes, traffic.of_chunks)
         messages = self._message_seconds(split, work)
         exposed_s = update_s = 0.0
-        for share, once in zip(self._shares(split.pipeline, chunks), traffic.once, strict=True):
-            forward_s, backward_s = self._seconds_of(share.chunks, seconds, traffic)
-            if traffic.of_chunks is not None:
-                before_s = sum(self._seconds_of(share.before, seconds, traffic)) + 2 * messages[share.device]
+        shares = self._shares(split.pipeline, chunks)
+        for share, once, plain in zip(shares, traffic.once, passes.of_shares(shares), strict=True):
+            forward_s, backward_s = plain
+            if gathered is not None:
+                forward_s, backward_s = _through(share.chunks, gathered.__getitem__)
+                before_s = sum(_through(share.before, gathered.__getitem__)) + 2 * messages[share.device]
                 pipeline_s = max(pipeline_s, before_s + times * (forward_s + backward_s))
             exposed_s = max(
                 exposed_s, exposed_step_seconds(traffic.step, *once[:2], backward_s, forward_s, known)
@@ -103,22 +145,23 @@ class TimeBounds:
             update_s = max(update_s, once[2])
         return _ROUNDED * (pipeline_s + exposed_s + update_s + known.step_fixed_s)
 
-    def _seconds_of(self, chunks: Counted, seconds: list[list[float]], traffic: _Traffic) -> Pair:
-        """One microbatch's forward and backward through these."""
-        forward_s = backward_s = 0.0
+    def _passes_of(self, works: Works, row: int) -> _Passes:
+        last = self._passes
+        if last is None or last.works is not works or last.row != row:
+            last = self._passes = _Passes(works, row)
+        return last
+
+    def _gathered(self, passes: _Passes, traffic: Mapping[Contents, Pair]) -> dict[Contents, Pair]:
+        """Forward and backward of each chunk with its gathers and reductions beside them."""
         slowdown = self.coefficients.overlap_slowdown
-        for times, chunk in chunks:
-            forward, backward = (
-                sum(number * part[way] for number, part in zip(chunk.numbers(), seconds, strict=True))
-                for way in (0, 1)
+        found: dict[Contents, Pair] = {}
+        for chunk, (gather_s, reduce_s) in traffic.items():
+            forward_s, backward_s = passes.of_chunk(chunk)
+            found[chunk] = (
+                hidden_seconds(forward_s, gather_s, slowdown),
+                hidden_seconds(backward_s, reduce_s, slowdown),
             )
-            if traffic.of_chunks is not None:
-                gather_s, reduce_s = traffic.of_chunks[chunk]
-                forward = hidden_seconds(forward, gather_s, slowdown)
-                backward = hidden_seconds(backward, reduce_s, slowdown)
-            forward_s += times * forward
-            backward_s += times * backward
-        return forward_s, backward_s
+        return found
 
     def _traffic_of(
         self, split: Split, work: DeviceWork, times: int, schedule: str, chunks: int, held: States
