@@ -10,7 +10,7 @@ import torch
 
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.run.cut import cut_units, innermost, module_tree, unwrap
-from memadvisor.run.living import living
+from memadvisor.run.living import living, living_modules
 from memadvisor.run.records import Module, Parameter, ShardGroup, Unit
 from memadvisor.run.torch_names import dtype_name
 
@@ -67,7 +67,7 @@ class Models:
         A model that is compiled together with its caller runs no hook.
         """
         wanted = {id(parameter) for parameter in parameters}
-        modules = living(torch.nn.Module)
+        modules = living_modules(torch.nn.Module)
         inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         found = False
         for module in modules:
@@ -89,7 +89,7 @@ class Models:
         if not 0 < len(known) <= _MOST_ROOTS or not any(p.requires_grad for p in part.parameters()):
             return None
         owners: list[tuple[int, torch.nn.Module]] = []
-        for module in living(torch.nn.Module):
+        for module in living_modules(torch.nn.Module):
             inside = {id(each) for each in module.modules()}
             if id(part) in inside and inside & (known - {id(module)}) and unwrap(module) is module:
                 owners.append((len(inside), module))

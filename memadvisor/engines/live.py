@@ -10,7 +10,7 @@ import torch
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, fingerprint
 from memadvisor.run.cut import cut_units, module_tree, unwrap
-from memadvisor.run.living import living
+from memadvisor.run.living import living_modules
 from memadvisor.run.records import Unit
 from memadvisor.run.torch_names import dtype_name
 
@@ -112,7 +112,7 @@ def planned_owner(plan: Plan, part: torch.nn.Module) -> torch.nn.Module:
     needs_calls = plan.num_ranks > 1 or plan.parameter_tiers != {"device"}
     if needs_calls or plan.fingerprint in (None, model_fingerprint(part)):
         return part
-    modules: list[torch.nn.Module] = living(torch.nn.Module)
+    modules: list[torch.nn.Module] = living_modules(torch.nn.Module)
     for module in modules:
         is_around = unwrap(module) is module and any(each is part for each in module.modules())
         if is_around and model_fingerprint(module) == plan.fingerprint:

@@ -13,3 +13,8 @@ def living(kind: type) -> list[Any]:
     script's code.
     """
     return [item for item in gc.get_objects() if issubclass(type(item), kind)]
+
+
+def living_modules(kind: type) -> list[Any]:
+    """The same of torch.nn.Module, without those that are being made: nobody may ask them for what is inside."""
+    return [module for module in living(kind) if {"_modules", "_parameters"} <= vars(module).keys()]

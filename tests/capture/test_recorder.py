@@ -186,7 +186,7 @@ class Coder(nn.Module):
 
 
 def test_parts_that_are_called_one_by_one_are_one_model(tmp_path):
-    model = Coder()
+    model, half_made = Coder(), Coder.__new__(Coder)  # which nobody may ask for its modules
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with memadvisor.profile(tmp_path / "run") as prof:
         for _ in range(5):
@@ -200,6 +200,7 @@ def test_parts_that_are_called_one_by_one_are_one_model(tmp_path):
     assert [unit.name for unit in rank.units] == ["encoder", "middle", "decoder"]
     assert {(step.num_micro_batches, step.num_samples) for step in rank.steps} == {(1, 4)}
     assert {row.unit for row in rank.saved} == {"encoder", "middle", "decoder", ""}
+    assert not half_made.__dict__
 
 
 def test_a_model_and_another_that_only_lies_beside_it_stay_two(tmp_path):
