@@ -14,7 +14,7 @@ from memadvisor.run.living import living, living_modules
 from memadvisor.run.records import Module, Parameter, ShardGroup, Unit
 from memadvisor.run.torch_names import dtype_name
 
-_MOST_ROOTS = 16  # models that a script's parts are looked for among
+_MOST_SEARCHES = 16  # for the model that a part is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Models:
         self._infos: dict[int, ModuleInfo] = {}
         self.plain: set[int] = set()  # ids of the plain ones
         self._roots: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
-        self._num_prefixes = 0
+        self._num_prefixes = self._num_searches = 0
         self._order: dict[str, None] = {}  # units in order of first execution
 
     def info(self, module: torch.nn.Module) -> ModuleInfo | None:
@@ -82,11 +82,14 @@ class Models:
     def _owner_of(self, part: torch.nn.Module) -> torch.nn.Module | None:
         """The smallest module around a trainable one and a model that is known, all trained by optimizers that live.
 
-        None: there is none. It asks for all modules there are, so a script that makes models all the time is not
-        followed for ever.
+        None: there is none. Each search asks for all objects there are, so a script that makes models all the time is
+        not followed for ever.
         """
         known = {id(root) for _, root in self.roots()}
-        if not 0 < len(known) <= _MOST_ROOTS or not any(p.requires_grad for p in part.parameters()):
+        if not known or not any(parameter.requires_grad for parameter in part.parameters()):
+            return None
+        self._num_searches += 1
+        if self._num_searches > _MOST_SEARCHES:
             return None
         owners: list[tuple[int, torch.nn.Module]] = []
         for module in living_modules(torch.nn.Module):

@@ -17,6 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 import memadvisor
 from memadvisor.analyzers.evaluation import evaluation
 from memadvisor.analyzers.step_time import step_time
+from memadvisor.capture import models
 
 
 def make_model():
@@ -201,6 +202,16 @@ def test_parts_that_are_called_one_by_one_are_one_model(tmp_path):
     assert {(step.num_micro_batches, step.num_samples) for step in rank.steps} == {(1, 4)}
     assert {row.unit for row in rank.saved} == {"encoder", "middle", "decoder", ""}
     assert not half_made.__dict__
+
+
+def test_who_makes_models_all_the_time_is_not_searched_for_ever(tmp_path, monkeypatch):
+    searches = []
+    monkeypatch.setattr(models, "living_modules", lambda kind: searches.append(kind) or [])
+    with memadvisor.profile(tmp_path / "run"):
+        for part in [nn.Linear(2, 2) for _ in range(40)]:
+            part(torch.ones(1, 2)).sum().backward()
+            torch.optim.SGD(part.parameters(), lr=0.1).step()
+    assert len(searches) == 16
 
 
 def test_a_model_and_another_that_only_lies_beside_it_stay_two(tmp_path):
