@@ -52,12 +52,13 @@ class _Passes:
     All ways of holding states have them in common.
     """
 
-    def __init__(self, works: Works, row: int) -> None:
+    def __init__(self, works: Works, row: int, shares: tuple[Share, ...]) -> None:
         self.works = works
         self.row = row
+        self.shares = shares
         self._seconds: list[list[float]] = works.seconds[row].tolist()
         self._of_chunk: dict[Contents, Pair] = {}
-        self._of_shares: list[Pair] = []
+        self.of_shares = [_through(share.chunks, self.of_chunk) for share in shares]
 
     def of_chunk(self, chunk: Contents) -> Pair:
         if chunk not in self._of_chunk:
@@ -67,11 +68,6 @@ class _Passes:
             )
             self._of_chunk[chunk] = forward_s, backward_s
         return self._of_chunk[chunk]
-
-    def of_shares(self, shares: tuple[Share, ...]) -> list[Pair]:
-        if not self._of_shares:
-            self._of_shares = [_through(share.chunks, self.of_chunk) for share in shares]
-        return self._of_shares
 
 
 def _through(chunks: Counted, of_chunk: Callable[[Contents], Pair]) -> Pair:
@@ -128,12 +124,12 @@ class TimeBounds:
         if schedule not in LOOPED:
             ((_, gathers_s, update_s),) = traffic.once
             return _ROUNDED * (max(pipeline_s, gathers_s) + update_s + known.step_fixed_s)
-        passes = self._passes_of(works, row)
+        shares = self._shares(split.pipeline, chunks)
+        passes = self._passes_of(works, row, shares)
         gathered = None if traffic.of_chunks is None else self._gathered(passes, traffic.of_chunks)
         messages = self._message_seconds(split, work)
         exposed_s = update_s = 0.0
-        shares = self._shares(split.pipeline, chunks)
-        for share, once, plain in zip(shares, traffic.once, passes.of_shares(shares), strict=True):
+        for share, once, plain in zip(shares, traffic.once, passes.of_shares, strict=True):
             forward_s, backward_s = plain
             if gathered is not None:
                 forward_s, backward_s = _through(share.chunks, gathered.__getitem__)
@@ -145,10 +141,10 @@ class TimeBounds:
             update_s = max(update_s, once[2])
         return _ROUNDED * (pipeline_s + exposed_s + update_s + known.step_fixed_s)
 
-    def _passes_of(self, works: Works, row: int) -> _Passes:
+    def _passes_of(self, works: Works, row: int, shares: tuple[Share, ...]) -> _Passes:
         last = self._passes
-        if last is None or last.works is not works or last.row != row:
-            last = self._passes = _Passes(works, row)
+        if last is None or last.works is not works or last.row != row or last.shares is not shares:
+            last = self._passes = _Passes(works, row, shares)
         return last
 
     def _gathered(self, passes: _Passes, traffic: Mapping[Contents, Pair]) -> dict[Contents, Pair]:
