@@ -16,6 +16,7 @@ from typing import Protocol
 
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.cost.kept import Event, ForwardOperators, KeepableOperator, KeepableStorage, cut
+from memadvisor.cost.rounded_activations import Timed
 from memadvisor.cost.step import STATES, Bytes
 from memadvisor.hardware.load import named_hardware
 from memadvisor.operator_calls import UNCOUNTED
@@ -26,15 +27,9 @@ _SLACK_S = 1e-5  # two clocks: a storage may seem to be born a little beside its
 _BESIDE_S = 1e-5  # an operator's share of modules' calls and of making a graph, on common processors
 
 
-class Change(Protocol):
+class Change(Timed, Protocol):
     """What this file needs of a change of live bytes (analyzers/segment_memory.py)."""
 
-    @property
-    def time_s(self) -> float: ...
-    @property
-    def delta_bytes(self) -> int: ...
-    @property
-    def category(self) -> str: ...
     @property
     def number(self) -> int: ...
     @property

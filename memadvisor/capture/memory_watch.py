@@ -8,7 +8,6 @@ labels. Operators of other threads are not watched, though what they hold counts
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -99,8 +98,10 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if has_wrapper(types):
             return NotImplemented
         before_bytes = self.cpu.allocated_bytes() if self.cpu is not None else 0
-        is_collective = getattr(func, "namespace", "") in NAMESPACES_OF_COLLECTIVES
-        with own_hooks_aside() if is_collective else contextlib.nullcontext():
+        if func.namespace in NAMESPACES_OF_COLLECTIVES:
+            with own_hooks_aside():
+                out = func(*args, **(kwargs or {}))
+        else:
             out = func(*args, **(kwargs or {}))
         for tensor in tensors_in(out):
             self._meet(tensor, func)

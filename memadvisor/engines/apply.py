@@ -265,9 +265,8 @@ class Applied:
             )
             self._follow(self._alone)
         self._attach_others(model, schedule)
-        if (
-            self.plan.num_ranks == 1 and not self._is_paged
-        ):  # there is nothing to do at a module's call, and no other model to meet
+        if self.plan.num_ranks == 1 and not self._is_paged:
+            # There is nothing to do at a module's call, and no other model to meet.
             self._hooks.leave_modules()
 
     def _read(self, root: torch.nn.Module) -> tuple[LiveModel, Schedule]:

@@ -161,8 +161,7 @@ class Flat:
         self.own_gradient = gradient = paged.read()
         try:
             yield gradient
-            paged.put(gradient)
-            paged.settle()
+            paged.put_at_once(gradient)
         finally:
             self.own_gradient = None
 
@@ -217,8 +216,7 @@ class Flat:
         What it left alone does not lose the digits that the shard has more.
         """
         if self.page is not None and self.full is not None and self.own_shard is None:
-            self.page.parameters.put(self.full)
-            self.page.parameters.settle()
+            self.page.parameters.put_at_once(self.full)
             return
         if self.full is None or self.shard is None:
             return
@@ -228,8 +226,7 @@ class Flat:
     def keep_loan(self) -> None:
         """Take over what the script has written into `loan`, likewise."""
         if self.loan is not None and self.page is not None and self.own_shard is None:
-            self.page.parameters.put(self.loan)
-            self.page.parameters.settle()
+            self.page.parameters.put_at_once(self.loan)
         elif self.loan is not None and self.shard is not None:
             self._take_over(self.own_slice(self.loan), self.shard)
 

@@ -69,6 +69,11 @@ class PagedTensor:
         self.memory = values
         self.write = self.tier.write(self._block, values)
 
+    def put_at_once(self, values: torch.Tensor) -> None:
+        """The same, and wait for it."""
+        self.put(values)
+        self.settle()
+
     def put_parts(self, parts: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Have values written that lie in several tensors of one dimension, each with the element it begins at, and wait
         for that."""
