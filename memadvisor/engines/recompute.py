@@ -95,27 +95,20 @@ class Recompute:
         before = self._buffers(module)
         forward = functools.partial(original, module)
         current = self._pass_with(module)
-        if current is None or current.expected == current.stretch[0]:
-            self._label_inputs(args, kwargs)
         if current is not None:
             output = self._call_in(current, forward, args, kwargs, before)
         else:
             unit = self._units[module]
-            output = run_keeping_arguments(
-                unit, forward, args, kwargs, lambda: _WithBuffers(before), self._outputs_kept(module)
-            )
+            around, kept = (lambda: _WithBuffers(before)), self._outputs_kept(module)
+            output = run_keeping_arguments(unit, forward, args, kwargs, around, kept, self._label_kept)
         self._learn_changing(module, before)
         if not _is_plain(output):
             self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
             del self._units[module]
         return output
 
-    def _label_inputs(self, args: Any, kwargs: Any) -> None:
-        """What the script has computed, and is kept here for the second run, though autograd saves it nowhere."""
-        leaves: list[Any] = tree_leaves((args, kwargs))
-        for leaf in leaves:
-            if issubclass(type(leaf), torch.Tensor) and leaf.grad_fn is not None:
-                self._label(leaf, "activation", "")
+    def _label_kept(self, tensor: torch.Tensor) -> None:
+        self._label(tensor, "activation", "")
 
     def _outputs_kept(self, module: torch.nn.Module) -> KeptOutputs | None:
         names, unit = self._kept.get(module, ()), self._units[module]
@@ -141,7 +134,7 @@ class Recompute:
         if unit == stretch[0]:
             hooks = self._hooks
             self._close(stretch)  # one that an exception has cut short
-            self._passes[stretch] = Pass(stretches, stretch, lambda: hooks.in_backward)
+            self._passes[stretch] = Pass(stretches, stretch, lambda: hooks.in_backward, self._label_kept)
         current = self._passes.get(stretch)
         if current is None or current.expected != unit:
             self._break(stretch, f"the script does not call {unit!r} in its turn")

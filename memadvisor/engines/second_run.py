@@ -22,6 +22,9 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from memadvisor.engines.kept import KeptOutputs
 
 Around = Callable[[], contextlib.AbstractContextManager[None]]
+Told = Callable[
+    [torch.Tensor], None
+]  # of what the script has computed, and is kept though autograd saves it nowhere
 
 
 class Place:
@@ -134,6 +137,14 @@ def without_graph(leaf: Any) -> Any:
     return leaf.detach().requires_grad_() if isinstance(leaf, torch.Tensor) and not leaf.is_leaf else leaf
 
 
+def kept_of(leaf: Any, told: Told) -> Any:
+    """What is kept of an argument, of which somebody is told."""
+    kept = without_graph(leaf)
+    if kept is not leaf:
+        told(kept)
+    return kept
+
+
 def as_packed(packed: torch.Tensor) -> torch.Tensor:
     return packed
 
@@ -164,13 +175,14 @@ class _Alone:
         arguments: Any,
         around: Around,
         kept: KeptOutputs | None,
+        told: Told,
     ) -> None:
         self._unit = unit
         self._kept = kept
         self._forward = forward
         self._around = around
         leaves, self._spec = tree_flatten(arguments)
-        self._leaves = [without_graph(leaf) for leaf in leaves]
+        self._leaves = [kept_of(leaf, told) for leaf in leaves]
         self._versions = versions_of(self._leaves)
         self._conditions = Conditions(leaves)
         self._places = Places()
@@ -197,12 +209,13 @@ def run_keeping_arguments(
     kwargs: Any,
     around: Around,
     kept: KeptOutputs | None = None,
+    told: Told = lambda tensor: None,
 ) -> Any:
     """Call a unit's forward such that it is run again, inside `around()`, when the backward first needs it.
 
     `kept`: outputs of operators that the second run is given.
     """
-    call = _Alone(unit, forward, (args, kwargs), around, kept)
+    call = _Alone(unit, forward, (args, kwargs), around, kept, told)
     watch = kept.first_run() if kept is not None else contextlib.nullcontext()
     with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack), watch:
         return forward(*args, **kwargs)

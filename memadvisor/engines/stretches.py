@@ -26,8 +26,10 @@ from memadvisor.engines.second_run import (
     Enough,
     Place,
     Places,
+    Told,
     as_packed,
     check_versions,
+    kept_of,
     value_of,
     versions_of,
     without_graph,
@@ -148,8 +150,11 @@ class _Call:
 class Pass:
     """One pass through the units of an outermost stretch, from first to last."""
 
-    def __init__(self, stretches: Stretches, stretch: Stretch, is_in_backward: Callable[[], bool]) -> None:
+    def __init__(
+        self, stretches: Stretches, stretch: Stretch, is_in_backward: Callable[[], bool], told: Told
+    ) -> None:
         self.stretches = stretches
+        self._told = told
         self.stretch = stretch
         self.is_in_backward = is_in_backward
         self._calls: dict[str, _Call] = {}
@@ -199,7 +204,7 @@ class Pass:
             for returned in call.returned:
                 if returned.is_unchanged(leaf):
                     return _Made(call, returned.number)
-        return without_graph(leaf)
+        return kept_of(leaf, self._told)
 
     def again(self, stretch: Stretch) -> None:
         """Run a stretch again; the one around it before that, where that has to make its input."""
