@@ -28,7 +28,8 @@ _COMPARED = (
     Column("measured", is_number=True),
     Column("error", is_number=True),
 )
-_UNITS = (Column("unit"), Column("ZeRO stage", is_number=True), Column("forward"), Column("elsewhere"))
+_UNITS = (Column("unit"), Column("forward"), Column("elsewhere"))
+_UNITS_OF_SEVERAL_RANKS = (*_UNITS, Column("ZeRO stage", is_number=True))
 
 
 class PlanPane(Pane):
@@ -53,7 +54,8 @@ class PlanPane(Pane):
             refill(compared, _COMPARED, _compared_rows(found))
         units = self.query_one("#plan-units", DataTable)
         units.display = bool(plan.units)
-        refill(units, _UNITS, [_unit_row(i, plan) for i in range(len(plan.units))])
+        columns = _UNITS if plan.num_ranks == 1 else _UNITS_OF_SEVERAL_RANKS
+        refill(units, columns, [_unit_row(i, plan) for i in range(len(plan.units))])
 
 
 def _sharding(plan: Plan) -> str:
@@ -121,12 +123,13 @@ def _compared_row(name: str, figure: Compared, *, in_seconds: bool) -> Row:
 def _unit_row(position: int, plan: Plan) -> Row:
     unit = plan.units[position]
     is_again = unit.name in plan.recomputed_units
+    stage = number(f"{unit.zero_stage}{' kept' if unit.is_kept else ''}")
     return Row(
         key=str(position),
         cells=(
             words(unit.name or "(model)"),
-            number(f"{unit.zero_stage}{' kept' if unit.is_kept else ''}"),
             words("recomputed" if is_again else "kept", "#f2c14e" if is_again else ""),
             words(unit.elsewhere or "-", "" if unit.elsewhere else "dim"),
+            *((stage,) if plan.num_ranks > 1 else ()),
         ),
     )

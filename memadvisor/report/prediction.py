@@ -141,12 +141,13 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
     chosen = resolve_units(plan, analysis.run.ranks[0].units)
     more = len(chosen) - MAX_UNITS
     again = {name for stretch in plan.unit_stretches for name in stretch}
+    stage = ("ZeRO stage",) if plan.num_ranks > 1 else ()  # one rank has none
     batch = "as the script has it" if plan.micro_batch_size is None else str(plan.micro_batch_size)
     accumulation = "as the script has it" if plan.grad_accum is None else str(plan.grad_accum)
     return [
         table(
             "The plan, unit by unit",
-            ("unit", "forward in the backward", "elsewhere", "ZeRO stage"),
+            ("unit", "forward in the backward", "elsewhere", *stage),
             (
                 (
                     unit_name(unit.name),
@@ -154,7 +155,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
                     + (f", but for {len(unit.kept)} outputs" if unit.kept else ""),
                     unit.elsewhere or "-",
                     f"{unit.zero_stage}{', parameters kept until the backward' if unit.is_kept else ''}",
-                )
+                )[: 3 + len(stage)]
                 for unit in chosen[:MAX_UNITS]
             ),
             kinds=(),

@@ -189,6 +189,9 @@ def test_a_kept_word_is_said_at_the_top_and_so_is_a_broken_one():
     assert "memadvisor advise" not in _page(run).text  # that is for runs without a plan
     by_hand = dataclasses.replace(PLAN, units=(), activation_bits=4)
     assert "activations in 4 bits" in _page(make_run(num_ranks=1, plan=by_hand)).text
+    alone = dataclasses.replace(PLAN, num_ranks=1)
+    headings = [_page(make_run(num_ranks=1, plan=plan)).text.count("ZeRO stage") for plan in (PLAN, alone)]
+    assert headings[0] == headings[1] + 1  # one rank has no stage of a unit
     tight = dataclasses.replace(PLAN, budget_bytes=peak_bytes - 1)
     assert "advise again on the plain run" in _page(make_run(num_ranks=1, plan=tight)).text
 
