@@ -21,8 +21,9 @@ def dimensions(shape: str) -> tuple[int, ...]:
 def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int, int]:
     """New sizes, by storage, with micro-batches of 1/divisor of their size; below 1 they grow.
 
-    A storage born in the step shrinks where its first or second dimension is the micro-batch's samples
-    or tokens and its shape is no parameter's. What has no recorded shape keeps its size, so the step is never
+    A storage born in the step shrinks where its first or second dimension is the micro-batch's samples,
+    its tokens, or its tokens that have a next one (one less a sample: the logits of a shifted loss), and its
+    shape is no parameter's. What has no recorded shape keeps its size, so the step is never
     made smaller than it is known to become. For the same reason all that is born in a forward or backward grows, but for
     what has the shape of a parameter.
     """
@@ -32,6 +33,7 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     per_batch = {step.num_samples // num_micro_batches}
     if step.num_tokens is not None:
         per_batch.add(step.num_tokens // num_micro_batches)
+        per_batch.add((step.num_tokens - step.num_samples) // num_micro_batches)
     per_batch -= {0, 1}
     weights = {dimensions(parameter.shape) for parameter in rank.parameters}
     weights |= {shape[::-1] for shape in weights}

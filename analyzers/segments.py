@@ -18,14 +18,13 @@ from memadvisor.analyzers.script_shards import check_predictable, take_collectiv
 from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.analyzers.unit_operators import timed_operators
-from memadvisor.coded_states import is_coded
+from memadvisor.analyzers.unit_states import constant_states, unit_states
 from memadvisor.cost.collectives import Observation
-from memadvisor.cost.owners import is_elementwise
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
-from memadvisor.cost.step import CapturedStep, Segment, UnitStates, WholeUpdate
+from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.errors import UsageError
 from memadvisor.precision import FULL_PRECISION, Precision
-from memadvisor.run.records import Collective, Parameter, Span, Step
+from memadvisor.run.records import Collective, Span, Step
 from memadvisor.run.run import RankRun, Run
 
 # Phase, unit, micro-batch, and how many such pieces came before it in the step.
@@ -93,7 +92,7 @@ def captured_step(
         world_size=rank.process.world_size,
         device=rank.process.device,
         units=rank.units,
-        states=_unit_states(rank),
+        states=unit_states(rank, step),
         segments=_segments(pieces, durations, memory, micro_batch_divisor),
         inner=memory.inner,
         boundaries=memory.boundaries,
@@ -111,7 +110,7 @@ def captured_step(
             memory.operators,
             [duration / micro_batch_divisor for duration in durations],
         ),
-        constant_state_bytes=_constant_states(rank, step),
+        constant_state_bytes=constant_states(rank, step),
         step_time_s=step_time_s,
         exposed_communication_s=exposed_s,
         peak_bytes=_traced_peak_bytes(rank) or memory.peak_bytes,
@@ -309,61 +308,6 @@ def _recomputable(
         unit: repeats * sum(run.seconds(cost) for (owner, _), run in runs.items() if owner == unit)
         for unit in dict.fromkeys(item.unit for item in memory.inner if item.unit in known)
     }
-
-
-def _unit_states(rank: RankRun) -> dict[str, UnitStates]:
-    parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in rank.units}
-    for parameter in rank.parameters:
-        if not parameter.tied_to:
-            parameters.setdefault(parameter.unit, []).append(parameter)
-    by_name = {p.name: p for p in rank.parameters}
-    state_bytes: Counter[str] = Counter()
-    scalar_bytes: Counter[str] = Counter()
-    whole_bytes: Counter[tuple[str, str]] = Counter()  # by parameter and optimizer
-    items: dict[str, list[tuple[int, bool]]] = defaultdict(list)
-    components: dict[str, set[str]] = defaultdict(set)
-    for state in rank.optimizer_states:
-        components[state.parameter].add(state.component)
-    for state in rank.optimizer_states:
-        owner = by_name.get(state.parameter)
-        if owner is None:
-            continue
-        if state.optimizer is not None and not is_elementwise(state.optimizer):
-            whole_bytes[owner.name, state.optimizer] += state.size_bytes
-            continue
-        whole = state.num_elements == owner.num_elements and owner.num_elements > 1
-        (state_bytes if whole else scalar_bytes)[owner.unit] += state.size_bytes
-        if whole:
-            may_be_coded = is_coded(state.component, components[owner.name], state.dtype, owner.num_elements)
-            items[owner.name].append((state.size_bytes // state.num_elements, may_be_coded))
-    return {
-        name: UnitStates(
-            name=name,
-            parameters=tuple(rows),
-            optimizer_bytes=state_bytes[name],
-            optimizer_scalar_bytes=scalar_bytes[name],
-            whole_updates=tuple(
-                WholeUpdate(parameter=by_name[parameter], optimizer=optimizer, state_bytes=size_bytes)
-                for (parameter, optimizer), size_bytes in whole_bytes.items()
-                if by_name[parameter].unit == name
-            ),
-            state_items={row.name: tuple(items[row.name]) for row in rows if row.name in items},
-        )
-        for name, rows in parameters.items()
-    }
-
-
-def _constant_states(rank: RankRun, step: Step) -> dict[str, int]:
-    """Parameter and optimizer bytes that were alive through the step, but belong to no listed parameter."""
-    alive: Counter[str] = Counter()
-    for row in rank.storages:
-        if row.device == rank.process.device and row.birth_s <= step.start_s and row.death_s is None:
-            alive[row.category] += row.size_bytes
-    listed = {
-        "parameter": sum(p.size_bytes for p in rank.parameters if not p.tied_to),
-        "optimizer_state": sum(s.size_bytes for s in rank.optimizer_states),
-    }
-    return {category: max(0, alive[category] - known) for category, known in listed.items()}
 
 
 def observed_collectives(run: Run) -> tuple[Observation, ...]:

@@ -365,7 +365,9 @@ class EngineMemory:
         return sum(self._states(name).trainable_bytes for name in self.stages)
 
     def _resting_parameter_bytes(self, name: str) -> int:
-        return 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
+        if self.stages[name] == 0:
+            return self._sizes[name].resting_bytes - self._states(name).mapped_bytes
+        return 0 if name in self._paged else self._sizes[name].resting_bytes
 
     def _gradient_bytes(self, name: str) -> int:
         """The buffer of a unit's whole gradients."""

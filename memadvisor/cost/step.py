@@ -150,13 +150,15 @@ class UnitStates:
     `optimizer_bytes` are the tensors with one element per parameter element (momenta);
     `optimizer_scalar_bytes` are the rest (step counters), which sharding does not shrink. Neither counts what is
     kept for `whole_updates`. `state_items`: of each parameter, for each of the former tensors the bytes of an element,
-    and whether it may be kept in codes.
+    and whether it may be kept in codes. `mapped_bytes`: of parameters that the allocator did not give, as those mapped
+    from a file; until an engine puts them into storage of its own they are in no peak.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     optimizer_bytes: int
     optimizer_scalar_bytes: int
+    mapped_bytes: int = 0
     whole_updates: tuple[WholeUpdate, ...] = ()
     state_items: Mapping[str, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
 

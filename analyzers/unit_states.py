@@ -1,0 +1,87 @@
+"""What the model's states take in the step that was captured: of each unit, and what is no unit's."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from memadvisor.coded_states import is_coded
+from memadvisor.cost.owners import is_elementwise
+from memadvisor.cost.step import UnitStates, WholeUpdate
+from memadvisor.run.records import Parameter, Step, Storage
+from memadvisor.run.run import RankRun
+
+
+def unit_states(rank: RankRun, step: Step) -> dict[str, UnitStates]:
+    """Parameters and optimizer state of each unit of a rank in its traced step."""
+    parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in rank.units}
+    for parameter in rank.parameters:
+        if not parameter.tied_to:
+            parameters.setdefault(parameter.unit, []).append(parameter)
+    by_name = {p.name: p for p in rank.parameters}
+    state_bytes: Counter[str] = Counter()
+    scalar_bytes: Counter[str] = Counter()
+    whole_bytes: Counter[tuple[str, str]] = Counter()  # by parameter and optimizer
+    items: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+    components: dict[str, set[str]] = defaultdict(set)
+    for state in rank.optimizer_states:
+        components[state.parameter].add(state.component)
+    for state in rank.optimizer_states:
+        owner = by_name.get(state.parameter)
+        if owner is None:
+            continue
+        if state.optimizer is not None and not is_elementwise(state.optimizer):
+            whole_bytes[owner.name, state.optimizer] += state.size_bytes
+            continue
+        whole = state.num_elements == owner.num_elements and owner.num_elements > 1
+        (state_bytes if whole else scalar_bytes)[owner.unit] += state.size_bytes
+        if whole:
+            may_be_coded = is_coded(state.component, components[owner.name], state.dtype, owner.num_elements)
+            items[owner.name].append((state.size_bytes // state.num_elements, may_be_coded))
+    mapped_bytes = _mapped_parameters(rank, step)
+    return {
+        name: UnitStates(
+            name=name,
+            parameters=tuple(rows),
+            optimizer_bytes=state_bytes[name],
+            optimizer_scalar_bytes=scalar_bytes[name],
+            mapped_bytes=mapped_bytes.get(name, 0),
+            whole_updates=tuple(
+                WholeUpdate(parameter=by_name[parameter], optimizer=optimizer, state_bytes=size_bytes)
+                for (parameter, optimizer), size_bytes in whole_bytes.items()
+                if by_name[parameter].unit == name
+            ),
+            state_items={row.name: tuple(items[row.name]) for row in rows if row.name in items},
+        )
+        for name, rows in parameters.items()
+    }
+
+
+def _kept(rank: RankRun, step: Step) -> Iterator[Storage]:
+    """What was alive through the step."""
+    for row in rank.storages:
+        if row.device == rank.process.device and row.birth_s <= step.start_s and row.death_s is None:
+            yield row
+
+
+def _mapped_parameters(rank: RankRun, step: Step) -> dict[str, int]:
+    """Bytes of parameters that the allocator did not give, by unit; empty unless each of them is known to be of one unit."""
+    missing = Counter(dict.fromkeys((p.unit for p in rank.parameters), 0))
+    for parameter in rank.parameters:
+        missing[parameter.unit] += 0 if parameter.tied_to else parameter.size_bytes
+    for row in _kept(rank, step):
+        if row.category == "parameter":
+            missing[row.unit] -= row.size_bytes
+    return {} if min(missing.values(), default=0) < 0 else dict(missing)
+
+
+def constant_states(rank: RankRun, step: Step) -> dict[str, int]:
+    """Parameter and optimizer bytes that were alive through the step, but belong to no listed parameter."""
+    alive: Counter[str] = Counter()
+    for row in _kept(rank, step):
+        alive[row.category] += row.size_bytes
+    listed = {
+        "parameter": sum(p.size_bytes for p in rank.parameters if not p.tied_to),
+        "optimizer_state": sum(s.size_bytes for s in rank.optimizer_states),
+    }
+    return {category: max(0, alive[category] - known) for category, known in listed.items()}
