@@ -58,21 +58,7 @@ def captured_step(
     schedules of plans with that precision find it. Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
-    if run.plan is not None:
-        raise UsageError(
-            "This run was made with a plan applied, and a plan is worked out from a plain run.",
-            hint="profile the script without a plan, and advise on that run.",
-        )
-    traced = [rank for rank in run.ranks if rank.traced_step is not None and rank.storages]
-    if not traced:
-        raise UsageError(
-            "No step of this run was traced, so nothing is known of its memory.",
-            hint="profile it for more steps: the traced one comes after the warm-up.",
-        )
-    rank = max(traced, key=_traced_peak_bytes)
-    step = rank.traced_step
-    if step is None:
-        raise AssertionError("a traced rank has a traced step")
+    traced, rank, step = _traced_ranks(run)
     groups = rank.shard_groups if rank.process.world_size > 1 else ()
     if groups:
         check_predictable(rank, step)
@@ -122,6 +108,26 @@ def captured_step(
         leaves_gradients_alone=all(map(leaves_gradients_alone, traced)),
         shard_groups=groups,
     )
+
+
+def _traced_ranks(run: Run) -> tuple[list[RankRun], RankRun, Step]:
+    """The ranks whose step was traced, of them the one whose peak is highest, and that step."""
+    if run.plan is not None:
+        raise UsageError(
+            "This run was made with a plan applied, and a plan is worked out from a plain run.",
+            hint="profile the script without a plan, and advise on that run.",
+        )
+    traced = [rank for rank in run.ranks if rank.traced_step is not None and rank.storages]
+    if not traced:
+        raise UsageError(
+            "No step of this run was traced, so nothing is known of its memory.",
+            hint="profile it for more steps: the traced one comes after the warm-up.",
+        )
+    rank = max(traced, key=_traced_peak_bytes)
+    step = rank.traced_step
+    if step is None:
+        raise AssertionError("a traced rank has a traced step")
+    return traced, rank, step
 
 
 def _traced_peak_bytes(rank: RankRun) -> int:

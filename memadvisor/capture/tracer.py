@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture.account import Account, Resident, make_account
 from memadvisor.capture.census import Labelled, residents
+from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.collectives import CollectiveCall, CollectiveLog, Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.default_hooks import DefaultHooks
@@ -75,7 +76,7 @@ class Tracer:
         self.module_calls = ModuleCallLog(self.mode.address)
         self._residents: list[Resident] = residents(known(), device, cpu)
         self._start_allocated_bytes: int | None = None
-        self.offset_ns = time.monotonic_ns() - time.time_ns()
+        self.offset_ns = monotonic_less_wall_ns()
         self._default_hooks: DefaultHooks | None = None
         self._is_profiling = False
         try:

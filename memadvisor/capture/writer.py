@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
 from memadvisor.capture.census import optimizer_state_rows
+from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.models import Models
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
 from memadvisor.capture.spans import ClosedStep
@@ -225,7 +226,7 @@ class RankWriter:
             device_name=properties.name if properties else platform.processor() or platform.machine(),
             device_memory_bytes=properties.total_memory if properties else _host_memory_bytes(),
             num_threads=torch.get_num_threads(),
-            unix_offset_s=time.time() - time.monotonic(),
+            unix_offset_s=-monotonic_less_wall_ns() / 1e9,
             start_s=self._start_s,
             torch_version=torch.__version__,
             python_version=platform.python_version(),
