@@ -14,6 +14,7 @@ from rich.text import Text
 
 from memadvisor.cli.compression import add_compression_options, compression_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
+from memadvisor.cli.unit_ranges import unit_ranges
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
@@ -203,7 +204,7 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
     for order, ranked in enumerate(advice.plans[:3], start=1):
         console.print(printable(f"{order}. {ranked.plan.why}"))
         if ranked.plan.recomputed_units:
-            console.print(printable(f"   recomputed: {', '.join(ranked.plan.recomputed_units)}"))
+            console.print(printable(f"   recomputed: {unit_ranges(ranked.plan.recomputed_units)}"))
         if ranked.changes_script:
             console.print(
                 printable(
