@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memadvisor import __version__
 from memadvisor.cli.measuring import measure_engines
 from memadvisor.compression import UNCOMPRESSED, Compression
+from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan
 from memadvisor.plan_file import load_plan
 from memadvisor.precision import FULL_PRECISION, Precision
@@ -98,6 +99,7 @@ def advise(
     hardware: Hardware | None = None,
     precision: Precision = FULL_PRECISION,
     compression: Compression = UNCOMPRESSED,
+    local_sgd: LocalSgd | None = None,
     optimizer_bits: int | None = None,
     policy: str | None = None,
     learn: Sequence[Run | str | Path] = (),
@@ -113,6 +115,7 @@ def advise(
         hardware=hardware,
         precision=precision,
         compression=compression,
+        local_sgd=local_sgd,
         optimizer_bits=optimizer_bits,
         policy=policy,
         learn_from=[each if isinstance(each, Run) else load_run(each) for each in learn],

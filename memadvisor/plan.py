@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.executors import Algorithm
+from memadvisor.local_sgd import LocalSgd
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.stretches import units_of_stretches
 
@@ -112,6 +113,7 @@ class Plan:
     `secondary_ranks`: how many ranks that follow each other share a second copy of what stage 3 frees after a forward,
     from which it is gathered for the backward (ZeRO++'s hpZ, arXiv:2306.10209, section 3.2). None: there is none.
     `update_in_backward`: units of stages 2 and 3 are updated, and their gradients freed, as soon as those are reduced.
+    `local_sgd`: which steps reduce no gradients, and average parameters now and then instead. None: none.
     `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`
     and keeps that; units of a group that FSDP2 gathers together are freed after the forward if all of them `reshard`.
     `algorithms`: how collectives go; empty, as is usual on the backend.
@@ -143,6 +145,7 @@ class Plan:
     secondary_ranks: int | None = None
     update_in_backward: bool = False
     compression: Compression = UNCOMPRESSED
+    local_sgd: LocalSgd | None = None
     executor: str = "built-in"
     algorithms: tuple[Algorithm, ...] = ()
     stretches: tuple[tuple[str, str], ...] = ()

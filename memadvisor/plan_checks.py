@@ -9,6 +9,7 @@ from memadvisor.coded_states import check_optimizer_bits
 from memadvisor.compression import check_compression
 from memadvisor.errors import PlanError
 from memadvisor.executors import check_executor
+from memadvisor.local_sgd import check_local_sgd
 from memadvisor.plan import TIERS, Plan, UnitPlan
 from memadvisor.precision import check_precision
 from memadvisor.stretches import check_stretches
@@ -52,6 +53,16 @@ def check_plan(plan: Plan, source: str) -> None:
             hint="leave one of them out.",
         )
     check_compression(plan.compression, plan.num_ranks, stages, source, plan.precision.reduce_dtype)
+    check_local_sgd(
+        plan.local_sgd,
+        plan.num_ranks,
+        stages,
+        {
+            "compressed gradients": plan.compression.is_lossy,
+            f"shard_ranks {plan.shard_ranks}": plan.shard_ranks is not None,
+        },
+        source,
+    )
     asked = {
         f"ZeRO stage {min(stages)}": stages != {3},
         "one rank": plan.num_ranks == 1,
@@ -214,6 +225,7 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
     return {
         "another precision": plan.precision.is_lossy,
         "compressed messages": plan.compression.is_lossy,
+        "local SGD": plan.local_sgd is not None,
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,
         "second copies of shards": plan.secondary_ranks is not None,
         "updates in the backward": plan.update_in_backward,

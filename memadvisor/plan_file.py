@@ -11,6 +11,7 @@ from typing import Any
 from memadvisor.compression import Compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.executors import Algorithm
+from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.precision import Precision
@@ -80,6 +81,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             secondary_ranks=_typed(value.get("secondary_ranks"), int, optional=True),
             update_in_backward=_typed(value.get("update_in_backward", False), bool),
             compression=_compression_from_json(value.get("compression", {})),
+            local_sgd=None if (local := value.get("local_sgd")) is None else _local_sgd_from_json(local),
             executor=_typed(value.get("executor", "built-in"), str),
             algorithms=tuple(_algorithm_from_json(entry) for entry in value.get("algorithms", [])),
             stretches=tuple((_typed(a, str), _typed(b, str)) for a, b in value.get("stretches", ())),
@@ -176,6 +178,12 @@ def _precision_from_json(value: Any) -> Precision:
 def _compression_from_json(value: Any) -> Compression:
     fields = (field.name for field in dataclasses.fields(Compression))
     return Compression(**{name: _typed(value.get(name), int, optional=True) for name in fields})
+
+
+def _local_sgd_from_json(value: Any) -> LocalSgd:
+    return LocalSgd(
+        period=_typed(value["period"], int), warmup_steps=_typed(value.get("warmup_steps", 0), int)
+    )
 
 
 def _algorithm_from_json(value: Any) -> Algorithm:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.executors import Algorithm, all_native
+from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.precision import FULL_PRECISION, Precision
 
@@ -48,7 +49,8 @@ class ActionKind(StrEnum):
     tier into memory; before the optimizer that is the unit's optimizer state, before its backward what autograd keeps
     of it. offload: write it there, and free it. A gather on the lane of a tier reads parameters that lie there, and a
     reduce on it puts the gradient there; the prefetch and the offload around such a unit's update take both along with
-    the state. Both, of optimizer state and on the compute lane: decode and code it.
+    the state. Both, of optimizer state and on the compute lane: decode and code it. average: replace its parameters by
+    their mean over the ranks.
     """
 
     GATHER = "gather"
@@ -58,6 +60,7 @@ class ActionKind(StrEnum):
     UPDATE = "update"
     PREFETCH = "prefetch"
     OFFLOAD = "offload"
+    AVERAGE = "average"
 
 
 class Lane(StrEnum):
@@ -128,7 +131,8 @@ class Schedule:
     With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
     one without `shard` in those that the script lets DDP synchronise. `precision`: in what dtype gathers make
     parameters present, and reductions to shards sum. `compression`: what their messages hold. `executor`,
-    `algorithms` and `secondary_ranks` are the plan's.
+    `algorithms` and `secondary_ranks` are the plan's. `local_sgd`: which steps play the reductions, and after which the
+    averages are played; None: all do, and none.
     """
 
     num_ranks: int
@@ -140,6 +144,7 @@ class Schedule:
     executor: str = "built-in"
     algorithms: tuple[Algorithm, ...] = ()
     secondary_ranks: int | None = None
+    local_sgd: LocalSgd | None = None
 
     def size_of(self, ranks: Ranks) -> int:
         """How many ranks take part."""
@@ -288,6 +293,10 @@ class ScheduleBuilder:
     def prefetch(self, point: Point, at: str, unit: str, lane: Lane, *, overlaps: bool) -> None:
         self._add(point, at, Action(kind=ActionKind.PREFETCH, unit=unit, lane=lane, overlaps=overlaps))
 
+    def average(self, unit: str) -> None:
+        action = Action(kind=ActionKind.AVERAGE, unit=unit, lane=Lane.COLLECTIVE)
+        self._add(Point.AFTER_OPTIMIZER, "", action)
+
     def update_early(self, unit: str, *, overlaps: bool) -> None:
         action = Action(kind=ActionKind.UPDATE, unit=unit, lane=Lane.COMPUTE, overlaps=overlaps)
         self._add(Point.AFTER_BACKWARD, unit, action)
@@ -307,6 +316,7 @@ class ScheduleBuilder:
             executor=plan.executor,
             algorithms=plan.algorithms,
             secondary_ranks=plan.secondary_ranks,
+            local_sgd=plan.local_sgd,
         )
 
 

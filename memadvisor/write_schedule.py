@@ -48,6 +48,9 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
       come back before the backward of that next unit, under it. So of all that is offloaded, at most what two units keep
       is in memory at any time. Before the backward of the last unit of all, there is nothing to hide it under.
 
+    - With `plan.local_sgd`, which is for stage 0, parameters are averaged after the optimizer step; the schedule says of
+      which steps, and that others' gradients are reduced.
+
     A unit without trainable parameters has nothing to reduce or update.
     """
     if plan.executor == "fsdp2":
@@ -78,6 +81,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
                     lane=Lane(unit.parameter_tier),
                 )
             _updates(builder, plan, unit, stage, is_shared=name in shared)
+            if plan.local_sgd is not None:
+                builder.average(name)
     sizes = {unit.name: unit.trainable_bytes for unit in units}
     away = [unit for unit in chosen if unit.optimizer_tier != "device" and unit.name in trainable]
     builder.update_offloaded([(unit.name, Lane(unit.optimizer_tier)) for unit in _in_turns(away, sizes)])

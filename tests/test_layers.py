@@ -11,6 +11,7 @@ DATA = (
     "memadvisor.errors",
     "memadvisor.executors",
     "memadvisor.compression",
+    "memadvisor.local_sgd",
     "memadvisor.activation_bits",
     "memadvisor.coded_states",
     "memadvisor.precision",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memadvisor.compression import Compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.executors import Algorithm, algorithm_for
+from memadvisor.local_sgd import LocalSgd, parse_local_sgd
 from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.plan_checks import check_plan
 from memadvisor.plan_file import load_plan, plan_from_json, plan_to_json, save_plan
@@ -139,6 +140,18 @@ def test_a_lossy_plan_comes_back_and_one_that_is_not_has_no_word_of_it(precision
     assert plan_from_json(plan_to_json(lossy), "plan") == lossy
     assert lossy.precision.is_lossy and not PLAN.precision.is_lossy
     assert "precision" not in plan_to_json(dataclasses.replace(PLAN, precision=Precision()))
+
+
+def test_local_sgd_comes_back_as_it_was_spelt_and_a_plan_without_has_no_word_of_it():
+    plan = dataclasses.replace(
+        PLAN, units=(), zero_stage=0, precision=Precision(), local_sgd=parse_local_sgd("8,warmup=100")
+    )
+    assert plan_from_json(plan_to_json(plan), "plan") == plan
+    assert plan.local_sgd == LocalSgd(period=8, warmup_steps=100)
+    assert "local_sgd" not in plan_to_json(PLAN)
+    for text in ("", "8,", "8,warm=1", "-8", "8 ", "8,warmup=", "x"):
+        with pytest.raises(UsageError, match="is no period"):
+            parse_local_sgd(text)
 
 
 def test_compression_comes_back_and_is_lossy_where_there_is_any():

@@ -56,6 +56,19 @@ from tests.test_plan import as_json
             {"compression": {"reduce_bits": 8}, "precision": {"reduce_dtype": "bfloat16"}, "units": []},
             "both reduce_bits and reduce_dtype bfloat16",
         ),
+        ({"local_sgd": {"period": 0}, "units": [], "zero_stage": 0}, "local SGD with period 0"),
+        ({"local_sgd": {"period": 4}, "units": [], "zero_stage": 1}, "local SGD with ZeRO stage 1"),
+        ({"local_sgd": {"period": 4}, "units": [], "num_ranks": 1}, "local SGD with one rank"),
+        (
+            {
+                "local_sgd": {"period": 4},
+                "compression": {"all_reduce_bits": 1},
+                "precision": {},
+                "units": [],
+                "zero_stage": 0,
+            },
+            "local SGD and compressed gradients",
+        ),
         ({"units": [{"name": "a", "zero_stage": 0, "recompute": True}] * 2}, "twice"),
         ({"update_in_backward": True, "units": [], "zero_stage": 1}, "in the backward with ZeRO stage 1"),
         (

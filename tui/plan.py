@@ -8,6 +8,7 @@ from textual.widgets import DataTable, Static
 
 from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.compression import compression_text
+from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan
 from memadvisor.planning.reasons import stages_text
 from memadvisor.precision import precision_text
@@ -69,6 +70,7 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
             f"; shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "",
             precision_text(plan.precision),
             compression_text(plan.compression),
+            local_sgd_text(plan.local_sgd),
             f"; {plan.elsewhere}" if plan.elsewhere else "",
             f"; {len(plan.recomputed_units)} of {len(plan.units)} units recomputed" if plan.units else "",
         ),

@@ -155,6 +155,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--all-reduce-bits",
         "--all-reduce-top",
         "--all-reduce-rank",
+        "--local-sgd",
         "--offload-optimizer",
         "--offload-parameters",
         "--optimizer-bits",

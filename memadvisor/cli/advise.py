@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memadvisor.cli.compression import add_compression_options, compression_of
+from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
 from memadvisor.cli.unit_ranges import unit_ranges
 from memadvisor.errors import UsageError
@@ -85,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
         precision=precision_of(arguments),
         compression=compression_of(arguments),
+        local_sgd=local_sgd_of(arguments),
         optimizer_bits=arguments.optimizer_bits,
         policy=arguments.policy,
         learn_from=[load_run(path) for path in arguments.learn],
@@ -172,6 +173,7 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
         "units": [dataclasses.asdict(unit) for unit in plan.units],
         "precision": dataclasses.asdict(plan.precision),
         "compression": dataclasses.asdict(plan.compression),
+        "local_sgd": None if plan.local_sgd is None else dataclasses.asdict(plan.local_sgd),
         "layout": {"data_parallel": plan.num_ranks, "shard_ranks": plan.group_ranks},
         "why": plan.why,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from memadvisor.compression import Compression
+from memadvisor.local_sgd import LocalSgd, parse_local_sgd
 
 FLAGS = ("gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top", "all_reduce_rank")
 
@@ -42,6 +43,16 @@ def add_compression_options(parser: argparse.ArgumentParser) -> None:
         help="with ZeRO stages 0 and 1: send a matrix's gradient as two of R columns (PowerSGD), with error feedback "
         "(lossy)",
     )
+    parser.add_argument(
+        "--local-sgd",
+        metavar="PERIOD[,warmup=STEPS]",
+        help="with ZeRO stage 0: after the first STEPS each rank steps on its own gradients, and parameters are averaged "
+        "every PERIOD steps (lossy)",
+    )
+
+
+def local_sgd_of(arguments: argparse.Namespace) -> LocalSgd | None:
+    return None if arguments.local_sgd is None else parse_local_sgd(arguments.local_sgd)
 
 
 def compression_of(arguments: argparse.Namespace) -> Compression:

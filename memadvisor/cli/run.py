@@ -16,7 +16,7 @@ from memadvisor.capture.session import profile_script, rank_identity
 from memadvisor.cli.activation_bits import FLAGS as ROUNDING_FLAGS
 from memadvisor.cli.activation_bits import add_rounding_options, rounding_of
 from memadvisor.cli.applying import Application, is_applied_to_nothing
-from memadvisor.cli.compression import FLAGS, add_compression_options, compression_of
+from memadvisor.cli.compression import FLAGS, add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.offload import FLAGS as OFFLOAD_FLAGS
 from memadvisor.cli.offload import add_offload_options, offload_of, with_disk_directory
@@ -80,7 +80,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     of_plan = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward")
-    flags = (*of_plan, "secondary_ranks", "optimizer_bits", *FLAGS, *OFFLOAD_FLAGS, *ROUNDING_FLAGS)
+    flags = (
+        *of_plan,
+        "secondary_ranks",
+        "optimizer_bits",
+        "local_sgd",
+        *FLAGS,
+        *OFFLOAD_FLAGS,
+        *ROUNDING_FLAGS,
+    )
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
     if arguments.plan is not None:
         if given:
@@ -97,6 +105,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         gather_depth=1,
         precision=precision_of(arguments),
         compression=compression_of(arguments),
+        local_sgd=local_sgd_of(arguments),
         update_in_backward=bool(arguments.update_in_backward),
         secondary_ranks=arguments.secondary_ranks,
         optimizer_bits=arguments.optimizer_bits,

@@ -16,6 +16,7 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 - a unit that is updated in the backward has no gradient from then on until the next one;
 - with compression, a gather has the messages of all ranks beside the full flat until it is waited for, and
   scratch where the flat is not float32; a reduction to shards has two messages more of staging;
+- an average of parameters, of stage 0, has a copy of a unit's beside them;
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded;
 - an optimizer that needs whole parameters keeps all of a parameter's state on one rank, which has beside it, while
   the optimizer steps, its own parameters' gradients (stages 2 and 3) and values (3). The rank with most is meant;
@@ -275,7 +276,12 @@ class EngineMemory:
             return self._second.leave(name) if action.ranks is Ranks.SECONDARY else None
         if action.kind is ActionKind.REDUCE:
             return self._reduce(action)
-        elif action.kind is ActionKind.UPDATE and self.stages[name] in (1, 2):
+        if action.kind is ActionKind.AVERAGE:
+            copy_bytes = self._sizes[name].flats.trainable_bytes
+            return Message(
+                operation="all_reduce", size_bytes=copy_bytes, staging={"communication": copy_bytes}
+            )
+        if action.kind is ActionKind.UPDATE and self.stages[name] in (1, 2):
             self.stale.add(name)
         return None
 

@@ -7,6 +7,7 @@ of moments, each the highest instant of a segment, of a recomputation or of an a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,7 @@ class Simulation:
     `exposed_communication_s` is the part of `step_time_s` in which compute waits for collectives, `exposed_transfer_s`
     that in which it waits for other tiers; `components_s`: all of its parts (components.py), which what was learnt has
     scaled, as it has not the lanes. `sent_bytes`: what this rank sends in the step, if collectives send as rings do.
+    With local SGD times and bytes are those of the mean step of a period, after the steps before it.
     """
 
     step_time_s: float
@@ -133,6 +135,7 @@ class _Player:
         self.sent_bytes = 0.0
         self.reduction = NO_COLLECTIVE  # the last one under way
         self.passing = ""  # the model's forward, a backward, or neither
+        self.num_left_out: Counter[str] = Counter()  # reductions that local SGD does not do, by unit
         self.updates_due: list[str] = []  # units to be updated in the backward, once their reduction is over
 
     def play(self) -> Simulation:
@@ -265,6 +268,9 @@ class _Player:
             leaves_shards = action.shard or action.ranks is Ranks.ACROSS
             if action.kind is ActionKind.REDUCE and not (leaves_shards or is_last or self._syncs(segment)):
                 continue  # with accumulation under no_sync, what all ranks keep whole is summed once
+            if action.kind is ActionKind.REDUCE and self.schedule.local_sgd is not None:
+                self.num_left_out[action.unit] += 1
+                continue
             if action.kind is ActionKind.UPDATE and point is Point.AFTER_BACKWARD:
                 if is_last:
                     self.updates_due.append(action.unit)
@@ -286,8 +292,9 @@ class _Player:
         if not message.size_bytes:
             return  # what came before is put where it belongs
         num_ranks = self.schedule.size_of(action.ranks)
-        duration_s = self.times.seconds(message.operation, message.size_bytes, num_ranks)
-        self.sent_bytes += ring_bytes(message.operation, message.size_bytes, num_ranks)
+        often = self._times_a_step(action)
+        duration_s = often * self.times.seconds(message.operation, message.size_bytes, num_ranks)
+        self.sent_bytes += often * ring_bytes(message.operation, message.size_bytes, num_ranks)
         number = self.lanes.collective(f"{action.kind.value} {action.unit}", duration_s)
         if not action.overlaps:
             self.lanes.wait_for(number)
@@ -295,6 +302,12 @@ class _Player:
             self.arriving[action.unit] = number
         else:
             self.reduction = number
+
+    def _times_a_step(self, action: Action) -> float:
+        """How often what an action sends goes in one step."""
+        if action.kind is not ActionKind.AVERAGE or self.schedule.local_sgd is None:
+            return 1.0
+        return self.num_left_out[action.unit] / self.schedule.local_sgd.period
 
     def _wait_for_what_precedes(self, action: Action) -> None:
         """A unit that was gathered ahead is waited for; so is a reduction to shards, by the next one."""

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memadvisor.engines import ddp as ddp_patch
-from memadvisor.engines import norms, sources
+from memadvisor.engines import local_sgd, norms, sources
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one, require_one_rank
 from memadvisor.engines.casts import Casts, check_castable
 from memadvisor.engines.closures import with_closure_done
@@ -134,6 +134,7 @@ class Applied:
             self._note("warning", text)
         if plan.num_ranks > 1:
             ddp_patch.patch(self._wrap, self._undo)
+            local_sgd.patch(plan.local_sgd, self._executors, self._undo)
             patch_goodbye(self._executors, self._undo)
         if plan.num_ranks > 1 or self._is_paged:
             norms.patch(self.slot_of, self._undo)

@@ -10,6 +10,7 @@ from memadvisor.activation_bits import rounding_text
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import compression_loss_text
 from memadvisor.engines.executor import Executor
+from memadvisor.local_sgd import local_sgd_loss_text
 from memadvisor.plan import Plan
 from memadvisor.precision import loss_text, masters_text
 from memadvisor.schedule import Schedule
@@ -24,6 +25,8 @@ def warnings_of(plan: Plan) -> Iterator[str]:
         yield f"This plan is lossy: {loss_text(plan.precision)}"
     if plan.compression.is_lossy:
         yield f"This plan is lossy: {compression_loss_text(plan.compression)}"
+    if plan.local_sgd is not None:
+        yield f"This plan is lossy: {local_sgd_loss_text(plan.local_sgd)}"
     for bits in plan.optimizer_codes:
         yield f"This plan is lossy: {optimizer_bits_text(bits)}"
     if plan.rounded_to:

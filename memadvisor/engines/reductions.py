@@ -16,6 +16,7 @@ import torch
 from memadvisor.engines.feedback import Feedback
 from memadvisor.engines.flat import Flat, Slot, UnitState
 from memadvisor.engines.lanes import Chain, Ticket
+from memadvisor.engines.local_sgd import LocalSteps
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Action, Ranks
 
@@ -43,9 +44,10 @@ class Reductions:
         self._slots = executor.slots
         self._wire = executor.wire
         self.feedback = Feedback(executor.wire, executor.schedule.compression)
+        self.local_steps = LocalSteps(executor)
         self._order = [unit.name for unit in reversed(self._units.values()) if unit.trainable]
         self._order_known = False
-        self._sync = True  # whether the backward to come ends in a reduction (no_sync)
+        self._sync = True  # whether the backward to come ends in a reduction (no_sync, local SGD)
         self._through_ddp = True
         self._missing: list[str] = []
         self._backward = _Backward()
@@ -55,7 +57,7 @@ class Reductions:
 
     def expect(self, through_ddp: bool, require_sync: bool) -> None:
         """A forward with gradients begins; what it says holds for the backwards that follow."""
-        self._sync = through_ddp and require_sync
+        self._sync = self.local_steps.expect(through_ddp, through_ddp and require_sync)
         self._through_ddp = through_ddp
         if self._sync and self._missing:
             missing, self._missing = self._missing, []
@@ -90,6 +92,7 @@ class Reductions:
         """Whether this backward was one of this model's."""
         if self._backward.touched and not failed:
             self._finish()
+            self.local_steps.backward_ends()
             self._executor.early.update_reduced()
         elif failed:
             self._executor.early.backward_fails()

@@ -32,6 +32,7 @@ def remove_executor(
     owners: of the optimizers that step on whole parameters; `ask` gets another rank's state of one.
     """
     executor.early.end()
+    executor.reductions.local_steps.end()
     with torch.no_grad():
         if executor.num_shared_stages:
             executor.meet()

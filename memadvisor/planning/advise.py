@@ -22,6 +22,7 @@ from memadvisor.cost.transfers import TransferTimes, transfer_times
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
+from memadvisor.local_sgd import LocalSgd, check_local_sgd, local_sgd_loss_text
 from memadvisor.plan import Plan
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
@@ -76,13 +77,14 @@ def advise(
     hardware: Hardware | None = None,
     precision: Precision = FULL_PRECISION,
     compression: Compression = UNCOMPRESSED,
+    local_sgd: LocalSgd | None = None,
     optimizer_bits: int | None = None,
     policy: str | None = None,
     learn_from: Sequence[Run] = (),
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
-    `num_ranks` defaults to the run's. All plans have the `precision`, the `compression` and the `optimizer_bits`, which are
+    `num_ranks` defaults to the run's. All plans have the `precision`, the `compression`, `local_sgd` and the `optimizer_bits`, which are
     never chosen: they are lossy. `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py). Raises UsageError where the run has no traced step, or where nothing
     is known of the collectives that several ranks need.
     """
@@ -94,9 +96,11 @@ def advise(
             "Another precision needs shards, and one rank has none.", hint="advise for --gpus 2 or more."
         )
     check_compression(compression, ranks, compression.stages, "This advice", precision.reduce_dtype)
+    beside = {"compressed gradients": compression.is_lossy, "another precision": precision != FULL_PRECISION}
+    check_local_sgd(local_sgd, ranks, {0}, beside, "This advice")
     plain = captured_step(run, precision=precision)
     if plain.shard_groups:
-        _check_asked(ranks, run.manifest.world_size, precision, compression)
+        _check_asked(ranks, run.manifest.world_size, precision, compression, local_sgd)
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
     transfers = transfer_times(hardware, ranks * _movable_bytes(plain))
@@ -116,6 +120,7 @@ def advise(
         transfers,
         optimizer_bits,
         paged_transfers,
+        local_sgd,
     )
     if not search.stages:
         raise UsageError(
@@ -143,6 +148,7 @@ def advise(
         notes=(
             *_precision_notes(precision),
             *_compression_notes(compression),
+            *_local_sgd_notes(local_sgd),
             *_coding_notes(optimizer_bits, transfers),
             *_notes(run, ranks, times),
             *_transfer_notes(found, transfers),
@@ -254,7 +260,13 @@ def _allocator_notes(step: CapturedStep, settings: AllocatorSettings | None) -> 
         yield "Recorded on a CPU: what operators allocate inside themselves on a GPU may differ."
 
 
-def _check_asked(num_ranks: int, recorded: int, precision: Precision, compression: Compression) -> None:
+def _check_asked(
+    num_ranks: int,
+    recorded: int,
+    precision: Precision,
+    compression: Compression,
+    local_sgd: LocalSgd | None,
+) -> None:
     """Raise UsageError for what a script that shards its model by FSDP2 itself cannot be given."""
     what = (
         f"--gpus {num_ranks}"
@@ -263,6 +275,8 @@ def _check_asked(num_ranks: int, recorded: int, precision: Precision, compressio
         if precision.is_lossy
         else "compression"
         if compression.is_lossy
+        else "local SGD"
+        if local_sgd is not None
         else None
     )
     if what is not None:
@@ -324,6 +338,12 @@ def _compression_notes(compression: Compression) -> Iterator[str]:
     if compression.is_lossy:
         yield f"Every plan is lossy: {compression_loss_text(compression)}"
         yield "Making and reading compressed messages takes compute time that is not predicted."
+
+
+def _local_sgd_notes(local_sgd: LocalSgd | None) -> Iterator[str]:
+    if local_sgd is not None:
+        yield f"Every plan is lossy: {local_sgd_loss_text(local_sgd)}"
+        yield "Predicted times and bytes are those of the mean step between two averages; a single step has none, or all."
 
 
 def _notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memadvisor.compression import compression_text
+from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.precision import precision_text
 from memadvisor.stretches import stretches_text
@@ -30,7 +31,7 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
             sharding = f"the script's own FSDP2, as {sharding},"
         parts.append(
             f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{precision_text(plan.precision)}"
-            f"{compression_text(plan.compression)}{_transfers(plan)}"
+            f"{compression_text(plan.compression)}{local_sgd_text(plan.local_sgd)}{_transfers(plan)}"
         )
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"

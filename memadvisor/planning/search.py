@@ -15,6 +15,7 @@ from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
+from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.planning.arrangement import (
     SHARDINGS,
@@ -66,6 +67,7 @@ class Search:
         transfers: TransferTimes | None = None,
         optimizer_bits: int | None = None,
         paged_transfers: TransferTimes | None = None,
+        local_sgd: LocalSgd | None = None,
     ) -> None:
         self.times = times
         self.transfers = transfers
@@ -75,7 +77,9 @@ class Search:
         self.precision = precision
         self.compression = compression
         self.optimizer_bits = optimizer_bits
-        self.stages = range(max(precision.least_stage, compression.stages[0]), compression.stages[-1] + 1)
+        self.local_sgd = local_sgd
+        most = 0 if local_sgd is not None else compression.stages[-1]
+        self.stages = range(max(precision.least_stage, compression.stages[0]), most + 1)
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
         self._bounds = SplitBounds(times)
@@ -306,9 +310,11 @@ class Search:
     def _groups(self, step: CapturedStep) -> tuple[int, ...]:
         """How many ranks may share, beside all of them.
 
-        FSDP2 has been told by the script; gradients that stay whole are compressed among all ranks alone.
+        FSDP2 has been told by the script; gradients that stay whole are compressed among all ranks alone, and local SGD
+        shares nothing.
         """
-        return () if step.shard_groups or self.compression.has_feedback else proper_divisors(self.num_ranks)
+        among_all = step.shard_groups or self.compression.has_feedback or self.local_sgd is not None
+        return () if among_all else proper_divisors(self.num_ranks)
 
     def _best(
         self,
@@ -384,6 +390,7 @@ class Search:
             gather_depth=arrangement.gather_depth,
             precision=self.precision,
             compression=self.compression,
+            local_sgd=self.local_sgd,
             shard_ranks=arrangement.shard_ranks,
             executor="fsdp2" if step.shard_groups else "built-in",
             update_in_backward=arrangement.early,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.compression import compression_text
+from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan
 from memadvisor.policies import resolve_units
 from memadvisor.precision import precision_text
@@ -163,6 +164,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             + (f", shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "")
             + precision_text(plan.precision)
             + compression_text(plan.compression)
+            + local_sgd_text(plan.local_sgd)
             + (f", {plan.elsewhere}" if plan.elsewhere else "")
             + (f", {stretches_text(plan.unit_stretches)}" if plan.stretches else "")
             + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")

@@ -89,6 +89,7 @@ def mixture(plain):
     [
         ("--zero", "1", "--all-reduce-bits", "1", "--offload-activations", "disk"),
         ("--zero", "2", "--optimizer-bits", "8"),
+        ("--local-sgd", "1,warmup=1"),
         ("--plan", "mixture.json"),
         (
             *("--zero", "3", "--policy", "every-layer", "--gather-bits", "8", "--reduce-bits", "4"),
