@@ -6,11 +6,12 @@ Each table weighs the same, whatever its number of rows; errors are logarithms o
 off by more than some `OFF` counts hardly more than one that is off by that (Cauchy's loss), so that runs that a network or an
 allocator held up do not bend the physics. All rows that ran count, whatever their MFU: planners choose among slow layouts
 too. Left out of the times are rows within a tenth of their device's memory, where an allocator that frees and tries again is
-what was measured; rows on `UNEXPLAINED` accelerators and more of the sweep, where its cluster took 35 ms more for every layer
-whatever the layout, which is no other cluster's physics; and pipelines whose order of work follows from the costs themselves.
+what was measured; rows on `UNEXPLAINED` accelerators and more of the sweep, most of which
+are of jobs that were held up, which is no other cluster's physics; and pipelines whose order of work follows from the costs themselves.
 Of tables with over 500 rows each `--every`th that has a time counts, in the file's order.
 
-Times come first, then peaks, then how far peaks are off, which failed rows tell too. What nanotron's code and cluster take
+Times come first, then how often and how long nanotron's pipelines are held up, then peaks, then how far peaks are off, which
+failed rows tell too. What nanotron's code and cluster take
 (`memadvisor/software.py`) is fitted along, of its own rows. Every fit begins in the middle of the bounds, not where an earlier
 one ended. `--leave-one-out` fits anew without each model of the sweep, and says what the others' coefficients make of it; it
 takes some six minutes of one core. Prints the coefficients; whoever likes them writes them into the files, rounded.
@@ -66,6 +67,10 @@ MEMORY_BOUNDS = {
     "allocator_share": (1.0, 1.3),
     "allocator_fixed_bytes": (0.1e9, 2e9),
     "nanotron.ahead_bytes": (4.0, 400.0),
+}
+STALL_BOUNDS = {
+    "nanotron.stalling_node_chance": (1e-3, 0.1),
+    "nanotron.stalled_message_s": (0.03, 3.0),
 }
 SPREAD_BOUNDS = {"peak_sigma": (0.01, 0.3), "activations_sigma": (0.03, 0.6)}
 OFF = 0.15
@@ -127,6 +132,37 @@ def _fit(
     return start.replaced(names, np.exp(found.x).tolist())
 
 
+def _fit_stalls(rows: Sequence[Measured], start: Fit) -> Fit:
+    """The likeliest chance and length of stalls, of nanotron's pipelines of the sweep: each row is of a job that is held up
+    or of one that is not (memadvisor/cost/layouts/stalls.py), with times that are off by `OFF`."""
+    names = list(STALL_BOUNDS)
+    rows = [
+        row for row in rows if row.table == SWEEP and row.step_time_s and row.case.step.layout.pipeline > 1
+    ]
+    if not rows:
+        return start
+    measured = np.log([row.step_time_s for row in rows])
+    nodes = np.array([row.case.cluster.num_nodes for row in rows])
+    # Where all jobs are held up, and where none is; the length of a stall adds to a step's time in proportion.
+    unit_s = 1.0
+    free, held = (
+        np.array([start.replaced(names, (chance, unit_s)).estimate(row).step_time_s for row in rows])
+        for chance in (0.0, 1.0)
+    )
+
+    def unlikelihood(point: np.ndarray) -> float:
+        chance, stall_s = np.exp(point)
+        some = 1 - (1 - chance) ** nodes
+        stalled = free + (held - free) * stall_s / unit_s
+        likelihoods = [norm.pdf(measured - np.log(seconds), 0, OFF) for seconds in (free, stalled)]
+        # A floor for rows of neither kind.
+        return -float(np.log((1 - some) * likelihoods[0] + some * likelihoods[1] + 1e-3).sum())
+
+    bounds = np.log(list(STALL_BOUNDS.values()))
+    found = minimize(unlikelihood, bounds.mean(axis=1), bounds=bounds, method="Nelder-Mead")
+    return start.replaced(names, np.exp(found.x).tolist())
+
+
 def _fit_spread(rows: Sequence[Measured], start: Fit) -> Fit:
     """The likeliest standard deviations, of rows that ran by their peaks and of those that failed by their device's memory."""
     names = list(SPREAD_BOUNDS)
@@ -159,6 +195,7 @@ def fit(rows: Sequence[Measured], every: int) -> Fit:
     many = {table for table in set(tables) if tables.count(table) > 500}
     timed = [row for place, row in enumerate(timed) if row.table not in many or place % every == 0]
     found = _fit(timed, TIME_BOUNDS, TODAY, _time_error)
+    found = _fit_stalls(rows, found)
     found = _fit([row for row in rows if row.peak_bytes], MEMORY_BOUNDS, found, _memory_error)
     return _fit_spread([row for row in rows if row.peak_bytes or row.failed], found)
 
@@ -218,7 +255,7 @@ def main() -> None:
             options.write.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
         return
     found_fit = fit(rows, options.every)
-    for name in (*TIME_BOUNDS, *MEMORY_BOUNDS, *SPREAD_BOUNDS):
+    for name in (*TIME_BOUNDS, *STALL_BOUNDS, *MEMORY_BOUNDS, *SPREAD_BOUNDS):
         whose, _, own = name.rpartition(".")
         now, was = (
             (found_fit.nanotron[own], getattr(NANOTRON.software, own))

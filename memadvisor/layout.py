@@ -40,7 +40,9 @@ class Software:
     each tensor is sharded, so that each has its own. `call_s`: what a
     collective of tensor parallelism costs the host beyond what torch takes to launch it. `pipelined_call_s`: what it
     costs more, for each of its ranks, while a pipeline's messages cross nodes. `far_call_s`: by how much it is longer, for
-    the host and the device, for each further node that its ranks are on. `ahead_bytes`: what collectives of tensor
+    the host and the device, for each further node that its ranks are on. `stalled_message_s`, `stalling_node_chance`: what
+    a pipeline's message takes more in jobs that are held up, and the chance of each node to hold up a job
+    (cost/layouts/stalls.py). `ahead_bytes`: what collectives of tensor
     parallelism hold, of each element of the whole residual stream, where no pipeline keeps the host from running ahead.
     `reference_code`: the model is Hugging Face's class, operator by operator (`Architecture.reference_code`), which then
     says what is kept in place of `fused_mlp`, `fused_rotary` and `dropout`. `reuse_parameters`: how many parameters may come between two uses of one
@@ -83,6 +85,8 @@ class Software:
     call_s: float = 0.0
     pipelined_call_s: float = 0.0
     far_call_s: float = 0.0
+    stalled_message_s: float = 0.0
+    stalling_node_chance: float = 0.0
     ahead_bytes: float = 0.0
     reference_code: bool = False
     reuse_parameters: float = 0.0

@@ -78,13 +78,15 @@ NANOTRON = Preset(
         call_s=0.13e-3,
         pipelined_call_s=0.3e-3,
         far_call_s=0.45e-3,
+        stalled_message_s=0.245,
+        stalling_node_chance=0.02,
         ahead_bytes=60.0,
         bucket_bytes=50e6,
         shards_tensors=True,
     ),
     meaning="bf16 with gradients summed in fp32, fused attention, the gate of the MLP in separate kernels; updated "
     "parameters gathered before the next step begins, tensor by tensor; hosts held up by collectives between nodes and by "
-    "a pipeline there, and without one so far ahead that buffers of collectives pile up",
+    "a pipeline there, on many nodes by each of its messages, and without one so far ahead that buffers of collectives pile up",
     source="https://github.com/huggingface/nanotron, src/nanotron/optim/gradient_accumulator.py, zero.py and "
     "nn/activations.py; delays and buffers are fitted to its published sweep of layouts",
     names=("nanotron", "picotron"),

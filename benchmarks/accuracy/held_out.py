@@ -13,7 +13,14 @@ from memadvisor.software import NANOTRON
 
 MOST = 1.3
 # Of nanotron's preset.
-FITTED_ALONG = ("call_s", "pipelined_call_s", "far_call_s", "ahead_bytes")
+FITTED_ALONG = (
+    "call_s",
+    "pipelined_call_s",
+    "far_call_s",
+    "stalled_message_s",
+    "stalling_node_chance",
+    "ahead_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -253,7 +253,7 @@ def _sweep(frame: pd.DataFrame) -> list[str]:
 
 
 def _fewer(frame: pd.DataFrame) -> list[str]:
-    """Of the decisions without those at the most accelerators, whose times nothing explains."""
+    """Of the decisions without those at the most accelerators, where most jobs were held up, and what holds them up is not known."""
     most = frame.n_gpus.max()
     rows = frame[frame.n_gpus < most]
     picks = regret(rows, rows.predicted_s, rows.fits)

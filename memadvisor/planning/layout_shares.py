@@ -40,6 +40,8 @@ class Share:
     before: Counted
     whole_before: Contents
     fewest: int  # layers of its smallest chunk
+    messages: int  # of a microbatch's forwards, or of its backwards
+    messages_before: int  # of the chunks before
 
 
 # Of the devices that may be the busiest, and of those that may be the fullest.
@@ -65,9 +67,12 @@ def deal_shares(model: Architecture, software: Software, num_stages: int, chunks
                 before=_counted(contents[:device]),
                 whole_before=_together(contents[:device]),
                 fewest=min(chunk.dense + chunk.sparse for chunk in mine),
+                messages=sum(map(_messages, mine)),
+                messages_before=sum(map(_messages, contents[:device])),
             )
         )
-    return _telling(shares, _work_numbers), _telling(shares, _memory_numbers)
+    work_numbers = _numbers_with_messages if software.stalled_message_s else _work_numbers
+    return _telling(shares, work_numbers), _telling(shares, _memory_numbers)
 
 
 def can_be_dealt(model: Architecture, software: Software, num_stages: int, chunks: int) -> bool:
@@ -89,6 +94,11 @@ def _contents(model: Architecture, layers: tuple[int, ...]) -> list[Contents]:
         found.append(Contents(dense, number - dense, int(chunk == 0), int(chunk == len(layers) - 1)))
         start += number
     return found
+
+
+def _messages(chunk: Contents) -> int:
+    """In which a chunk's forward hears and speaks: to the chunk before it, unless it is the first, and to that after it."""
+    return 2 - chunk.embedding - chunk.head
 
 
 def _counted(chunks: Sequence[Contents]) -> Counted:
@@ -116,6 +126,10 @@ def _telling(shares: list[Share], numbers: Callable[[Share], tuple[int, ...]]) -
 
 def _work_numbers(share: Share) -> tuple[int, ...]:
     return *share.whole.numbers(), *share.whole_before.numbers()
+
+
+def _numbers_with_messages(share: Share) -> tuple[int, ...]:
+    return *_work_numbers(share), share.messages, share.messages_before
 
 
 def _memory_numbers(share: Share) -> tuple[int, ...]:

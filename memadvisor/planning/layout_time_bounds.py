@@ -1,8 +1,8 @@
 """Seconds that no layout can beat, from a part of its description.
 
 The busiest device of a pipeline works for all its microbatches, and where it runs whole backwards it begins after the
-first forwards of the chunks before its first, and their messages, and ends before their last backwards. Parameters may
-have to be gathered, chunk by chunk; states are updated. Held against `estimate_step` in
+first forwards of the chunks before its first, and their messages, and ends before their last backwards. Messages may hold
+up its host (cost/layouts/stalls.py). Parameters may have to be gathered, chunk by chunk; states are updated. Held against `estimate_step` in
 tests/planning/test_layout_bounds.py. What a bound lacks is waiting inside the pipeline.
 """
 
@@ -24,6 +24,7 @@ from memadvisor.cost.layouts.data_parallel import (
 )
 from memadvisor.cost.layouts.links import message_seconds
 from memadvisor.cost.layouts.memory import StageContents, StageParameters, stage_parameters
+from memadvisor.cost.layouts.stalls import message_stall_s
 from memadvisor.layout import TrainingStep
 from memadvisor.planning.layout_shares import Contents, Counted, Share, deal_shares, whole_model
 from memadvisor.planning.layout_space import DeviceWork, Split, States, make_layout
@@ -87,6 +88,7 @@ class TimeBounds:
         self.prices = prices
         self.question = prices.question
         self.coefficients = prices.coefficients
+        self._stall_s = message_stall_s(prices.question.software, prices.question.cluster.num_nodes)
         self._counts: dict[tuple[Contents, int, int], StageParameters] = {}
         self._messages: dict[tuple[int, int, int, int], list[float]] = {}
         self._traffic: dict[tuple[Split, str, int, int, States], _Traffic] = {}
@@ -104,6 +106,9 @@ class TimeBounds:
         busy = each @ np.array([share.whole.numbers() for share in shares], dtype=float).T
         messages = np.array([self._message_seconds(split, work) for work in works.rows])
         on_the_way = 2 * messages[:, [share.device for share in shares]]
+        if self._stall_s:
+            before += 2 * self._stall_s * np.array([share.messages_before for share in shares])
+            busy += 2 * self._stall_s * np.array([share.messages for share in shares])
         longest: Floats = (before + on_the_way + times[:, None] * busy).max(axis=1)
         return _ROUNDED * longest
 

@@ -62,6 +62,8 @@ def questions(draw):
             fused_attention=draw(st.booleans()),
             overlap_reduce=draw(st.booleans()),
             selective=draw(st.sampled_from(["scores", "operators"])),
+            stalled_message_s=draw(st.sampled_from([0.0, 0.0, 0.02])),
+            stalling_node_chance=0.6,
         ),
         schedules=schedules,
         recompute=draw(st.sampled_from([("none", "full"), ("none", "selective", "pointwise")])),

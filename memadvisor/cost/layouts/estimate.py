@@ -28,6 +28,7 @@ from memadvisor.cost.layouts.memory import (
     stage_parameters,
 )
 from memadvisor.cost.layouts.stages import stage_layers
+from memadvisor.cost.layouts.stalls import message_stall_s, microbatch_stall_s, stalled_costs
 from memadvisor.cost.pipelines.costs import PipelineTimes
 from memadvisor.cost.pipelines.schedules import canonical_name
 from memadvisor.cost.pipelines.simulate import simulate_pipeline
@@ -134,9 +135,10 @@ def estimate_step(
     tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
     elements = tokens * model.hidden / layout.tensor
     stride = layout.tensor * layout.data * layout.context
+    stall_s = message_stall_s(software, cluster.num_nodes)
     pipeline = simulate_pipeline(
         step_schedule(layout),
-        [chunk.costs for chunk in chunks],
+        stalled_costs([chunk.costs for chunk in chunks], stall_s),
         layout.num_microbatches,
         num_devices=layout.pipeline,
         transfer_s=message_seconds(cluster, 2.0 * elements, layout.pipeline, stride, coefficients),
@@ -148,7 +150,7 @@ def estimate_step(
     first = dict(zip(reversed(alike), reversed(pipeline.chunks), strict=True))
     stages = {key: device_contents(held, layers) for key, held in first.items()}
     held_once = [(stages[key], [chunks[chunk] for chunk in held]) for key, held in first.items()]
-    time_s = _times(model, step, device, chunks, pipeline, held_once, replicas)
+    time_s = _times(model, step, device, chunks, pipeline, held_once, replicas, stall_s)
     peaks = list(zip(alike, pipeline.peak_held_bytes, strict=True))
     memory_of = {
         (key, held_bytes): stage_memory(model, step, stages[key], held_bytes, coefficients)
@@ -181,9 +183,10 @@ def _times(
     pipeline: PipelineTimes,
     held_once: list[tuple[StageContents, list[PricedChunk]]],
     groups: ReplicaGroups,
+    stall_s: float,
 ) -> dict[str, float]:
     """Seconds of a step by what the busiest device does, and by what it waits for. `held_once`: what devices hold, those
-    that are alike once."""
+    that are alike once. `stall_s`: by which each message is longer."""
     known = device.coefficients
     exposed = optimizer = 0.0
     for contents, held in held_once:
@@ -197,14 +200,16 @@ def _times(
     busiest = max(range(len(pipeline.chunks)), key=lambda place: pipeline.busy_s[place])
     passes = step.layout.num_microbatches / pipeline.weight_copies
     work = sum_of([(passes, chunks[chunk].work) for chunk in pipeline.chunks[busiest]])
+    stalls_s = passes * microbatch_stall_s(pipeline.chunks[busiest], len(chunks), stall_s)
+    own_s = work.forward_s + work.backward_s + stalls_s
     return {
         "matmul": work.matmul_s,
         "attention": work.attention_s,
         "memory_bound": work.stream_s,
         "recompute": work.recompute_s,
         "tensor_context_expert_collectives": work.collective_s,
-        "host": work.host_s,
-        "sharded_parameters": max(0.0, pipeline.busy_s[busiest] - work.forward_s - work.backward_s),
+        "host": work.host_s + stalls_s,
+        "sharded_parameters": max(0.0, pipeline.busy_s[busiest] - own_s),
         "pipeline_bubble": max(0.0, pipeline.step_s - pipeline.busy_s[busiest]),
         "gradients_and_parameters": exposed,
         "optimizer": optimizer + known.step_fixed_s,

@@ -78,6 +78,21 @@ def test_collectives_over_nodes_take_what_the_software_adds_for_each_further_one
     assert slow.pipeline.step_s - quick.pipeline.step_s == pytest.approx(added_s)
 
 
+@pytest.mark.parametrize("chance, is_longer", [(0.4, True), (0.2, False)])
+def test_messages_hold_up_their_hosts_where_one_of_the_nodes_likely_does(chance, is_longer):
+    """Of two nodes: 1 - 0.6^2 is more than a half, 1 - 0.8^2 less. A stage between two others has four messages of a
+    microbatch, before and after which first and last ones travel."""
+    layout = {"data": 4, "pipeline": 4, "num_microbatches": 16}
+    plain, held_up = (
+        estimate(software=Software(stalled_message_s=stall_s, stalling_node_chance=chance), **layout)
+        for stall_s in (0.0, 10.0)
+    )
+    added_s = held_up.step_time_s - plain.step_time_s
+    assert (16 * 4 * 10 < added_s < (16 + 3) * 4 * 10) if is_longer else added_s == 0
+    assert sum(held_up.time_s.values()) == pytest.approx(held_up.step_time_s)
+    assert held_up.time_s["host"] - plain.time_s["host"] == pytest.approx(16 * 4 * 10 if is_longer else 0)
+
+
 def test_shards_of_single_tensors_take_the_latency_of_each():
     small = [
         estimate(
