@@ -16,23 +16,24 @@ from memadvisor.run.run import RankRun
 def saved_storages(
     rank: RankRun, placed: Sequence[Placed], casts: Collection[int], passes: Passes
 ) -> dict[int, SavedStorages]:
-    """By number of the placed storage, of those that a unit's forward saves and an engine may take.
+    """By number of the placed storage, of those that a unit's forward saves, or takes as input, and an engine may take.
 
     `casts`: weights that autocast has cast, which its cache holds until the forward's context is left.
     """
-    arguments = _arguments_that_stay(rank, placed)
+    stays, goes = _arguments(rank, placed)
     starts = [piece.start_s for piece in passes.pieces]
     found: dict[int, SavedStorages] = {}
     for number, item in enumerate(placed):
         row = item.row
         lives = 0 <= item.birth < item.death < len(passes.pieces)
-        if not item.saved or row.category in STATES or row.size_bytes < MIN_BYTES or not lives:
+        if row.category in STATES or row.size_bytes < MIN_BYTES or not lives:
             continue
         if any(saved.released_s is None for saved in item.saved):
             continue
-        until = saved_until(item, starts)
-        movable = _units_that_may_move(item, until, arguments, passes)
-        if movable:
+        until, input_of = saved_until(item, starts), units_fed(item, passes)
+        movable = _units_that_may_move(item, until, stays, passes)
+        taken_by = tuple(unit for unit in input_of if row.storage_id in goes.get(unit, ()))
+        if movable or taken_by:
             found[number] = SavedStorages(
                 category=row.category,
                 dtype=row.dtype,
@@ -44,8 +45,9 @@ def saved_storages(
                 saved_until=until,
                 movable_by=movable,
                 held_until=_held_until(item, until, passes, is_cast=number in casts),
-                input_of=units_fed(item, passes),
+                input_of=input_of,
                 maker=passes.forward.get(item.birth, (None, 0))[0],
+                taken_by=taken_by,
             )
     return found
 
@@ -56,7 +58,13 @@ def grouped(found: Collection[SavedStorages]) -> tuple[SavedStorages, ...]:
     for one in sorted(found, key=lambda one: one.birth_segment):
         key = (
             *(one.category, one.dtype, one.micro_batch, one.birth_segment, one.death_segment, one.held_until),
-            *(one.movable_by, one.maker, tuple(one.saved_until.items()), tuple(one.input_of.items())),
+            *(
+                one.movable_by,
+                one.taken_by,
+                one.maker,
+                tuple(one.saved_until.items()),
+                tuple(one.input_of.items()),
+            ),
         )
         known = groups.get(key)
         if known is not None:
@@ -80,8 +88,10 @@ def _units_that_may_move(
     return tuple(movable)
 
 
-def _arguments_that_stay(rank: RankRun, placed: Sequence[Placed]) -> dict[str, set[int]]:
-    """By unit, what it is called with that needs no gradient. In older runs: what is no activation."""
+def _arguments(
+    rank: RankRun, placed: Sequence[Placed]
+) -> tuple[Mapping[str, set[int]], Mapping[str, set[int]]]:
+    """By unit, what it is called with that needs no gradient, and that does. In older runs: what is no activation."""
     activations = {item.row.storage_id for item in placed if item.row.category == "activation"}
     units = {unit.name for unit in rank.units}
     calls = {
@@ -89,21 +99,21 @@ def _arguments_that_stay(rank: RankRun, placed: Sequence[Placed]) -> dict[str, s
         for call in rank.module_calls
         if call.phase == "forward" and call.module == call.unit and call.unit in units
     }
-    stay: dict[str, set[int]] = defaultdict(set)
+    stays: dict[str, set[int]] = defaultdict(set)
+    goes: dict[str, set[int]] = defaultdict(set)
     for row in rank.call_tensors:
         if row.role != "input" or row.call_id not in calls:
             continue
         needs_gradient = row.needs_gradient
         if needs_gradient is None:
             needs_gradient = row.storage_id in activations
-        if not needs_gradient:
-            stay[calls[row.call_id]].add(row.storage_id)
-    return stay
+        (goes if needs_gradient else stays)[calls[row.call_id]].add(row.storage_id)
+    return stays, goes
 
 
 def _held_until(item: Placed, until: Mapping[str, int], passes: Passes, *, is_cast: bool) -> int:
     """Its last use in the forward; its death, where that comes later than the last release explains."""
-    if item.death > passes.last_of_backward(max(until.values())):
+    if not until or item.death > passes.last_of_backward(max(until.values())):
         return item.death
     last_use_s = item.row.last_forward_use_s
     used = item.birth if last_use_s is None else max(item.birth, passes.segment_at(last_use_s))

@@ -33,7 +33,7 @@ class UnitPlan:
     second call of aten::addmm in its forward, `aten::addmm` for all of them. `aten::_to_copy` and `aten::detach` are
     never among them.
     `activation_tier`: where what autograd keeps of the unit is between its forward and its backward: "device", "host" (of
-    a GPU) or "disk". What a recomputed unit keeps, its input, stays.
+    a GPU) or "disk". Of a recomputed unit that is its inputs, and the outputs of `kept` operators.
     `parameter_tier`: where the unit's parameters and gradients lie between their uses: "device", "host" (of a GPU) or
     "disk". For one rank alone; the unit is of stage 3, and its optimizer state on the same tier.
     `activation_bits`: 8, 4 or 2: what autograd keeps of the unit is rounded to so many bits an element until its backward
@@ -131,7 +131,7 @@ class Plan:
     fingerprint: str | None = None
     num_ranks: int
     zero_stage: int
-    policy: str = "none"  # "chosen" (see units), "none", "every-layer", "sqrt" or "selective"
+    policy: str = "none"  # "chosen" (see units), "none", "every-layer", "sqrt", "selective" or "kwai"
     units: tuple[UnitPlan, ...] = ()
     micro_batch_size: int | None = None
     grad_accum: int | None = None

@@ -11,6 +11,7 @@ from memadvisor.errors import PlanError
 from memadvisor.executors import check_executor
 from memadvisor.local_sgd import check_local_sgd
 from memadvisor.plan import TIERS, Plan, UnitPlan
+from memadvisor.policies import RECOMPUTING
 from memadvisor.precision import check_precision
 from memadvisor.stretches import check_stretches
 
@@ -24,10 +25,15 @@ def check_plan(plan: Plan, source: str) -> None:
         raise PlanError(f"{source} asks for ZeRO stage {max(stages)}.", hint="stages are 0 to 3.")
     if plan.num_ranks < 1:
         raise PlanError(f"{source} is for {plan.num_ranks} ranks.", hint="a plan is for 1 rank or more.")
-    if plan.policy not in ("chosen", "none", "every-layer", "sqrt", "selective"):
+    if plan.policy not in ("chosen", "none", *RECOMPUTING):
         raise PlanError(
             f"{source} names the policy {plan.policy!r}.",
-            hint="use chosen, none, every-layer, sqrt or selective.",
+            hint=f"use chosen, none, {', '.join(RECOMPUTING)}.",
+        )
+    if plan.policy == "kwai" and plan.activation_tier == "device":
+        raise PlanError(
+            f"{source} has the policy kwai, which moves what it does not recompute, and no tier for it.",
+            hint="say where: --offload-activations disk or host (activation_tier of a plan).",
         )
     if plan.gather_depth < 0:
         raise PlanError(f"{source} has gather_depth {plan.gather_depth}.", hint="it must be 0 or more.")

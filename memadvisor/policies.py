@@ -10,7 +10,7 @@ from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.run.records import Unit
 
-# What `selective` keeps: the operators below torch's products, convolutions and attention, on every device.
+# What `selective` and `kwai` keep: the operators below torch's products, convolutions and attention, on every device.
 SELECTIVE = (
     "aten::mm",
     "aten::addmm",
@@ -24,13 +24,18 @@ SELECTIVE = (
 )
 
 
+KEEPING = ("selective", "kwai")
+RECOMPUTING = ("every-layer", "sqrt", *KEEPING)  # policies of plans made by hand, beside none
+
+
 def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
     """The plan's word on each of `units`: its own entry, else its `zero_stage` and `policy`.
 
     `every-layer` recomputes every block; `sqrt` leaves every round(sqrt(n))-th of n blocks as it is, so that
     about sqrt(n) stretches are recomputed (arXiv:1604.06174). A block is one of several units of one class
     that stand side by side in the model. `selective` recomputes every block, and keeps what its matrix products,
-    convolutions and attention give: what is left is large and cheap (arXiv:2205.05198, section 5).
+    convolutions and attention give: what is left is large and cheap (arXiv:2205.05198, section 5). `kwai` recomputes and
+    keeps the same, and what it keeps is not in the device's memory (Megatron-Kwai, Yuan et al., ATC 2024).
     `activation_units` are taken out of the device's memory, activations of `compressed_units` are rounded, or those of
     all blocks where none is named; what is recomputed keeps no more than its input, exactly. Raises PlanError where a
     name, or a pattern, is no unit's.
@@ -53,7 +58,7 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
                 optimizer_tier=plan.optimizer_tier,
                 parameter_tier=plan.parameter_tier,
                 optimizer_bits=plan.optimizer_bits,
-                kept=SELECTIVE if plan.policy == "selective" and unit.name in recomputed else (),
+                kept=SELECTIVE if plan.policy in KEEPING and unit.name in recomputed else (),
                 activation_tier=plan.activation_tier if unit.name in offloaded else "device",
                 activation_bits=plan.activation_bits if unit.name in rounded - recomputed else None,
             ),
@@ -86,8 +91,8 @@ def _named(patterns: Sequence[str], units: Sequence[Unit], verb: str) -> frozens
 
 
 def recomputed_by_policy(policy: str, blocks: Sequence[str]) -> frozenset[str]:
-    """Which blocks `every-layer`, `selective` and `sqrt` recompute; nothing by any other name."""
-    if policy in ("every-layer", "selective"):
+    """Which blocks a policy recomputes: `every-layer`, `selective` and `kwai` all; nothing by any other name."""
+    if policy == "every-layer" or policy in KEEPING:
         return frozenset(blocks)
     if policy == "sqrt" and blocks:
         stride = max(2, round(math.sqrt(len(blocks))))

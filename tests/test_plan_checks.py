@@ -15,6 +15,7 @@ from tests.test_plan import as_json
         ({"zero_stage": 4}, "stage 4"),
         ({"zero_stage": -1}, "stage"),
         ({"policy": "all"}, "'all'"),
+        ({"policy": "kwai", "units": []}, "no tier for it"),
         ({"micro_batch_size": 0}, "micro_batch_size 0"),
         ({"grad_accum": -1}, "grad_accum -1"),
         ({"budget_bytes": 0}, "budget_bytes 0"),

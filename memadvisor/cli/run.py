@@ -26,6 +26,7 @@ from memadvisor.errors import MemadvisorError, PlanError, UsageError
 from memadvisor.plan import Plan
 from memadvisor.plan_checks import check_plan
 from memadvisor.plan_file import load_plan, save_plan
+from memadvisor.policies import RECOMPUTING
 from memadvisor.run.launch import launch_id
 from memadvisor.run.store import discard_empty_run, discard_run, journal_path, read_refusal
 
@@ -40,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy",
-        choices=("none", "every-layer", "sqrt", "selective"),
+        choices=("none", *RECOMPUTING),
         help="which blocks a plan made by hand recomputes",
     )
     add_precision_options(parser)

@@ -47,13 +47,14 @@ class Activations:
         self.stretches = stretches
         self.kept = dict(kept or {})
         self.choices = stretches, self.kept, dict(away or {}), dict(bits or {})
-        self.moves = Moves(step, dict(away or {}), stretches)
         self.rounded: RoundedActivations | None = None
         if bits:
             self.rounded = RoundedActivations(
                 step.roundable, step.timelines, bits, tuple(stretches.units), step.device
             )
         self._places = _places_kept(step, self.kept)
+        outputs = {at: step.operators[at].storages(chosen) for at, chosen in self._places.items()}
+        self.moves = Moves(step, dict(away or {}), stretches, outputs)
         num_segments = len(step.segments)
         during = _Changes(num_segments)
         at_start = _Changes(num_segments)

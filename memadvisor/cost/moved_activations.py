@@ -3,7 +3,8 @@
 The law of the moments, as memadvisor/engines/offloaded_activations.py plays a schedule (write_schedule.py):
 
 - *What goes*: storages of at least MIN_BYTES that a unit's forward saves (`SavedStorages.movable_by`), each once
-  however many units save it. A unit that is recomputed keeps its input, which stays.
+  however many units save it. Of a unit that is recomputed, what it keeps: its inputs that need a gradient
+  (`SavedStorages.taken_by`), and outputs of operators (`kept_storages`).
 - *Leaving*: the write begins after the forward of the first unit that saves a storage, and is waited for after the forward
   of the unit behind it, or where the backward begins if there is none. From the next segment on the storage is gone,
   unless somebody else holds it: the forward that still uses it, a unit that saves it and keeps what it saves, a
@@ -12,18 +13,21 @@ The law of the moments, as memadvisor/engines/offloaded_activations.py plays a s
   none), and takes memory at once; of several units that save a storage the first one to ask in the backward counts. What
   is still in memory then stays, and is not read. It dies where it was captured to die.
 - *Waiting*: transfers of a lane go one after another. Compute waits for a unit's write as above, and for its reads in
-  its own backward, storage by storage: it is taken to use them at an even pace, in the order in which they come.
+  its own backward, or before it in the unit's second run, storage by storage: it is taken to use them at an even pace,
+  in the order in which they come.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
+from memadvisor.cost.kept import KeepableStorage
 from memadvisor.cost.lanes import Lanes
-from memadvisor.cost.saved import SavedStorages
+from memadvisor.cost.saved import MIN_BYTES, SavedStorages
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
@@ -82,8 +86,11 @@ def absence_of(
 ) -> Absence | None:
     """When storages are elsewhere, if units in `away` have theirs there; None where none of them moves these."""
     movers = [unit for unit in storages.movable_by if unit in away and unit not in stretches]
+    movers += [unit for unit in storages.taken_by if unit in away and unit in stretches]
     if not movers:
         return None
+    if len(movers) > 1:
+        movers.sort(key=lambda unit: step.forward_at.get((unit, storages.micro_batch), 0))
     micro_batch = storages.micro_batch
     gone_after = away[movers[0]].gone_after
     waited = step.forward_at.get((gone_after, micro_batch)) if gone_after is not None else None
@@ -110,16 +117,56 @@ def _held_until(storages: SavedStorages, movers: list[str], stretches: Stretches
     holds += [
         until
         for unit, until in storages.input_of.items()
-        if unit in stretches and storages.maker not in stretches.around(unit)[0]
+        if unit in stretches and unit not in movers and storages.maker not in stretches.around(unit)[0]
     ]
     return max(holds)
 
 
-class Moves:
-    """All that a schedule moves of a step. Bytes by unit and micro-batch."""
+def kept_storages(
+    step: CapturedStep, position: int, storages: Iterable[KeepableStorage]
+) -> Iterator[SavedStorages]:
+    """What a recomputed unit keeps of its operators' outputs in forward `position`, as what it alone takes with it."""
+    segment = step.segments[position]
+    for storage in storages:
+        if segment.unit is not None and storage.size_bytes >= MIN_BYTES:
+            yield SavedStorages(
+                category=storage.category,
+                dtype="",
+                size_bytes=storage.size_bytes,
+                num_storages=1,
+                micro_batch=segment.micro_batch,
+                birth_segment=position,
+                death_segment=step.backwards.get((segment.unit, segment.micro_batch), len(step.segments)),
+                saved_until={},
+                movable_by=(),
+                held_until=position,
+                input_of={},
+                maker=segment.unit,
+                taken_by=(segment.unit,),
+            )
 
-    def __init__(self, step: CapturedStep, away: Mapping[str, Away], stretches: Stretches) -> None:
-        found = (absence_of(storages, step, away, stretches) for storages in step.saved) if away else ()
+
+class Moves:
+    """All that a schedule moves of a step. Bytes by unit and micro-batch.
+
+    `kept`: by forward segment, what recomputed units keep of their operators' outputs.
+    """
+
+    def __init__(
+        self,
+        step: CapturedStep,
+        away: Mapping[str, Away],
+        stretches: Stretches,
+        kept: Mapping[int, Iterable[KeepableStorage]] | None = None,
+    ) -> None:
+        outputs = (
+            storages
+            for position, found in (kept or {}).items()
+            if step.segments[position].unit in away
+            for storages in kept_storages(step, position, found)
+        )
+        going = chain(step.saved, outputs) if away else ()
+        found = (absence_of(storages, step, away, stretches) for storages in going)
         self.absences = tuple(absence for absence in found if absence is not None)
 
     @cached_property
@@ -169,7 +216,8 @@ class MovedActivations:
     _arriving: dict[str, _Arriving] = field(default_factory=dict)
 
     def play(self, action: Action, micro_batch: int | None, backward_s: float) -> None:
-        """One transfer around a forward or backward; `backward_s`: what the backward takes that it stands before."""
+        """One transfer around a forward or backward; `backward_s`: what the backward takes that it stands before, or the
+        second run before that one."""
         if action.kind is ActionKind.OFFLOAD and action.overlaps:
             self._write(action, self.moves.written.get((action.unit, micro_batch), Transfer()))
         elif action.kind is ActionKind.OFFLOAD:

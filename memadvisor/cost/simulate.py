@@ -255,7 +255,7 @@ class _Player:
                     self._moment(place, position, following, view, {"temporary": scratch_bytes})
                 continue
             if action.kind in (ActionKind.OFFLOAD, ActionKind.PREFETCH):
-                self.moved.play(action, segment.micro_batch, segment.duration_s)
+                self.moved.play(action, segment.micro_batch, self._using_s(segment))
                 continue
             if self.pages.plays(action):
                 staging = self.pages.play(action)
@@ -285,6 +285,12 @@ class _Player:
             self._queue(action, message)
         if point is Point.BEFORE_OPTIMIZER:
             self.paged.end()
+
+    def _using_s(self, segment: Segment) -> float:
+        """How long a backward takes to use what has been kept for it; one that runs its unit again does so there."""
+        if segment.phase == "backward" and segment.unit in self.stretches:
+            return self.activations.again_s((segment.unit or "",), segment.micro_batch)
+        return segment.duration_s
 
     def _queue(self, action: Action, message: Message) -> None:
         if self.times is None:

@@ -123,10 +123,10 @@ class Applied:
         self._has_wrapped = False
         self._other_model: PlanError | None = None
         self._hooks = Hooks(self, self._undo)
-        self._recompute = Recompute(self._hooks, self._label, self._note, self._undo)
         self._alone: Executor | None = None  # of a model of one process, which lives as long as it
         self._directory = directory = Path(plan.disk_directory or tempfile.gettempdir())
         self._activations = OffloadedActivations(self._hooks, self._label, self._note, self._undo, directory)
+        self._recompute = Recompute(self._hooks, self._label, self._note, self._undo, self._activations)
         self._rounding = CompressedActivations(self._hooks, self._label, self._note, self._undo)
         self._casts = Casts(self._undo)
         self._offload = StateOffload(self.slot_of, self._label, self._note, self._undo, directory)

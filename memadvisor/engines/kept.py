@@ -9,6 +9,7 @@ autograd makes the same graph in both runs.
 - A call is known by its number among those of its name; its place among all calls must be the same in both runs.
 - What is written into after it was kept (its version tells) is not used: the operator runs again.
 - Where an operator that draws random numbers runs again, all that drew before it do, so that it draws the same.
+- Where the unit's activations wait on another tier, so do these, from the end of the first run on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memadvisor.engines.saved_activations import Holder, KeptView, kept_view
 from memadvisor.operator_calls import UNCOUNTED, dropout_position, is_without_dropout, may_draw, operator_name
 
 
@@ -54,15 +56,25 @@ class _Output:
 
     def __init__(self, out: Any, place: int, draws: bool) -> None:
         self.is_tuple = isinstance(out, tuple)
-        self.tensors = [_alias(leaf) for leaf in (out if self.is_tuple else (out,))]
+        self.tensors: list[torch.Tensor | KeptView | None] = [
+            _alias(leaf) for leaf in (out if self.is_tuple else (out,))
+        ]
         self.versions: list[int] = []
         self.place = place
         self.draws = draws
 
     def holds(self, tensor: Any) -> bool:
         return isinstance(tensor, torch.Tensor) and any(
-            mine is not None and _storage(mine) == _storage(tensor) for mine in self.tensors
+            isinstance(mine, torch.Tensor) and _storage(mine) == _storage(tensor) for mine in self.tensors
         )
+
+    def handed(self, holder: Holder) -> None:
+        """What a holder has a form for is with it from now on."""
+        if self.is_unchanged():
+            self.tensors = [
+                kept_view(mine, holder) or mine if isinstance(mine, torch.Tensor) else mine
+                for mine in self.tensors
+            ]
 
     def settle(self) -> None:
         self.versions = self._versions()
@@ -71,10 +83,16 @@ class _Output:
         return self.versions == self._versions()
 
     def _versions(self) -> list[int]:
-        return [0 if tensor is None else tensor._version for tensor in self.tensors]
+        return [_version(mine) for mine in self.tensors]
 
     def value(self) -> Any:
+        self.tensors = [mine.tensor() if isinstance(mine, KeptView) else mine for mine in self.tensors]
         return tuple(self.tensors) if self.is_tuple else self.tensors[0]
+
+
+def _version(mine: torch.Tensor | KeptView | None) -> int:
+    of = mine.probe if isinstance(mine, KeptView) else mine
+    return 0 if of is None else of._version
 
 
 def _alias(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -105,15 +123,17 @@ def _is_plain(value: Any) -> bool:
 
 class KeptOutputs:
     """Of one call of a unit. `names` are of plan.UnitPlan's `kept`; `miss` is told those that no call bore, `label` of
-    each output that is kept."""
+    each output that is kept. `holder`: who takes them out of memory meanwhile, if anybody does."""
 
     def __init__(
         self,
         names: Collection[str],
         miss: Callable[[set[str]], None],
         label: Callable[[torch.Tensor], None] = lambda tensor: None,
+        holder: Holder | None = None,
     ) -> None:
         self.names = names
+        self.holder = holder
         self.miss = miss
         self.label = label
         self.outputs: dict[tuple[str, int], _Output] = {}
@@ -124,6 +144,12 @@ class KeptOutputs:
     def second_run(self) -> TorchDispatchMode:
         self._forget_changed()
         return _SecondRun(self)
+
+    def hand_over(self) -> None:
+        """The first run is over."""
+        if self.holder is not None:
+            for output in self.outputs.values():
+                output.handed(self.holder)
 
     def forget_drawn(self) -> None:
         self.outputs = {call: output for call, output in self.outputs.items() if not output.draws}
@@ -190,7 +216,7 @@ class _FirstRun(_Mode):  # type: ignore[no-untyped-call]
         if is_wanted and not known.is_in_place and _can_be_kept(out, args):
             self._open = self._kept.outputs[call] = _Output(out, self._place, draws)
             for tensor in self._open.tensors:
-                if tensor is not None:
+                if isinstance(tensor, torch.Tensor):
                     self._kept.label(tensor)
         elif draws:
             self._kept.forget_drawn()
@@ -202,7 +228,10 @@ class _FirstRun(_Mode):  # type: ignore[no-untyped-call]
         missing = {name for name in self._kept.names if "#" in name} - {
             f"{name}#{number}" for name, number in self._kept.outputs
         }
-        if missing and not any(exception):
+        if any(exception):
+            return
+        self._kept.hand_over()
+        if missing:
             self._kept.miss(missing)
 
 

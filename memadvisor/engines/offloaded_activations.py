@@ -1,8 +1,8 @@
 """Units whose saved tensors are on another tier from the end of their forward until their backward.
 
 Plays the OFFLOAD and PREFETCH actions of a schedule. As with recomputation the forward of a unit's class is wrapped,
-not the module. What a unit that runs again keeps, its input, stays. A backward is
-announced by the gradients of the unit's outputs. What the schedule has not brought back when autograd asks for it, as
+not the module. A unit that runs again keeps its inputs, and outputs of some operators: recompute.py hands these to the
+call that is running (`call_of`). A backward is announced by the gradients of the unit's outputs. What the schedule has not brought back when autograd asks for it, as
 where the script's order is another than the plan's, comes at once; so results hang on the schedule in nothing.
 
 A call of a unit remembers the calls before it that the schedule has brought back at its own backward: of several
@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
-from memadvisor.engines.recompute import Note
 from memadvisor.engines.saved_activations import Kept, KeptByStorage, SavedActivations, stays
 from memadvisor.engines.tiers import Tier, make_tier
 from memadvisor.engines.undo import Undo
@@ -32,6 +31,7 @@ from memadvisor.errors import PlanError
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Schedule
 
 Label = Callable[[torch.Tensor, str, str], None]
+Note = Callable[[str, str], None]
 
 
 class Call:
@@ -108,6 +108,7 @@ class OffloadedActivations:
             weakref.WeakKeyDictionary()
         )
         self._plays: list[_Plays] = []
+        self._running: weakref.WeakKeyDictionary[torch.nn.Module, Call] = weakref.WeakKeyDictionary()
         self._moved: weakref.WeakKeyDictionary[torch.nn.Module, Lane] = weakref.WeakKeyDictionary()
         self._tiers: dict[tuple[Lane, torch.device], Tier] = {}
         self._forwards = UnitForwards(self, undo)
@@ -127,13 +128,6 @@ class OffloadedActivations:
             return
         if not self._plays:
             self._hooks.observe(self, set())
-        again = [name for name in moved if any(name in stretch for stretch in schedule.stretches)]
-        if again:
-            self._note(
-                "warning",
-                f"what {len(again)} recomputed units keep, their inputs, stays in memory: {', '.join(again[:3])}"
-                f"{' and others' if len(again) > 3 else ''}",
-            )
         plays = _Plays(schedule, self._label)
         self._plays.append(plays)
         alone = obstacles(model)
@@ -182,8 +176,12 @@ class OffloadedActivations:
         call = Call(self, plays, unit)
         autograd: Any = torch._C._autograd
         if module in self._moved and autograd._saved_tensors_hooks_is_enabled():
-            with SavedActivations(call, stays(module, (args, kwargs))):
-                output = original(module, *args, **kwargs)
+            self._running[module] = call
+            try:
+                with SavedActivations(call, stays(module, (args, kwargs))):
+                    output = original(module, *args, **kwargs)
+            finally:
+                del self._running[module]
         else:
             output = original(module, *args, **kwargs)
         plays.latest[unit] = weakref.ref(call)
@@ -194,6 +192,10 @@ class OffloadedActivations:
             else:
                 self._settle(plays, action.unit)
         return output
+
+    def call_of(self, module: torch.nn.Module) -> Call | None:
+        """The call of a unit that is running now, if what it keeps is moved."""
+        return self._running.get(module)
 
     def _announce_backward(self, call: Call, output: Any) -> None:
         this = weakref.ref(self)

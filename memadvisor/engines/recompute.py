@@ -21,7 +21,9 @@ from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.kept import KeptOutputs
 from memadvisor.engines.live import LiveModel
+from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.saved import is_in_checkpoint
+from memadvisor.engines.saved_activations import Holder
 from memadvisor.engines.second_run import run_keeping_arguments
 from memadvisor.engines.stretches import Pass
 from memadvisor.engines.undo import Undo
@@ -35,10 +37,21 @@ Buffers = list[tuple[dict[str, Any], str, torch.Tensor]]  # a module's buffers, 
 
 
 class Recompute:
-    """All recomputed units of a process. Modules are held weakly."""
+    """All recomputed units of a process. Modules are held weakly.
 
-    def __init__(self, hooks: Hooks, label: Label, note: Note, undo: Undo) -> None:
+    `movers`: who takes what a call of a module keeps out of memory meanwhile, if anybody does.
+    """
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        label: Label,
+        note: Note,
+        undo: Undo,
+        movers: OffloadedActivations,
+    ) -> None:
         self._hooks = hooks
+        self._movers = movers
         self._label = label
         self._note = note
         self._undo = undo
@@ -98,9 +111,11 @@ class Recompute:
         if current is not None:
             output = self._call_in(current, forward, args, kwargs, before)
         else:
-            unit = self._units[module]
-            around, kept = (lambda: _WithBuffers(before)), self._outputs_kept(module)
-            output = run_keeping_arguments(unit, forward, args, kwargs, around, kept, self._label_kept)
+            unit, holder = self._units[module], self._movers.call_of(module)
+            around, kept = (lambda: _WithBuffers(before)), self._outputs_kept(module, holder)
+            output = run_keeping_arguments(
+                unit, forward, args, kwargs, around, kept, self._label_kept, holder
+            )
         self._learn_changing(module, before)
         if not _is_plain(output):
             self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
@@ -110,13 +125,16 @@ class Recompute:
     def _label_kept(self, tensor: torch.Tensor) -> None:
         self._label(tensor, "activation", "")
 
-    def _outputs_kept(self, module: torch.nn.Module) -> KeptOutputs | None:
+    def _outputs_kept(self, module: torch.nn.Module, holder: Holder | None) -> KeptOutputs | None:
         names, unit = self._kept.get(module, ()), self._units[module]
         if not names:
             return None
         label = self._label
         return KeptOutputs(
-            names, functools.partial(self._miss, unit), lambda tensor: label(tensor, "activation", unit)
+            names,
+            functools.partial(self._miss, unit),
+            lambda tensor: label(tensor, "activation", unit),
+            holder,
         )
 
     def _miss(self, unit: str, names: set[str]) -> None:

@@ -186,12 +186,14 @@ class Kept:
         self._forget()
 
 
-class _Place:
-    """Stands for a saved tensor inside autograd: a view of what is kept."""
+class KeptView:
+    """Stands for a tensor that is kept: a view of its storage, wherever that is."""
 
     __slots__ = ("dtype", "held", "holder", "offset", "probe", "size", "stored", "stride", "version")
 
-    def __init__(self, tensor: torch.Tensor, stored: Stored, holder: Holder, held: Held | None) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, stored: Stored, holder: Holder, held: Held | None = None
+    ) -> None:
         self.stored = stored
         self.holder = holder
         self.held = held
@@ -200,6 +202,26 @@ class _Place:
         self.offset = tensor.storage_offset()
         self.version = tensor._version
         self.probe = _probe(tensor)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nobody has modified the tensor in place since."""
+        return self.probe is None or int(self.probe._version) == self.version
+
+    def tensor(self) -> torch.Tensor:
+        """The values, brought here if need be; no part of any graph."""
+        self.holder.brings(self.stored)
+        if self.held is not None:
+            self.held.used()
+        storage = self.stored.here()
+        whole = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return whole.set_(storage, self.offset, self.size, self.stride)
+
+
+def kept_view(tensor: torch.Tensor, holder: Holder) -> KeptView | None:
+    """What stands for a tensor that a holder keeps from now on; None where it has to stay as it is."""
+    stored = holder.found(tensor) if may_go(tensor) else None
+    return None if stored is None else KeptView(tensor, stored, holder)
 
 
 class _Stays:
@@ -243,19 +265,11 @@ class SavedActivations:
         stored = self._holder.found(tensor) if self._goes(tensor) else None
         if stored is not None:
             held = None if self._record is None else stored.recorded(self._record, tensor)
-            return _Place(tensor, stored, self._holder, held)
+            return KeptView(tensor, stored, self._holder, held)
         return _Stays(tensor, self._outer[0] if self._outer is not None else None)
 
     def _goes(self, tensor: torch.Tensor) -> bool:
-        if not is_plain(tensor) or isinstance(tensor._base, torch.nn.Parameter):
-            return False
-        storage = tensor.untyped_storage()
-        return (
-            storage.nbytes() >= MIN_BYTES
-            and storage._cdata not in self._stay
-            and storage.resizable()
-            and not storage.is_shared()
-        )
+        return may_go(tensor) and storage_id(tensor) not in self._stay
 
     def unpack(self, packed: Any) -> Any:
         if packed.probe is not None and packed.probe._version != packed.version:
@@ -263,13 +277,8 @@ class SavedActivations:
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
                 f"tensor is at version {packed.probe._version}; expected version {packed.version} instead."
             )
-        if isinstance(packed, _Place):
-            packed.holder.brings(packed.stored)
-            if packed.held is not None:
-                packed.held.used()
-            storage = packed.stored.here()
-            whole = torch.empty(0, dtype=packed.dtype, device=storage.device)
-            return whole.set_(storage, packed.offset, packed.size, packed.stride)
+        if isinstance(packed, KeptView):
+            return packed.tensor()
         if packed.is_packed and self._outer is not None:
             return self._outer[1](packed.value)
         return packed.value
@@ -286,6 +295,14 @@ def stays(module: torch.nn.Module, arguments: Any) -> list[torch.Tensor]:
     leaves: list[Any] = tree_leaves(arguments)
     given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.requires_grad]
     return [*module.parameters(), *module.buffers(), *given]
+
+
+def may_go(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's storage is large enough, and of a kind that can be put elsewhere."""
+    if not is_plain(tensor) or isinstance(tensor._base, torch.nn.Parameter):
+        return False
+    storage = tensor.untyped_storage()
+    return storage.nbytes() >= MIN_BYTES and storage.resizable() and not storage.is_shared()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from memadvisor.engines.kept import KeptOutputs
+from memadvisor.engines.saved_activations import Holder, KeptView, kept_view
 
 Around = Callable[[], contextlib.AbstractContextManager[None]]
 Told = Callable[
@@ -183,10 +184,18 @@ class _Alone:
         self._around = around
         leaves, self._spec = tree_flatten(arguments)
         self._leaves = [kept_of(leaf, told) for leaf in leaves]
+        self._moving = [kept is not leaf for kept, leaf in zip(self._leaves, leaves, strict=True)]
         self._versions = versions_of(self._leaves)
         self._conditions = Conditions(leaves)
         self._places = Places()
         self.pack = self._places.pack
+
+    def hand_over(self, holder: Holder) -> None:
+        """The first run is over: what others have made, and need a gradient of, is the holder's from now on."""
+        self._leaves = [
+            kept_view(leaf, holder) or leaf if moves else leaf
+            for leaf, moves in zip(self._leaves, self._moving, strict=True)
+        ]
 
     def unpack(self, place: Place) -> torch.Tensor:
         if place.value is None:
@@ -194,8 +203,12 @@ class _Alone:
         return value_of(place, self._unit)
 
     def _again(self) -> None:
-        check_versions(self._leaves, self._versions, self._unit)
-        args, kwargs = tree_unflatten(self._leaves, self._spec)
+        probes = [leaf.probe if isinstance(leaf, KeptView) else leaf for leaf in self._leaves]
+        check_versions(probes, self._versions, self._unit)
+        leaves = [
+            leaf.tensor().requires_grad_() if isinstance(leaf, KeptView) else leaf for leaf in self._leaves
+        ]
+        args, kwargs = tree_unflatten(leaves, self._spec)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._places.filling(True), as_packed)
         given = self._kept.second_run() if self._kept is not None else contextlib.nullcontext()
         with contextlib.suppress(Enough), self._conditions.again(), self._around(), hooks, given:
@@ -210,12 +223,16 @@ def run_keeping_arguments(
     around: Around,
     kept: KeptOutputs | None = None,
     told: Told = lambda tensor: None,
+    holder: Holder | None = None,
 ) -> Any:
     """Call a unit's forward such that it is run again, inside `around()`, when the backward first needs it.
 
-    `kept`: outputs of operators that the second run is given.
+    `kept`: outputs of operators that the second run is given. `holder`: who takes what is kept out of memory meanwhile.
     """
     call = _Alone(unit, forward, (args, kwargs), around, kept, told)
     watch = kept.first_run() if kept is not None else contextlib.nullcontext()
     with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack), watch:
-        return forward(*args, **kwargs)
+        output = forward(*args, **kwargs)
+    if holder is not None:
+        call.hand_over(holder)
+    return output

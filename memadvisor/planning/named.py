@@ -1,6 +1,8 @@
-"""Policies by name, beside what the search chooses: none, every-layer, sqrt, selective and dtr.
+"""Policies by name, beside what the search chooses: none, every-layer, sqrt, selective, kwai and dtr.
 
-The first four are those of plans made by hand (memadvisor/policies.py). `dtr` lets go of units in the order of Dynamic
+All but the last are those of plans made by hand (memadvisor/policies.py). Of `kwai`, Megatron-Kwai (Yuan et al., ATC
+2024) moves as large a share of what a layer keeps as goes under the next layer's forward: here the blocks of which all
+of it does, and comes back under that one's backward. `dtr` lets go of units in the order of Dynamic
 Tensor Rematerialization (Kirisame et al., ICLR 2021, arXiv:2006.09616, section 3), which evicts what has the least
 
     h = cost / (bytes * staleness)
@@ -13,7 +15,7 @@ tensor by tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
@@ -22,12 +24,15 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.plan import UnitPlan
 from memadvisor.planning.arrangement import Arrangement
+from memadvisor.planning.offload import hidden_transfers
+from memadvisor.planning.operators import products_of
+from memadvisor.planning.paging import nearest_tier
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.search import Search
-from memadvisor.policies import SELECTIVE, blocks_of, recomputed_by_policy
+from memadvisor.policies import KEEPING, RECOMPUTING, blocks_of, recomputed_by_policy
 from memadvisor.units import format_bytes
 
-POLICIES = ("none", "every-layer", "sqrt", "selective", "dtr")
+POLICIES = ("none", *RECOMPUTING, "dtr")
 
 
 def check_policy(policy: str | None) -> None:
@@ -49,8 +54,9 @@ def named_plan(search: Search, step: CapturedStep, policy: str, first: RankedPla
     else:
         _check_predictable(search, step, policy)
         again = recomputed_by_policy(policy, blocks_of(step.units)) & set(step.recomputable)
-        kept = {unit: _products_of(step, unit) for unit in again} if policy == "selective" else {}
+        kept = {unit: products_of(step, unit) for unit in again} if policy in KEEPING else {}
         chosen = _with(like, again, kept)
+        chosen = _moved(search, step, chosen) if policy == "kwai" else chosen
     found = search.ranked(step, chosen, search.play(step, chosen).prediction())
     needed_bytes = found.prediction.needed_bytes
     if not found.fits:
@@ -64,14 +70,14 @@ def named_plan(search: Search, step: CapturedStep, policy: str, first: RankedPla
 
 def _check_predictable(search: Search, step: CapturedStep, policy: str) -> None:
     """Raise UsageError where a policy has nothing to choose from, or what it gives is not known."""
-    if policy == "selective" and search.settings is not None:
+    if policy in KEEPING and search.settings is not None:
         raise UsageError(
-            "What the policy selective reserves on a CUDA device is not predicted.",
+            f"What the policy {policy} reserves on a CUDA device is not predicted.",
             hint="take another policy, or advise without --policy.",
         )
-    if policy == "selective" and not step.operators:
+    if policy in KEEPING and not step.operators:
         raise UsageError(
-            "The run does not tell what keeping outputs of operators would cost, which the policy selective does.",
+            f"The run does not tell what keeping outputs of operators would cost, which the policy {policy} does.",
             hint="profile the script again with this version, or take --policy every-layer.",
         )
     if policy != "none" and not blocks_of(step.units):
@@ -80,6 +86,29 @@ def _check_predictable(search: Search, step: CapturedStep, policy: str) -> None:
             "side.",
             hint="advise without --policy, or take --policy dtr.",
         )
+
+
+def _moved(search: Search, step: CapturedStep, keeping: Arrangement) -> Arrangement:
+    """With what the blocks keep on another tier, where its transfers are hidden."""
+    tier = nearest_tier(step, search.transfers)
+    if tier is None or search.transfers is None:
+        raise UsageError(
+            "The policy kwai moves what it does not recompute, and no bandwidth of another tier is known.",
+            hint="measure it with `memadvisor calibrate -o hardware.json`, and pass --hardware hardware.json.",
+        )
+
+    def away(names: Collection[str]) -> Arrangement:
+        moves = (replace(u, activation_tier=tier) if u.name in names else u for u in keeping.units)
+        return replace(keeping, units=tuple(moves))
+
+    hidden = hidden_transfers(step, away(keeping.recomputed).units, search.transfers)
+    if not hidden:
+        raise UsageError(
+            "The policy kwai would move nothing: of no block do the transfers fit under the next one's compute "
+            f"({search.transfers.source}).",
+            hint="take --policy selective, or a faster tier.",
+        )
+    return away(hidden)
 
 
 def _with(
@@ -95,18 +124,6 @@ def _with(
         for unit in like.units
     )
     return replace(like, units=tuple(units), stretches=())
-
-
-def _products_of(step: CapturedStep, unit: str) -> tuple[str, ...]:
-    """The operators of a unit's forward that `selective` keeps, call by call."""
-    return tuple(
-        dict.fromkeys(
-            operators.operators[place].name
-            for position, operators in step.operators.items()
-            if step.segments[position].unit == unit
-            for place in sorted(operators.places(SELECTIVE))
-        )
-    )
 
 
 def _evicted(

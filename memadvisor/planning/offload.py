@@ -1,4 +1,8 @@
-"""Which units' activations wait on another tier, which are recomputed, and which stay: one choice for a budget.
+"""Which units' activations wait on another tier, which are recomputed, which both, and which stay: one choice for a
+budget.
+
+A unit that is recomputed may have what it keeps moved: its inputs, or as in Megatron-Kwai (ATC'24) these and what its
+products give, so that its cheap operators alone run again.
 
 A unit's transfers are hidden where the write fits under the next unit's forward, and the read under that unit's backward:
 the windows that Megatron-Kwai (ATC'24) and POFO (NeurIPS'21) fill. The search starts from the best recomputation
@@ -8,18 +12,19 @@ the simulator's time and peak alone (arrangement.py). Where all choices are few,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from memadvisor.cost.moved_activations import Moves, units_away
+from memadvisor.cost.activations import Activations
+from memadvisor.cost.moved_activations import units_away
 from memadvisor.cost.simulate import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.planning.arrangement import Arrangement, Outcome, Space, choose_arrangement, classes_of
-from memadvisor.schedule import Lane
+from memadvisor.planning.operators import products_of
 from memadvisor.write_schedule import write_schedule
 
 
@@ -32,6 +37,7 @@ class OffloadSearch:
     tier: str
     times: TransferTimes
     play: Callable[[Arrangement], Simulation]
+    may_keep: bool = True  # outputs of operators
 
     @cached_property
     def movable(self) -> tuple[str, ...]:
@@ -47,13 +53,19 @@ class OffloadSearch:
         if not self.movable:
             return None
         first = [*self._windows(budget_bytes), *(start for start in starts if not start.stretches)]
-        first += [self.plain, self._with(self.movable, ())]
+        first += [self.plain, self._with(self.movable, ()), self._with(self.movable, self._taking)]
         limit_s = self._evaluate(self.plain).step_time_s * (1 + 1e-9)
         free = [start for start in first if self._fits(start, budget_bytes)]
         free = [start for start in free if self._evaluate(start).step_time_s <= limit_s]
         if free:  # none is faster than the plain step; of these, that which moves least
             return min(free, key=lambda start: len(start.away))
         return choose_arrangement(self._space, self._evaluate, first, budget_bytes, num_moves)
+
+    @cached_property
+    def _taking(self) -> frozenset[str]:
+        """Recomputable units whose inputs can be moved."""
+        taking = {unit for storages in self.step.saved for unit in storages.taken_by}
+        return frozenset(taking & self.step.recomputable.keys())
 
     @cached_property
     def _space(self) -> Space:
@@ -64,6 +76,12 @@ class OffloadSearch:
                 own.append(replace(unit, recompute=True))
             if unit.name in self.movable:
                 own.append(replace(unit, activation_tier=self.tier))
+            both = replace(unit, recompute=True, activation_tier=self.tier)
+            if unit.name in self._taking:
+                own.append(both)
+            may_keep = self.may_keep and unit.name in self.step.recomputable
+            if may_keep and (kept := products_of(self.step, unit.name)):
+                own.append(replace(both, kept=kept))
             options.append(tuple(own))
         return Space(
             tuple(options),
@@ -77,10 +95,9 @@ class OffloadSearch:
         played = self.play(arrangement)
         return Outcome(played.step_time_s, played.peak_bytes)
 
-    def _with(self, away: Sequence[str], again: Sequence[str]) -> Arrangement:
+    def _with(self, away: Collection[str], again: Collection[str]) -> Arrangement:
         def changed(unit: UnitPlan) -> UnitPlan:
-            if unit.name in again:
-                return replace(unit, recompute=True)
+            unit = replace(unit, recompute=True) if unit.name in again else unit
             return replace(unit, activation_tier=self.tier) if unit.name in away else unit
 
         return replace(self.plain, units=tuple(changed(unit) for unit in self.plain.units))
@@ -116,24 +133,31 @@ class OffloadSearch:
 
     @cached_property
     def hidden(self) -> tuple[str, ...]:
-        """Units whose transfers take no longer than the forward, and the backward, of the unit behind them."""
-        plan = Plan(num_ranks=1, zero_stage=0, policy="chosen", units=self._with(self.movable, ()).units)
-        away = units_away(write_schedule(plan, self.step.units))
-        moves, lane = Moves(self.step, away, Stretches(())), Lane(self.tier)
-        windows = {
-            (segment.phase, segment.unit, segment.micro_batch): segment.duration_s
-            for segment in self.step.segments
-        }
-        slow = set()
-        for phase, transfers, seconds in (
-            ("forward", moves.written, self.times.write_s),
-            ("backward", moves.read, self.times.read_s),
-        ):
-            for (unit, micro_batch), sent in transfers.items():
-                window_s = windows.get((phase, away[unit].gone_after, micro_batch), 0.0)
-                if seconds(lane, sent.size_bytes) > window_s:
-                    slow.add(unit)
-        return tuple(unit for unit in self.movable if unit not in slow)
+        """Units that can be moved as they are while others compute."""
+        return hidden_transfers(self.step, self._with(self.movable, ()).units, self.times)
+
+
+def hidden_transfers(
+    step: CapturedStep, units: tuple[UnitPlan, ...], times: TransferTimes
+) -> tuple[str, ...]:
+    """Of units that keep activations elsewhere, those whose transfers take no longer than the forward, and the backward,
+    of the unit behind them."""
+    schedule = write_schedule(Plan(num_ranks=1, zero_stage=0, policy="chosen", units=units), step.units)
+    away = units_away(schedule)
+    moves = Activations(step, Stretches(schedule.stretches), schedule.kept, away).moves
+    windows = {
+        (segment.phase, segment.unit, segment.micro_batch): segment.duration_s for segment in step.segments
+    }
+    slow, sending = set(), {unit for unit, _ in moves.written}
+    for phase, transfers, seconds in (
+        ("forward", moves.written, times.write_s),
+        ("backward", moves.read, times.read_s),
+    ):
+        for (unit, micro_batch), sent in transfers.items():
+            window_s = windows.get((phase, away[unit].gone_after, micro_batch), 0.0)
+            if seconds(away[unit].lane, sent.size_bytes) > window_s:
+                slow.add(unit)
+    return tuple(unit.name for unit in units if unit.name in sending - slow)
 
 
 def offload_choice(

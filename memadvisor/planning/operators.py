@@ -24,6 +24,7 @@ from memadvisor.cost.moments import Moment
 from memadvisor.cost.simulate import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
+from memadvisor.policies import SELECTIVE
 
 Floats = npt.NDArray[np.float64]
 Selection = Mapping[str, tuple[str, ...]]  # recomputed units, and what each of them keeps
@@ -37,6 +38,18 @@ _GAP_FRACTION = 1e-2  # of the added time: a solution is good enough
 _ROUGH_GAP_FRACTION = 3e-2
 _MAX_NODES = 60
 _TOLERANCE = 2e-6  # of the budget: HiGHS takes a bound for kept within half of it
+
+
+def products_of(step: CapturedStep, unit: str) -> tuple[str, ...]:
+    """The operators of a unit's forward that `selective` and `kwai` keep, call by call."""
+    return tuple(
+        dict.fromkeys(
+            operators.operators[place].name
+            for position, operators in step.operators.items()
+            if step.segments[position].unit == unit
+            for place in sorted(operators.places(SELECTIVE))
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,7 @@ from memadvisor.planning.arrangement import (
 from memadvisor.planning.offload import OffloadSearch, offload_choice
 from memadvisor.planning.operators import OperatorSearch
 from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes, with_fewest_paged
-from memadvisor.planning.ranked import (
-    Kind,
-    RankedPlan,
-    is_worth_it,
-    order,
-    with_other,
-    worthier,
-)
+from memadvisor.planning.ranked import Kind, RankedPlan, is_worth_it, order, with_other, worthier
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.split_bounds import SplitBounds
 from memadvisor.planning.stretches import Nested, NestedSearch, nested_of, nested_with
@@ -220,7 +213,14 @@ class Search:
             keeps = keep if self.settings is None and step.operators else None
             offload = None
             if self.transfers is not None and nearest != "device":
-                moves = OffloadSearch(step, largest, nearest, self.transfers, lambda a: play(nested_of(a)))
+                moves = OffloadSearch(
+                    step,
+                    largest,
+                    nearest,
+                    self.transfers,
+                    lambda a: play(nested_of(a)),
+                    self.settings is None,
+                )
                 num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
                 offload = offload_choice(moves, choose, arranged(smallest), num_moves)
             of_tier = self._paged_kinds if way.pages else self._state_kinds

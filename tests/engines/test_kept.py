@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memadvisor.engines import saved_activations
 from memadvisor.plan import UnitPlan
 from memadvisor.policies import SELECTIVE
 from tests.engines.test_recompute import new_model, regress, stack, train_alone
@@ -106,12 +107,14 @@ def test_losses_weights_and_running_statistics_are_bitwise_equal(kept, bf16):
 
 
 @pytest.mark.parametrize("options", [{"dropout": 0.3}, {"batch_norm": True}, {"tied": True, "dropout": 0.1}])
-def test_the_policy_selective_on_a_live_model(options):
+def test_the_policies_selective_and_kwai_on_a_live_model(options, monkeypatch):
+    monkeypatch.setattr(saved_activations, "MIN_BYTES", 1)
     plain = train_alone(new_model(**options))
-    with applied(make_plan(1, policy="selective")):
-        ours = train_alone(new_model(**options))
-    assert ours[0] == plain[0]
-    assert all(torch.equal(ours[1][name], plain[1][name]) for name in plain[1])
+    for plan in (make_plan(1, policy="selective"), make_plan(1, policy="kwai", activation_tier="disk")):
+        with applied(plan):
+            ours = train_alone(new_model(**options))
+        assert ours[0] == plain[0]
+        assert all(torch.equal(ours[1][name], plain[1][name]) for name in plain[1])
 
 
 def run_again(kept, make=Rich, note=lambda level, text: None):

@@ -2,6 +2,7 @@
 
 import gc
 import tempfile
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.engines.apply import apply
 from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan import UnitPlan
+from memadvisor.planning.operators import products_of
 from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 from tests.engines.trainings import make_plan
@@ -46,10 +48,10 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self):
+    def __init__(self, num_blocks=4):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, words):
@@ -120,15 +122,18 @@ def recorded(kind, num_micro_batches, bf16, plan=None):
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_micro_batches", "bf16", "away", "again"),
+    ("kind", "num_micro_batches", "bf16", "away", "again", "keeping"),
     [
-        (Gpt, 2, False, ("blocks.0", "blocks.1", "blocks.3", "head"), ("blocks.2", "blocks.3")),
-        (Gpt, 1, True, ("*",), ("blocks.1",)),
-        (UNet, 1, False, ("down", "deep"), ("up",)),
+        (Gpt, 2, False, ("blocks.0", "blocks.1", "blocks.3", "head"), ("blocks.2", "blocks.3"), ()),
+        (Gpt, 1, True, ("*",), ("blocks.*",), ("blocks.1", "blocks.2")),
+        (UNet, 1, False, ("down", "deep"), ("down", "up"), ("down", "up")),
     ],
 )
-def test_what_leaves_and_comes_back_is_what_the_simulator_said(kind, num_micro_batches, bf16, away, again):
-    """To the byte, but for the running statistics that a recomputed unit keeps copies of.
+def test_what_leaves_and_comes_back_is_what_the_simulator_said(
+    kind, num_micro_batches, bf16, away, again, keeping
+):
+    """To the byte, but for the running statistics that a recomputed unit keeps copies of. A unit that is recomputed and
+    moved has its inputs moved, and, `keeping`, what its products give.
 
     Both runs are made here, one after the other: what other tests have left alive in the process is in both peaks.
     """
@@ -138,7 +143,8 @@ def test_what_leaves_and_comes_back_is_what_the_simulator_said(kind, num_micro_b
         UnitPlan(
             name=unit.name,
             zero_stage=0,
-            recompute=unit.name in again,
+            recompute=any(fnmatch(unit.name, pattern) for pattern in again),
+            kept=products_of(step, unit.name) if unit.name in keeping else (),
             activation_tier="disk" if any(fnmatch(unit.name, pattern) for pattern in away) else "device",
         )
         for unit in step.units
@@ -151,7 +157,8 @@ def test_what_leaves_and_comes_back_is_what_the_simulator_said(kind, num_micro_b
     assert applied.ranks[0].traced_step.peak_allocated_bytes == pytest.approx(
         predicted.peak.total_bytes, abs=200 if again and kind is UNet else 0
     )
-    here = [unit for unit in units if unit.recompute]
+    assert all(unit.kept for unit in units if unit.name in keeping)
+    here = [replace(unit, activation_tier="device") for unit in units]
     without = make_plan(1, 0, "chosen", tuple(here))
     kept = simulate(step, write_schedule(without, step.units), None)
     assert predicted.peak.total_bytes < 0.95 * kept.peak.total_bytes

@@ -8,12 +8,14 @@ import pytest
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.simulate import simulate
 from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.planning.advise import advise
 from memadvisor.planning.named import _scores
 from memadvisor.policies import resolve_units
 from memadvisor.write_schedule import write_schedule
 from tests.engines.trainings import make_plan
 from tests.make_run import make_run
+from tests.planning.test_advise import MEASURED
 
 RUN = make_run(num_ranks=1, num_blocks=6)
 STEP = captured_step(RUN)
@@ -38,6 +40,28 @@ def test_a_policy_is_the_plan_made_by_hand(policy):
     assert found.prediction.peak_bytes == played.peak.total_bytes
     assert found.prediction.step_time_s == played.step_time_s
     assert found.fits and found.plan.why
+
+
+def with_disk(bytes_per_s):
+    tier = TierBandwidth(read_bytes_per_s=bytes_per_s, write_bytes_per_s=bytes_per_s)
+    return replace(MEASURED, disk=tier)
+
+
+def test_kwai_is_selective_with_what_it_keeps_elsewhere_where_that_hides():
+    """The last block's transfers have only the head's forward and backward to hide under."""
+    run = make_run(num_ranks=1, num_blocks=4, sequence=64)
+    kwai = advise(run, memory_bytes=2**40, hardware=with_disk(1e8), policy="kwai").named
+    selective = advise(run, memory_bytes=2**40, policy="selective").named
+
+    assert [(u.recompute, u.kept) for u in kwai.plan.units] == [
+        (u.recompute, u.kept) for u in selective.plan.units
+    ]
+    away = [unit.name for unit in kwai.plan.units if unit.activation_tier == "disk"]
+    assert away == ["blocks.0", "blocks.1", "blocks.2"] and set(away) < set(kwai.plan.recomputed_units)
+    assert kwai.prediction.peak_bytes < selective.prediction.peak_bytes
+    assert kwai.prediction.step_time_s == pytest.approx(selective.prediction.step_time_s)
+    with pytest.raises(UsageError, match="kwai would move nothing"):
+        advise(run, memory_bytes=2**40, hardware=with_disk(1e5), policy="kwai")
 
 
 def test_the_best_plan_is_no_slower_than_any_policy():
@@ -95,7 +119,8 @@ def test_with_several_ranks_it_is_sharded_as_the_first_plan_is():
     [
         ("every-layer", 1000, "every-layer needs .*, and the budget is 1000 B"),
         ("dtr", 1000, "dtr needs"),
-        ("kwai", 2**40, "no policy 'kwai'"),
+        ("kawi", 2**40, "no policy 'kawi'"),
+        ("kwai", 2**40, "no bandwidth of another tier"),
     ],
 )
 def test_a_policy_that_cannot_be_had_is_refused(policy, memory_bytes, words):
