@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from memadvisor.coded_states import is_coded
 from memadvisor.cost.owners import is_elementwise
-from memadvisor.cost.step import UnitStates, WholeUpdate
+from memadvisor.cost.states import UnitStates, WholeUpdate
 from memadvisor.run.records import Parameter, Step, Storage
 from memadvisor.run.run import RankRun
 

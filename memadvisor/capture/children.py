@@ -15,19 +15,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memadvisor.capture.script import Target
-from memadvisor.errors import MemadvisorError, PlanError
-from memadvisor.run.store import write_refusal
+from memadvisor.errors import PlanError
 
-if TYPE_CHECKING:
-    from memadvisor.capture.recorder import Recorder
-
-    WhenAttached = Callable[[Recorder | None], None]
+Recording = Callable[[int], AbstractContextManager[None]]  # of the process that was started as the n-th
 
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _TAKE_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
@@ -145,13 +142,9 @@ class Followed:
         while self._undo:
             self._undo.pop()()
 
-    def follow_spawn(self, options: dict[str, Any], when_attached: WhenAttached | None = None) -> None:
-        """Once torch is there: ranks of torch.multiprocessing's `spawn`; `options` are their RecorderOptions.
-
-        `when_attached`, which can be pickled, is told of each one's recorder.
-        """
-        module = sys.modules["torch.multiprocessing.spawn"]
-        self._replace(module, "_wrap", SpawnedRank(options, when_attached))
+    def follow_spawn(self, record: Recording) -> None:
+        """Once torch is there: ranks of torch.multiprocessing's `spawn`, each under `record`, which can be pickled."""
+        self._replace(sys.modules["torch.multiprocessing.spawn"], "_wrap", SpawnedRank(record))
 
     def _popen(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -228,22 +221,13 @@ class SpawnedRank:
     tracebacks begin there, below any frame of ours.
     """
 
-    def __init__(self, options: dict[str, Any], when_attached: WhenAttached | None = None) -> None:
-        self._options = options
-        self._when_attached = when_attached
+    def __init__(self, record: Recording) -> None:
+        self._record = record
         self._original = sys.modules["torch.multiprocessing.spawn"]._wrap
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SpawnedRank, (self._options, self._when_attached)
+        return SpawnedRank, (self._record,)
 
     def __call__(self, fn: Any, index: int, args: Any, error_file: str) -> None:
-        from memadvisor.capture.session import record_here
-
-        try:
-            with record_here(index, self._options, self._when_attached):
-                self._original(fn, index, args, error_file)
-        except SystemExit as end:  # how `_wrap` ends after an exception, once it has written that down
-            refusal = end.__context__
-            if self._when_attached is not None and isinstance(refusal, MemadvisorError):
-                write_refusal(self._options["directory"], refusal.one_line())
-            raise
+        with self._record(index):
+            self._original(fn, index, args, error_file)

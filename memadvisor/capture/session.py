@@ -18,12 +18,12 @@ from memadvisor.capture.script import Target, exit_code_of, hide_our_frames, run
 from memadvisor.errors import MemadvisorError
 from memadvisor.run.frames import MAJOR, MINOR
 from memadvisor.run.run import Manifest
-from memadvisor.run.store import discard_empty_run, write_manifest
+from memadvisor.run.store import discard_empty_run, write_manifest, write_refusal
 
 if TYPE_CHECKING:
-    from memadvisor.capture.children import WhenAttached
     from memadvisor.capture.recorder import Recorder
 
+    WhenAttached = Callable[[Recorder | None], None]
 
 # Recorders of this process that a fork takes along into its children.
 _inherited: list[Recorder] = []
@@ -101,7 +101,7 @@ def profile_script(
         has_torch = True
         _attach(recorders, options, when_attached)
         if followed is not None:
-            followed.follow_spawn(options, when_attached)
+            followed.follow_spawn(partial(record_here, options=options, when_attached=when_attached))
 
     when_torch_is_imported(attach)
     started_by = os.getpid()
@@ -164,8 +164,11 @@ def record_here(index: int, options: dict[str, Any], when_attached: WhenAttached
         yield
     finally:
         failure = sys.exc_info()[1]
+        # torch's `_wrap` ends so after an exception, once it has written that down.
         cause = failure.__context__ if isinstance(failure, SystemExit) else None
         _finish(recorders, cause or failure, is_optional=True)
+        if when_attached is not None and isinstance(cause, MemadvisorError):
+            write_refusal(options["directory"], cause.one_line())
 
 
 def _attach(

@@ -14,16 +14,16 @@ from rich.text import Text
 
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
+from memadvisor.cli.tables import printable
 from memadvisor.cli.unit_ranges import unit_ranges
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
-from memadvisor.plan_file import plan_to_json
+from memadvisor.plan_file import save_plan
 from memadvisor.planning.advise import Advice, advise
 from memadvisor.planning.learn import Learnt
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
-from memadvisor.run.files import write_private_file
 from memadvisor.run.store import load_run
 from memadvisor.units import format_bytes, format_seconds, parse_bytes
 
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     chosen = advice.best if advice.named is None else advice.named.plan
     if chosen is not None and arguments.output is not None:
-        write_plan(chosen, arguments.output)
+        save_plan(chosen, Path(arguments.output))
     if arguments.json:
         print(json.dumps(advice_to_json(advice), indent=1))
     else:
@@ -177,15 +177,6 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
         "layout": {"data_parallel": plan.num_ranks, "shard_ranks": plan.group_ranks},
         "why": plan.why,
     }
-
-
-def write_plan(plan: Plan, output: str) -> None:
-    try:
-        write_private_file(Path(output), json.dumps(plan_to_json(plan), indent=1) + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"{output!r} cannot be written: {error.strerror}.", hint="name a file in a writable directory."
-        ) from error
 
 
 def _print(advice: Advice, console: Console, output: str | None) -> None:
@@ -349,8 +340,3 @@ def _stages(plan: Plan) -> str:
     stages = sorted({unit.zero_stage for unit in plan.units} or {plan.zero_stage})
     groups = f" by {plan.group_ranks}" if stages[-1] and plan.group_ranks < plan.num_ranks else ""
     return "+".join(map(str, stages)) + groups
-
-
-def printable(text: str) -> Text:
-    """Words that may hold names of the user's program: no markup, no control characters."""
-    return Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memadvisor.cli.advise import printable, write_plan
 from memadvisor.cli.estimate_view import layout_words
 from memadvisor.cli.layout_rows import layouts_table, some_of
+from memadvisor.cli.tables import printable
 from memadvisor.errors import UsageError
 from memadvisor.hardware.clusters import parse_cluster
 from memadvisor.hardware.load import load_hardware
+from memadvisor.plan_file import save_plan
 from memadvisor.planning.advise_layouts import CapturedAdvice, advise_layouts, reason_of
 from memadvisor.planning.captured_layouts import PricedCapture
 from memadvisor.run.store import load_run
@@ -42,7 +44,7 @@ def run_layouts(arguments: argparse.Namespace) -> int:
                 "The best layouts are pipelines, which `memadvisor run --plan` does not make.",
                 hint="leave -o out.",
             )
-        write_plan(advice.plan, arguments.output)
+        save_plan(advice.plan, Path(arguments.output))
     if arguments.json:
         print(json.dumps(advice_to_json(advice), indent=1))
     else:

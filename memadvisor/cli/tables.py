@@ -14,6 +14,11 @@ def heading(title: str, *rest: str | tuple[str, str]) -> Text:
     return paragraph((title, "bold"), *((("  "), *rest) if rest else ()))
 
 
+def printable(text: str) -> Text:
+    """Words that may hold names of the user's program: no markup, and control characters as escapes, not left out."""
+    return Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
+
+
 def name_of(unit: str) -> str:
     """The root module has no name of its own."""
     return unit or "(model)"

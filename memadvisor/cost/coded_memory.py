@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from memadvisor.coded_states import coded_bytes, scratch_bytes
 from memadvisor.cost.flats import piece_elements
-from memadvisor.cost.step import UnitStates
+from memadvisor.cost.states import UnitStates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

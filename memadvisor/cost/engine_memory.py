@@ -44,7 +44,8 @@ from memadvisor.cost.packing import packing_of
 from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
 from memadvisor.cost.second_copies import SecondCopies
-from memadvisor.cost.step import CapturedStep, Segment, UnitStates
+from memadvisor.cost.states import UnitStates
+from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.cost.unit_sizes import largest_piece_share, unit_sizes
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
 
@@ -371,9 +372,7 @@ class EngineMemory:
         return sum(self._states(name).trainable_bytes for name in self.stages)
 
     def _resting_parameter_bytes(self, name: str) -> int:
-        if self.stages[name] == 0:
-            return self._sizes[name].resting_bytes - self._states(name).mapped_bytes
-        return 0 if name in self._paged else self._sizes[name].resting_bytes
+        return 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
 
     def _gradient_bytes(self, name: str) -> int:
         """The buffer of a unit's whole gradients."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from memadvisor.cost.step import UnitStates
+from memadvisor.cost.states import FlatSizes, UnitStates
 from memadvisor.precision import Precision, bytes_in
 
 
@@ -27,17 +26,6 @@ def flat_bytes(
         for (dtype, is_trained), count in states.num_elements.items()
         if is_trained or frozen
     )
-
-
-@dataclass(frozen=True, slots=True)
-class FlatSizes:
-    """Bytes of all of a unit's flats: as shards are of them, and of trainable ones alone; as gathers make them; and of
-    the buffers of gradients."""
-
-    resting_bytes: int
-    trainable_bytes: int
-    full_bytes: int
-    buffer_bytes: int
 
 
 def flat_sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> FlatSizes:

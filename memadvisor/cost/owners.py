@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from memadvisor.cost.step import UnitStates, WholeUpdate
+from memadvisor.cost.states import UnitStates, WholeUpdate
 
 # Classes of torch.optim that update each element by that element alone: on pieces, nobody owns a whole.
 ELEMENTWISE = (

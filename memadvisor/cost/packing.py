@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 
 from memadvisor.compression import Compression, packed_bytes, scratch_elements, thin_elements
-from memadvisor.cost.step import UnitStates
+from memadvisor.cost.states import UnitStates
 from memadvisor.precision import bytes_in
 from memadvisor.schedule import Schedule
 

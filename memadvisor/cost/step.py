@@ -7,21 +7,17 @@ told apart from bytes that it cannot, so that replaying the segments unchanged g
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Timeline
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
+from memadvisor.cost.states import UnitStates
 from memadvisor.precision import FULL_PRECISION, Precision
-from memadvisor.run.records import Parameter, ShardGroup, Unit
-
-if TYPE_CHECKING:
-    from memadvisor.cost.unit_sizes import UnitSizes
+from memadvisor.run.records import ShardGroup, Unit
 
 Bytes = Mapping[str, int]  # by category
 
@@ -132,61 +128,6 @@ class StepStorage:
     boundary: BoundaryTensor | None = None
     saved: SavedStorages | None = None
     runs_again: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeUpdate:
-    """A parameter that its optimizer updates as a whole, and all that it keeps for it."""
-
-    parameter: Parameter
-    optimizer: str  # its class
-    state_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnitStates:
-    """A unit's parameters, tied ones once, and what the optimizer keeps for them in the plain run.
-
-    `optimizer_bytes` are the tensors with one element per parameter element (momenta);
-    `optimizer_scalar_bytes` are the rest (step counters), which sharding does not shrink. Neither counts what is
-    kept for `whole_updates`. `state_items`: of each parameter, for each of the former tensors the bytes of an element,
-    and whether it may be kept in codes. `mapped_bytes`: of parameters that the allocator did not give, as those mapped
-    from a file; until an engine puts them into storage of its own they are in no peak.
-    """
-
-    name: str
-    parameters: tuple[Parameter, ...]
-    optimizer_bytes: int
-    optimizer_scalar_bytes: int
-    mapped_bytes: int = 0
-    whole_updates: tuple[WholeUpdate, ...] = ()
-    state_items: Mapping[str, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
-
-    @cached_property
-    def sizes(self) -> dict[tuple[int, int, Precision], UnitSizes]:
-        """What is known of it, by stage, ranks that share it, and precision (unit_sizes.py)."""
-        return {}
-
-    @cached_property
-    def parameter_bytes(self) -> int:
-        return sum(parameter.size_bytes for parameter in self.parameters)
-
-    @cached_property
-    def trainable_bytes(self) -> int:
-        return sum(parameter.size_bytes for parameter in self.parameters if parameter.requires_grad)
-
-    @cached_property
-    def num_elements(self) -> Mapping[tuple[str, bool], int]:
-        """Of all parameters, by dtype and whether they are trained."""
-        counts: Counter[tuple[str, bool]] = Counter()
-        for parameter in self.parameters:
-            counts[parameter.dtype, parameter.requires_grad] += parameter.num_elements
-        return +counts
-
-    @cached_property
-    def item_bytes(self) -> Mapping[str, int]:
-        """Bytes of an element, by dtype."""
-        return {p.dtype: p.size_bytes // p.num_elements for p in self.parameters if p.num_elements}
 
 
 @dataclass(frozen=True, kw_only=True)

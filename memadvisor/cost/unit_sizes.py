@@ -4,33 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 
-from memadvisor.cost.flats import FlatSizes, flat_sizes, own_dtype
-from memadvisor.cost.step import UnitStates
+from memadvisor.cost.flats import flat_sizes, own_dtype
+from memadvisor.cost.states import UnitSizes, UnitStates
 from memadvisor.precision import Precision, bytes_in
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitSizes:
-    """Bytes of one unit, of whose states `num_ranks` share what its stage shards.
-
-    `flats`: all of its flats. `resting_bytes`: parameters that are there all the time. `state_bytes`: this rank's
-    optimizer state with an element for each of a parameter's. `widening`: bytes that the optimizer keeps for what it
-    updates, as a multiple of those of the plain run. `largest_parameter`, `largest_piece`: elements of the largest
-    trainable parameter, and of what is updated at once. `whole_bytes`: parameters that are updated as wholes;
-    `whole_state_bytes`: what the optimizer keeps for them.
-    """
-
-    flats: FlatSizes
-    resting_bytes: int
-    state_bytes: int
-    widening: Fraction
-    largest_parameter: int
-    largest_piece: Fraction
-    whole_bytes: int
-    whole_state_bytes: int
 
 
 def unit_sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> UnitSizes:
@@ -43,7 +21,7 @@ def unit_sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precis
 
 def _sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> UnitSizes:
     flats = flat_sizes(states, stage, num_ranks, precision)
-    resting_bytes = states.parameter_bytes
+    resting_bytes = states.parameter_bytes - (0 if stage else states.mapped_bytes)
     if stage == 3:
         resting_bytes = flats.resting_bytes // num_ranks
     elif stage:

@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 from memadvisor.cost.owners import largest_share
-from memadvisor.cost.step import UnitStates, WholeUpdate
+from memadvisor.cost.states import UnitStates, WholeUpdate
 from memadvisor.engines.apply import apply
 from memadvisor.engines.live import read_model
-from memadvisor.engines.whole_step import packed_state, unpacked_state
-from memadvisor.errors import PlanError
 from memadvisor.plan import UnitPlan
 from memadvisor.precision import Precision
 from memadvisor.run.records import Parameter
@@ -364,62 +362,9 @@ def test_an_owner_receives_what_it_owns_and_no_more():
             assert sums.get("parameter", 0) == (owned if zero == 3 else 0)
 
 
-def refusals(rank: int) -> dict[str, str]:
-    told = {}
-    kinds = [
-        optimizers.GlobalNorm,
-        optimizers.Prodigal,
-        optimizers.Communicating,
-        optimizers.Raising,
-        optimizers.Sharpness,
-    ]
-    for kind in kinds:
-        with applied(make_plan(2, 2)):
-            ddp = build(Training(), rank)
-            before = {name: value.clone() for name, value in ddp.state_dict().items()}
-            optimizer = kind([p for p in ddp.parameters() if p.dim()], lr=1e-2)
-            ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean().backward()
-            try:
-                optimizer.step(lambda: 0.0)
-            except PlanError as error:
-                told[kind.__name__] = error.one_line()
-            assert all(torch.equal(before[name], value) for name, value in ddp.state_dict().items())
-    return told
-
-
-@pytest.mark.timeout(60)
-def test_coupled_optimizers_are_refused_before_their_first_update():
-    expected = {
-        "GlobalNorm": "by more than that parameter's own gradient",
-        "Prodigal": "by more than",
-        "Communicating": "communicates with other ranks",
-        "Raising": "could not be tried",
-        "Sharpness": "does not call its closure once",
-    }
-    for told in run_ranks(refusals, 2, timeout_s=50):
-        assert told.keys() == expected.keys()
-        for name, text in expected.items():
-            assert text in told[name] and name in told[name] and "\n" not in told[name], told[name]
-
-
 @pytest.mark.timeout(120)
 def test_three_ranks_follow_ddp():
     """A flat's owners are not those of its shards in yet another way."""
     cases = {name: case for name, case in CLOSE.items() if case.training.accumulate > 1}
     for found in run_ranks(follow_ddp, 3, 3, cases):
         assert max(found.values()) <= 1e-6, {name: value for name, value in found.items() if value > 1e-6}
-
-
-class Remembered:
-    """What a user's optimizer might keep for a parameter."""
-
-
-def test_what_another_rank_sends_runs_nothing():
-    plain = {"step": 3, "sums": [torch.ones(2), {"rate": 0.5}], "none": None}
-    back = unpacked_state(packed_state(plain), torch.device("cpu"))
-
-    assert (
-        torch.equal(back["sums"][0], torch.ones(2)) and back["sums"][1] == {"rate": 0.5} and back["step"] == 3
-    )
-    with pytest.raises(PlanError, match="Remembered"):
-        unpacked_state(packed_state({"memory": Remembered()}), torch.device("cpu"))

@@ -1,0 +1,99 @@
+"""The states of one unit: parameters, and what the optimizer keeps for them; and what they take on a rank that shares them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+
+from memadvisor.precision import Precision
+from memadvisor.run.records import Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSizes:
+    """Bytes of all of a unit's flats: as shards are of them, and of trainable ones alone; as gathers make them; and of
+    the buffers of gradients."""
+
+    resting_bytes: int
+    trainable_bytes: int
+    full_bytes: int
+    buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSizes:
+    """Bytes of one unit, of whose states `num_ranks` share what its stage shards.
+
+    `flats`: all of its flats. `resting_bytes`: parameters that are there all the time. `state_bytes`: this rank's
+    optimizer state with an element for each of a parameter's. `widening`: bytes that the optimizer keeps for what it
+    updates, as a multiple of those of the plain run. `largest_parameter`, `largest_piece`: elements of the largest
+    trainable parameter, and of what is updated at once. `whole_bytes`: parameters that are updated as wholes;
+    `whole_state_bytes`: what the optimizer keeps for them.
+    """
+
+    flats: FlatSizes
+    resting_bytes: int
+    state_bytes: int
+    widening: Fraction
+    largest_parameter: int
+    largest_piece: Fraction
+    whole_bytes: int
+    whole_state_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeUpdate:
+    """A parameter that its optimizer updates as a whole, and all that it keeps for it."""
+
+    parameter: Parameter
+    optimizer: str  # its class
+    state_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitStates:
+    """A unit's parameters, tied ones once, and what the optimizer keeps for them in the plain run.
+
+    `optimizer_bytes` are the tensors with one element per parameter element (momenta);
+    `optimizer_scalar_bytes` are the rest (step counters), which sharding does not shrink. Neither counts what is
+    kept for `whole_updates`. `state_items`: of each parameter, for each of the former tensors the bytes of an element,
+    and whether it may be kept in codes. `mapped_bytes`: of parameters that the allocator did not give, as those mapped
+    from a file; until an engine puts them into storage of its own they are in no peak.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    optimizer_bytes: int
+    optimizer_scalar_bytes: int
+    mapped_bytes: int = 0
+    whole_updates: tuple[WholeUpdate, ...] = ()
+    state_items: Mapping[str, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
+
+    @cached_property
+    def sizes(self) -> dict[tuple[int, int, Precision], UnitSizes]:
+        """What is known of it, by stage, ranks that share it, and precision (unit_sizes.py)."""
+        return {}
+
+    @cached_property
+    def parameter_bytes(self) -> int:
+        return sum(parameter.size_bytes for parameter in self.parameters)
+
+    @cached_property
+    def trainable_bytes(self) -> int:
+        return sum(parameter.size_bytes for parameter in self.parameters if parameter.requires_grad)
+
+    @cached_property
+    def num_elements(self) -> Mapping[tuple[str, bool], int]:
+        """Of all parameters, by dtype and whether they are trained."""
+        counts: Counter[tuple[str, bool]] = Counter()
+        for parameter in self.parameters:
+            counts[parameter.dtype, parameter.requires_grad] += parameter.num_elements
+        return +counts
+
+    @cached_property
+    def item_bytes(self) -> Mapping[str, int]:
+        """Bytes of an element, by dtype."""
+        return {p.dtype: p.size_bytes // p.num_elements for p in self.parameters if p.num_elements}
