@@ -202,7 +202,7 @@ class Layout:
         self._check_zeropp()
 
     def _check_zeropp(self) -> None:
-        if self.zeropp and self.zero_stage != 3:
+        if self.zero_stage != 3 and self.zeropp:
             raise UsageError(
                 f"ZeRO++ ({', '.join(self.zeropp)}) with ZeRO stage {self.zero_stage}.",
                 hint="its options go with ZeRO stage 3.",

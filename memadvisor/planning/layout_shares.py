@@ -80,6 +80,7 @@ def can_be_dealt(model: Architecture, software: Software, num_stages: int, chunk
     return bool(deal_shares(model, software, num_stages, chunks)[0])
 
 
+@lru_cache(maxsize=64)
 def whole_model(model: Architecture) -> Contents:
     sparse = sum(map(model.is_second_kind, range(model.n_layers)))
     return Contents(model.n_layers - sparse, sparse, 1, 1)

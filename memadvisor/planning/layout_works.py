@@ -120,7 +120,7 @@ class WorkPrices:
         }
         found = {}
         for how in self.question.recompute:
-            step = self._alone(work, how, several, crosses)
+            step = plain if how == "none" else self._alone(work, how, several, crosses)
             pairs = {
                 layer: (
                     one.forward_s,

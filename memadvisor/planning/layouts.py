@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from memadvisor.planning.layout_space import (
     states,
 )
 from memadvisor.planning.layout_time_bounds import TimeBounds
-from memadvisor.planning.layout_works import Floats, WorkPrices, Works
+from memadvisor.planning.layout_works import Floats, Ints, WorkPrices, Works
 from memadvisor.planning.priced_layouts import Front, Priced, order_of, told_apart
 
 # The front goes on to layouts that take this many times as long as the best.
@@ -103,16 +103,9 @@ class _Node:
     pipeline_s: float
 
 
-@dataclass(order=True, slots=True)
-class _Candidate:
-    """A layout with what it takes at least."""
-
-    least_s: float
-    turn: int
-    node: _Node = field(compare=False)
-    held: States = field(compare=False)
-    least_bytes: float = field(compare=False)
-    pipeline_s: float = field(compare=False)  # of the node, when `least_s` was found
+# A layout with what it takes at least, by which they are ordered, and then by the turn: seconds, turn, node, the column of
+# its way of holding states, bytes, and the node's `pipeline_s` when the seconds were found.
+_Candidate = tuple[float, int, _Node, int, float, float]
 
 
 class _Search:
@@ -191,32 +184,45 @@ class _Search:
         """Bound what of the node may be wanted."""
         family = node.family
         row = family.work_bytes[node.row : node.row + 1]
-        peaks = self.memories.peak_bytes(row, family.state_bytes)[0].tolist()
-        for held, least_bytes in zip(family.ways, peaks, strict=True):
-            if least_bytes <= self.limit_bytes:
-                self._consider(node, held, least_bytes)
+        peaks = self.memories.peak_bytes(row, family.state_bytes)[0]
+        fitting = np.flatnonzero(peaks <= self.limit_bytes)
+        wanted = [
+            self._is_wanted(family.split, node.pipeline_s, least_bytes)
+            for least_bytes in peaks[fitting].tolist()
+        ]
+        columns = fitting[wanted]
+        if len(columns):
+            self._consider(node, columns, peaks[columns].tolist())
 
-    def _consider(self, node: _Node, held: States, least_bytes: float) -> None:
+    def _consider(self, node: _Node, columns: Ints, least_bytes: list[float]) -> None:
+        """Of the node these ways of holding states, which need so many bytes at least."""
         family = node.family
-        if not self._is_wanted(family.split, node.pipeline_s, least_bytes):
-            return
-        least_s = self.times.step_seconds(
-            node.pipeline_s, family.split, family.works, node.row, family.schedule, family.chunks, held
+        bounds = self.times.step_seconds(
+            node.pipeline_s,
+            family.split,
+            family.works,
+            node.row,
+            family.schedule,
+            family.chunks,
+            family.ways,
+            columns,
         )
-        if self._is_wanted(family.split, least_s, least_bytes):
-            self.num_pushed += 1
-            candidate = _Candidate(least_s, self.num_pushed, node, held, least_bytes, node.pipeline_s)
-            heapq.heappush(self.candidates, candidate)
+        for column, least_s, size_bytes in zip(columns.tolist(), bounds.tolist(), least_bytes, strict=True):
+            if self._is_wanted(family.split, least_s, size_bytes):
+                self.num_pushed += 1
+                one = (least_s, self.num_pushed, node, column, size_bytes, node.pipeline_s)
+                heapq.heappush(self.candidates, one)
 
     def _settle(self, until_s: float) -> None:
         """Estimate what is wanted of the candidates that may take no longer."""
-        while self.candidates and self.candidates[0].least_s <= until_s:
-            one = heapq.heappop(self.candidates)
-            node = one.node
-            if one.pipeline_s < node.pipeline_s:  # more is known by now
-                self._consider(node, one.held, one.least_bytes)
-            elif self._is_wanted(node.family.split, one.least_s, one.least_bytes):
-                self._estimate(node, one.held)
+        while self.candidates and self.candidates[0][0] <= until_s:
+            least_s, _, node, column, least_bytes, pipeline_s = heapq.heappop(self.candidates)
+            if not self._is_wanted(node.family.split, least_s, least_bytes):
+                continue
+            if pipeline_s < node.pipeline_s:  # more is known by now
+                self._consider(node, np.array([column]), [least_bytes])
+            else:
+                self._estimate(node, node.family.ways[column])
 
     def _estimate(self, node: _Node, held: States) -> None:
         priced = self._priced(node.family, node.row, held)

@@ -1,5 +1,6 @@
 """Bounds of time and of memory against the cost model, over every layout of small spaces."""
 
+import numpy as np
 from hypothesis import example, given, settings
 
 from memadvisor.cost.layouts.coefficients import FITTED
@@ -37,13 +38,15 @@ def layouts_with_bounds(question):
             memories.state_bytes(split, ways, schedule, chunks),
         )
         for row, work in enumerate(works.rows):
-            for held, least_bytes in zip(ways, peaks[row], strict=True):
+            bounds = times.step_seconds(
+                pipeline_s[row], split, works, row, schedule, chunks, ways, np.arange(len(ways))
+            )
+            for held, least_s, least_bytes in zip(ways, bounds, peaks[row], strict=True):
                 layout = make_layout(question, split, work, schedule, chunks, held)
                 try:
                     estimate = estimate_step(question.model, question.step(layout), question.cluster)
                 except UsageError:
                     continue
-                least_s = times.step_seconds(pipeline_s[row], split, works, row, schedule, chunks, held)
                 yield layout, estimate, least_s, least_bytes
 
 

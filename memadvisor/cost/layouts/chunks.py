@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import Coefficients
@@ -54,11 +55,14 @@ def price_chunks(
     # Most chunks of a pipeline are alike, and priced once.
     priced: dict[tuple[int, int, int, int], PricedChunk] = {}
     found = []
-    for chunk in range(len(layers)):
-        held = device_contents((chunk,), layers)
-        sparse = sum(map(model.is_second_kind, held.layers))
-        alike = (len(held.layers) - sparse, sparse, held.embeddings, held.heads)
+    of_second_kind = list(accumulate(map(model.is_second_kind, range(sum(layers))), initial=0))
+    start, last = 0, len(layers) - 1
+    for chunk, number in enumerate(layers):
+        sparse = of_second_kind[start + number] - of_second_kind[start]
+        start += number
+        alike = (number - sparse, sparse, int(chunk == 0), int(chunk == last))
         if alike not in priced:
+            held = device_contents((chunk,), layers)
             counted = [(alike[kind], of_kind) for kind, of_kind in kinds.items()]
             work = sum_of(
                 [(times, kind.work) for times, kind in counted]

@@ -3,7 +3,7 @@
 Of nanotron's sweep of layouts (docs/accuracy.md), pipelined jobs are of two kinds with nothing between them: as fast as
 predicted, or longer by 0.26 to 0.33 s for each message of the busiest stage: two of a microbatch where there are two
 stages, four where a stage has two neighbours. It is the same whatever the model, the message's bytes, the tensor degree
-and whether messages leave a node. Of such jobs there is 1 in 29 on a node, a fifth on 16 nodes, and all of 146 but one
+and whether messages leave a node. Of such jobs there is 1 in 29 on a node, three in ten on 16 nodes, and all of 146 but one
 on 64; the columns of the table do not tell them apart, the number of nodes does: as if each node had the same chance of
 holding up the whole job, so that n nodes are all well with a chance of (1 - `stalling_node_chance`)^n.
 

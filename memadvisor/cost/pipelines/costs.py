@@ -25,21 +25,13 @@ class ChunkCosts:
     weight_activation_bytes: int = 0
 
     def seconds(self, kind: Kind) -> float:
-        return {
-            Kind.F: self.forward_s,
-            Kind.B: self.input_backward_s,
-            Kind.W: self.weight_backward_s,
-            Kind.BW: self.input_backward_s + self.weight_backward_s,
-        }[kind]
+        split_s = self.input_backward_s, self.weight_backward_s
+        return (self.forward_s, *split_s, sum(split_s))[kind]
 
     def held_bytes(self, kind: Kind) -> int:
         """By how much a piece of this kind changes what the device holds."""
-        return {
-            Kind.F: self.activation_bytes,
-            Kind.B: self.weight_activation_bytes - self.activation_bytes,
-            Kind.W: -self.weight_activation_bytes,
-            Kind.BW: -self.activation_bytes,
-        }[kind]
+        all_bytes, late_bytes = self.activation_bytes, self.weight_activation_bytes
+        return (all_bytes, late_bytes - all_bytes, -late_bytes, -all_bytes)[kind]
 
 
 @dataclass(frozen=True, slots=True)
