@@ -124,6 +124,8 @@ class Plan:
     or shell pattern; all blocks where there is none. `activation_bits` and `compressed_units` likewise: which units'
     activations are rounded.
     `disk_directory`: where the disk tier makes its file; None: the directory for temporary files.
+    `delayed_update`: optimizer state that lies elsewhere is updated one step late, under the next step's forward and
+    backward (arXiv:2101.06840). Lossy.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
     """
@@ -157,6 +159,7 @@ class Plan:
     disk_directory: str | None = None
     optimizer_bits: int | None = None
     parameter_tier: str = "device"
+    delayed_update: bool = False
 
     @property
     def group_ranks(self) -> int:

@@ -94,6 +94,7 @@ def check_plan(plan: Plan, source: str) -> None:
         )
     _check_optimizer_tiers(plan, source)
     _check_parameter_tiers(plan, source)
+    _check_delay(plan, source)
     check_optimizer_bits(
         plan.optimizer_codes,
         {
@@ -136,6 +137,20 @@ def _check_optimizer_tiers(plan: Plan, source: str) -> None:
         raise PlanError(
             f"{source} updates in the backward, and keeps optimizer state on the {min(tiers - {'device'})}.",
             hint="leave one of them out: state is fetched in the optimizer step.",
+        )
+
+
+def _check_delay(plan: Plan, source: str) -> None:
+    beside = {
+        "several ranks": plan.num_ranks > 1,
+        "all optimizer state on the device": plan.optimizer_tiers == {"device"},
+        "parameters on host or disk": plan.parameter_tiers != {"device"},
+        "offloaded activations": plan.activation_tiers != {"device"},
+    }
+    if plan.delayed_update and (found := [what for what, is_so in beside.items() if is_so]):
+        raise PlanError(
+            f"{source} delays updates, with {found[0]}.",
+            hint="delay them on one rank, with --offload-optimizer alone.",
         )
 
 

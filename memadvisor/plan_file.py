@@ -93,6 +93,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             disk_directory=_typed(value.get("disk_directory"), str, optional=True),
             optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
             parameter_tier=_typed(value.get("parameter_tier", "device"), str),
+            delayed_update=_typed(value.get("delayed_update", False), bool),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),

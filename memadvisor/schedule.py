@@ -131,7 +131,8 @@ class Schedule:
     With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
     one without `shard` in those that the script lets DDP synchronise. `precision`: in what dtype gathers make
     parameters present, and reductions to shards sum. `compression`: what their messages hold. `executor`,
-    `algorithms` and `secondary_ranks` are the plan's. `local_sgd`: which steps play the reductions, and after which the
+    `algorithms`, `secondary_ranks` and `delayed_update` are the plan's: with the last, what stands before the optimizer
+    step is done beside the next forward and backward. `local_sgd`: which steps play the reductions, and after which the
     averages are played; None: all do, and none.
     """
 
@@ -144,6 +145,7 @@ class Schedule:
     executor: str = "built-in"
     algorithms: tuple[Algorithm, ...] = ()
     secondary_ranks: int | None = None
+    delayed_update: bool = False
     local_sgd: LocalSgd | None = None
 
     def size_of(self, ranks: Ranks) -> int:
@@ -316,6 +318,7 @@ class ScheduleBuilder:
             executor=plan.executor,
             algorithms=plan.algorithms,
             secondary_ranks=plan.secondary_ranks,
+            delayed_update=plan.delayed_update,
             local_sgd=plan.local_sgd,
         )
 

@@ -79,6 +79,11 @@ from tests.test_plan import as_json
         ({"update_in_backward": True, "units": [], "num_ranks": 1}, "in the backward with one rank"),
         ({"update_in_backward": 1}, "1 stands where bool belongs"),
         ({"optimizer_tier": "tape"}, "names the optimizer tier 'tape'"),
+        ({"delayed_update": True, "num_ranks": 1}, "delays updates, with all optimizer state on the device"),
+        (
+            {"delayed_update": True, "optimizer_tier": "disk", "num_ranks": 2},
+            "delays updates, with several ranks",
+        ),
         ({"optimizer_bits": 4}, "optimizer_bits 4"),
         ({"optimizer_bits": "8"}, "'8' stands where int belongs"),
         (

@@ -10,7 +10,7 @@ from typing import Any
 from memadvisor.errors import UsageError
 from memadvisor.plan import Plan
 
-FLAGS = ("offload_optimizer", "offload_parameters", "offload_activations", "offload_units")
+FLAGS = ("offload_optimizer", "offload_parameters", "offload_activations", "offload_units", "delayed_update")
 
 
 def add_offload_options(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,12 @@ def add_offload_options(parser: argparse.ArgumentParser) -> None:
         "--offload-optimizer",
         choices=("host", "disk"),
         help="where the optimizer's state lies between updates: a GPU's host memory, or a file without a name in the run's directory",
+    )
+    parser.add_argument(
+        "--delayed-update",
+        action="store_true",
+        default=None,
+        help="with --offload-optimizer, on one rank: do each update one step late, under the next step; losses differ",
     )
     parser.add_argument(
         "--offload-parameters",

@@ -110,6 +110,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         update_in_backward=bool(arguments.update_in_backward),
         secondary_ranks=arguments.secondary_ranks,
         optimizer_bits=arguments.optimizer_bits,
+        delayed_update=bool(arguments.delayed_update),
         **offload_of(arguments),
         **rounding_of(arguments),
     )

@@ -19,8 +19,9 @@ from typing import Protocol
 from memadvisor.cost.activations import needed_until
 from memadvisor.cost.allocator_replay import Change
 from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.delayed_memory import memory_of
 from memadvisor.cost.moved_activations import Absence, absence_of, units_away
-from memadvisor.cost.simulate import memory_of, simulate
+from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import STATES, CapturedStep, StepStorage
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes

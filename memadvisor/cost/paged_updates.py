@@ -9,10 +9,11 @@ State in codes has a buffer of its own alone, and is decoded and coded by what c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.transfers import TransferTimes
-from memadvisor.schedule import Action, ActionKind, Lane, Schedule
+from memadvisor.schedule import Action, ActionKind, Lane, Point, Schedule
 
 
 class FetchedStates:
@@ -58,6 +59,8 @@ class PagedUpdates:
         self._order = schedule.offloaded_states
         if self._order and (times is None or not set(self._order.values()) <= times.bandwidths.keys()):
             raise AssertionError("transfers need bandwidths")
+        self._schedule = schedule
+        self._late_end_s = 0.0  # of the updates of the step before, where those are delayed
         self._times = times
         self._lanes = lanes
         self._traffic = traffic
@@ -69,8 +72,25 @@ class PagedUpdates:
     def __contains__(self, unit: str) -> bool:
         return unit in self._order
 
+    def begin(self) -> None:
+        """With delay the updates of the step before begin with the step, beside all that computes: they take their lane
+        for as long as they would take alone."""
+        if not self._schedule.delayed_update:
+            return
+        alone, at_once = Lanes(), replace(self._schedule, delayed_update=False)
+        updates = PagedUpdates(at_once, alone, self._times, self._traffic, self._update_s)
+        for action in at_once.at(Point.BEFORE_OPTIMIZER):
+            if action.unit in updates:
+                updates.play(action)
+        updates.end()
+        for lane in dict.fromkeys(self._order.values()):
+            self._late_end_s = self._lanes.transfer(lane, "update of the step before", alone.compute_s)
+
     def play(self, action: Action) -> None:
         """One of the actions before the optimizer step on a unit that is fetched."""
+        if self._schedule.delayed_update:
+            self._lanes.wait_for_transfer(self._late_end_s)
+            return
         if self._times is None:
             raise AssertionError("transfers need bandwidths")
         unit, lanes = action.unit, self._lanes

@@ -16,8 +16,7 @@ from typing import Protocol
 from memadvisor.cost.activations import Activations, View
 from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.components import scaled
-from memadvisor.cost.engine_memory import EngineMemory
-from memadvisor.cost.fsdp2_memory import Fsdp2Memory
+from memadvisor.cost.delayed_memory import memory_of
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
 from memadvisor.cost.messages import Message
 from memadvisor.cost.moments import Moment, Moments
@@ -100,11 +99,6 @@ def simulate(
     return _Player(step, schedule, times, watcher, activations, transfers).play()
 
 
-def memory_of(step: CapturedStep, schedule: Schedule) -> EngineMemory | Fsdp2Memory:
-    """The states of who plays the schedule on the live model."""
-    return Fsdp2Memory(step, schedule) if schedule.executor == "fsdp2" else EngineMemory(step, schedule)
-
-
 class _Player:
     """The state of one simulation: the lanes' clocks, and the moments so far."""
 
@@ -155,7 +149,9 @@ class _Player:
         )
 
     def _carry_over(self) -> None:
-        """What the step before has updated and still has to bring to all ranks comes in under this one."""
+        """What the step before has updated and still has to bring to all ranks comes in under this one; so do its late
+        updates."""
+        self.paged.begin()
         for action in self.schedule.at(Point.AFTER_OPTIMIZER):
             if action.overlaps and self.times is not None:
                 self.engine.stale.add(action.unit)

@@ -9,6 +9,7 @@ import torch
 from memadvisor.activation_bits import rounding_text
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import compression_loss_text
+from memadvisor.engines.delayed_updates import DELAY_LOSS_TEXT
 from memadvisor.engines.executor import Executor
 from memadvisor.local_sgd import local_sgd_loss_text
 from memadvisor.plan import Plan
@@ -29,6 +30,8 @@ def warnings_of(plan: Plan) -> Iterator[str]:
         yield f"This plan is lossy: {local_sgd_loss_text(plan.local_sgd)}"
     for bits in plan.optimizer_codes:
         yield f"This plan is lossy: {optimizer_bits_text(bits)}"
+    if plan.delayed_update:
+        yield f"This plan is lossy: {DELAY_LOSS_TEXT}"
     if plan.rounded_to:
         yield f"This plan is lossy: {rounding_text(plan.rounded_to)}"
 

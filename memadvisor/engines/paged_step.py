@@ -52,7 +52,8 @@ class Kept:
 
 
 class PagedStep:
-    """One step of an optimizer over the units of a model; `members` are its parameters among theirs, by unit."""
+    """One step of an optimizer over the units of a model; `members` are its parameters among theirs, by unit. `prepare` is
+    called with a unit before its update."""
 
     def __init__(
         self,
@@ -62,8 +63,10 @@ class PagedStep:
         slot_of: FindSlot,
         label: LabelState,
         label_as: LabelAs,
+        prepare: Callable[[str], None] = lambda unit: None,
     ) -> None:
         self._optimizer = optimizer
+        self._prepare = prepare
         self._members = members
         self._kept = kept
         self._slot_of = slot_of
@@ -82,7 +85,7 @@ class PagedStep:
 
     def play(self, actions: Iterable[Action]) -> None:
         """Update the units whose state is put away, in the order of `actions`."""
-        self._make_buffers()
+        self.make_buffers()
         self._flats.make_buffers()
         try:
             for action in actions:
@@ -115,10 +118,12 @@ class PagedStep:
 
     # ---- in ----------------------------------------------------------------------------------
 
-    def _make_buffers(self) -> None:
-        self._buffers = {
-            side: self._new_buffer(side) for side in set(self._sides.values()) if self._largest_bytes(side)
-        }
+    def make_buffers(self) -> list[torch.Tensor]:
+        """For the state of the units that take turns, unless they are there."""
+        for side in set(self._sides.values()) - self._buffers.keys():
+            if self._largest_bytes(side):
+                self._buffers[side] = self._new_buffer(side)
+        return list(self._buffers.values())
 
     def _largest_bytes(self, side: int) -> int:
         """What is read into one of the buffers at most."""
@@ -196,6 +201,7 @@ class PagedStep:
     # ---- update ------------------------------------------------------------------------------
 
     def _update(self, unit: str) -> None:
+        self._prepare(unit)
         only = {id(parameter) for parameter in self._members[unit]}
         swap = Swap(self._optimizer, self._slot_of, only=only)
         try:

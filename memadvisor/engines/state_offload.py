@@ -7,6 +7,7 @@ script has called then finds the rest. That happens when all of the script's own
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 import weakref
@@ -20,6 +21,7 @@ import torch
 
 from memadvisor.coded_states import LEAST_ELEMENTS
 from memadvisor.engines.coded_tier import tables_of
+from memadvisor.engines.delayed_updates import DelayedUpdates
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.paged_step import Kept, Optimizer, PagedStep, Parameters
@@ -43,6 +45,7 @@ class _Model:
     units: dict[str, tuple[weakref.ref[torch.nn.Parameter], ...]]
     actions: tuple[Action, ...]
     tier: Lane
+    is_delayed: bool
 
     def members(self, optimizer: Optimizer) -> dict[str, Parameters]:
         """The optimizer's parameters, by unit, in the order of updates."""
@@ -64,6 +67,9 @@ class StateOffload:
         self._note = note
         self._models: list[_Model] = []
         self._kept: weakref.WeakKeyDictionary[Optimizer, dict[int, Kept]] = weakref.WeakKeyDictionary()
+        self._delayed: weakref.WeakKeyDictionary[Optimizer, dict[int, DelayedUpdates]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hooks: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
         self._undo = undo
@@ -80,8 +86,13 @@ class StateOffload:
                 "On a CPU the optimizer's state is in the host's memory already.",
                 hint="use --offload-optimizer disk.",
             )
+        if schedule.delayed_update and not on_cpu:
+            raise PlanError(
+                "Delayed updates are done for models on the CPU, and this one is on a GPU.",
+                hint="leave out --delayed-update.",
+            )
         if not self._models:
-            self._patch()
+            self._patch(schedule.delayed_update)
         for tier in dict.fromkeys(away.values()):
             units = {
                 unit: tuple(map(weakref.ref, parameters[unit]))
@@ -89,7 +100,7 @@ class StateOffload:
                 if away[unit] == tier and unit in parameters
             }
             of_tier = tuple(action for action in actions if action.unit in units)
-            self._models.append(_Model(units, of_tier, tier))
+            self._models.append(_Model(units, of_tier, tier, schedule.delayed_update))
         for optimizer in living(torch.optim.Optimizer):
             if "param_groups" in vars(
                 optimizer
@@ -112,7 +123,11 @@ class StateOffload:
         return False
 
     def labelled_tensors(self) -> Iterator[tuple[torch.Tensor, str, str]]:
-        """Codes of state in the device's memory, and what they are looked up in: (tensor, category, unit)."""
+        """Codes of state in the device's memory, and what they are looked up in; what late updates hold: (tensor,
+        category, unit)."""
+        for late in list(self._delayed.values()):
+            for delayed in late.values():
+                yield from delayed.labelled_tensors()
         for by_model in list(self._kept.values()):
             for kept in by_model.values():
                 yield from ((codes, "optimizer_state", unit) for codes, unit in kept.codes())
@@ -139,13 +154,34 @@ class StateOffload:
         for number, model in enumerate(self._models):
             members = model.members(optimizer)
             if members:
-                start_s, step = time.perf_counter(), self._step(optimizer, number, members)
-                step.play(model.actions)
-                self._tell(optimizer, number, step, time.perf_counter() - start_s)
+                if model.is_delayed:
+                    self._begin_late(optimizer, number, members)
+                else:
+                    start_s, step = time.perf_counter(), self._step(optimizer, number, members)
+                    step.play(model.actions)
+                    self._tell(optimizer, number, step, time.perf_counter() - start_s)
                 updated |= {id(parameter) for unit in members.values() for parameter in unit}
         _order_as_without_us(optimizer)
         rest = {id(parameter) for parameter in parameters_of(optimizer)} - updated
         return Swap(optimizer, self._slot_of, only=rest)
+
+    def _begin_late(self, optimizer: Optimizer, number: int, members: dict[str, Parameters]) -> None:
+        """Have the update of the step before in the parameters, and begin this one's."""
+        delayed = self._delayed.setdefault(optimizer, {}).setdefault(number, DelayedUpdates())
+        delayed.settle()
+        kept = self._kept_of(optimizer, number, members)
+        kept.num_steps += 1
+        if kept.num_steps == _TOLD_STEP:
+            waited = format_seconds(delayed.waited_s)
+            self._note("info", f"step {kept.num_steps} waited {waited} for the update of the step before it")
+        label = partial(_label_state, self._label)
+        delayed.begin(optimizer, members, kept, self._models[number].actions, label, self._label)
+
+    def settle(self) -> None:
+        """Have all updates that are under way in the parameters."""
+        for by_model in list(self._delayed.values()):
+            for delayed in by_model.values():
+                delayed.settle()
 
     def _tell(self, optimizer: Optimizer, number: int, step: PagedStep, duration_s: float) -> None:
         """Say once what a step has moved, and how long it has waited for that."""
@@ -174,7 +210,7 @@ class StateOffload:
                 )
             self._note("info", text)
 
-    def _step(self, optimizer: Optimizer, number: int, members: dict[str, Parameters]) -> PagedStep:
+    def _kept_of(self, optimizer: Optimizer, number: int, members: dict[str, Parameters]) -> Kept:
         by_model = self._kept.setdefault(optimizer, {})
         if number not in by_model:
             device = next(iter(members.values()))[0].device
@@ -183,8 +219,11 @@ class StateOffload:
             for table in tables_of(tier):
                 self._label(table, "other", "")
             kept.failed = partial(_keep_in_memory, weakref.ref(kept), self._note)
-        label = partial(_label_state, self._label)
-        return PagedStep(optimizer, members, by_model[number], self._slot_of, label, self._label)
+        return by_model[number]
+
+    def _step(self, optimizer: Optimizer, number: int, members: dict[str, Parameters]) -> PagedStep:
+        kept, label = self._kept_of(optimizer, number, members), partial(_label_state, self._label)
+        return PagedStep(optimizer, members, kept, self._slot_of, label, self._label)
 
     # ---- between steps -----------------------------------------------------------------------
 
@@ -202,6 +241,7 @@ class StateOffload:
 
     def bring_back(self) -> None:
         """The engine is taken off: all state is in memory again. What cannot be read stays late, and fails when read."""
+        self.settle()
         lost: OSError | None = None
         for optimizer in list(self._kept):
             self.after_step(optimizer)
@@ -218,14 +258,29 @@ class StateOffload:
         self._kept.clear()
         self._models.clear()
 
-    def _patch(self) -> None:
+    def _patch(self, is_delayed: bool) -> None:
+        if is_delayed:
+            for kind in (torch.optim.Optimizer, torch.nn.Module):
+                self._undo.replace(kind, "state_dict", self._settled_first(kind.state_dict))
         original = torch.optim.Optimizer.load_state_dict
 
         def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+            self.settle()
             original(optimizer, state_dict)
             self.put_away(optimizer)
 
         self._undo.replace(torch.optim.Optimizer, "load_state_dict", load_state_dict)
+
+    def _settled_first(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        this = weakref.ref(self)
+
+        @functools.wraps(original)
+        def state_dict(of: Any, *args: Any, **kwargs: Any) -> Any:
+            if (offload := this()) is not None:
+                offload.settle()
+            return original(of, *args, **kwargs)
+
+        return state_dict
 
 
 def _label_state(label: Label, tensor: torch.Tensor, unit: str) -> None:
