@@ -50,7 +50,7 @@ from memadvisor.units import parse_bytes
 
 _OF_ONE_LAYOUT = (
     "show_schedule",
-    "split", "shard", "micro_batch", "recompute", "chunks", "sequence_parallel", "context_kind",
+    "tp_kind", "tp_depth", "split", "shard", "micro_batch", "recompute", "chunks", "sequence_parallel", "context_kind",
     "offload_optimizer", "offload_parameters", "offload_activations", "expert_imbalance",
 )  # fmt: skip
 _UNSET = (None, False, 0.0, "none", "ring")
@@ -109,11 +109,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0 where the layout fits (or a table was written), 1 where it does not."""
     read_batch_tokens(arguments)
-    if arguments.max_p_oom is not None and (arguments.table or arguments.largest or not _is_open(arguments)):
-        raise UsageError(
-            "--max-p-oom goes with a search over layouts.",
-            hint="leave it out, or name no layout to search all.",
-        )
+    for option in ("max_p_oom", "widest_tp"):
+        is_given = getattr(arguments, option) is not None
+        if is_given and (arguments.table or arguments.largest or not _is_open(arguments)):
+            raise UsageError(
+                f"--{option.replace('_', '-')} goes with a search over layouts.",
+                hint="leave it out, or name no layout to search all.",
+            )
     if arguments.what_if and (arguments.table or arguments.largest or not _is_open(arguments)):
         raise UsageError(
             "--what-if goes with a search over layouts.",
@@ -190,6 +192,7 @@ def _search(arguments: argparse.Namespace) -> int:
         cluster=cluster,
         seq_len=positive("seq", arguments.seq),
         batch_sequences=positive("batch", arguments.batch),
+        widest_tensor=None if arguments.widest_tp is None else positive("widest-tp", arguments.widest_tp),
         schedules=_schedules(arguments.schedule),
         zeropp=zeropp_names(arguments.zeropp),
         max_p_oom=USUAL_MAX_P_OOM if arguments.max_p_oom is None else arguments.max_p_oom,
@@ -353,7 +356,9 @@ def _layout(
     if chunks is None:
         looped = schedule in ("interleaved", "breadth-first")
         chunks = max(1, n_layers // pipeline) if looped else 2 if schedule == "zb-v" else 1
-    sequence_parallel = arguments.sequence_parallel
+    sequence_parallel, kind = arguments.sequence_parallel, arguments.tp_kind or "1d"
+    if sequence_parallel is None:  # grids part tokens by themselves
+        sequence_parallel = preset.sequence_parallel and kind == "1d"
     layout = Layout(
         data=data,
         tensor=tensor,
@@ -364,8 +369,9 @@ def _layout(
         shard=arguments.shard,
         chunks=chunks if pipeline > 1 else 1,
         schedule=schedule if pipeline > 1 else "1f1b",
-        sequence_parallel=tensor > 1
-        and (preset.sequence_parallel if sequence_parallel is None else sequence_parallel),
+        sequence_parallel=tensor > 1 and sequence_parallel,
+        tensor_kind=kind,
+        tensor_depth=1 if arguments.tp_depth is None else positive("tp-depth", arguments.tp_depth),
         context_kind=arguments.context_kind,
         micro_batch_size=size,
         num_microbatches=count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from memadvisor.layout import RECOMPUTE
+from memadvisor.layout import RECOMPUTE, TENSOR_KINDS
 from memadvisor.schedule_names import SCHEDULES
 from memadvisor.software import PRESETS
 
@@ -12,6 +12,16 @@ from memadvisor.software import PRESETS
 def add_layout(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dp", type=int, metavar="N", help="replicas (default: what the others leave)")
     group.add_argument("--tp", type=int, metavar="N", help="tensor parallel ranks")
+    group.add_argument(
+        "--tp-kind", choices=TENSOR_KINDS, help="matrices split along one dimension, or on a grid of ranks"
+    )
+    group.add_argument("--tp-depth", type=int, metavar="N", help="grids of --tp-kind 2.5d")
+    group.add_argument(
+        "--widest-tp",
+        type=int,
+        metavar="N",
+        help="in a search: most tensor parallel ranks, over whole nodes (default: one node's)",
+    )
     group.add_argument("--pp", type=int, metavar="N", help="pipeline stages")
     group.add_argument("--cp", type=int, metavar="N", help="context parallel ranks")
     group.add_argument("--ep", type=int, metavar="N", help="expert parallel ranks")

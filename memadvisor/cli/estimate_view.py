@@ -63,6 +63,9 @@ def layout_words(layout: Layout) -> str:
     """`dp 4 x tp 2 x pp 2, ZeRO 1, ...`, without what is not used."""
     degrees = [("dp", layout.data), ("tp", layout.tensor), ("pp", layout.pipeline), ("cp", layout.context)]
     words = [" x ".join(f"{name} {size}" for name, size in degrees if size > 1 or name == "dp")]
+    if layout.tensor_kind != "1d":
+        depth = f" of depth {layout.tensor_depth}" if layout.tensor_depth > 1 else ""
+        words.append(f"tensor parallel on a {layout.tensor_kind} grid{depth}")
     if layout.expert > 1:
         words.append(f"ep {layout.expert}")
     if layout.zero_stage:

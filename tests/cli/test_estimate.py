@@ -54,6 +54,16 @@ def test_one_layout_as_json(capsys):
     assert said["cluster"]["across"]["bytes_per_s"] == 50e9
 
 
+def test_tensor_parallelism_on_a_grid_is_named(capsys):
+    """Without sequence parallelism, for grids part tokens by themselves."""
+    words = ["estimate", "--model", "llama3-8b", "--gpus", "8xH100", "--seq", "2048", "--micro-batch", "1"]
+    main([*words, "--tp", "8", "--tp-kind", "2.5d", "--tp-depth", "2", "--json"])
+    layout = json.loads(capsys.readouterr().out)["layout"]
+    assert (layout["tensor_kind"], layout["tensor_depth"], layout["sequence_parallel"]) == ("2.5d", 2, False)
+    main([*words, "--tp", "8", "--tp-kind", "3d"])
+    assert "tensor parallel on a 3d grid" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_schedule_drawn(tmp_path, capsys):
     words = ["estimate", "--model", "tinyllama-1.1b", "--gpus", "8xH100", "--seq", "1024", "--batch", "16", "--micro-batch", "1",
              "--pp", "4", "--show-schedule", "-o", str(tmp_path / "page.html")]  # fmt: skip

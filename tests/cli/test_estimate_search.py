@@ -28,6 +28,27 @@ def test_the_best_layouts_in_words_and_as_json(capsys):
     assert counts.pop("num_layouts") == sum(counts.values())
 
 
+def test_tensor_parallelism_may_fill_several_nodes(capsys):
+    """Four tensor-parallel ranks on nodes of two, once --widest-tp says so."""
+    cluster = [
+        "estimate",
+        "--model",
+        "llama3-70b",
+        "--gpus",
+        "2xH100,nodes=2",
+        "--seq",
+        "512",
+        "--batch",
+        "1",
+    ]
+    front = []
+    for option in ([], ["--widest-tp", "4"]):
+        assert main([*cluster, "--max-p-oom", "1", "--json", *option]) == 0
+        found = json.loads(capsys.readouterr().out)
+        front.append({one["layout"]["tensor"] for one in found["best"] + found["front"]})
+    assert max(front[0]) == 2 and max(front[1]) == 4
+
+
 def test_what_would_change_the_answer_in_words_and_as_json(capsys):
     assert main([*SEARCH, "--what-if"]) == 0
     said = capsys.readouterr().out
@@ -99,6 +120,9 @@ def test_nothing_safe_ends_with_1(capsys):
     [([*SEARCH, "--what-if", "--tp", "2"], "--what-if goes with a search over layouts"),
      ([*SEARCH, "--max-p-oom", "1.5"], "running out of memory is 1.5"),
      ([*SEARCH, "--max-p-oom", "0.2", "--tp", "2"], "--max-p-oom goes with a search"),
+    ([*SEARCH, "--widest-tp", "8", "--tp", "2"], "--widest-tp goes with a search"),
+    ([*SEARCH, "--widest-tp", "0"], "--widest-tp is 0"),
+    ([*SEARCH, "--tp-kind", "2d"], "--tp-kind is a part of one layout"),
      ([*SEARCH, "--schedule", "1f1b,nothing"], "'nothing' is not a pipeline schedule"),
      ([*SEARCH[:-2], "--batch-tokens", "2000"], "is 0.976562 sequences of 2048"),
      ([*SEARCH[:-2], "--batch-tokens", "many"], "'many' is not a number of 1 or more"),
