@@ -143,6 +143,7 @@ def _reason_to_json(reason: Reason) -> dict[str, Any]:
         "text": reason_words(reason),
         "spent": {what.replace(" ", "_"): share for what, share in reason.spent.items()},
         "plain_data_parallel": None if reason.plain is None else _neighbour_to_json(reason.plain),
+        "balanced_stages": None if reason.balanced is None else _neighbour_to_json(reason.balanced),
         "neighbours": [_neighbour_to_json(one) for one in reason.neighbours],
     }
 

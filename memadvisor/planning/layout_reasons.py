@@ -1,7 +1,8 @@
 """Why a layout is among the best: what of its step does no product, and what its neighbours would take.
 
 A neighbour has one thing of the layout changed (tensor parallelism halved, say, for twice the replicas) and the rest as it
-is, as far as that can be; each is estimated. Nothing is said of neighbours that are not in the searched space.
+is, as far as that can be; each is estimated. Nothing is said of neighbours that are not in the searched space, but for one:
+the same pipeline with its layers dealt out to stages by their costs (modelled_split.py), which no search tries.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from memadvisor.cost.layouts.estimate import StepEstimate, estimate_step
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout, ZeroPP, zeropp_fields
 from memadvisor.planning.layout_space import LayoutQuestion, Split, divisors, pipelines, splits, useful_zeropp
+from memadvisor.planning.modelled_split import with_balanced_stages
 from memadvisor.planning.priced_layouts import Priced
 from memadvisor.units import format_bytes
 
@@ -41,12 +43,13 @@ class Neighbour:
 class Reason:
     """All predicted. `spent`: shares of the step, by what they go to. `plain`: data parallelism alone, one sequence a
     microbatch (None where the batch does not part among so many replicas, or where it is the layout itself).
-    `memory_bytes`: of an accelerator.
+    `memory_bytes`: of an accelerator. `balanced`: stages of other numbers of layers, where that is faster and safe.
     """
 
     spent: dict[str, float]
     memory_bytes: int
     plain: Neighbour | None
+    balanced: Neighbour | None
     neighbours: tuple[Neighbour, ...]
 
 
@@ -67,8 +70,24 @@ def explain(question: LayoutQuestion, priced: Priced) -> Reason:
         spent=_spent(priced),
         memory_bytes=priced.estimate.memory_bytes,
         plain=plain,
+        balanced=_balanced(question, priced),
         neighbours=tuple(neighbours),
     )
+
+
+def _balanced(question: LayoutQuestion, priced: Priced) -> Neighbour | None:
+    """Of pipelines with one part of the model on each device."""
+    layout = priced.layout
+    if layout.pipeline == 1 or layout.chunks > 1 or layout.schedule not in ("1f1b", "gpipe"):
+        return None
+    try:
+        step = with_balanced_stages(question.model, question.step(layout), question.cluster)
+    except UsageError:  # no split is likely enough to fit
+        return None
+    found = _neighbour(question, priced, "layers dealt out by their costs", step.layout)
+    if found is None or not found.is_safe or found.step_time_ratio > 1 - _SMALL:
+        return None
+    return found
 
 
 def _spent(priced: Priced) -> dict[str, float]:
@@ -184,6 +203,8 @@ def reason_words(reason: Reason) -> str:
     sentences = [f"Of the step: {', '.join(parts)}." if parts else "Nothing but computation."]
     if reason.plain is not None:
         sentences.append(_plain_words(reason.plain, reason.memory_bytes))
+    if reason.balanced is not None:
+        sentences.append(f"--split balanced: {_time_words(reason.balanced)}.")
     large = [one for one in reason.neighbours if not one.is_safe]
     if large:
         words = ", ".join(f"{one.change} ({_memory_words(one, reason.memory_bytes)})" for one in large)

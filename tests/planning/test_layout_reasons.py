@@ -3,7 +3,7 @@ import dataclasses
 from hypothesis import example, given, settings
 
 from memadvisor.cost.layouts.estimate import estimate_step
-from memadvisor.layout import Layout
+from memadvisor.layout import Layout, Software
 from memadvisor.planning.layout_reasons import Neighbour, Reason, explain, reason_words
 from memadvisor.planning.layout_space import LayoutQuestion, all_layouts
 from memadvisor.planning.layouts import search_layouts
@@ -55,6 +55,25 @@ def test_a_microbatch_keeps_its_tokens_where_context_parallelism_is_lowered():
     assert (less.layout.data, less.layout.micro_batch_size, less.layout.num_microbatches) == (4, 2, 2)
 
 
+def test_layers_dealt_out_by_their_costs_are_named_where_they_are_faster():
+    """Equal stages of a model with a wide head leave the last one the busiest; of one with a narrow head they do not."""
+    for vocab, is_faster in ((256_000, True), (1_000, False)):
+        question = LayoutQuestion(
+            model=dataclasses.replace(make_model(8), vocab=vocab),
+            cluster=make_cluster(4, 1, 80e9),
+            seq_len=512,
+            batch_sequences=64,
+            software=Software(stage_rule="even"),
+        )
+        layout = Layout(data=2, pipeline=2, num_microbatches=32)
+        estimate = estimate_step(question.model, question.step(layout), question.cluster)
+        reason = explain(question, Priced(layout=layout, estimate=estimate))
+        assert ("--split balanced: layers dealt out by their costs (-" in reason_words(reason)) == is_faster
+        if is_faster:
+            first, last = reason.balanced.layout.stage_layers
+            assert first > last and reason.balanced.is_safe and reason.balanced.step_time_ratio < 1
+
+
 def test_plain_data_parallelism_is_no_reason_for_itself():
     reason, _ = explained(80e9, data=4, num_microbatches=4)
     assert reason.plain is None
@@ -75,6 +94,7 @@ def test_the_words_say_what_is_too_large_slower_as_fast_and_faster():
         spent={"exposed collectives": 0.12, "pipeline bubble": 0.001, "recomputation": 0.2},
         memory_bytes=80 * gib,
         plain=neighbour("plain dp 4", 200 * gib, False, 0.5),
+        balanced=neighbour("layers dealt out by their costs", 40 * gib, True, 0.97),
         neighbours=(
             neighbour("tp 2", 100 * gib, False, 0.9),
             neighbour("pp 2", 79 * gib, False, 0.9),
@@ -85,6 +105,7 @@ def test_the_words_say_what_is_too_large_slower_as_fast_and_faster():
     )
     assert reason_words(reason) == (
         "Of the step: 12% exposed collectives, 20% recomputation. Plain dp 4 needs 200 GiB of 80.0 GiB."
+        " --split balanced: layers dealt out by their costs (-3.0%)."
         " Too large for 80.0 GiB with: tp 2 (100 GiB), pp 2 (79.0 GiB, p(OOM) 30%). Slower with: tp 8 (+5.0%)."
         " As fast with: cp 1. Faster with: ZeRO 0 (-10.0%)."
     )
