@@ -8,23 +8,49 @@ from dataclasses import dataclass
 from memadvisor.errors import PlanError
 
 EXECUTORS = ("built-in", "fsdp2")  # ours, or torch's FSDP2 that the script itself has set up
-ALGORITHMS = ("pairwise", "native")  # sends and receives of ours, or what the backend does itself
+ALGORITHMS = (
+    "pairwise",
+    "native",
+    "doubling",
+    "together",
+)  # native: what the backend does itself; others are ours
+_OF_EXECUTORS = {"built-in": ("pairwise", "doubling", "together"), "fsdp2": ("pairwise", "native")}
 _OPERATIONS = ("all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """How collectives of an operation go whose full message has `min_bytes` or more, up to the next entry."""
+    """How collectives of an operation go whose full message has `min_bytes` or more, up to the next entry.
+
+    pairwise: each rank sends every other its part; of a reduction one after another. together: a reduction's are all under
+    way at once, and what comes is added up in the same order. doubling: in each round ranks twice as far apart exchange all that they
+    have, so that log2 n rounds do (gathers of a power of two; Thakur, Rabenseifner and Gropp 2005, section 4.1).
+    num_ranks: among so many alone; None: among any number.
+    """
 
     operation: str  # all_gather or reduce_scatter
     min_bytes: int
     name: str
+    num_ranks: int | None = None
 
 
-def algorithm_for(algorithms: Sequence[Algorithm], operation: str, size_bytes: int) -> str | None:
+def algorithm_for(
+    algorithms: Sequence[Algorithm], operation: str, size_bytes: float, num_ranks: int
+) -> str | None:
     """None: the plan says nothing, and what is usual on the backend is done."""
-    known = [a for a in algorithms if a.operation == operation and a.min_bytes <= size_bytes]
+    known = [
+        a
+        for a in algorithms
+        if a.operation == operation and a.min_bytes <= size_bytes and a.num_ranks in (None, num_ranks)
+    ]
     return max(known, key=lambda a: a.min_bytes).name if known else None
+
+
+def can_double(operation: str, num_ranks: int | None) -> bool:
+    """Whether an operation among so many ranks goes by doubling."""
+    return (
+        operation == "all_gather" and num_ranks is not None and num_ranks > 1 and num_ranks.bit_count() == 1
+    )
 
 
 def all_native(algorithms: Sequence[Algorithm]) -> bool:
@@ -45,11 +71,20 @@ def check_executor(
                 f"{source} has {entry.operation} by {entry.name!r} from {entry.min_bytes} bytes on.",
                 hint=f"{' and '.join(_OPERATIONS)} go by {' or '.join(ALGORITHMS)}, from 0 bytes or more.",
             )
-    if executor != "fsdp2" and algorithms:
-        raise PlanError(
-            f"{source} names algorithms of collectives, which the built-in engine does not choose.",
-            hint="leave them out.",
-        )
+        if entry.name not in _OF_EXECUTORS[executor]:
+            raise PlanError(
+                f"{source} has {entry.operation} by {entry.name!r}, which {executor} does not do.",
+                hint=f"it does {' and '.join(_OF_EXECUTORS[executor])}.",
+            )
+        if entry.name == "together" and entry.operation != "reduce_scatter":
+            raise PlanError(
+                f"{source} has {entry.operation} by 'together'.", hint="only a reduce_scatter goes so."
+            )
+        if entry.name == "doubling" and not can_double(entry.operation, entry.num_ranks):
+            raise PlanError(
+                f"{source} has {entry.operation} by doubling among {entry.num_ranks or 'any number of'} ranks.",
+                hint="only an all_gather goes so, among a power of two of ranks.",
+            )
     for what, is_asked in asked.items() if executor == "fsdp2" else ():
         if is_asked:
             raise PlanError(

@@ -116,7 +116,7 @@ class Plan:
     `local_sgd`: which steps reduce no gradients, and average parameters now and then instead. None: none.
     `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`
     and keeps that; units of a group that FSDP2 gathers together are freed after the forward if all of them `reshard`.
-    `algorithms`: how collectives go; empty, as is usual on the backend.
+    `algorithms`: how collectives go; what it says nothing of goes as is usual on the backend.
     `stretches`: first and last names of runs of units of which only the first one's input is kept, and whose forwards
     run again, as one, before the last one's backward; they nest, and a unit's own `recompute` is the innermost.
     `optimizer_tier`, `parameter_tier` and `optimizer_bits`: those of a plan made by hand, for all units.

@@ -192,6 +192,7 @@ def _algorithm_from_json(value: Any) -> Algorithm:
         operation=_typed(value["operation"], str),
         min_bytes=_typed(value["min_bytes"], int),
         name=_typed(value["name"], str),
+        num_ranks=_typed(value.get("num_ranks"), int, optional=True),
     )
 
 

@@ -171,15 +171,22 @@ def test_a_plan_for_fsdp2_comes_back_and_another_has_no_word_of_it():
 
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "it") == plan
     assert not {"executor", "algorithms"} & plan_to_json(ours).keys()
-    assert algorithm_for(plan.algorithms, "all_gather", 4096) == "native"
-    assert algorithm_for(plan.algorithms, "all_gather", 4095) is None
+    assert algorithm_for(plan.algorithms, "all_gather", 4096, 2) == "native"
+    assert algorithm_for(plan.algorithms, "all_gather", 4095, 2) is None
     for change, words in (
         ({"zero_stage": 2, "units": ()}, "stage 2"),
         ({"shard_ranks": 2, "num_ranks": 4}, "groups of ranks"),
         ({"secondary_ranks": 2, "num_ranks": 4}, "second copies"),
         ({"executor": "deepspeed"}, "'deepspeed'"),
-        ({"executor": "built-in"}, "does not choose"),
+        ({"executor": "built-in"}, "built-in does not do"),
         ({"algorithms": (dataclasses.replace(native, name="tree"),)}, "'tree'"),
+        (
+            {
+                "executor": "built-in",
+                "algorithms": (dataclasses.replace(native, name="doubling", num_ranks=6),),
+            },
+            "by doubling among 6 ranks",
+        ),
     ):
         with pytest.raises(PlanError, match=words):
             check_plan(dataclasses.replace(plan, **change), "it")

@@ -49,8 +49,10 @@ def calibrate(
             f"--ranks {num_ranks} needs as many CUDA devices, and there are {torch.cuda.device_count()}.",
             hint="leave --ranks out to use all devices.",
         )
-    curves, overlap = (
-        measure_collectives(device.type, num_ranks, sizes_bytes=sizes_bytes) if num_ranks > 1 else ((), None)
+    curves, alternatives, overlap = (
+        measure_collectives(device.type, num_ranks, sizes_bytes=sizes_bytes)
+        if num_ranks > 1
+        else ((), (), None)
     )
     matmuls = measure_matmuls(device)
     disk_both_ways, cache_both_ways = measure_both_ways_of_files(directory)
@@ -64,6 +66,7 @@ def calibrate(
         matmuls=matmuls,
         optimizers=measure_optimizers(device),
         collectives=curves,
+        alternatives=alternatives,
         disk=measure_disk(directory),
         page_cache=measure_page_cache(directory),
         host=measure_host(device),

@@ -23,10 +23,13 @@ import torch.distributed as dist
 
 from memadvisor.calibrate.overlap import MESSAGE_BYTES, measure_overlap
 from memadvisor.errors import MemadvisorError
+from memadvisor.executors import can_double
 from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
 from memadvisor.hardware.pieces import fit_pieces
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+_BY_DOUBLING = "all_gather by doubling"
+_TOGETHER = "reduce_scatter by together"
 SIZES_BYTES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24, 26))
 _TIMEOUT = datetime.timedelta(seconds=60)
 
@@ -37,9 +40,9 @@ def measure_collectives(
     *,
     sizes_bytes: tuple[int, ...] = SIZES_BYTES,
     budget_s: float = 20.0,
-) -> tuple[tuple[CollectiveCurve, ...], OverlapSlowdown]:
-    """Start `num_ranks` processes and measure: curves, and what overlap costs. Raises MemadvisorError when they cannot
-    talk."""
+) -> tuple[tuple[CollectiveCurve, ...], tuple[CollectiveCurve, ...], OverlapSlowdown]:
+    """Start `num_ranks` processes and measure: curves, those of other algorithms, and what overlap costs. Raises
+    MemadvisorError when they cannot talk."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="memadvisor-") as directory:
         arguments = (directory, device_type, num_ranks, sizes_bytes, budget_s)
@@ -57,20 +60,21 @@ def measure_collectives(
                 hint="see their messages above; measure arithmetic alone with --ranks 1.",
             )
         measured = json.loads(result.read_text())
-    durations = measured["durations"]
-    curves = []
-    for operation in OPERATIONS:
-        durations_s = _never_longer_than_larger(durations[operation])
-        curves.append(
-            CollectiveCurve(
-                operation=operation,
-                num_ranks=num_ranks,
-                sizes_bytes=sizes_bytes,
-                durations_s=durations_s,
-                pieces=fit_pieces(sizes_bytes, durations_s),
-            )
+    usual: list[CollectiveCurve] = []
+    others: list[CollectiveCurve] = []
+    for what, durations in measured["durations"].items():
+        operation, _, algorithm = what.partition(" by ")
+        durations_s = _never_longer_than_larger(durations)
+        curve = CollectiveCurve(
+            operation=operation,
+            num_ranks=num_ranks,
+            sizes_bytes=sizes_bytes,
+            durations_s=durations_s,
+            pieces=fit_pieces(sizes_bytes, durations_s),
+            algorithm=algorithm or None,
         )
-    return tuple(curves), OverlapSlowdown(**measured["overlap"])
+        (others if algorithm else usual).append(curve)
+    return tuple(usual), tuple(others), OverlapSlowdown(**measured["overlap"])
 
 
 def _never_longer_than_larger(durations_s: Sequence[float]) -> tuple[float, ...]:
@@ -106,10 +110,14 @@ def _rank_main(
         world_size=num_ranks,
         timeout=_TIMEOUT,
     )
-    share_s = budget_s / (len(OPERATIONS) * len(sizes_bytes))
+    # Among two it is what is done anyway, and of CUDA tensors the backend's own gathers are.
+    has_choice = device.type == "cpu" and num_ranks > 2
+    others = [_TOGETHER, *([_BY_DOUBLING] if can_double("all_gather", num_ranks) else [])]
+    measured_ones = (*OPERATIONS, *(others if has_choice else ()))
+    share_s = budget_s / (len(measured_ones) * len(sizes_bytes))
     durations = {
-        operation: [_seconds(operation, size, device, num_ranks, share_s) for size in sizes_bytes]
-        for operation in OPERATIONS
+        what: [_seconds(what, size, device, num_ranks, share_s) for size in sizes_bytes]
+        for what in measured_ones
     }
     overlap = measure_overlap(
         device, [_collective(operation, MESSAGE_BYTES, device, num_ranks) for operation in OPERATIONS]
@@ -158,6 +166,11 @@ def _collective(
             return lambda: dist.all_gather_into_tensor(full, shard)
         return lambda: dist.reduce_scatter_tensor(shard, full)
     slices = full.chunk(num_ranks)
+    if operation == _TOGETHER:
+        rooms = torch.zeros((num_ranks - 1) * shard.numel()).chunk(num_ranks - 1)
+        return lambda: _reduce_together(slices, rooms)
+    if operation == _BY_DOUBLING:
+        return lambda: _gather_by_doubling(full, num_ranks)
     if operation == "all_gather":
         return lambda: _exchange_pairwise([shard] * num_ranks, slices)
     return lambda: _reduce_pairwise(slices, shard)
@@ -172,6 +185,36 @@ def _exchange_pairwise(outgoing: Sequence[torch.Tensor], incoming: Sequence[torc
     for work in works:
         if work is not None:
             work.wait()
+
+
+def _reduce_together(slices: Sequence[torch.Tensor], rooms: Sequence[torch.Tensor]) -> None:
+    """Send every other rank its slice, all at once, and add what comes to the own slice."""
+    rank, num_ranks, works = dist.get_rank(), len(slices), []
+    for distance, room in enumerate(rooms, 1):
+        to, source = (rank + distance) % num_ranks, (rank - distance) % num_ranks
+        works += [dist.isend(slices[to], to), dist.irecv(room, source)]
+    for work in works:
+        if work is not None:
+            work.wait()
+    for room in rooms:
+        slices[rank].add_(room)
+
+
+def _gather_by_doubling(full: torch.Tensor, num_ranks: int) -> None:
+    """Exchange all that there is with ranks twice as far away in each round; the own slice is there."""
+    rank, num_elements, have = dist.get_rank(), full.numel() // num_ranks, 1
+    while have < num_ranks:
+        partner = rank ^ have
+        own, other = ((place // have) * have * num_elements for place in (rank, partner))
+        length = have * num_elements
+        works = (
+            dist.isend(full[own : own + length], partner),
+            dist.irecv(full[other : other + length], partner),
+        )
+        for work in works:
+            if work is not None:
+                work.wait()
+        have *= 2
 
 
 def _reduce_pairwise(slices: Sequence[torch.Tensor], staging: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memadvisor.hardware.hardware import Hardware, LinkPiece, TierBandwidth
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware, LinkPiece, TierBandwidth
 from memadvisor.hardware.load import save_hardware
 from memadvisor.units import format_bytes, format_count, format_seconds
 
@@ -80,15 +80,20 @@ def _print(hardware: Hardware) -> None:
     num_ranks = hardware.collectives[0].num_ranks
     table = Table(title=f"Collectives among {num_ranks} ranks", title_justify="left")
     table.add_column("message", justify="right")
-    for curve in hardware.collectives:
-        table.add_column(curve.operation, justify="right")
+    curves = (*hardware.collectives, *hardware.alternatives)
+    for curve in curves:
+        table.add_column(_heading(curve), justify="right")
     for position, size_bytes in enumerate(hardware.collectives[0].sizes_bytes):
-        durations = [format_seconds(curve.durations_s[position]) for curve in hardware.collectives]
+        durations = [format_seconds(curve.durations_s[position]) for curve in curves]
         table.add_row(format_bytes(size_bytes), *durations)
     console.print(table)
-    for curve in hardware.collectives:
+    for curve in curves:
         if curve.pieces:
-            console.print(Text(f"  {curve.operation}: {'; '.join(map(_piece, curve.pieces))}"))
+            console.print(Text(f"  {_heading(curve)}: {'; '.join(map(_piece, curve.pieces))}"))
+
+
+def _heading(curve: CollectiveCurve) -> str:
+    return f"{curve.operation}{f' by {curve.algorithm}' if curve.algorithm is not None else ''}"
 
 
 def _rates(tier: TierBandwidth) -> str:

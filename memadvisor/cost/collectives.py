@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
@@ -118,7 +118,7 @@ class CollectiveTimes:
     `measured`: curves of `memadvisor calibrate`, for this number of ranks or the nearest one, whose
     points are carried over by the ring formula. `fitted`: alpha and beta fitted to the run's own.
     `slowdown`: what compute and collectives cost each other at the same time; None where that was not measured, and is
-    taken to be nothing.
+    taken to be nothing. `alternatives`: measured curves of other algorithms, by operation, algorithm and number of ranks.
     """
 
     kind: str
@@ -127,10 +127,17 @@ class CollectiveTimes:
     alpha_s: float | None = None
     beta_bytes_per_s: float | None = None
     slowdown: OverlapSlowdown | None = None
+    alternatives: Mapping[tuple[str, str, int], CollectiveCurve] = field(default_factory=dict)
 
-    def seconds(self, operation: str, size_bytes: float, num_ranks: int) -> float:
+    def seconds(
+        self, operation: str, size_bytes: float, num_ranks: int, algorithm: str | None = None
+    ) -> float:
+        """By an algorithm that was not measured it takes as long as the usual one."""
         if num_ranks == 1 or size_bytes <= 0:
             return 0.0
+        other = None if algorithm is None else self.alternatives.get((operation, algorithm, num_ranks))
+        if other is not None:
+            return curve_seconds(other, size_bytes)
         curve = self.curves.get(operation)
         if curve is not None:
             return curve_seconds(curve, size_bytes) * _rank_factor(curve, num_ranks)
@@ -152,6 +159,7 @@ def times_from_curves(
     num_ranks: int,
     source: str,
     slowdown: OverlapSlowdown | None = None,
+    alternatives: Sequence[CollectiveCurve] = (),
 ) -> CollectiveTimes | None:
     """The curves of each operation for `num_ranks`, else for the nearest number of ranks measured.
 
@@ -166,7 +174,10 @@ def times_from_curves(
             chosen[curve.operation] = curve
     if not {"all_reduce", "all_gather", "reduce_scatter"} <= set(chosen):
         return None
-    return CollectiveTimes(kind="measured", source=source, curves=chosen, slowdown=slowdown)
+    others = {(c.operation, c.algorithm, c.num_ranks): c for c in alternatives if c.algorithm is not None}
+    return CollectiveTimes(
+        kind="measured", source=source, curves=chosen, slowdown=slowdown, alternatives=others
+    )
 
 
 def times_from_observations(observations: Sequence[Observation], source: str) -> CollectiveTimes | None:

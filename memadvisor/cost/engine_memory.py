@@ -12,7 +12,7 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 - with a precision, gathered flats are in its parameter dtype, and buffers of gradients and their staging in its
   reduction dtype; shards of parameters and gradients are in the parameters' own;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
-  overlaps keeps the full flat and the staging until the next one;
+  overlaps keeps the full flat and the staging until the next one, and one by messages at once has more of it;
 - a unit that is updated in the backward has no gradient from then on until the next one;
 - with compression, a gather has the messages of all ranks beside the full flat until it is waited for, and
   scratch where the flat is not float32; a reduction to shards has two messages more of staging;
@@ -43,6 +43,7 @@ from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.packing import packing_of
 from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
+from memadvisor.cost.reduction_staging import together_bytes
 from memadvisor.cost.second_copies import SecondCopies
 from memadvisor.cost.states import UnitStates
 from memadvisor.cost.step import CapturedStep, Segment
@@ -73,6 +74,7 @@ class EngineMemory:
         self._packed = {
             name: packing_of(self._states(name), stage, ranks, schedule) for name, stage in packed
         }
+        self._together = {n: together_bytes(self._states(n), s, schedule) for n, s in self.stages.items()}
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
@@ -180,7 +182,7 @@ class EngineMemory:
             return 0  # it is written from where it is
         packed = self._packed.get(name)
         messages_bytes = 0 if packed is None else packed.reduce_staging_bytes
-        return self._gradient_bytes(name) // self.num_ranks + messages_bytes
+        return self._gradient_bytes(name) // self.num_ranks + messages_bytes + self._together[name]
 
     def _meaning_bytes(self, name: str) -> int:
         return self._packed[name].all_reduce_staging_bytes
@@ -263,9 +265,8 @@ class EngineMemory:
                 return None  # it was gathered ahead, or its backward is over
             self.stale.discard(name)
             if self.stages[name] < 3:
-                return Message(
-                    operation="all_gather", size_bytes=self._sizes[name].flats.full_bytes, staging={}
-                )
+                full_bytes = self._sizes[name].flats.full_bytes
+                return Message(operation="all_gather", size_bytes=full_bytes, staging={})
             self.gathered.add(name)
             if action.ranks is Ranks.SECONDARY:
                 return self._second.take(action)
@@ -278,10 +279,8 @@ class EngineMemory:
         if action.kind is ActionKind.REDUCE:
             return self._reduce(action)
         if action.kind is ActionKind.AVERAGE:
-            copy_bytes = self._sizes[name].flats.trainable_bytes
-            return Message(
-                operation="all_reduce", size_bytes=copy_bytes, staging={"communication": copy_bytes}
-            )
+            copies = {"communication": self._sizes[name].flats.trainable_bytes}
+            return Message(operation="all_reduce", size_bytes=copies["communication"], staging=copies)
         if action.kind is ActionKind.UPDATE and self.stages[name] in (1, 2):
             self.stale.add(name)
         return None

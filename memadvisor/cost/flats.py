@@ -28,6 +28,17 @@ def flat_bytes(
     )
 
 
+def buffer_sizes(states: UnitStates, num_ranks: int, precision: Precision) -> dict[str, int]:
+    """Bytes of the buffer of each trainable flat's gradients, by the parameters' dtype, with stages 2 and 3."""
+    return {
+        dtype: -(-count // num_ranks)
+        * num_ranks
+        * bytes_in(states.item_bytes[dtype], dtype, precision.of_reduction(dtype))
+        for (dtype, is_trained), count in states.num_elements.items()
+        if is_trained
+    }
+
+
 def flat_sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> FlatSizes:
     """Those of a unit of a stage; frozen parameters are sharded in stage 3 alone."""
     is_sharded = stage == 3

@@ -26,6 +26,7 @@ from memadvisor.cost.paged_updates import PagedUpdates
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
+from memadvisor.executors import algorithm_for
 from memadvisor.plan import Prediction
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
@@ -295,7 +296,8 @@ class _Player:
             return  # what came before is put where it belongs
         num_ranks = self.schedule.size_of(action.ranks)
         often = self._times_a_step(action)
-        duration_s = often * self.times.seconds(message.operation, message.size_bytes, num_ranks)
+        algorithm = algorithm_for(self.schedule.algorithms, message.operation, message.size_bytes, num_ranks)
+        duration_s = often * self.times.seconds(message.operation, message.size_bytes, num_ranks, algorithm)
         self.sent_bytes += often * ring_bytes(message.operation, message.size_bytes, num_ranks)
         number = self.lanes.collective(f"{action.kind.value} {action.unit}", duration_s)
         if not action.overlaps:

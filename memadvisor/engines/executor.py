@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -103,13 +103,13 @@ class Executor:
 
     def _wire_of(self, ddp: Any) -> Wire:
         if ddp is None:
-            alone: Any = NoWire()
-            return alone  # type: ignore[no-any-return]  # nothing else of a wire is asked for on one rank
+            return cast(Wire, NoWire())  # nothing else of a wire is asked for on one rank
         return Wire(
             ddp.process_group,
             lambda tensor: self.label(tensor, "communication", self.unit),
             self.number,
             shard_ranks=self.schedule.shard_ranks,
+            algorithms=self.schedule.algorithms,
         )
 
     @property

@@ -49,6 +49,9 @@ class Gather(_Allocating, AllGather):
     is_ahead: bool
     algorithms: tuple[Algorithm, ...] = ()
 
+    def _is_native(self, full: torch.Tensor) -> bool:
+        return algorithm_for(self.algorithms, "all_gather", full.nbytes, self.wire.num_ranks) == "native"
+
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -56,7 +59,7 @@ class Gather(_Allocating, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        if algorithm_for(self.algorithms, "all_gather", output_tensor.nbytes) == "native":
+        if self._is_native(output_tensor):
             dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
             return _Arriving(None)
         if not self.is_ahead:
@@ -74,6 +77,9 @@ class Scatter(_Allocating, ReduceScatter):
     number: int
     algorithms: tuple[Algorithm, ...] = ()
 
+    def _is_native(self, full: torch.Tensor) -> bool:
+        return algorithm_for(self.algorithms, "reduce_scatter", full.nbytes, self.wire.num_ranks) == "native"
+
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -83,7 +89,7 @@ class Scatter(_Allocating, ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         is_known = op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
-        if not is_known or algorithm_for(self.algorithms, "reduce_scatter", input_tensor.nbytes) == "native":
+        if not is_known or self._is_native(input_tensor):
             dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group)
             return None
         self.wire.reduce_scatter(input_tensor, self.name, self.number, into=output_tensor)

@@ -40,7 +40,7 @@ class SecondCopies:
 
     def __init__(self, wire: Wire, num_ranks: int, number: int, label: Label) -> None:
         self._group = near(wire.group, num_ranks)
-        self._wire = Wire(self._group, lambda _: None, number, wire.lane)
+        self._wire = Wire(self._group, lambda _: None, number, wire.lane, algorithms=wire.algorithms)
         self._label = label
 
     def keep(self, flat: Flat) -> None:

@@ -21,9 +21,16 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.engines.cuda_lane import CudaLane
+from memadvisor.engines.exchanges import (
+    gather_by_doubling,
+    gather_pairwise,
+    reduce_pairwise,
+    reduce_together,
+)
 from memadvisor.engines.groups import give_back, split
 from memadvisor.engines.lanes import Chain, Lane, Ticket
 from memadvisor.engines.thread_lane import ThreadLane
+from memadvisor.executors import Algorithm, algorithm_for
 from memadvisor.own_hooks import own_hooks_aside
 
 # The script's own sends and receives carry small tags; ours must not be taken for them.
@@ -60,6 +67,7 @@ class Wire:
     `across` is then its group across.
 
     number: the same on all ranks, and another for each wire of a group; tells their messages apart.
+    algorithms: how pairwise gathers go instead, by their size.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Wire:
         number: int = 0,
         lane_for: Callable[[torch.device], Lane] = lane_for,
         shard_ranks: int | None = None,
+        algorithms: tuple[Algorithm, ...] = (),
     ) -> None:
         self.everyone = self.group = group
         self.across: dist.ProcessGroup | None = None
@@ -78,6 +87,7 @@ class Wire:
         self.num_ranks = self.group.size()
         self.rank = self.group.rank()
         self._staged = staged
+        self.algorithms = algorithms
         self._first_tag = _FIRST_TAG * (1 + number % _MAX_WIRES)
         self._lane_for = lane_for
         self._lanes: dict[torch.device, Lane] = {}
@@ -123,9 +133,9 @@ class Wire:
         way = self.way(full)
         if way == "staged":
             return Chain([self._begin_sum(full, unit, self.group)], full.chunk(self.num_ranks)[self.rank])
-        staging = self._stage(full)
-        reduce = partial(self._reduce, way, full, staging, unit, number)
-        ticket = self.lane(full.device).submit(reduce, reads=(full,), writes=(full, staging))
+        staging, others = self._stage(full), self._stage_others(full)
+        reduce = partial(self._reduce, way, full, staging, others, unit, number)
+        ticket = self.lane(full.device).submit(reduce, reads=(full,), writes=(full, staging, *others))
         return Chain([ticket], staging)
 
     def reduce_scatter(
@@ -141,12 +151,22 @@ class Wire:
             own = self.begin_reduce_scatter(full, unit).wait()
         else:
             staging = self._stage(full) if into is None else into
-            reduce = partial(self._reduce, way, full, staging, unit, number)
-            own = self.lane(full.device).run(reduce, reads=(full,), writes=(full, staging))
+            others = self._stage_others(full)
+            reduce = partial(self._reduce, way, full, staging, others, unit, number)
+            own = self.lane(full.device).run(reduce, reads=(full,), writes=(full, staging, *others))
         return own
 
     def _stage(self, full: torch.Tensor) -> torch.Tensor:
         return self.stage(full.numel() // self.num_ranks, full.dtype, full.device)
+
+    def _stage_others(self, full: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Room for what all ranks but the last to be added send, where they send at once."""
+        name = algorithm_for(self.algorithms, "reduce_scatter", full.nbytes, self.num_ranks)
+        if name != "together" or self.way(full) != "pairwise" or self.num_ranks == 2:
+            return ()
+        shard = full.numel() // self.num_ranks
+        rooms = self.stage((self.num_ranks - 2) * shard, full.dtype, full.device)
+        return rooms.chunk(self.num_ranks - 2)
 
     def stage(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A buffer for a transfer, labelled as such."""
@@ -155,7 +175,13 @@ class Wire:
         return staging
 
     def _reduce(
-        self, way: str, full: torch.Tensor, staging: torch.Tensor, unit: str, number: int
+        self,
+        way: str,
+        full: torch.Tensor,
+        staging: torch.Tensor,
+        others: Sequence[torch.Tensor],
+        unit: str,
+        number: int,
     ) -> torch.Tensor:
         """Work of a lane."""
         if way == "native":
@@ -163,13 +189,10 @@ class Wire:
                 dist.reduce_scatter_tensor(staging, full, group=self.group)
             return staging
         slices = full.chunk(self.num_ranks)
-        own = slices[self.rank]
-        for distance in range(1, self.num_ranks):
-            to, source = self._partners(distance)
-            self._exchange("reduce-scatter", unit, slices[to], to, staging, source, 2 * number + 1)
-            if distance < self.num_ranks - 1:
-                own.add_(staging)
-        return staging.add_(own)  # of storage of its own, which may stay when the full gradient goes
+        exchange = partial(self._begin_exchange, "reduce-scatter", unit, tag=2 * number + 1)
+        if others:
+            return reduce_together(exchange, slices, self.rank, staging, others)
+        return reduce_pairwise(exchange, slices, self.rank, staging)
 
     def begin_sum_across(self, reduced: Chain, unit: str = "") -> Chain:
         """Begin to sum what a reduction to shards leaves over the groups, in place."""
@@ -236,12 +259,11 @@ class Wire:
         slices = full.chunk(self.num_ranks)
         if slices[self.rank].data_ptr() != shard.data_ptr():
             slices[self.rank].copy_(shard)
-        works = []
-        for distance in range(1, self.num_ranks):
-            to, source = self._partners(distance)
-            works += self._begin_exchange("all-gather", unit, shard, to, slices[source], source, 2 * number)
-        for work in works:
-            work.wait()
+        exchange = partial(self._begin_exchange, "all-gather", unit, tag=2 * number)
+        if algorithm_for(self.algorithms, "all_gather", full.nbytes, self.num_ranks) == "doubling":
+            gather_by_doubling(exchange, full, self.rank, self.num_ranks)
+        else:
+            gather_pairwise(exchange, slices, self.rank)
 
     # ---- for the work of a lane that packs its messages itself (transfers.py) ---------------
 
@@ -255,7 +277,10 @@ class Wire:
         """Send to the rank that is `distance` after this one, and receive from the one as far before it."""
         to, source = self._partners(distance)
         if self.way(sent) == "pairwise":
-            self._exchange("reduce-scatter", unit, sent, to, received, source, 2 * number + 1)
+            for half in self._begin_exchange(
+                "reduce-scatter", unit, sent, to, received, source, 2 * number + 1
+            ):
+                half.wait()
             return
         with self._named("reduce-scatter", unit):
             # NCCL might do one of them only after the other, and two ranks would wait for each other.
@@ -298,19 +323,6 @@ class Wire:
                 piece.copy_(host)
 
     # ---- between two ranks -------------------------------------------------------------------
-
-    def _exchange(
-        self,
-        operation: str,
-        unit: str,
-        sent: torch.Tensor,
-        to: int,
-        received: torch.Tensor,
-        source: int,
-        tag: int,
-    ) -> None:
-        for work in self._begin_exchange(operation, unit, sent, to, received, source, tag):
-            work.wait()
 
     def _begin_exchange(
         self,

@@ -24,7 +24,8 @@ class CollectiveCurve:
     """Measured seconds of one collective against its full message size, for one number of ranks.
 
     `operation` is all_reduce, all_gather, reduce_scatter or broadcast. Points ascend in bytes. `pieces` are fitted to
-    them; empty where they were not.
+    them; empty where they were not. `algorithm`: by which of ours (executors.py); None: as the engine does without a plan's
+    word.
     """
 
     operation: str
@@ -32,6 +33,7 @@ class CollectiveCurve:
     sizes_bytes: tuple[int, ...]
     durations_s: tuple[float, ...]
     pieces: tuple[LinkPiece, ...] = ()
+    algorithm: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class Hardware:
     the directory that was measured; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
     `..._both_ways`: of either direction while the other goes on too. `matmuls`: products of many shapes, of which
     `peak_flops_per_s` is the best. `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes. `overlap`: of the ranks of
-    `collectives`.
+    `collectives`. `alternatives`: of other algorithms.
     """
 
     name: str
@@ -110,3 +112,4 @@ class Hardware:
     disk_both_ways: TierBandwidth | None = None
     page_cache_both_ways: TierBandwidth | None = None
     host_both_ways: TierBandwidth | None = None
+    alternatives: tuple[CollectiveCurve, ...] = ()

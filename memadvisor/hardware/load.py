@@ -80,8 +80,7 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
     """Write a hardware file, readable by its owner alone. Raises UsageError when it cannot be written."""
     fields = {f.name: getattr(hardware, f.name) for f in dataclasses.fields(hardware)}
     fields["peak_flops_per_s"] = dict(hardware.peak_flops_per_s)
-    fields["collectives"] = [dataclasses.asdict(curve) for curve in hardware.collectives]
-    for name in ("matmuls", "optimizers"):
+    for name in ("collectives", "alternatives", "matmuls", "optimizers"):
         fields[name] = [dataclasses.asdict(row) for row in getattr(hardware, name)]
     for tier in ("page_cache", "overlap", *_TIERS):
         bandwidth = getattr(hardware, tier)
@@ -128,6 +127,7 @@ def hardware_from_json(value: Any, source: str) -> Hardware:
                 _text(dtype): _positive(rate) for dtype, rate in value["peak_flops_per_s"].items()
             },
             collectives=tuple(_curve(item) for item in value["collectives"]),
+            alternatives=tuple(_curve(item) for item in value.get("alternatives", ())),
             page_cache=_page_cache(value.get("page_cache")),
             overlap=_overlap(value.get("overlap")),
             matmuls=tuple(_matmul(item) for item in value.get("matmuls", ())),
@@ -155,6 +155,7 @@ def _curve(value: Any) -> CollectiveCurve:
         sizes_bytes=sizes,
         durations_s=durations,
         pieces=tuple(_piece(item) for item in value.get("pieces", ())),
+        algorithm=None if value.get("algorithm") is None else _text(value["algorithm"]),
     )
 
 

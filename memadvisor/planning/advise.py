@@ -24,6 +24,7 @@ from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.local_sgd import LocalSgd, check_local_sgd, local_sgd_loss_text
 from memadvisor.plan import Plan
+from memadvisor.planning.algorithms import algorithms_notes, choose_algorithms
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.named import check_policy, named_plan
@@ -121,6 +122,7 @@ def advise(
         optimizer_bits,
         paged_transfers,
         local_sgd,
+        choose_algorithms(hardware, ranks),
     )
     if not search.stages:
         raise UsageError(
@@ -149,6 +151,7 @@ def advise(
             *_precision_notes(precision),
             *_compression_notes(compression),
             *_local_sgd_notes(local_sgd),
+            *algorithms_notes(found[0].plan.algorithms),
             *_coding_notes(optimizer_bits, transfers),
             *_notes(run, ranks, times),
             *_transfer_notes(found, transfers),
@@ -293,7 +296,9 @@ def _collective_times(
     if num_ranks == 1:
         return None
     if hardware is not None:
-        times = times_from_curves(hardware.collectives, num_ranks, hardware.source, hardware.overlap)
+        times = times_from_curves(
+            hardware.collectives, num_ranks, hardware.source, hardware.overlap, hardware.alternatives
+        )
         if times is not None:
             return times
     if step.shard_groups:

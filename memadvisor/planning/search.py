@@ -15,6 +15,7 @@ from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import Simulation, simulate
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
+from memadvisor.executors import Algorithm
 from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.planning.arrangement import (
@@ -61,6 +62,7 @@ class Search:
         optimizer_bits: int | None = None,
         paged_transfers: TransferTimes | None = None,
         local_sgd: LocalSgd | None = None,
+        algorithms: tuple[Algorithm, ...] = (),
     ) -> None:
         self.times = times
         self.transfers = transfers
@@ -71,8 +73,9 @@ class Search:
         self.compression = compression
         self.optimizer_bits = optimizer_bits
         self.local_sgd = local_sgd
-        most = 0 if local_sgd is not None else compression.stages[-1]
-        self.stages = range(max(precision.least_stage, compression.stages[0]), most + 1)
+        self.algorithms = algorithms
+        end = 1 if local_sgd is not None else compression.stages[-1] + 1
+        self.stages = range(max(precision.least_stage, compression.stages[0]), end)
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
         self._bounds = SplitBounds(times)
@@ -80,9 +83,7 @@ class Search:
         self._kinds: list[Kind] = []  # of what leaves the script alone
         self._state_kinds: list[Kind] = []  # the same with optimizer state on another tier
         self._paged_kinds: list[Kind] = []  # and with parameters and gradients there too
-        self.fingerprint = fingerprint(
-            (parameter.name, parameter.shape, parameter.dtype) for parameter in run.ranks[0].parameters
-        )
+        self.fingerprint = fingerprint((p.name, p.shape, p.dtype) for p in run.ranks[0].parameters)
 
     def plans(self, step: CapturedStep) -> list[RankedPlan]:
         """The usual ones; where none of them fits, some whose parameters lie on another tier too. No step that is
@@ -310,8 +311,7 @@ class Search:
     def _groups(self, step: CapturedStep) -> tuple[int, ...]:
         """How many ranks may share, beside all of them.
 
-        FSDP2 has been told by the script; gradients that stay whole are compressed among all ranks alone, and local SGD
-        shares nothing.
+        FSDP2 has been told by the script; what stays whole is compressed among all ranks alone, or averaged (local SGD).
         """
         among_all = step.shard_groups or self.compression.has_feedback or self.local_sgd is not None
         return () if among_all else proper_divisors(self.num_ranks)
@@ -393,6 +393,7 @@ class Search:
             local_sgd=self.local_sgd,
             shard_ranks=arrangement.shard_ranks,
             executor="fsdp2" if step.shard_groups else "built-in",
+            algorithms=() if step.shard_groups or step.device != "cpu" else self.algorithms,
             update_in_backward=arrangement.early,
             stretches=arrangement.stretches,
         )

@@ -9,8 +9,9 @@ from memadvisor.errors import UsageError
 
 def test_two_gloo_processes_measure_every_collective_at_every_size():
     sizes = (4096, 2**22)
-    curves, overlap = measure_collectives("cpu", 2, sizes_bytes=sizes, budget_s=1.0)
+    curves, others, overlap = measure_collectives("cpu", 2, sizes_bytes=sizes, budget_s=1.0)
 
+    assert others == ()
     assert tuple(curve.operation for curve in curves) == OPERATIONS
     for curve in curves:
         assert (curve.num_ranks, curve.sizes_bytes) == (2, sizes)
@@ -18,6 +19,14 @@ def test_two_gloo_processes_measure_every_collective_at_every_size():
         assert curve.durations_s[1] >= curve.durations_s[0]
         assert curve.durations_s[1] > 2**22 / 1e12  # no processor moves a terabyte a second
     assert 1 <= overlap.compute < 100 and 1 <= overlap.collective < 100
+
+
+def test_among_four_ranks_other_algorithms_are_measured_beside_the_usual_ones():
+    curves, others, _ = measure_collectives("cpu", 4, sizes_bytes=(4096,), budget_s=0.2)
+
+    assert tuple(curve.operation for curve in curves) == OPERATIONS
+    found = {(curve.operation, curve.algorithm, curve.num_ranks) for curve in others}
+    assert found == {("all_gather", "doubling", 4), ("reduce_scatter", "together", 4)}
 
 
 def test_one_rank_measures_arithmetic_alone():

@@ -1,4 +1,5 @@
-"""Second copies (hpZ): gathers for the backward stay among near ranks, and nothing is computed otherwise."""
+"""Second copies (hpZ): gathers for the backward stay among near ranks, and nothing is computed otherwise. Nor is it where
+gathers go by doubling."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from memadvisor.engines.wire import Wire
+from memadvisor.executors import Algorithm
 from tests.engines.equality import Configuration, check
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import Training, applied, build, make_optimizer, make_plan
@@ -23,19 +25,20 @@ def test_two_by_two_ranks_follow_ddp():
 
 
 def trained(
-    rank: int, secondary_ranks: int | None, depth: int
+    rank: int, secondary_ranks: int | None, depth: int, algorithms: tuple[Algorithm, ...] = ()
 ) -> tuple[list[float], set[tuple[int, bool, int]]]:
     """Losses of two micro-batches a step, whose forwards come before their backwards in one of them, with an
     evaluation by one rank in between; and in which step, in a backward or not, and to whom this rank sent parameters."""
     losses, sent = [], set()
-    plan = make_plan(4, 3, gather_depth=depth, overlap=bool(depth), secondary_ranks=secondary_ranks)
+    words = {"secondary_ranks": secondary_ranks, "algorithms": algorithms}
+    plan = make_plan(4, 3, gather_depth=depth, overlap=bool(depth), **words)
     with applied(plan) as engine, pytest.MonkeyPatch.context() as patch:
         original = Wire._begin_exchange
 
-        def begin(wire: Wire, operation: str, unit: str, piece: Any, to: int, *others: Any) -> Any:
+        def begin(wire: Wire, operation: str, unit: str, piece: Any, to: int, *others: Any, tag: int) -> Any:
             if operation == "all-gather":
                 sent.add((step, engine._hooks.in_backward, wire._global_ranks[to]))
-            return original(wire, operation, unit, piece, to, *others)
+            return original(wire, operation, unit, piece, to, *others, tag=tag)
 
         patch.setattr(Wire, "_begin_exchange", begin)
         ddp = build(Training((("tied", True), ("dropout", 0.3), ("dim", 8))), rank)
@@ -61,12 +64,22 @@ def trained(
     return losses, sent
 
 
+DOUBLING = (
+    Algorithm(operation="all_gather", min_bytes=0, name="doubling", num_ranks=4),
+    Algorithm(operation="reduce_scatter", min_bytes=0, name="together"),
+)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("depth", [0, 1])
 def test_losses_are_the_same_and_gathers_for_the_backward_stay_near(depth):
     plain = run_ranks(trained, 4, None, depth, timeout_s=40)
     second = run_ranks(trained, 4, 2, depth, timeout_s=40)
+    doubled = run_ranks(trained, 4, None, depth, DOUBLING, timeout_s=40)
     assert [losses for losses, _ in second] == [losses for losses, _ in plain]
+    assert [losses for losses, _ in doubled] == [losses for losses, _ in plain]
+    for rank, (_, sent) in enumerate(doubled):
+        assert {to for _, _, to in sent} == {rank ^ 1, rank ^ 2}
     for rank, (_, sent) in enumerate(plain):
         assert {to for _, is_backward, to in sent if is_backward} == {0, 1, 2, 3} - {rank}
     for rank, (_, sent) in enumerate(second):

@@ -190,8 +190,8 @@ def _reuse_staging_before_the_wait(monkeypatch):
 def _forget_to_declare(monkeypatch):
     original, shared = AloneWire._reduce, torch.zeros(1000)
 
-    def reduce(self, way, full, staging, unit, number):
-        return original(self, way, full, shared[: staging.numel()], unit, number)
+    def reduce(self, way, full, staging, *others):
+        return original(self, way, full, shared[: staging.numel()], *others)
 
     monkeypatch.setattr(AloneWire, "_reduce", reduce)
 

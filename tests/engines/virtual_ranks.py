@@ -122,7 +122,7 @@ class AloneWire(Wire):
         self.across = "across" if case.plan.group_ranks < case.plan.num_ranks else None
         self.num_contributions = case.plan.num_ranks
         self.num_ranks, self.rank = case.plan.group_ranks, case.rank % case.plan.group_ranks
-        self._staged, self._first_tag = staged, 0
+        self._staged, self._first_tag, self.algorithms = staged, 0, case.plan.algorithms
         self._lane_for, self._lanes = (lambda device: lane), {}
         self._global_ranks = list(range(self.num_ranks))
         self._num_messages: dict[Any, int] = {}
@@ -203,7 +203,7 @@ def executing(case: Case, lane: Any) -> Iterator[tuple[_Ddp, Executor]]:
     root, undo = Small(), Undo()
     ddp, model = _Ddp(root), read_model(root)
     original = executor_module.Wire
-    executor_module.Wire = lambda group, staged, number, shard_ranks: AloneWire(staged, case, lane)
+    executor_module.Wire = lambda group, staged, number, **_: AloneWire(staged, case, lane)
     try:
         hooks = Hooks(_Alone(), undo)
         schedule = write_schedule(case.plan, model.rows)

@@ -37,6 +37,15 @@ MEASURED = Hardware(
             pieces=(LinkPiece(from_bytes=1024, alpha_s=0.0, bytes_per_s=1e7, residual_fraction=0.1),),
         ),
     ),
+    alternatives=(
+        CollectiveCurve(
+            operation="all_gather",
+            num_ranks=4,
+            sizes_bytes=(1024,),
+            durations_s=(1e-4,),
+            algorithm="doubling",
+        ),
+    ),
     disk=TierBandwidth(read_bytes_per_s=2e9, write_bytes_per_s=1e9),
     page_cache=PageCache(
         bandwidth=TierBandwidth(read_bytes_per_s=5e9, write_bytes_per_s=3e9), size_bytes=2**30

@@ -15,6 +15,7 @@ from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.transfers import TransferTimes
+from memadvisor.executors import Algorithm
 from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import save_plan
@@ -32,6 +33,7 @@ SIZE += ["--accum", "2", "--bf16", "--steps", "4"]
 
 
 BANDWIDTH = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
+TOGETHER = (Algorithm(operation="reduce_scatter", min_bytes=0, name="together", num_ranks=4),)
 TIERS = TransferTimes({Lane.DISK: BANDWIDTH, Lane.COMPUTE: BANDWIDTH}, "a test")
 
 
@@ -118,12 +120,12 @@ def sent_bytes(rank):
 
 
 def test_what_second_copies_hold_and_send_is_what_the_simulator_said(plain, tmp_path):
-    """Of a plan for four ranks, two of which share a copy."""
+    """Of a plan for four ranks, two of which share a copy, and whose reductions have all messages under way at once."""
     units = tuple(UnitPlan(name=unit.name, zero_stage=3, recompute=False) for unit in plain.units)
     plan = make_plan(4, 3, "chosen", units, overlap=True, gather_depth=1)
     peaks = []
     for secondary_ranks in (None, 2):
-        second = replace(plan, secondary_ranks=secondary_ranks)
+        second = replace(plan, secondary_ranks=secondary_ranks, algorithms=TOGETHER)
         predicted = simulate(plain, write_schedule(second, plain.units), TIMES)
         peaks.append(predicted.peak.total_bytes)
     save_plan(second, tmp_path / "plan.json")

@@ -1,0 +1,70 @@
+"""Which algorithm each collective goes by: what was measured to be the fastest for its size, among as many ranks.
+
+Without other algorithms' curves in a hardware file (`memadvisor calibrate`), nothing is chosen, and what is usual goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memadvisor.cost.collectives import curve_seconds
+from memadvisor.executors import Algorithm
+from memadvisor.hardware.hardware import CollectiveCurve, Hardware
+from memadvisor.units import format_bytes
+
+USUAL = "pairwise"  # on a CPU, where alone there is a choice
+_WORTH = 0.9  # of the usual seconds: a gain of less may be noise
+_MOST_STAGED_BYTES = (
+    2**22
+)  # of a message whose parts all wait in memory for their turn: larger ones go one by one
+
+
+def choose_algorithms(hardware: Hardware | None, num_ranks: int) -> tuple[Algorithm, ...]:
+    """By operation, size and number of ranks, where something else than the usual was measured to be faster.
+
+    Among all of `num_ranks`, or groups that they can be cut into.
+    """
+    if hardware is None:
+        return ()
+    usual = {(curve.operation, curve.num_ranks): curve for curve in hardware.collectives}
+    found: list[Algorithm] = []
+    for other in hardware.alternatives:
+        plain = usual.get((other.operation, other.num_ranks))
+        if plain is not None and other.algorithm is not None and num_ranks % other.num_ranks == 0:
+            found += _ranges(plain, other, other.algorithm)
+    return tuple(found)
+
+
+def algorithms_notes(algorithms: Sequence[Algorithm]) -> Iterator[str]:
+    """What was chosen, in words."""
+    for place, entry in enumerate(algorithms):
+        if entry.name == USUAL:
+            continue
+        following = algorithms[place + 1] if place + 1 < len(algorithms) else None
+        is_bounded = following is not None and following.min_bytes > entry.min_bytes
+        below = f" below {format_bytes(following.min_bytes)}" if following and is_bounded else ""
+        start = f" of {format_bytes(entry.min_bytes)} and more" if entry.min_bytes else ""
+        yield (
+            f"Each {entry.operation}{start}{below} among {entry.num_ranks} ranks goes by {entry.name}, which was "
+            "measured to be faster; nothing is computed otherwise."
+        )
+
+
+def _ranges(plain: CollectiveCurve, other: CollectiveCurve, name: str) -> Iterator[Algorithm]:
+    """Where the other one is worth taking, and from where on it is not: at measured sizes, and at the staging's limit."""
+    is_taken = False
+    for place, size_bytes in enumerate(_sizes(plain, other)):
+        is_worth = curve_seconds(other, size_bytes) <= _WORTH * curve_seconds(plain, size_bytes)
+        is_worth &= name != "together" or size_bytes < _MOST_STAGED_BYTES
+        if is_worth != is_taken:
+            is_taken = is_worth
+            yield Algorithm(
+                operation=other.operation,
+                min_bytes=size_bytes if place else 0,
+                name=name if is_taken else USUAL,
+                num_ranks=other.num_ranks,
+            )
+
+
+def _sizes(plain: CollectiveCurve, other: CollectiveCurve) -> Sequence[int]:
+    return sorted({*plain.sizes_bytes, *other.sizes_bytes, _MOST_STAGED_BYTES})
