@@ -69,12 +69,19 @@ class SavedTensor:
     original_bytes: int | None = None
 
 
+# Of a call, while the step runs: start and end, name, place, the sequence number of the node that autograd made for it
+# (None: it made none), arithmetic (executed and needed FLOPs, shapes), addresses of the inputs, results as pairs of
+# an address and (dtype, shape) one after the other, bytes read and written, and whether it drew random numbers.
+NUM_FIELDS = 11
+
+
 @dataclass(slots=True)
 class LabelLog:
     """Everything that the label layer saw of one step, in order of time.
 
-    `calls` are there after `gather`. Until then their fields stand in `flat`, one after the other: tuples of them
-    would be gone through by Python's garbage collector again and again, in the midst of the step.
+    `calls` are there after `gather`. Until then what was seen of them stands in `flat`, NUM_FIELDS values a call, one
+    call after the other: tuples of them would be gone through by Python's garbage collector again and again, in the
+    midst of the step, and names take longer to make than all the rest.
     """
 
     calls: list[OperatorCall] = field(default_factory=list)
@@ -91,7 +98,14 @@ class LabelLog:
     uncounted: set[str] = field(default_factory=set)  # operators whose FLOPs could not be worked out
 
     def gather(self) -> None:
-        """Make calls of their fields."""
-        width = len(OperatorCall._fields)
-        self.calls += map(OperatorCall._make, zip(*[iter(self.flat)] * width, strict=True))
+        """Make calls of what was seen of them."""
+        fields = zip(*[iter(self.flat)] * NUM_FIELDS, strict=True)
+        for start, end, name, place, node, arithmetic, inputs, outputs, read, written, is_random in fields:
+            if node is not None:
+                self.operator_of_node.setdefault(node, name)
+            results = tuple(
+                (address, *what) for address, what in zip(outputs[::2], outputs[1::2], strict=True)
+            )
+            values = (start, end, name, place, inputs, results, *arithmetic, read, written, is_random)
+            self.calls.append(OperatorCall._make(values))
         self.flat.clear()

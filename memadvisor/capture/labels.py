@@ -1,98 +1,83 @@
 """What the script's tensors are: a lean dispatch mode, active in a traced step alone.
 
-It only appends plain tuples to lists; account.py makes sense of them afterwards. Nothing here keeps a
-tensor alive beyond the call that it is seen in, and nothing changes what an operator computes.
+It only appends plain values to a list; label_log.py and account.py make sense of them afterwards. Nothing here keeps
+a tensor alive beyond the call that it is seen in, and nothing changes what an operator computes.
 
-It runs at every operator, so it asks for a value's exact type before anything else: `isinstance` of a tensor's
-class is slow for whatever is none.
+It runs at every operator, so it makes no strings, no names and no Python object of a storage, asks a tensor once for
+each fact, and goes one way for the usual kinds of operators (operator_kinds.py) and another for all else, which must
+find the same. It asks for a value's exact type before anything else: `isinstance` of a tensor's class is slow for
+whatever is none.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from time import time_ns
+from typing import Any
 
 import torch
+from torch._C import _current_autograd_node
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from memadvisor.capture.collectives import CollectiveLog, Mark
+from memadvisor.capture.collectives import CollectiveLog
 from memadvisor.capture.compiled import never_compiled
-from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, Sighting
+from memadvisor.capture.flops import NO_ARITHMETIC
+from memadvisor.capture.label_log import NUM_FIELDS, LabelLog, Named, Place, Sighting
 from memadvisor.capture.meeting_gradients import may_be_overwritten
-from memadvisor.capture.operator_cost import operator_cost
+from memadvisor.capture.node_places import NodePlaces
+from memadvisor.capture.operator_cost import arithmetic_of, traffic_of
+from memadvisor.capture.operator_kinds import OperatorKind, kinds, learn
 from memadvisor.capture.position import Position
-from memadvisor.capture.script_shards import NAMESPACE, named_tensors
+from memadvisor.capture.script_shards import named_tensors
 from memadvisor.capture.tensor_storage import (
     NO_TENSORS,
     PLAIN_TENSORS,
+    data_address,
     describe,
     has_wrapper,
-    is_shared,
     plain_tensors,
     storage_address,
 )
-from memadvisor.operator_calls import dropout_position, is_without_dropout, may_draw, operator_name
+from memadvisor.capture.traffic import stored_bytes
+from memadvisor.operator_calls import is_without_dropout
 from memadvisor.own_hooks import own_hooks_aside
 
 # What a step remembers of an operator takes about 1 kB until it is written: at most 100 MB.
 MOST_OPERATORS = 100_000
-_NUM_FIELDS = len(OperatorCall._fields)
-NAMESPACES_OF_COLLECTIVES = ("c10d", "_c10d_functional")
-_ADD = torch.ops.aten.add.Tensor
 
+_shape_of = attrgetter("shape")
+_SEVERAL = (tuple, list)
+_NO_WRAPPER = (torch.Tensor,)
 
-class _Operator(NamedTuple):
-    """What is the same for all calls of an operator. `func` keeps it alive, for it is found by its id."""
-
-    func: Any
-    name: str
-    is_collective: bool
-    is_sharding: bool  # of FSDP2
-    is_random: bool  # it may draw random numbers
-    dropout_position: int | None
-
-
-_operators: dict[int, _Operator] = {}
-
-
-def _learn(func: Any) -> _Operator:
-    known = _operators[id(func)] = _Operator(
-        func,
-        operator_name(func),
-        func.namespace in NAMESPACES_OF_COLLECTIVES,
-        func.namespace == NAMESPACE,
-        may_draw(func),
-        dropout_position(func),
-    )
-    return known
+# Addresses of inputs, results as `flat` has them, bytes read and written. Tuples of numbers leave the garbage
+# collector's lists; lists do not.
+_Found = tuple[tuple[int, ...], tuple[Any, ...], int | None, int | None]
 
 
 class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator of the step, its place, and which storages it reads and makes.
-
-    It runs at every operator, so it makes no strings and no generators, and looks up what it can.
-    """
+    """Sees every operator of the step, its place, and which storages it reads and makes."""
 
     def __init__(
         self, log: LabelLog, collectives: CollectiveLog, position: Position, device: torch.device
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
-        self._calls, self._sightings = log.flat, log.sightings
-        self._operator_of_node = log.operator_of_node
+        self._flat, self._sightings = log.flat, log.sightings
         self._collectives = collectives
         self._position = position
-        self._is_here = attrgetter(f"is_{device.type}")  # tensor.is_cpu, tensor.is_cuda
-        self._modules_by_sequence: list[tuple[int, Place]] = []
-        self._here = self.live_place()
-        self._last_place: Place | None = None
-        self._places_of_nodes: dict[int, Place] = {}
+        # tensor.is_cpu, tensor.is_cuda; None where all tensors with memory are in the host's.
+        self._is_here = None if _has_host_memory_alone() else attrgetter(f"is_{device.type}")
+        self._may_be_shared = device.type == "cpu"
+        self._nodes = NodePlaces()
         self._described: dict[tuple[torch.dtype, torch.Size], tuple[str, str]] = {}
         self._is_alone = _get_current_dispatch_mode() is None  # under another's mode every step adds aside
+        self._here = self.live_place()
+        self._in_backward = self._here.phase == "backward"
+        self._last_place: Place | None = None
+        self._most_values = MOST_OPERATORS * NUM_FIELDS
         self.is_active = True
         self.names_nodes = True  # whether autograd may have a node for what runs now
         self.is_full = False  # more operators than may be remembered; what follows is not seen
@@ -114,74 +99,151 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if kwargs is None:
-            kwargs = {}
-        if len(self._calls) >= MOST_OPERATORS * _NUM_FIELDS:
+        kind, flat = kinds.get(id(func)), self._flat
+        if (
+            kind is None
+            or kind.is_general
+            or not self.is_active
+            or (types and types != _NO_WRAPPER)
+            or len(flat) >= self._most_values
+        ):
+            return self._see_any(func, types, args, kwargs or {})
+        place, node = self._here, None
+        if self._in_backward:
+            if kind.may_meet:
+                return self._see_any(func, types, args, kwargs or {})
+            place = self._place_of_node(place)
+        self._last_place = place
+        start_ns = time_ns()
+        out = kind.call(*args, **kwargs) if kwargs else kind.call(*args)
+        end_ns = time_ns()
+        arithmetic, draws = NO_ARITHMETIC, False
+        found = None if kwargs and kind.keywords_may_hold else self._glance(kind, args, out, start_ns)
+        if kind.has_arithmetic:
+            is_plain = kind.is_product and found is not None and not kwargs
+            known = kind.products.get(tuple(map(_shape_of, args))) if is_plain else None
+            arithmetic = known or arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
+        if found is None:
+            found = self._look(kind, args, kwargs or {}, out, start_ns)
+        if self.names_nodes and not self._in_backward:
+            node = _get_sequence_nr()
+        if kind.is_random:
+            draws = not is_without_dropout(kind.dropout_position, args, kwargs or {})
+        flat += (start_ns, end_ns, kind.name, place, node, arithmetic, *found, draws)
+        return out
+
+    def _see_any(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The way of every operator that is of no usual kind, or is called at an unusual moment."""
+        if len(self._flat) >= self._most_values:
             self.is_full, self.is_active = True, False
         if not self.is_active:
             return func(*args, **kwargs)
-        known = _operators.get(id(func))
-        if known is None:
+        kind = kinds.get(id(func))
+        if kind is None:
             # It has no schema, and runs operators where no mode sees them.
             if not isinstance(func, OpOverload):
                 self._log.uncounted.add(str(func))
                 return func(*args, **kwargs)
-            known = _learn(func)
+            kind = learn(func)
         if types and has_wrapper(types):
             return NotImplemented
-        place = self._place()
-        start_mark = self._collectives.mark() if known.is_collective else None
-        is_aside = func is _ADD and place.phase == "backward" and self._is_alone and may_be_overwritten(*args)
-        start_ns = time.time_ns()
-        if known.is_collective:
+        place = self._last_place = self._place_of_node(self._here) if self._in_backward else self._here
+        start_mark = self._collectives.mark() if kind.is_collective else None
+        is_aside = kind.may_meet and self._in_backward and self._is_alone and may_be_overwritten(*args)
+        start_ns = time_ns()
+        if kind.is_collective:
             with own_hooks_aside():
                 out = func(*args, **kwargs)
         else:
             out = func(*args, **kwargs)
         if is_aside:
-            self._log.added_aside.append((start_ns, time.time_ns(), self.address(args[0])))
-        self._note_call(known, func, args, kwargs, out, place, start_ns, time.time_ns(), start_mark)
-        return out
-
-    def _note_call(
-        self,
-        known: _Operator,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        place: Place,
-        start_ns: int,
-        end_ns: int,
-        start_mark: Mark | None,
-    ) -> None:
-        if known.is_collective:
+            self._log.added_aside.append((start_ns, time_ns(), self.address(args[0])))
+        end_ns = time_ns()
+        if kind.is_collective:
             for tensor in self._collectives.record(func, args, kwargs, out, start_ns, place, start_mark):
                 self.name(tensor, "communication", "")
-        if known.is_sharding:
-            for tensor, category in named_tensors(known.name, args, kwargs):
+        if kind.is_sharding:
+            for tensor, category in named_tensors(kind.name, args, kwargs):
                 self.name(tensor, category, "")  # of the unit that it was made for
+        found = self._look(kind, args, kwargs, out, start_ns)
+        # Autograd makes an operator's node just before it runs; what runs next without one is not its.
+        node = _get_sequence_nr() if self.names_nodes and not self._in_backward else None
+        arithmetic, draws = NO_ARITHMETIC, False
+        if kind.has_arithmetic:
+            arithmetic = arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
+        if kind.is_random:
+            draws = not is_without_dropout(kind.dropout_position, args, kwargs)
+        self._flat += (start_ns, end_ns, kind.name, place, node, arithmetic, *found, draws)
+        return out
+
+    def _glance(self, kind: OperatorKind, args: tuple[Any, ...], out: Any, now_ns: int) -> _Found | None:
+        """What an operator of a usual kind reads and makes, in one pass; None where its tensors are not plain."""
+        moves, sightings, is_here = kind.moves, self._sightings, self._is_here
         inputs: list[int] = []
-        self._read(args, inputs, start_ns)
+        outputs: list[Any] = []
+        read_bytes = written_bytes = 0
+        last = None
+        try:
+            for value in args[: kind.num_examined]:
+                cls = type(value)
+                if cls in PLAIN_TENSORS:
+                    address = data_address(value)
+                    if not address or address in inputs or (is_here is not None and not is_here(value)):
+                        if value is last:  # `x * x` reads it once
+                            continue
+                        return None
+                    if address not in sightings:
+                        self._sight(value, address, now_ns)
+                    if moves:
+                        size_bytes = value.nbytes if value.is_contiguous() else stored_bytes(value)
+                        read_bytes += size_bytes
+                        if last is None:
+                            written_bytes = size_bytes
+                    inputs.append(address)
+                    last = value
+                elif cls not in NO_TENSORS and cls is not list:
+                    return None
+            if kind.is_view:
+                return tuple(inputs), (), 0, 0
+            if kind.is_in_place:
+                return (tuple(inputs), (), read_bytes, written_bytes) if out is args[0] else None
+            written_bytes = 0
+            for value in out if type(out) in _SEVERAL else (out,):
+                cls = type(value)
+                if cls in PLAIN_TENSORS:
+                    address = data_address(value)
+                    if not address or (is_here is not None and not is_here(value)):
+                        return None
+                    if moves:
+                        written_bytes += value.nbytes if value.is_contiguous() else stored_bytes(value)
+                    if address not in inputs:
+                        outputs += (address, self.describe(value))
+                elif cls not in NO_TENSORS:
+                    return None
+        except (RuntimeError, NotImplementedError):  # a tensor without a storage
+            return None
+        return tuple(inputs), tuple(outputs), read_bytes, written_bytes
+
+    def _look(
+        self, kind: OperatorKind, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, now_ns: int
+    ) -> _Found:
+        """What any operator reads and makes."""
+        inputs: list[int] = []
+        self._read(args, inputs, now_ns)
         if kwargs:
-            self._read(kwargs.values(), inputs, start_ns)
-        outputs: list[tuple[int, str, str]] = []
+            self._read(kwargs.values(), inputs, now_ns)
+        outputs: list[Any] = []
         if out is not None:
             self._write((out,), inputs, outputs)
-        cost = operator_cost(func, args, kwargs, out, self._log.uncounted)
-        if self.names_nodes and place.phase != "backward":
-            # Autograd makes an operator's node just before it runs; what runs next without one is not its.
-            self._operator_of_node.setdefault(_get_sequence_nr(), known.name)
-        draws = known.is_random and not is_without_dropout(known.dropout_position, args, kwargs)
-        self._calls += (start_ns, end_ns, known.name, place, tuple(inputs), tuple(outputs), *cost, draws)
+        return tuple(inputs), tuple(outputs), *traffic_of(kind.counted_by, args, kwargs, out)
 
     def _read(self, values: Iterable[Any], inputs: list[int], now_ns: int) -> None:
         """Add the addresses of tensors among an operator's arguments: flat, or in lists one or two levels deep."""
         for value in values:
-            kind = type(value)
-            if kind in NO_TENSORS:
+            cls = type(value)
+            if cls in NO_TENSORS:
                 continue
-            if kind in PLAIN_TENSORS or isinstance(value, torch.Tensor):
+            if cls in PLAIN_TENSORS or isinstance(value, torch.Tensor):
                 address = self.address(value)
                 if address and address not in inputs:
                     inputs.append(address)
@@ -190,14 +252,14 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif isinstance(value, (list, tuple)):
                 self._read(value, inputs, now_ns)
 
-    def _write(self, values: Iterable[Any], inputs: list[int], outputs: list[tuple[int, str, str]]) -> None:
+    def _write(self, values: Iterable[Any], inputs: list[int], outputs: list[Any]) -> None:
         """Add what is known of the results that are no inputs."""
         for value in values:
-            kind = type(value)
-            if kind in PLAIN_TENSORS or isinstance(value, torch.Tensor):
+            cls = type(value)
+            if cls in PLAIN_TENSORS or isinstance(value, torch.Tensor):
                 address = self.address(value)
                 if address and address not in inputs:
-                    outputs.append((address, *self.describe(value)))
+                    outputs += (address, self.describe(value))
             elif isinstance(value, (list, tuple)):
                 self._write(value, inputs, outputs)
 
@@ -212,75 +274,48 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for plain in plain_tensors(tensor):
             address = self.address(plain)
             if address:
-                now_ns = time.time_ns()
+                now_ns = time_ns()
                 self._sight(plain, address, now_ns)
                 self._log.named.append(Named(now_ns, address, category, unit))
 
     def note_place(self) -> None:
         """A module was entered or left, or the phase changed."""
         place = self._here = self.live_place()
-        self._log.places.append((time.time_ns(), place))
+        self._in_backward = place.phase == "backward"
+        self._log.places.append((time_ns(), place))
         if place.phase in ("forward", "recompute"):
-            # Nodes made from here on belong to this place: the backward finds its modules by them.
-            self._mark_nodes(place)
-
-    def _mark_nodes(self, place: Place) -> None:
-        marks, number = self._modules_by_sequence, _get_sequence_nr()
-        if not marks or number >= marks[-1][0]:  # another thread (CUDA's backward) counts from 0 again
-            marks.append((number, place))
+            self._nodes.mark(place)  # the backward finds its modules by them
 
     def live_place(self) -> Place:
         position = self._position
         return Place(position.phase, position.module, position.unit, position.micro_batch)
 
-    def _place(self) -> Place:
-        place = self._here
-        if place.phase == "backward":
-            place = self._place_of_node(place)
-            if place is not self._last_place and place != self._last_place:
-                self._log.places.append((time.time_ns(), place))
-                if torch.is_grad_enabled():
-                    self._mark_nodes(place)  # a second backward goes through the nodes made in this one
-        self._last_place = place
-        return place
-
     def _place_of_node(self, place: Place) -> Place:
-        """The module whose forward made the running backward node, by the node's sequence number."""
-        node = torch._C._current_autograd_node()
-        if node is None:
-            return place
-        number = node._sequence_nr()
-        known = self._places_of_nodes.get(number)
-        if known is not None and known.micro_batch == place.micro_batch:
-            return known
-        marks = self._modules_by_sequence
-        low, high = 0, len(marks)
-        while low < high:
-            middle = (low + high) // 2
-            if marks[middle][0] <= number:
-                low = middle + 1
-            else:
-                high = middle
-        if low == 0 or number >= 2**62:  # gradient accumulation nodes carry the largest number
-            return place
-        made = marks[low - 1][1]
-        found = Place("backward", made.module, made.unit, place.micro_batch)
-        self._places_of_nodes[number] = found
-        return found
+        """In the backward: the module whose forward made the node that runs, by the node's sequence number."""
+        node = _current_autograd_node()
+        if node is not None:
+            number = node._sequence_nr()
+            known = self._nodes.known.get(number)
+            if known is None or known.micro_batch != place.micro_batch:
+                known = self._nodes.of_node(number, place)
+            place = known
+        if place is not self._last_place and place != self._last_place:
+            self._log.places.append((time_ns(), place))
+            if torch.is_grad_enabled():
+                self._nodes.mark(place)  # a second backward goes through the nodes made in this one
+        return place
 
     def address(self, tensor: torch.Tensor) -> int:
         """Address of the tensor's storage on the traced device, 0 where it has none there."""
-        if not self._is_here(tensor):
-            return 0
-        if type(tensor) in PLAIN_TENSORS:
-            try:
-                return tensor.untyped_storage().data_ptr()
-            except (RuntimeError, NotImplementedError):  # sparse
-                return 0
-        return storage_address(tensor)
+        return storage_address(tensor) if self._is_here is None or self._is_here(tensor) else 0
 
     def _sight(self, tensor: torch.Tensor, address: int, now_ns: int) -> None:
         if address not in self._sightings:
             storage = tensor.untyped_storage()
-            if storage.resizable() and not is_shared(tensor):  # else census.py has asked the allocator
+            # Else census.py has asked the allocator.
+            if storage.resizable() and not (self._may_be_shared and storage.is_shared()):
                 self._sightings[address] = Sighting(now_ns, storage.nbytes(), *self.describe(tensor))
+
+
+def _has_host_memory_alone() -> bool:
+    return torch.accelerator.current_accelerator() is None

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from memadvisor.capture.compiled import never_compiled_itself
 from memadvisor.capture.cpu_account import CpuAccount
-from memadvisor.capture.labels import NAMESPACES_OF_COLLECTIVES
+from memadvisor.capture.operator_kinds import NAMESPACES_OF_COLLECTIVES
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import without_cycle
 from memadvisor.capture.tensor_storage import describe, has_wrapper, storage_address, tensors_in

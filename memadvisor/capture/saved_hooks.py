@@ -18,6 +18,7 @@ from torch._C._autograd import _get_sequence_nr
 from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.label_log import LabelLog, SavedTensor
 from memadvisor.capture.labels import LabelMode
+from memadvisor.capture.tensor_storage import PLAIN_TENSORS
 
 
 class SavedTensorHooks:
@@ -112,7 +113,13 @@ class SavedTensorHooks:
 def without_cycle(tensor: torch.Tensor) -> torch.Tensor:
     """What a pack hook may give back. Of an operator's own result autograd would otherwise keep the graph that
     keeps the result, and what no backward runs through would never be freed; it restores the rest by itself."""
-    return tensor if tensor.grad_fn is None else tensor.data
+    if tensor.grad_fn is None:
+        return tensor
+    if type(tensor) not in PLAIN_TENSORS:
+        return tensor.data
+    # No mode, ours or the script's, is to see the detach that this is: it is none of the script's.
+    with torch._C._DisableTorchDispatch():
+        return tensor.data
 
 
 class _Kept:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,11 @@ PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 NO_TENSORS = frozenset(
     (int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
+
+
+# Address of a tensor's storage, without a Python object of the storage, which takes five times as long to make; 0 where
+# there is no memory. Unlike `storage.data_ptr()` it makes no copy of what is shared until it is written.
+data_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -34,7 +39,7 @@ def storage_address(tensor: torch.Tensor) -> int:
         return 0
     try:
         if type(tensor) in PLAIN_TENSORS:
-            return tensor.untyped_storage().data_ptr()
+            return data_address(tensor)
         # A subclass may do anything when it is asked something: an engine's would bring its values here.
         with torch._C.DisableTorchFunctionSubclass():
             return tensor.untyped_storage().data_ptr()

@@ -43,6 +43,7 @@ class Rule(NamedTuple):
 
     moves: bool
     is_plain: bool  # reads its arguments, changes none of them and writes its results
+    changes_first: bool  # reads its arguments, changes the first of them alone and returns it
     is_look_up: bool
     is_partial: bool
     written: frozenset[str]
@@ -66,7 +67,7 @@ def moved_bytes(rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     for value, (is_written, is_read) in zip(args, rule.uses, strict=False):
         kind = type(value)
         if kind in PLAIN_TENSORS:
-            size_bytes = _stored_bytes(value)
+            size_bytes = stored_bytes(value)
             if is_written:
                 written[id(value)] = size_bytes
             if is_read:
@@ -103,9 +104,11 @@ def rule_of(func: Any) -> Rule:
         unread |= {"self"}
     is_look_up, is_partial = name in _LOOK_UPS, name in _PARTIAL_UPDATES
     names = tuple(a.name for a in schema.arguments)
+    is_special = bool(unread) or is_look_up or is_partial
     return Rule(
         moves=not is_view and name not in _NOTHING_MOVES,
-        is_plain=not (written or unread or is_look_up or is_partial),
+        is_plain=not (written or is_special),
+        changes_first=written == frozenset(names[:1]) and len(schema.returns) == 1 and not is_special,
         is_look_up=is_look_up,
         is_partial=is_partial,
         written=written,
@@ -124,7 +127,7 @@ def _use(value: Any, written: dict[int, int] | None, read: dict[int, int] | None
         read.update(found)
 
 
-def _stored_bytes(tensor: torch.Tensor) -> int:
+def stored_bytes(tensor: torch.Tensor) -> int:
     size_bytes = tensor.nbytes
     if tensor.layout == _STRIDED and not tensor.is_contiguous():  # expanded, perhaps
         size_bytes = min(size_bytes, tensor.untyped_storage().nbytes())
@@ -138,6 +141,6 @@ def _add(values: Iterable[Any], found: dict[int, int]) -> None:
         if kind in NO_TENSORS:
             continue
         if kind in PLAIN_TENSORS or isinstance(value, torch.Tensor):
-            found[id(value)] = _stored_bytes(value)
+            found[id(value)] = stored_bytes(value)
         elif isinstance(value, (list, tuple)):
             _add(value, found)

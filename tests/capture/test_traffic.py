@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memadvisor.capture.operator_cost import operator_cost
+from memadvisor.capture.operator_cost import arithmetic_of, counted_by, traffic_of
 
 
 class Moved(TorchDispatchMode):
@@ -15,8 +15,7 @@ class Moved(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        *_, read_bytes, written_bytes = operator_cost(func, args, kwargs or {}, out, set())
-        self.by_operator[func._opname] = (read_bytes, written_bytes)
+        self.by_operator[func._opname] = traffic_of(counted_by(func), args, kwargs or {}, out)
         return out
 
 
@@ -78,7 +77,7 @@ def test_an_operator_that_cannot_be_counted_is_named_and_raises_nothing():
     uncounted = set()
 
     unheard_of = torch.zeros(3, 7), torch.zeros(7, 11)
-    executed_flops, *_ = operator_cost(torch.ops.aten.mm.default, unheard_of, {}, None, uncounted)
+    counted = arithmetic_of(counted_by(torch.ops.aten.mm.default), unheard_of, {}, None, uncounted)
 
-    assert executed_flops == 0
+    assert counted.executed_flops == 0
     assert uncounted == {"aten::mm"}
