@@ -54,7 +54,8 @@ class Software:
     parallelism reduces, beside the gradient itself. `attention_speed`: of fused attention on cards from Hopper on, over
     FlashAttention 2. `attention_backward_share`: of its forward's rate that its backward reaches, where the kernels are others
     than those that the coefficient of that name describes. `fused_loss`: the loss is one kernel over 16-bit logits, which
-    become their gradient. `defers_reduction`: ZeRO stage 3 keeps whole gradients of a step's microbatches, and reduces them
+    become their gradient. `loss_bytes`: of a logit as a cross entropy of separate kernels takes it: 4 where logits are cast to
+    fp32 for it, 2 where it takes those of two bytes as they are. `defers_reduction`: ZeRO stage 3 keeps whole gradients of a step's microbatches, and reduces them
     with the last (FSDP's no_sync). `whole_in_pipelines`: so it does in a pipeline, where parameters stay gathered too, from
     a step's first microbatch to its last. `gathers_narrow`: it gathers parameters in the 8 bits of products that take these.
     `loss_parallel`: tensor-parallel ranks share out the loss with the vocabulary; else each has all logits.
@@ -98,6 +99,7 @@ class Software:
     attention_speed: float = 1.0
     attention_backward_share: float | None = None
     fused_loss: bool = False
+    loss_bytes: int = 4
     defers_reduction: bool = False
     whole_in_pipelines: bool = False
     gathers_narrow: bool = False

@@ -113,7 +113,8 @@ UNSEEN = (
         name="kempner_h200",
         source="KempnerForge (github.com/KempnerInstitute/KempnerForge, benchmarks/, April to July 2026)",
         note="Llamas of 7B to 175B on 1 to 360 H200, four to a node; FSDP2 and tensor parallelism. Memory is the peak allocated. "
-        "Which states are in 16 bits is not given: it follows from one accelerator's 80.7 GiB for 8.0e9 parameters.",
+        "Which states are in 16 bits is not given: it follows from one accelerator's 80.7 GiB for 8.0e9 parameters. Its cross entropy "
+        "takes 16-bit logits without a cast (kempnerforge/training/loss.py).",
         seconds=_rate,
         num_bytes=lambda table: table.memory_gib * _GIB,
         memory=_allocated,

@@ -101,6 +101,7 @@ CODE = (
     _column("expert_overlap", "moe_a2a_overlap overlap_moe_expert_parallel_comm", "exchanges of experts go on under another microbatch's layers", "false"),
     _column("cuda_graphs", "cuda_graph cuda_graph_scope enable_cuda_graph", "launches are replayed from CUDA graphs: true (full), or those of parts of a layer: attn, moe_router, moe (mlp)", "false"),
     _column("fused_loss", "fused_cross_entropy cross_entropy_fusion liger chunked_loss", "the loss is one kernel over 16-bit logits, which become their gradient", "false"),
+    _column("loss_dtype", "cross_entropy_dtype logits_dtype", "dtype of the cross entropy: fp32 (of a copy of the logits), or bf16, fp16 (of the logits as they are: F.cross_entropy without a cast or autocast)", "fp32"),
     _column("loss_parallel", "vocab_parallel_loss", "tensor-parallel ranks share out the loss with the vocabulary; else each has all logits", "true"),
     _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),
     _column("model_code", "modeling model_implementation", "reference (huggingface, transformers): the model is Hugging Face's class of it, operator by operator, with its dropouts; fused: the trainer's own code", "fused"),

@@ -35,7 +35,7 @@ STRATEGIES = {
     "hsdp": 3,
 }
 _WITHOUT_FLASH = ("V100", "A100")
-_REDUCED = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
+_DTYPE_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
 
 # Parts of a layer by the names of Megatron Core's scopes of CUDA graphs, and about what share of its launches each has.
 _GRAPHED = {r"attn|attention": 0.25, r"router|preprocess": 0.25, r"mlp|experts|\bmoe\b": 0.5}
@@ -74,20 +74,29 @@ def _compiled(cells: Cells, software: Software) -> Software:
     fused, shared = cells.flag("fused_loss"), cells.flag("loss_parallel")
     return dataclasses.replace(
         software,
+        loss_bytes=_dtype_bytes(cells, "loss_dtype") or software.loss_bytes,
         fused_loss="loss" in parts if fused is None else fused,
         loss_parallel=software.loss_parallel if shared is None else shared,
     )
 
 
+def _dtype_bytes(cells: Cells, column: str) -> int | None:
+    """Of an element, in the dtype that the row says."""
+    dtype = cells.text(column)
+    if dtype is None:
+        return None
+    size = _DTYPE_BYTES.get(plain_word(dtype))
+    if size is None:
+        raise UsageError(f"{column} is {dtype!r}; it is bf16, fp16 or fp32.")
+    return size
+
+
 def _collectives(cells: Cells, software: Software) -> Software:
     """The same code where its collectives are said to be otherwise."""
-    dtype, deferred, overlap = (
-        cells.text("reduce_dtype"), cells.flag("no_sync"), cells.text("tensor_overlap")
+    size, deferred, overlap = (
+        _dtype_bytes(cells, "reduce_dtype"), cells.flag("no_sync"), cells.text("tensor_overlap")
     )  # fmt: skip
-    if dtype is not None:
-        size = _REDUCED.get(plain_word(dtype))
-        if size is None:
-            raise UsageError(f"reduce_dtype is {dtype!r}; it is bf16, fp16 or fp32.")
+    if size is not None:
         software = dataclasses.replace(software, reduce_bytes=size)
     if overlap is not None:
         flag = {True: 0.5, False: 0.0}

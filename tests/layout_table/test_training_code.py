@@ -26,6 +26,10 @@ def test_words_of_megatron_bridge():
     assert software.compute_dtype.startswith("float8")
 
 
+def test_the_dtype_of_the_cross_entropy():
+    assert [case_of(loss_dtype=text).step.software.loss_bytes for text in ("", "fp32", "bf16")] == [4, 4, 2]
+
+
 def test_recipes_of_nemo_reduce_in_16_bits_and_overlap_more_than_megatron_core():
     nemo, core = (
         case_of(framework=name, gpu="H100").step.software for name in ("Megatron-Bridge", "Megatron-LM")

@@ -10,6 +10,8 @@ from memadvisor.layout import TrainingStep
 
 # Of one logit: cast to float32, log-softmax, its gradient, and back: (2+4) + (4+4) + (4+4) + (4+2).
 _LOGIT_FORWARD, _LOGIT_BACKWARD = 14.0, 14.0
+# Without a cast, all in two bytes: (2+2) + (2 + 2+2+2).
+_NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD = 4.0, 8.0
 # In one kernel, which makes the gradient at once: read and written in two bytes, read again by the products.
 _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD = 6.0, 0.0
 
@@ -44,6 +46,8 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
     matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
     logits = tokens * model.vocab / (tp if step.software.loss_parallel else 1)
     per_forward, per_backward = _LOGIT_FORWARD, _LOGIT_BACKWARD
+    if step.software.loss_bytes == 2:
+        per_forward, per_backward = _NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD
     if step.software.fused_loss:
         per_forward, per_backward = _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD
     forward_stream = stream_seconds(device, logits * per_forward)

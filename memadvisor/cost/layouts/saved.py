@@ -27,6 +27,8 @@ from memadvisor.layout import TrainingStep
 
 # Of one logit at the peak: the product in two bytes, its float32 copy, whose softmax is made beside it, and the gradient in two.
 LOGIT_BYTES = 12.0
+# Where the cross entropy takes them as they are: the product, its log-softmax, the gradient of that, and its own, in two bytes.
+_NARROW_LOGIT_BYTES = 8.0
 # Where one kernel makes the gradient of the logits in their place.
 _FUSED_LOGIT_BYTES = 2.0
 
@@ -210,6 +212,8 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
         norm_bytes = 2.0 + (fp32_norm_bytes(model) if step.software.reference_code else 4.0)
     elif step.software.reference_code:
         norm_bytes, logit_bytes = model.reference_code.norm_bytes, model.reference_code.logit_bytes
+    if step.software.loss_bytes == 2:
+        logit_bytes = _NARROW_LOGIT_BYTES
     if step.software.fused_loss:
         logit_bytes = _FUSED_LOGIT_BYTES
     ranks = layout.tensor if step.software.loss_parallel else 1

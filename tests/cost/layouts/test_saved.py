@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memadvisor.architecture import Architecture
-from memadvisor.cost.layouts.saved import layer_backward_bytes, layer_saved_bytes
+from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, Software, TrainingStep
 
 S, B, H, A = 2048, 4, 6144, 64
@@ -67,3 +67,9 @@ def test_a_layer_s_backward_holds_the_gradients_of_its_widest_product():
         GPT, TrainingStep(layout=Layout(micro_batch_size=B, tensor=8), seq_len=S), (0,)
     )
     assert held == 2 * (S * B * 4 * H / 8 + H * 4 * H / 8 + S * B * H)
+
+
+def test_a_cross_entropy_of_16_bit_logits_holds_four_tensors_of_their_size():
+    """Logits, log-softmax, its gradient and theirs: 8 bytes of each, as the peak of F.cross_entropy's storages is."""
+    step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S, software=Software(loss_bytes=2))
+    assert head_saved_bytes(GPT, step) == S * B * (8 * 51200 + 4 * H)
