@@ -16,7 +16,8 @@ from memadvisor.layout import Software
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A trainer. `zero_stage` and `sequence_parallel` (with tensor parallelism) are what it does unless told otherwise."""
+    """A trainer. `zero_stage` and `sequence_parallel` (with tensor parallelism) are what it does unless told otherwise, and
+    `looped_chunks` on each rank under interleaved and breadth-first schedules (None: one layer each)."""
 
     software: Software
     meaning: str
@@ -24,6 +25,11 @@ class Preset:
     names: tuple[str, ...]
     zero_stage: int = 0
     sequence_parallel: bool = True
+    looped_chunks: int | None = None
+
+    def chunks_of(self, most: int) -> int:
+        """Of a looped schedule where nothing is said of them; `most` are of one layer each."""
+        return most if self.looped_chunks is None else min(self.looped_chunks, most)
 
 
 MODERN = Preset(
@@ -150,11 +156,14 @@ FSDP = Preset(
     ),
     meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32; selective recomputation is "
     "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel; in a pipeline "
-    "parameters stay gathered and gradients whole until the last microbatch; parameters gathered in the 8 bits of products",
+    "parameters stay gathered and gradients whole until the last microbatch, under looped schedules with two parts of the model "
+    "on each rank; parameters gathered in the 8 bits of products",
     source="torch.distributed.fsdp.MixedPrecisionPolicy; https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, its "
-    "activation checkpointing and pipelines (reshard_after_forward) as of 2024 and 2025",
+    "activation checkpointing and pipelines (reshard_after_forward; generate_split_points: two stages a rank where no split is "
+    "given) as of 2024 and 2025",
     names=("fsdp", "fsdp1", "fsdp2", "pytorch-fsdp", "torchtitan", "axolotl", "litgpt", "lit-gpt"),
     zero_stage=3,
+    looped_chunks=2,
 )
 TORCHTUNE = Preset(
     software=dataclasses.replace(

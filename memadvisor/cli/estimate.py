@@ -355,7 +355,7 @@ def _layout(
     chunks = arguments.chunks
     if chunks is None:
         looped = schedule in ("interleaved", "breadth-first")
-        chunks = max(1, n_layers // pipeline) if looped else 2 if schedule == "zb-v" else 1
+        chunks = preset.chunks_of(max(1, n_layers // pipeline)) if looped else 2 if schedule == "zb-v" else 1
     sequence_parallel, kind = arguments.sequence_parallel, arguments.tp_kind or "1d"
     if sequence_parallel is None:  # grids part tokens by themselves
         sequence_parallel = preset.sequence_parallel and kind == "1d"

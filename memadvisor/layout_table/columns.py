@@ -80,7 +80,7 @@ SPREAD = (
     _column("global_batch_seqs", "global_batch_size gbs global_batch train_batch_size batch_size", "sequences of a step", "dp micro_batch_size grad_accum"),
     _column("global_batch_tokens", "tokens_per_step batch_tokens", "tokens of a step", "global_batch_seqs seq_len"),
     _column("schedule", "pp_schedule pipeline_schedule pp_engine", "gpipe, 1f1b (dapple, pipedream-flush), interleaved (1f1b-i), breadth-first, 2bw (pipedream-2bw), chimera, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, dualpipe, bpipe", "1f1b; interleaved where there are chunks"),
-    _column("chunks", "interleave_v virtual_stages vpp vp virtual_pp virtual_pipeline num_model_chunks virtual_pipeline_model_parallel_size", "parts of the model on each pipeline rank", "1; of an interleaved schedule one layer a part"),
+    _column("chunks", "interleave_v virtual_stages vpp vp virtual_pp virtual_pipeline num_model_chunks virtual_pipeline_model_parallel_size", "parts of the model on each pipeline rank", "1; of an interleaved schedule one layer a part (two parts of torchtitan)"),
     _column("layers_per_virtual_stage", "num_layers_per_virtual_pipeline_stage", "layers of such a part", "by chunks"),
     _column("sequence_parallel", "seq_parallel sp", "norms and dropout share out tokens among tensor ranks", "the trainer's own"),
     _column("context_kind", "cp_kind cp_comm_type", "ring (p2p) or ulysses (a2a)", "ring"),

@@ -64,7 +64,7 @@ def step_of(
     """The step of a row, and whether its micro-batch size is left open (then it is 1 here)."""
     preset, software = software_of(cells, architecture, cluster.accelerator)
     micro_batch_size, num_microbatches, is_open = _batch(cells, degrees, seq_len)
-    chunks, schedule = _schedule(cells, degrees, architecture)
+    chunks, schedule = _schedule(cells, degrees, architecture, preset)
     sequence_parallel = _sequence_parallel(cells)
     zero_stage = _zero_stage(cells, preset)
     shard = cells.whole("shard")
@@ -125,7 +125,7 @@ def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool
     return size, rounded, False
 
 
-def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture) -> tuple[int, str]:
+def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture, preset: Preset) -> tuple[int, str]:
     """Chunks a rank and the schedule's name."""
     text = cells.text("schedule")
     schedule = None
@@ -138,7 +138,7 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture) -> tup
     if chunks is None and part is not None and degrees.pipeline > 1:
         chunks = -(-architecture.n_layers // (degrees.pipeline * part))
     if chunks is None and schedule in ("interleaved", "breadth-first"):
-        chunks = -(-architecture.n_layers // degrees.pipeline)
+        chunks = preset.chunks_of(-(-architecture.n_layers // degrees.pipeline))
     if chunks is None and schedule == "zb-v":
         chunks = 2
     if degrees.pipeline == 1:

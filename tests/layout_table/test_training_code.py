@@ -36,3 +36,11 @@ def test_recipes_of_nemo_reduce_in_16_bits_and_overlap_more_than_megatron_core()
     )
     assert (nemo.name, nemo.reduce_bytes, core.name, core.reduce_bytes) == ("nemo", 2, "megatron-core", 4)
     assert nemo.tensor_overlap == 2 * core.tensor_overlap
+
+
+@pytest.mark.parametrize(("framework", "chunks"), [("torchtitan", 2), ("megatron-core", 6)])
+def test_parts_of_the_model_on_each_rank_where_an_interleaved_schedule_does_not_say(framework, chunks):
+    """torchtitan makes two stages a rank, Megatron is taken to have one of each layer."""
+    row = {"framework": framework, "gpu": "H100", "pp": "4", "n_gpus": "4", "tp": "1", "dp": "1"}
+    layout = case_of(schedule="interleaved", **row).step.layout
+    assert (layout.schedule, layout.chunks) == ("interleaved", chunks)
