@@ -50,7 +50,7 @@ MOST_OPERATORS = 100_000
 
 _shape_of = attrgetter("shape")
 _SEVERAL = (tuple, list)
-_NO_WRAPPER = (torch.Tensor,)
+_NO_WRAPPERS = ((torch.Tensor,), (torch.nn.Parameter,))  # what autograd names where it detaches
 
 # Addresses of inputs, results as `flat` has them, bytes read and written. Tuples of numbers leave the garbage
 # collector's lists; lists do not.
@@ -104,7 +104,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind is None
             or kind.is_general
             or not self.is_active
-            or (types and types != _NO_WRAPPER)
+            or (types and types not in _NO_WRAPPERS)
             or len(flat) >= self._most_values
         ):
             return self._see_any(func, types, args, kwargs or {})

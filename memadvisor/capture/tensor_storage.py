@@ -35,11 +35,11 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def storage_address(tensor: torch.Tensor) -> int:
     """Address of the tensor's storage, 0 where it has none (meta, fake, sparse, wrapper subclasses)."""
-    if type(tensor).__name__ == "FakeTensor":
-        return 0
     try:
         if type(tensor) in PLAIN_TENSORS:
             return data_address(tensor)
+        if type(tensor).__name__ == "FakeTensor":
+            return 0
         # A subclass may do anything when it is asked something: an engine's would bring its values here.
         with torch._C.DisableTorchFunctionSubclass():
             return tensor.untyped_storage().data_ptr()
