@@ -103,6 +103,7 @@ def advise(
     optimizer_bits: int | None = None,
     policy: str | None = None,
     learn: Sequence[Run | str | Path] = (),
+    near_ranks: int | None = None,
 ) -> Advice:
     """Rank the plans for a memory budget a rank (`"24GiB"`, or bytes). `learn`: runs of plans that correct predicted times.
     Raises MemadvisorError."""
@@ -119,6 +120,7 @@ def advise(
         optimizer_bits=optimizer_bits,
         policy=policy,
         learn_from=[each if isinstance(each, Run) else load_run(each) for each in learn],
+        near_ranks=near_ranks,
     )
 
 

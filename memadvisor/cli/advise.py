@@ -57,6 +57,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="correct predicted times by these runs of plans, of this model on this machine",
     )
+    parser.add_argument(
+        "--near-ranks",
+        type=int,
+        metavar="N",
+        help="N ranks that follow each other are of one node: offer second copies among them (hpZ)",
+    )
     add_precision_options(parser)
     add_optimizer_bits(parser)
     add_compression_options(parser)
@@ -89,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         optimizer_bits=arguments.optimizer_bits,
         policy=arguments.policy,
         learn_from=[load_run(path) for path in arguments.learn],
+        near_ranks=arguments.near_ranks,
     )
     chosen = advice.best if advice.named is None else advice.named.plan
     if chosen is not None and arguments.output is not None:
@@ -169,6 +176,7 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
         "overlap": plan.overlap,
         "gather_depth": plan.gather_depth,
         "update_in_backward": plan.update_in_backward,
+        "secondary_ranks": plan.secondary_ranks,
         "executor": plan.executor,
         "units": [dataclasses.asdict(unit) for unit in plan.units],
         "precision": dataclasses.asdict(plan.precision),

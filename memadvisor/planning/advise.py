@@ -32,6 +32,7 @@ from memadvisor.planning.paging import paged_bytes
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, front_of, order, seconds_for
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
+from memadvisor.planning.second_copies import check_near_ranks
 from memadvisor.precision import FULL_PRECISION, Precision, loss_text, masters_text
 from memadvisor.run.run import Run
 from memadvisor.units import GIB
@@ -82,11 +83,13 @@ def advise(
     optimizer_bits: int | None = None,
     policy: str | None = None,
     learn_from: Sequence[Run] = (),
+    near_ranks: int | None = None,
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
     `num_ranks` defaults to the run's. All plans have the `precision`, the `compression`, `local_sgd` and the `optimizer_bits`, which are
-    never chosen: they are lossy. `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py). Raises UsageError where the run has no traced step, or where nothing
+    never chosen: they are lossy. `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py). `near_ranks`: how many ranks that follow each other are of one node,
+    and may share second copies (second_copies.py). Raises UsageError where the run has no traced step, or where nothing
     is known of the collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
@@ -109,6 +112,7 @@ def advise(
     learnt = learn(run, learn_from, times, transfers) if learn_from else None
     plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
     check_policy(policy)
+    check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
     search = Search(
         run,
@@ -123,6 +127,7 @@ def advise(
         paged_transfers,
         local_sgd,
         choose_algorithms(hardware, ranks),
+        near_ranks,
     )
     if not search.stages:
         raise UsageError(

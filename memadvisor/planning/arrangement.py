@@ -31,8 +31,7 @@ class Arrangement:
     """Everything that the search may choose: units in order of execution, and what runs ahead or behind.
 
     shard_ranks: how many ranks share what is sharded; None is all of them. early: units are updated in the backward.
-    shard_ranks: how many ranks share what is sharded; None is all of them. stretches: see Plan; the local search
-    here leaves them as they are, so it starts from none.
+    stretches, secondary_ranks: see Plan; the local search here leaves them as they are, so it starts from none.
     """
 
     units: tuple[UnitPlan, ...]
@@ -41,6 +40,13 @@ class Arrangement:
     shard_ranks: int | None = None
     early: bool = False
     stretches: tuple[tuple[str, str], ...] = ()
+    secondary_ranks: int | None = None
+
+    @property
+    def copied_among(self) -> int | None:
+        """`secondary_ranks`, where all ranks share and some unit is gathered again for its backward."""
+        gathers_again = any(unit.zero_stage == 3 and unit.reshard for unit in self.units)
+        return self.secondary_ranks if gathers_again and self.shard_ranks is None else None
 
     @property
     def recomputed_units(self) -> frozenset[str]:

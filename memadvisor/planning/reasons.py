@@ -30,7 +30,7 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
         if plan.executor == "fsdp2":
             sharding = f"the script's own FSDP2, as {sharding},"
         parts.append(
-            f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{precision_text(plan.precision)}"
+            f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{_second_copies(plan)}{precision_text(plan.precision)}"
             f"{compression_text(plan.compression)}{local_sgd_text(plan.local_sgd)}{_transfers(plan)}"
         )
     parts.append(
@@ -74,6 +74,11 @@ def _keeping(plan: Plan) -> str:
         return ""
     num_outputs = sum(len(unit.kept) for unit in keeping)
     return f", of which {len(keeping)} keep the outputs of some operators ({num_outputs} in all), which do not run again"
+
+
+def _second_copies(plan: Plan) -> str:
+    ranks = plan.secondary_ranks
+    return "" if ranks is None else f", gathering for the backward among {ranks} near ones"
 
 
 def _groups(plan: Plan) -> str:
@@ -131,7 +136,8 @@ def _comparison(prediction: Prediction, other_plan: Plan, other: Prediction) -> 
 
 
 def _short(plan: Plan) -> str:
-    words = [f"ZeRO {plan.zero_stage}{_groups(plan)}" if plan.num_ranks > 1 else "one rank"]
+    ranks = f"{_groups(plan)}{_second_copies(plan)}"
+    words = [f"ZeRO {plan.zero_stage}{ranks}" if plan.num_ranks > 1 else "one rank"]
     words.append(f"{len(plan.recomputed_units)} recomputed")
     if num_away := sum(unit.activation_tier != "device" for unit in plan.units):
         words.append(f"{num_away} offloaded")

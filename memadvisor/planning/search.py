@@ -32,6 +32,7 @@ from memadvisor.planning.operators import OperatorSearch
 from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes, with_fewest_paged
 from memadvisor.planning.ranked import Kind, RankedPlan, is_worth_it, order, with_other, worthier
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
+from memadvisor.planning.second_copies import grouped_ways
 from memadvisor.planning.split_bounds import SplitBounds
 from memadvisor.planning.stretches import Nested, NestedSearch, nested_of, nested_with
 from memadvisor.planning.way import Way
@@ -63,6 +64,7 @@ class Search:
         paged_transfers: TransferTimes | None = None,
         local_sgd: LocalSgd | None = None,
         algorithms: tuple[Algorithm, ...] = (),
+        near_ranks: int | None = None,
     ) -> None:
         self.times = times
         self.transfers = transfers
@@ -74,8 +76,9 @@ class Search:
         self.optimizer_bits = optimizer_bits
         self.local_sgd = local_sgd
         self.algorithms = algorithms
-        end = 1 if local_sgd is not None else compression.stages[-1] + 1
-        self.stages = range(max(precision.least_stage, compression.stages[0]), end)
+        self.near_ranks = near_ranks  # that may share second copies
+        stages = range(1) if local_sgd is not None else compression.stages
+        self.stages = stages[max(0, precision.least_stage - stages[0]) :]
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
         self._bounds = SplitBounds(times)
@@ -86,8 +89,7 @@ class Search:
         self.fingerprint = fingerprint((p.name, p.shape, p.dtype) for p in run.ranks[0].parameters)
 
     def plans(self, step: CapturedStep) -> list[RankedPlan]:
-        """The usual ones; where none of them fits, some whose parameters lie on another tier too. No step that is
-        searched before has more micro-batches."""
+        """The usual ones; where none fits, some whose parameters lie elsewhere too. Steps come by micro-batches."""
         self._activations.clear()
         found = list(self._usual(step))
         if not any(ranked.fits for ranked in found):
@@ -111,7 +113,8 @@ class Search:
             usual = [ranked for ranked in each_best if ranked is not None]
             kind = kinds[each_best.index(min(usual, key=order))] if usual else kinds[0]
             hybrids = self._groups(step) if stage else ()
-            usual += self._all_unbeaten(step, [Way(stage, *kind, ranks) for ranks in hybrids], found)
+            grouped = grouped_ways(stage, kinds, kind, hybrids, self.near_ranks)
+            usual += self._all_unbeaten(step, grouped, found)
             may_update_early = not step.shard_groups and self.optimizer_bits is None
             early: list[RankedPlan] = []
             if stage >= 2 and step.leaves_gradients_alone and may_update_early:
@@ -153,8 +156,7 @@ class Search:
     def _all_unbeaten(
         self, step: CapturedStep, ways: Iterable[Way], found: list[Arrangement]
     ) -> list[RankedPlan]:
-        each = [self._unbeaten(step, way, found) for way in ways]
-        return [ranked for ranked in each if ranked is not None]
+        return [ranked for way in ways if (ranked := self._unbeaten(step, way, found)) is not None]
 
     def _unbeaten(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan | None:
         """`_alike`; None for a way that cannot be shown (split_bounds.py), unless it may need the least memory of all."""
@@ -309,10 +311,8 @@ class Search:
         return self._best(step, choose, predict, choose(self.budget_bytes), [])
 
     def _groups(self, step: CapturedStep) -> tuple[int, ...]:
-        """How many ranks may share, beside all of them.
-
-        FSDP2 has been told by the script; what stays whole is compressed among all ranks alone, or averaged (local SGD).
-        """
+        """How many ranks may share, beside all of them: FSDP2 has been told by the script; what stays whole is
+        compressed among all ranks alone, or averaged (local SGD)."""
         among_all = step.shard_groups or self.compression.has_feedback or self.local_sgd is not None
         return () if among_all else proper_divisors(self.num_ranks)
 
@@ -392,6 +392,7 @@ class Search:
             compression=self.compression,
             local_sgd=self.local_sgd,
             shard_ranks=arrangement.shard_ranks,
+            secondary_ranks=arrangement.copied_among,
             executor="fsdp2" if step.shard_groups else "built-in",
             algorithms=() if step.shard_groups or step.device != "cpu" else self.algorithms,
             update_in_backward=arrangement.early,

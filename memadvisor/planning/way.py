@@ -12,7 +12,7 @@ from memadvisor.planning.stretches import Nested
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """tier: where optimizer state lies. pages: whether parameters and gradients lie there too."""
+    """tier: where optimizer state lies. pages: whether parameters and gradients lie there too. secondary_ranks: see Plan."""
 
     stage: int
     reshard: bool
@@ -22,6 +22,7 @@ class Way:
     early: bool = False
     tier: str = "device"
     pages: bool = False
+    secondary_ranks: int | None = None
 
     def arranged(self, step: CapturedStep, nested: Nested, activation_tier: str) -> Arrangement:
         """With units that run again or keep activations elsewhere, as `nested` says."""
@@ -39,4 +40,12 @@ class Way:
             )
             for unit in step.units
         )
-        return Arrangement(units, self.overlap, self.depth, self.shard_ranks, self.early, nested.stretches)
+        return Arrangement(
+            units,
+            self.overlap,
+            self.depth,
+            self.shard_ranks,
+            self.early,
+            nested.stretches,
+            self.secondary_ranks,
+        )
