@@ -25,6 +25,7 @@ from memadvisor.hardware.load import named_hardware
 from memadvisor.local_sgd import LocalSgd, check_local_sgd, local_sgd_loss_text
 from memadvisor.plan import Plan
 from memadvisor.planning.algorithms import algorithms_notes, choose_algorithms
+from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.named import check_policy, named_plan
@@ -71,6 +72,7 @@ class Advice:
         return next((ranked.plan for ranked in self.plans if ranked.fits), None)
 
 
+@collecting_seldom()
 def advise(
     run: Run,
     *,
