@@ -374,7 +374,7 @@ def test_transfers_wait_for_compute_and_compute_for_transfers(tier, monkeypatch,
         file = DiskFile(tmp_path, writes=world.lane("write"), reads=world.lane("read"))
         made = {"disk": DiskTier(file), "host": host, "staged disk": tiers_module.StagedDiskTier(file, host)}
         monkeypatch.setattr(offloaded_activations, "make_tier", lambda *_: made[tier])
-        with applied(by_name(UNITS)), world.watched():
+        with applied(by_name(UNITS, recomputed=UNITS[1:3], kept=KEPT)), world.watched():
             assert_equal(training.run(), plain)
         return world
 
