@@ -23,6 +23,7 @@ from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import read_model
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.wire import Wire
+from memadvisor.executors import Algorithm
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.precision import Precision
 from memadvisor.write_schedule import write_schedule
@@ -106,7 +107,10 @@ def draw_case(seed: int) -> Case:
         gather_bits=draw.choice([None, 8]) if least == 3 else None,
         reduce_bits=draw.choice([None, 4, 8]) if least >= 2 and precision.reduce_dtype is None else None,
     )
-    return replace(case, plan=replace(plan, precision=precision, compression=compression))
+    together = Algorithm(operation="reduce_scatter", min_bytes=draw.choice([0, 256]), name="together")
+    algorithms = draw.choice([(), (together,)])
+    plan = replace(plan, precision=precision, compression=compression, algorithms=algorithms)
+    return replace(case, plan=plan)
 
 
 class _Answer:
