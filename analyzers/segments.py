@@ -6,19 +6,20 @@ Memory comes from the traced step, exactly; times come from the timed steps, sin
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from statistics import median
 
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
+from memadvisor.analyzers.planned_models import is_each_called_once, live_gradients, planned_models
 from memadvisor.analyzers.roundable import rounding_cost
 from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
 from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.analyzers.unit_operators import timed_operators
-from memadvisor.analyzers.unit_states import constant_states, unit_states
+from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment
@@ -48,14 +49,19 @@ class Piece:
 
 
 def captured_step(
-    run: Run, *, micro_batch_divisor: int | Fraction = 1, precision: Precision = FULL_PRECISION
+    run: Run,
+    *,
+    micro_batch_divisor: int | Fraction = 1,
+    precision: Precision = FULL_PRECISION,
+    num_ranks: int | None = None,
 ) -> CapturedStep:
     """The step of the rank whose traced peak is highest.
 
     With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many:
     storages with a batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as
     large, and as many as there were. With a precision, the step as the
-    schedules of plans with that precision find it. Raises UsageError when no step was traced, the run already
+    schedules of plans with that precision find it. Of several models the units are those that a plan for `num_ranks`, by
+    default the run's own, may be about (planned_models.py). Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
     traced, rank, step = _traced_ranks(run)
@@ -71,15 +77,17 @@ def captured_step(
         exposed_s = take_collectives(rank, step, pieces, durations, observed_collectives(run))
     else:
         exposed_s = _take_exposed_tail(rank, pieces, durations)
-    batch = _micro_batch_size(step)
+    batch = _micro_batch_size(step) if is_each_called_once(rank, step) else None
+    units = planned_units(rank, planned_models(rank, num_ranks or rank.process.world_size))
+    states = unit_states(rank, step, units)
     runs, cost = second_runs(rank, pieces, durations, micro_batch_divisor), second_run_cost(rank)
     return CapturedStep(
         rank=rank.process.rank,
         world_size=rank.process.world_size,
         device=rank.process.device,
-        units=rank.units,
-        states=unit_states(rank, step),
-        segments=_segments(pieces, durations, memory, micro_batch_divisor),
+        units=units,
+        states=states,
+        segments=_segments(pieces, durations, memory, micro_batch_divisor, live_gradients(rank, pieces)),
         inner=memory.inner,
         boundaries=memory.boundaries,
         saved=memory.saved,
@@ -87,7 +95,7 @@ def captured_step(
         timelines=memory.timelines,
         rounding_cost=rounding_cost(rank),
         make_storages=memory.make_storages,
-        recomputable=_recomputable(rank, memory, runs, cost, repeats),
+        recomputable=_recomputable({unit.name for unit in units}, memory, runs, cost, repeats),
         second_runs=runs,
         second_run_cost=cost,
         operators=timed_operators(
@@ -96,7 +104,7 @@ def captured_step(
             memory.operators,
             [duration / micro_batch_divisor for duration in durations],
         ),
-        constant_state_bytes=constant_states(rank, step),
+        constant_state_bytes=constant_states(rank, step, states),
         step_time_s=step_time_s,
         exposed_communication_s=exposed_s,
         peak_bytes=_traced_peak_bytes(rank) or memory.peak_bytes,
@@ -282,7 +290,11 @@ def _backwards(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
 
 
 def _segments(
-    pieces: Sequence[Piece], durations: Sequence[float], memory: Memory, divisor: int | Fraction
+    pieces: Sequence[Piece],
+    durations: Sequence[float],
+    memory: Memory,
+    divisor: int | Fraction,
+    gradients: Sequence[frozenset[str] | None],
 ) -> tuple[Segment, ...]:
     return tuple(
         Segment(
@@ -296,20 +308,20 @@ def _segments(
             collected_gradients=levels.collected_gradients,
             gradient_units=levels.gradient_units,
             growth=levels.growth,
+            live_gradients=alive,
         )
-        for piece, duration, levels in zip(pieces, durations, memory.levels, strict=True)
+        for piece, duration, levels, alive in zip(pieces, durations, memory.levels, gradients, strict=True)
     )
 
 
 def _recomputable(
-    rank: RankRun,
+    known: Collection[str],
     memory: Memory,
     runs: Mapping[tuple[str, int | None], SecondRun],
     cost: SecondRunCost,
     repeats: int,
 ) -> dict[str, float]:
     """Seconds of recomputing, over all micro-batches, of each unit that recomputing would free bytes of."""
-    known = {unit.name for unit in rank.units}
     return {
         unit: repeats * sum(run.seconds(cost) for (owner, _), run in runs.items() if owner == unit)
         for unit in dict.fromkeys(item.unit for item in memory.inner if item.unit in known)

@@ -1,22 +1,31 @@
-"""What the model's states take in the step that was captured: of each unit, and what is no unit's."""
+"""What the model's states take in the step that was captured: of each unit, and what is of no unit."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from memadvisor.coded_states import is_coded
 from memadvisor.cost.owners import is_elementwise
 from memadvisor.cost.states import UnitStates, WholeUpdate
-from memadvisor.run.records import Parameter, Step, Storage
+from memadvisor.plan import PlannedModel
+from memadvisor.run.records import Parameter, Step, Storage, Unit
 from memadvisor.run.run import RankRun
 
 
-def unit_states(rank: RankRun, step: Step) -> dict[str, UnitStates]:
-    """Parameters and optimizer state of each unit of a rank in its traced step."""
-    parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in rank.units}
+def planned_units(rank: RankRun, models: Sequence[PlannedModel]) -> tuple[Unit, ...]:
+    """The units of these models; all that there are where none is named."""
+    names = {model.name for model in models}
+    return tuple(unit for unit in rank.units if not names or unit.model in names)
+
+
+def unit_states(rank: RankRun, step: Step, units: Sequence[Unit]) -> dict[str, UnitStates]:
+    """Parameters and optimizer state of each of these units of a rank in its traced step, and of those that have no row,
+    which hold parameters too."""
+    others = {unit.name for unit in rank.units} - {unit.name for unit in units}
+    parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in units}
     for parameter in rank.parameters:
-        if not parameter.tied_to:
+        if not parameter.tied_to and parameter.unit not in others:
             parameters.setdefault(parameter.unit, []).append(parameter)
     by_name = {p.name: p for p in rank.parameters}
     state_bytes: Counter[str] = Counter()
@@ -75,13 +84,14 @@ def _mapped_parameters(rank: RankRun, step: Step) -> dict[str, int]:
     return {} if min(missing.values(), default=0) < 0 else dict(missing)
 
 
-def constant_states(rank: RankRun, step: Step) -> dict[str, int]:
-    """Parameter and optimizer bytes that were alive through the step, but belong to no listed parameter."""
+def constant_states(rank: RankRun, step: Step, states: Collection[str]) -> dict[str, int]:
+    """Parameter and optimizer bytes that were alive through the step, but belong to no parameter of these units."""
     alive: Counter[str] = Counter()
     for row in _kept(rank, step):
         alive[row.category] += row.size_bytes
+    counted = {p.name: p.size_bytes for p in rank.parameters if not p.tied_to and p.unit in states}
     listed = {
-        "parameter": sum(p.size_bytes for p in rank.parameters if not p.tied_to),
-        "optimizer_state": sum(s.size_bytes for s in rank.optimizer_states),
+        "parameter": sum(counted.values()),
+        "optimizer_state": sum(s.size_bytes for s in rank.optimizer_states if s.parameter in counted),
     }
     return {category: max(0, alive[category] - known) for category, known in listed.items()}

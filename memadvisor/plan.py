@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.executors import Algorithm
 from memadvisor.local_sgd import LocalSgd
 from memadvisor.precision import FULL_PRECISION, Precision
+from memadvisor.run.cut import innermost
 from memadvisor.stretches import units_of_stretches
 
 TIERS = ("device", "host", "disk")
@@ -75,6 +76,16 @@ class UnitPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedModel:
+    """One of several models of a script: the name that its units' names begin with ("" for none), the fingerprint of its
+    own parameters, and whether any of them is trainable."""
+
+    name: str
+    fingerprint: str
+    is_trainable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What the simulator says of a plan, per rank; the largest rank where ranks differ.
 
@@ -123,6 +134,8 @@ class Plan:
     `activation_tier` and `activation_units` are of a plan made by hand: which units keep nothing on the device, by name
     or shell pattern; all blocks where there is none. `activation_bits` and `compressed_units` likewise: which units'
     activations are rounded.
+    `models`: of a script with several models, those that the plan is about, in the order in which the script first calls
+    them with gradients: `units` are of these, and all others are left alone. Empty: the script has one model.
     `disk_directory`: where the disk tier makes its file; None: the directory for temporary files.
     `delayed_update`: optimizer state that lies elsewhere is updated one step late, under the next step's forward and
     backward (arXiv:2101.06840). Lossy.
@@ -160,6 +173,21 @@ class Plan:
     optimizer_bits: int | None = None
     parameter_tier: str = "device"
     delayed_update: bool = False
+    models: tuple[PlannedModel, ...] = ()
+
+    def of_model(self, model: PlannedModel) -> Plan:
+        """What the plan says of one of its models, whose units keep their names."""
+        return replace(
+            self,
+            fingerprint=model.fingerprint,
+            models=(),
+            units=tuple(unit for unit in self.units if self.model_of(unit.name) == model.name),
+            stretches=tuple(pair for pair in self.stretches if self.model_of(pair[0]) == model.name),
+        )
+
+    def model_of(self, unit: str) -> str | None:
+        """The name of the model that a unit is of, by its own; None for none of `models`."""
+        return innermost(unit, [model.name for model in self.models])
 
     @property
     def group_ranks(self) -> int:

@@ -48,6 +48,7 @@ def check_plan(plan: Plan, source: str) -> None:
     names = [unit.name for unit in plan.units]
     if len(set(names)) < len(names):
         raise PlanError(f"{source} names a unit twice.", hint="name each unit once.")
+    _check_models(plan, source)
     for field in ("micro_batch_size", "grad_accum", "budget_bytes"):
         value = getattr(plan, field)
         if value is not None and value < 1:
@@ -187,6 +188,30 @@ def _check_parameter_tiers(plan: Plan, source: str) -> None:
     if plan.stretches:
         raise PlanError(
             f"{where}, and stretches of units that run again as one.", hint="recompute units by themselves."
+        )
+
+
+def _check_models(plan: Plan, source: str) -> None:
+    if not plan.models:
+        return
+    if len({model.name for model in plan.models}) < len(plan.models):
+        raise PlanError(f"{source} names a model twice.", hint="name each model once.")
+    strange = [unit.name for unit in plan.units if plan.model_of(unit.name) is None]
+    if strange:
+        raise PlanError(
+            f"{source} has the unit {strange[0]!r}, of none of its models.",
+            hint="make the plan again with `memadvisor advise`.",
+        )
+    across = [pair for pair in plan.stretches if plan.model_of(pair[0]) != plan.model_of(pair[1])]
+    if across:
+        raise PlanError(
+            f"{source} has a stretch from {across[0][0]!r} to {across[0][1]!r}, which are of two models.",
+            hint="end it with its model.",
+        )
+    if len(plan.models) > 1 and plan.parameter_tiers != {"device"}:
+        raise PlanError(
+            f"{source} has parameters of {len(plan.models)} models on host or disk.",
+            hint="the engine does that for one model.",
         )
 
 

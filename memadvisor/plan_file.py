@@ -12,7 +12,7 @@ from memadvisor.compression import Compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.executors import Algorithm
 from memadvisor.local_sgd import LocalSgd
-from memadvisor.plan import Plan, Prediction, UnitPlan
+from memadvisor.plan import Plan, PlannedModel, Prediction, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.precision import Precision
 from memadvisor.run.files import write_private_file
@@ -94,6 +94,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
             parameter_tier=_typed(value.get("parameter_tier", "device"), str),
             delayed_update=_typed(value.get("delayed_update", False), bool),
+            models=tuple(_model_from_json(model) for model in value.get("models", ())),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -147,6 +148,14 @@ def _unit_from_json(value: Any) -> UnitPlan:
         optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
         activation_bits=_typed(value.get("activation_bits"), int, optional=True),
         parameter_tier=_typed(value.get("parameter_tier", "device"), str),
+    )
+
+
+def _model_from_json(value: Any) -> PlannedModel:
+    return PlannedModel(
+        name=_typed(value["name"], str),
+        fingerprint=_typed(value["fingerprint"], str),
+        is_trainable=_typed(value["is_trainable"], bool),
     )
 
 

@@ -51,14 +51,16 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     - With `plan.local_sgd`, which is for stage 0, parameters are averaged after the optimizer step; the schedule says of
       which steps, and that others' gradients are reduced.
 
-    A unit without trainable parameters has nothing to reduce or update.
+    A unit without trainable parameters has nothing to reduce or update. Of several models each has its own order: nothing
+    of one is gathered ahead, fetched or moved under another.
     """
     if plan.executor == "fsdp2":
         return schedule_of_groups(plan, units)
     chosen = resolve_units(plan, units)
     trainable = {unit.name for unit in units if unit.trainable_bytes > 0}
     shared = {unit.name for unit in units if unit.is_shared}
-    following, preceding = _neighbours(plan, chosen)
+    models = _by_model(plan, chosen)
+    following, preceding = _neighbours(plan, models)
     lanes = {unit.name: _lane_of_gathers(unit) for unit in chosen}
     second = {unit.name for unit in chosen if plan.secondary_ranks and unit.reshard} - shared
     builder = ScheduleBuilder()
@@ -84,11 +86,19 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
             if plan.local_sgd is not None:
                 builder.average(name)
     sizes = {unit.name: unit.trainable_bytes for unit in units}
-    away = [unit for unit in chosen if unit.optimizer_tier != "device" and unit.name in trainable]
-    builder.update_offloaded([(unit.name, Lane(unit.optimizer_tier)) for unit in _in_turns(away, sizes)])
-    builder.update_coded([u.name for u in chosen if u.optimizer_bits is not None and u.name in trainable])
-    _transfers(builder, plan, chosen)
+    for units_of_model in models:
+        updated = [unit for unit in units_of_model if unit.name in trainable]
+        away = [unit for unit in updated if unit.optimizer_tier != "device"]
+        builder.update_offloaded([(unit.name, Lane(unit.optimizer_tier)) for unit in _in_turns(away, sizes)])
+        builder.update_coded([unit.name for unit in updated if unit.optimizer_bits is not None])
+        _transfers(builder, plan, units_of_model)
     return builder.schedule(plan, chosen)
+
+
+def _by_model(plan: Plan, chosen: Sequence[UnitPlan]) -> list[list[UnitPlan]]:
+    if len(plan.models) < 2:
+        return [list(chosen)]
+    return [[unit for unit in chosen if plan.model_of(unit.name) == model.name] for model in plan.models]
 
 
 def _in_turns(units: Sequence[UnitPlan], sizes: Mapping[str, int]) -> list[UnitPlan]:
@@ -199,17 +209,22 @@ def _updates(builder: ScheduleBuilder, plan: Plan, unit: UnitPlan, stage: int, *
             builder.gather(Point.BEFORE_FORWARD, name, name)
 
 
-def _neighbours(plan: Plan, chosen: Sequence[UnitPlan]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def _neighbours(
+    plan: Plan, models: Sequence[Sequence[UnitPlan]]
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """For each unit of stage 3 those to gather ahead in the forward, and in the backward, nearest first.
 
     The order is the plan's, which is that of execution, where it names all of them.
     """
     order = {unit.name: position for position, unit in enumerate(plan.units)}
-    sharded = [unit.name for unit in chosen if unit.stage_on(plan.num_ranks) == 3]
-    if all(name in order for name in sharded):
-        sharded.sort(key=lambda name: order[name])
-    depth, backwards = plan.gather_depth, sharded[::-1]
-    return (
-        {name: sharded[place + 1 : place + 1 + depth] for place, name in enumerate(sharded)},
-        {name: backwards[place + 1 : place + 1 + depth] for place, name in enumerate(backwards)},
-    )
+    following: dict[str, list[str]] = {}
+    preceding: dict[str, list[str]] = {}
+    depth = plan.gather_depth
+    for chosen in models:
+        sharded = [unit.name for unit in chosen if unit.stage_on(plan.num_ranks) == 3]
+        if all(name in order for name in sharded):
+            sharded.sort(key=lambda name: order[name])
+        backwards = sharded[::-1]
+        following |= {name: sharded[place + 1 : place + 1 + depth] for place, name in enumerate(sharded)}
+        preceding |= {name: backwards[place + 1 : place + 1 + depth] for place, name in enumerate(backwards)}
+    return following, preceding

@@ -129,8 +129,7 @@ class Models:
 
     def _add_root(self, root: torch.nn.Module, prefix: str | None = None, place: int | None = None) -> None:
         if prefix is None:
-            prefix = f"model{self._num_prefixes}" if self._num_prefixes else ""
-            self._num_prefixes += 1
+            prefix = self._new_prefix()
         units = cut_units(module_tree(root, prefix))
         self._roots.insert(len(self._roots) if place is None else place, (prefix, weakref.ref(root)))
         for name, module in root.named_modules(prefix=prefix):
@@ -138,6 +137,17 @@ class Models:
                 unit = units.get(name, prefix)
                 is_plain = unit != name and module is not root
                 self._remember(module, ModuleInfo(name, unit, unit == name, module is root, is_plain))
+
+    def _new_prefix(self) -> str:
+        """ "" for the first model, then a name that no module of the models before has."""
+        taken = (
+            {info.name.partition(".")[0] for info in self._infos.values()} if self._num_prefixes else set()
+        )
+        number = self._num_prefixes
+        while number and f"model{number}" in taken:
+            number += 1
+        self._num_prefixes = number + 1
+        return f"model{number}" if number else ""
 
     def _remember(self, module: torch.nn.Module, info: ModuleInfo) -> None:
         key = id(module)
@@ -222,10 +232,11 @@ class Models:
             entry[0] += parameter.numel()
             entry[1] += size_bytes
             entry[2] += size_bytes if parameter.requires_grad else 0
-        blocks = {}
+        blocks, models = {}, {}
         for prefix, root in self.roots():
             for name, module in root.named_modules(prefix=prefix):
                 blocks[name] = (type(module).__name__, any(True for _ in module.children()))
+                models[name] = prefix
         rows = self.parameter_rows()
         unit_of = {row.name: row.unit for row in rows}
         shared = {unit_of[r.tied_to] for r in rows if r.tied_to and unit_of[r.tied_to] != r.unit}
@@ -249,6 +260,7 @@ class Models:
                         trainable_bytes=trainable_bytes,
                         is_shared=name in shared,
                         shard_group=next(iter(own)) if len(own := groups_of[name]) == 1 else None,
+                        model=models[name],
                     )
                 )
         return units

@@ -38,6 +38,7 @@ from memadvisor.coded_states import TABLES_BYTES
 from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
 from memadvisor.cost.coded_memory import coded_memory
+from memadvisor.cost.dropped_gradients import DroppedGradients
 from memadvisor.cost.messages import Message
 from memadvisor.cost.owners import Owned, largest_share
 from memadvisor.cost.packing import packing_of
@@ -78,6 +79,7 @@ class EngineMemory:
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
+        self._dropped = DroppedGradients(step, self.stages, self.num_ranks)
         coded = {
             name: (self._states(name), self.num_ranks if self.stages[name] else 1, self._sizes[name].widening)
             for name, lane in self._away.items()
@@ -233,16 +235,13 @@ class EngineMemory:
         return "collected_gradients" if is_collected else "own_gradients"
 
     def enter(self, segment: Segment, *, is_again: bool = False) -> None:
-        """Gradients of the step before are gone when the captured ones were; the engine looks in a forward. `is_again`: a
-        micro-batch is played again, and adds to those of the time before."""
+        """Gradients of the step before are gone when the captured ones were. `is_again`: a micro-batch is played again, and
+        adds to those of the time before."""
         self._is_stepping = self._fetched.is_there = segment.phase == "optimizer"
-        # One rank drops them where the script does, which cannot be seen in a micro-batch that is played again.
-        looks = (self.num_ranks == 1 and self.step.repeats == 1) or segment.phase == (
-            "outside" if self.num_ranks == 1 else "forward"
-        )
-        if looks and not is_again and not segment.captured.start.get("gradient"):
-            self._buffers.clear()
-            self._shards.clear()
+        dropped = self._dropped.enter(segment)
+        for name in () if is_again else dropped:
+            self._buffers.discard(name)
+            self._shards.discard(name)
 
     def leave(self, segment: Segment) -> None:
         """The gradients that came in this segment are held from now on."""

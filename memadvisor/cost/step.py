@@ -58,6 +58,8 @@ class Segment:
     that the whole gradients of `gradient_units` from the first birth on, as one buffer that collects them.
     growth: what the segment itself brings into being and had alive at its highest instant: the cost
     of running a forward again, until the last tensor that its backward needs is there.
+    live_gradients: of several models, those of whose units gradients are there when it begins; None where the script has
+    one.
     """
 
     phase: str
@@ -70,6 +72,7 @@ class Segment:
     collected_gradients: Level
     gradient_units: tuple[str, ...]
     growth: Bytes
+    live_gradients: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +272,11 @@ class CapturedStep:
     def order(self) -> tuple[tuple[int, bool, bool], ...]:
         """Positions of segments as they are played (play_order)."""
         return tuple(play_order(self))
+
+    @cached_property
+    def models(self) -> Mapping[str, str]:
+        """The model that each unit is of, by its name; "" where that was not recorded."""
+        return {unit.name: unit.model or "" for unit in self.units}
 
     @cached_property
     def optimizer_at(self) -> tuple[int, ...]:

@@ -31,11 +31,12 @@ from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
 from memadvisor.engines.heap import keep_freed_memory
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.independence import check_independent
-from memadvisor.engines.live import LiveModel, check_fingerprint, check_shardable, planned_owner, read_model
+from memadvisor.engines.live import LiveModel, check_shardable
 from memadvisor.engines.notes import notes_on, touched_activations, warnings_of
 from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.optimizer_state import OptimizerStates
 from memadvisor.engines.owners import Owners
+from memadvisor.engines.planned import NotPlannedError, PlannedModels
 from memadvisor.engines.recompute import Note, Recompute
 from memadvisor.engines.removal import let_go_of_orphans, lost_is_told, remove_executor
 from memadvisor.engines.service import Service, patch_goodbye
@@ -50,7 +51,6 @@ from memadvisor.plan import Plan
 from memadvisor.plan_checks import check_plan
 from memadvisor.run.cut import unwrap
 from memadvisor.schedule import Schedule
-from memadvisor.write_schedule import write_schedule
 
 _numbers = itertools.count()
 
@@ -119,6 +119,7 @@ class Applied:
         self._states = OptimizerStates(
             self.slot_of, self._executor_of, self._optimizers, self._owners, self.meet
         )
+        self._planned = PlannedModels(plan)
         self._attached = False
         self._has_wrapped = False
         self._other_model: PlanError | None = None
@@ -221,25 +222,27 @@ class Applied:
 
     def unknown_module(self, module: torch.nn.Module) -> None:
         """The outermost call of a module that no executor knows: perhaps a model without DDP."""
-        if self._attached or not torch.is_grad_enabled():
+        if (self._attached and self._planned.is_complete) or not torch.is_grad_enabled():
             return
         root = unwrap(module)
         if self.plan.num_ranks > 1 and is_for_fsdp2(self.plan, root):
             model, schedule = attach(
-                self.plan, self._read(root)[0], lambda: next(_numbers), self._note, self._undo
+                self.plan, self._planned.read(root)[0], lambda: next(_numbers), self._note, self._undo
             )
             self._attach_recompute(model, schedule, is_compiled=root is not module)
             return
         if max(self._stages(), default=0) > 0 and not self._is_paged:
             return
-        if not any(parameter.requires_grad for parameter in root.parameters()):
+        if not self._planned.may_be_due(root):
             return
         if self.plan.num_ranks > 1 and _has_ddp(module):
             return
         try:
-            model, schedule = self._read(planned_owner(self.plan, root))
+            model, schedule = self._planned.read(self._planned.owner_of(root))
             self._attach_recompute(model, schedule, is_compiled=root is not module and not _has_ddp(module))
         except PlanError as error:
+            if self.plan.models and not isinstance(error, NotPlannedError):
+                raise
             self._other_model = error  # a plan may be for the second model that the script calls
 
     def _stages(self) -> set[int]:
@@ -266,20 +269,9 @@ class Applied:
             )
             self._follow(self._alone)
         self._attach_others(model, schedule)
-        if self.plan.num_ranks == 1 and not self._is_paged:
+        if self.plan.num_ranks == 1 and not self._is_paged and self._planned.is_complete:
             # There is nothing to do at a module's call, and no other model to meet.
             self._hooks.leave_modules()
-
-    def _read(self, root: torch.nn.Module) -> tuple[LiveModel, Schedule]:
-        check_fingerprint(self.plan, root)
-        model = read_model(root)
-        strange = {unit.name for unit in self.plan.units} - {unit.name for unit in model.units}
-        if strange:
-            raise PlanError(
-                f"The plan is for another model: {type(root).__name__} has no unit {min(strange)!r}.",
-                hint="profile this script and make its plan with `memadvisor advise`.",
-            )
-        return model, write_schedule(self.plan, model.rows)
 
     def _wrap(self, wrapper: DistributedDataParallel, any_order: bool) -> Executor | None:
         num_ranks = wrapper.process_group.size()
@@ -293,7 +285,7 @@ class Applied:
                 f"The plan is for {self.plan.num_ranks} ranks, and the script's DDP has {num_ranks}.",
                 hint=f"start {self.plan.num_ranks} ranks, or advise again with --gpus {num_ranks}.",
             )
-        model, schedule = self._read(unwrap(wrapper))
+        model, schedule = self._planned.read(unwrap(wrapper))
         check_castable(model.root, schedule.precision)
         check_compressible(wrapper.process_group, model.root, schedule.compression)
         check_shardable(wrapper.module, max(unit.zero_stage for unit in schedule.units))
@@ -339,6 +331,7 @@ class Applied:
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self.require_attached()
+        self._planned.refuse_strangers(optimizer)
         slots = slots_of(optimizer, self.slot_of)
         is_offloaded = self._offload.applies(optimizer)
         if not slots and not is_offloaded:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from memadvisor.errors import PlanError
-from memadvisor.plan import Plan, fingerprint
+from memadvisor.plan import fingerprint
 from memadvisor.run.cut import cut_units, module_tree, unwrap
-from memadvisor.run.living import living_modules
 from memadvisor.run.records import Unit
 from memadvisor.run.torch_names import dtype_name
 
@@ -48,17 +47,21 @@ class LiveModel:
         return sum(unit.row.parameter_bytes for unit in self.units)
 
 
-def read_model(model: torch.nn.Module) -> LiveModel:
-    """Cut a live model into units, in order of definition. Units that own no parameter are left out."""
+def read_model(model: torch.nn.Module, model_name: str = "") -> LiveModel:
+    """Cut a live model into units, in order of definition. Units that own no parameter are left out.
+
+    The units' names begin with the model's; those of parameters are the model's own.
+    """
     root = unwrap(model)
-    unit_of = cut_units(module_tree(root))
-    modules = dict(root.named_modules())
+    unit_of = cut_units(module_tree(root, model_name))
+    modules = dict(root.named_modules(prefix=model_name))
     owned: dict[str, list[tuple[str, torch.nn.Parameter]]] = {}
     owner: dict[int, str] = {}
     for name, module in modules.items():
+        inside = name[len(model_name) + 1 :] if model_name else name
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in owner:
-                full = f"{name}.{parameter_name}" if name else parameter_name
+                full = f"{inside}.{parameter_name}" if inside else parameter_name
                 owner[id(parameter)] = unit_of[name]
                 owned.setdefault(unit_of[name], []).append((full, parameter))
     uses: dict[int, tuple[str, ...]] = {}
@@ -102,33 +105,6 @@ def model_fingerprint(model: torch.nn.Module) -> str:
         (name, str(list(parameter.shape)), dtype_name(parameter.dtype))
         for name, parameter in unwrap(model).named_parameters(remove_duplicate=False)
     )
-
-
-def planned_owner(plan: Plan, part: torch.nn.Module) -> torch.nn.Module:
-    """The module around `part` that the plan is for, where the script calls its parts alone; else `part` itself.
-
-    ZeRO, and parameters that lie elsewhere between their uses, need the calls of the model itself.
-    """
-    needs_calls = plan.num_ranks > 1 or plan.parameter_tiers != {"device"}
-    if needs_calls or plan.fingerprint in (None, model_fingerprint(part)):
-        return part
-    modules: list[torch.nn.Module] = living_modules(torch.nn.Module)
-    for module in modules:
-        is_around = unwrap(module) is module and any(each is part for each in module.modules())
-        if is_around and model_fingerprint(module) == plan.fingerprint:
-            return module
-    return part
-
-
-def check_fingerprint(plan: Plan, model: torch.nn.Module) -> None:
-    """Raise PlanError when the plan was made for another model."""
-    found = model_fingerprint(model)
-    if plan.fingerprint is not None and plan.fingerprint != found:
-        raise PlanError(
-            f"The plan is for another model: its fingerprint is {plan.fingerprint}, "
-            f"that of {type(unwrap(model)).__name__} is {found}.",
-            hint="profile this script and make its plan with `memadvisor advise`.",
-        )
 
 
 def check_shardable(model: torch.nn.Module, num_stages: int) -> None:

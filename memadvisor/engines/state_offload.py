@@ -79,7 +79,13 @@ class StateOffload:
         away, actions = schedule.offloaded_states, schedule.at(Point.BEFORE_OPTIMIZER)
         if not away:
             return
-        parameters = {unit.name: [p for _, p in unit.parameters] for unit in model.units if unit.name in away}
+        # What another model has too is updated with that one, once.
+        taken = {id(p()) for other in self._models for unit in other.units.values() for p in unit}
+        parameters = {
+            unit.name: [p for _, p in unit.parameters if id(p) not in taken]
+            for unit in model.units
+            if unit.name in away
+        }
         on_cpu = any(p.device.type == "cpu" for unit in parameters.values() for p in unit)
         if on_cpu and Lane.HOST in away.values():
             raise PlanError(

@@ -34,6 +34,7 @@ from memadvisor.planning.ranked import FrontPoint, RankedPlan, front_of, order, 
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
 from memadvisor.planning.second_copies import check_near_ranks
+from memadvisor.planning.several_models import check_single, model_notes, updates_apart
 from memadvisor.precision import FULL_PRECISION, Precision, loss_text, masters_text
 from memadvisor.run.run import Run
 from memadvisor.units import GIB
@@ -104,8 +105,11 @@ def advise(
     check_compression(compression, ranks, compression.stages, "This advice", precision.reduce_dtype)
     beside = {"compressed gradients": compression.is_lossy, "another precision": precision != FULL_PRECISION}
     check_local_sgd(local_sgd, ranks, {0}, beside, "This advice")
-    plain = captured_step(run, precision=precision)
+    plain = captured_step(run, precision=precision, num_ranks=ranks)
+    if local_sgd is not None:
+        check_single(run.ranks[0], "local SGD is worked out")
     if plain.shard_groups:
+        check_single(run.ranks[0], "plans for FSDP2 are worked out")
         _check_asked(ranks, run.manifest.world_size, precision, compression, local_sgd)
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
@@ -116,6 +120,12 @@ def advise(
     check_policy(policy)
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
+    if optimizer_bits is not None and updates_apart(plain):
+        raise UsageError(
+            "Forwards run between the steps of the script's optimizers, and plans with state in few bits are worked out for "
+            "one update a step.",
+            hint="advise without --optimizer-bits.",
+        )
     search = Search(
         run,
         times,
@@ -135,7 +145,7 @@ def advise(
         raise UsageError(
             "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
         )
-    found = _worth_showing([plan for step in _splits(run, plain) for plan in search.plans(step)])
+    found = _worth_showing([plan for step in _splits(run, plain, ranks) for plan in search.plans(step)])
     found.sort(key=order)
     first = next(ranked for ranked in found if not ranked.changes_script)
     named = (
@@ -160,6 +170,7 @@ def advise(
             *_local_sgd_notes(local_sgd),
             *algorithms_notes(found[0].plan.algorithms),
             *_coding_notes(optimizer_bits, transfers),
+            *model_notes(run.ranks[0], search.models, plain, knows_tier=transfers is not None),
             *_notes(run, ranks, times),
             *_transfer_notes(found, transfers),
             *_allocator_notes(plain, settings),
@@ -240,13 +251,15 @@ def _explained(found: list[RankedPlan], budget_bytes: int) -> tuple[RankedPlan, 
     return tuple(explained)
 
 
-def _splits(run: Run, plain: CapturedStep) -> Iterator[CapturedStep]:
+def _splits(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[CapturedStep]:
     """The step as captured, and with its micro-batch halved again and again, for as long as it divides."""
     yield plain
     divisor = 2
     batch = plain.micro_batch_size
     while batch is not None and batch % divisor == 0 and divisor <= MAX_MICRO_BATCH_DIVISOR:
-        split = captured_step(run, micro_batch_divisor=divisor, precision=plain.precision)
+        split = captured_step(
+            run, micro_batch_divisor=divisor, precision=plain.precision, num_ranks=num_ranks
+        )
         yield replace(split, time_factors=plain.time_factors)
         divisor *= 2
 

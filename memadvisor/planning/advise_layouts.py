@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.captured_units import captured_model
+from memadvisor.analyzers.planned_models import fingerprint_of
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.captured_units import CapturedModel
 from memadvisor.cost.layouts.captured_times import Target, is_host, target_of
@@ -13,10 +14,11 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.plan import Plan, fingerprint
+from memadvisor.plan import Plan
 from memadvisor.planning.captured_layouts import FoundCaptures, PricedCapture, search_captured
 from memadvisor.planning.captured_memory import CapturedMemory
 from memadvisor.planning.captured_space import CapturedQuestion, why_no_pipeline
+from memadvisor.planning.several_models import check_single
 from memadvisor.run.run import Run
 from memadvisor.units import format_bytes, format_seconds
 
@@ -46,6 +48,7 @@ def advise_layouts(
     accelerators; the run's own where it is None. `memory_bytes`: of an accelerator (on a host of a
     rank), in place of what is known of it. Raises UsageError where something that the prediction needs is unknown.
     """
+    check_single(run.ranks[0], "layouts are worked out")
     step = captured_step(run)
     model = captured_model(run, step)
     if memory_bytes is None and cluster.accelerator.memory_bytes is None:
@@ -75,7 +78,7 @@ def _plan(run: Run, found: FoundCaptures, memory: CapturedMemory) -> Plan | None
     first = next((one for one in found.best if one.layout.pipeline == 1), None)
     if first is None:
         return None
-    names = fingerprint((row.name, row.shape, row.dtype) for row in run.ranks[0].parameters)
+    names = fingerprint_of(run.ranks[0])
     plan, prediction = memory.plan(first.chosen)
     prediction = replace(
         prediction,

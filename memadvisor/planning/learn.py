@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from memadvisor.analyzers.clocks import align_clocks
 from memadvisor.analyzers.communication import communication
 from memadvisor.analyzers.matching import match_collectives
+from memadvisor.analyzers.planned_models import fingerprint_of
 from memadvisor.analyzers.residuals import measured_components
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.analyzers.step_time import step_time
@@ -28,7 +29,7 @@ from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.errors import UsageError
-from memadvisor.plan import Plan, fingerprint
+from memadvisor.plan import Plan
 from memadvisor.run.run import Run
 from memadvisor.write_schedule import write_schedule
 
@@ -143,7 +144,7 @@ def _usable_plan(plain: Run, run: Run) -> Plan:
         why = f"is of another machine ({theirs.host}, {theirs.device_name})"
     elif run.manifest.world_size != plain.manifest.world_size:
         why = f"is of {run.manifest.world_size} ranks, and this one of {plain.manifest.world_size}"
-    elif plan.fingerprint != fingerprint((p.name, p.shape, p.dtype) for p in plain.ranks[0].parameters):
+    elif plan.fingerprint != fingerprint_of(plain.ranks[0]):
         why = "is of another model"
     elif run.missing_ranks:
         why = f"lacks {len(run.missing_ranks)} of its ranks"

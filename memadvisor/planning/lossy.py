@@ -15,6 +15,7 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan import Plan
+from memadvisor.planning.several_models import updates_apart
 from memadvisor.policies import blocks_of
 from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
@@ -59,7 +60,7 @@ def with_coded_states(
     """`plan`, of the step as it is, with all optimizer state in 8 bits; None where none of it may be, or it is already."""
     if plan.executor != "built-in" or plan.optimizer_codes or plan.parameter_tiers != {"device"}:
         return None
-    if not _may_be_coded(step):
+    if not _may_be_coded(step) or updates_apart(step):
         return None
     units = tuple(replace(unit, optimizer_bits=8, optimizer_tier="device") for unit in plan.units)
     coded = replace(plan, units=units, optimizer_tier="device", update_in_backward=False)

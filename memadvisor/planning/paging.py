@@ -9,6 +9,7 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.planning.ranked import RankedPlan, order
+from memadvisor.planning.several_models import updates_apart
 from memadvisor.schedule import Lane
 
 # How units that lie elsewhere are gathered: whether they are read again for the backward, whether gradients leave under
@@ -24,8 +25,10 @@ def nearest_tier(step: CapturedStep, transfers: TransferTimes | None) -> str | N
 
 
 def may_page(step: CapturedStep, num_ranks: int) -> bool:
-    """Whether parameters may lie elsewhere too: on one rank, where every optimizer updates element by element."""
+    """Whether parameters may lie elsewhere too: on one rank, of one model that is updated once a step, element by element."""
     if num_ranks > 1 or step.world_size > 1 or step.repeats > 1 or step.shard_groups:
+        return False
+    if len(set(step.models.values())) > 1 or updates_apart(step):
         return False
     return not any(states.whole_updates for states in step.states.values())
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.allocation_sequence import planned_sequence
@@ -17,7 +18,7 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.executors import Algorithm
 from memadvisor.local_sgd import LocalSgd
-from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
+from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.planning.arrangement import (
     SHARDINGS,
     Arrangement,
@@ -33,6 +34,7 @@ from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_by
 from memadvisor.planning.ranked import Kind, RankedPlan, is_worth_it, order, with_other, worthier
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.second_copies import grouped_ways
+from memadvisor.planning.several_models import updates_apart
 from memadvisor.planning.split_bounds import SplitBounds
 from memadvisor.planning.stretches import Nested, NestedSearch, nested_of, nested_with
 from memadvisor.planning.way import Way
@@ -86,7 +88,8 @@ class Search:
         self._kinds: list[Kind] = []  # of what leaves the script alone
         self._state_kinds: list[Kind] = []  # the same with optimizer state on another tier
         self._paged_kinds: list[Kind] = []  # and with parameters and gradients there too
-        self.fingerprint = fingerprint((p.name, p.shape, p.dtype) for p in run.ranks[0].parameters)
+        self.fingerprint = fingerprint_of(run.ranks[0])
+        self.models = planned_models(run.ranks[0], num_ranks)
 
     def plans(self, step: CapturedStep) -> list[RankedPlan]:
         """The usual ones; where none fits, some whose parameters lie elsewhere too. Steps come by micro-batches."""
@@ -115,7 +118,7 @@ class Search:
             hybrids = self._groups(step) if stage else ()
             grouped = grouped_ways(stage, kinds, kind, hybrids, self.near_ranks)
             usual += self._all_unbeaten(step, grouped, found)
-            may_update_early = not step.shard_groups and self.optimizer_bits is None
+            may_update_early = not (step.shard_groups or self.optimizer_bits or len(self.models) > 1)
             early: list[RankedPlan] = []
             if stage >= 2 and step.leaves_gradients_alone and may_update_early:
                 sooner = [Way(stage, *each, early=True) for each in kinds[1:]]
@@ -124,7 +127,7 @@ class Search:
             best = [min(each, key=order) for each in (usual, early) if each]
             alike += [worthier(*best)] if len(best) == 2 else best
             ways += [(stage, *each) for each in kinds]
-        tier = nearest_tier(step, self.transfers)
+        tier = None if updates_apart(step) else nearest_tier(step, self.transfers)
         keeps_state = any(s.optimizer_bytes for s in step.states.values()) and self.optimizer_bits is None
         if alike and tier is not None and keeps_state and not any(ranked.fits for ranked in alike):
             away = [self._alike(step, Way(*way, tier=tier), []) for way in ways]
@@ -295,20 +298,16 @@ class Search:
         space = replace(space_of(step, shardings), groups=(None, *self._groups(step)))
         if step.shard_groups:
             space = replace(space, overlaps=(step.device != "cpu",))
-        first = tuple(starts)
+        first, chosen = tuple(starts), dict[int, Arrangement]()
         num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
-
-        chosen: dict[int, Arrangement] = {}
 
         def choose(target_bytes: int) -> Arrangement:
             if target_bytes not in chosen:
                 chosen[target_bytes] = choose_arrangement(space, evaluate, first, target_bytes, num_moves)
             return chosen[target_bytes]
 
-        def predict(arrangement: Arrangement) -> Prediction:
-            return self.play(step, arrangement).prediction()
-
-        return self._best(step, choose, predict, choose(self.budget_bytes), [])
+        start = choose(self.budget_bytes)
+        return self._best(step, choose, lambda one: self.play(step, one).prediction(), start, [])
 
     def _groups(self, step: CapturedStep) -> tuple[int, ...]:
         """How many ranks may share, beside all of them: FSDP2 has been told by the script; what stays whole is
@@ -397,4 +396,5 @@ class Search:
             algorithms=() if step.shard_groups or step.device != "cpu" else self.algorithms,
             update_in_backward=arrangement.early,
             stretches=arrangement.stretches,
+            models=self.models,
         )

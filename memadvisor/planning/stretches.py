@@ -55,7 +55,8 @@ def chain_of(step: CapturedStep) -> tuple[str, ...]:
     best: tuple[str, ...] = ()
     current: tuple[str, ...] = ()
     for unit in _called_once(step):
-        current = (*current, unit) if current and _is_fed(step, current[-1], unit) else (unit,)
+        is_of_model = bool(current) and step.models.get(current[-1]) == step.models.get(unit)
+        current = (*current, unit) if is_of_model and _is_fed(step, current[-1], unit) else (unit,)
         best = max(best, current, key=len)
     return best
 

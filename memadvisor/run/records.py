@@ -45,7 +45,7 @@ class Unit:
     Counts and bytes are of the full, unsharded model. A tied parameter counts in the first unit alone.
     `is_block`: made of further modules, unlike a single layer such as an embedding. `is_shared`: modules of
     other units hold some of its parameters too (tied weights). `shard_group`: the `ShardGroup` that all of its
-    parameters are in; None where there is none.
+    parameters are in; None where there is none. `model`: the name of the model that it is of; None in older runs.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Unit:
     trainable_bytes: int
     is_shared: bool = False
     shard_group: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

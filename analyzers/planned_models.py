@@ -1,0 +1,92 @@
+"""Of a script that calls several models by themselves, those that a plan can be about.
+
+What a plan does, it does to what a backward needs or an optimizer updates: a teacher under `torch.no_grad`, or a copy that
+follows a model, is left as it is, and its bytes and seconds stay what they were.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from memadvisor.analyzers.placement import Stretch
+from memadvisor.plan import PlannedModel, fingerprint
+from memadvisor.run.cut import innermost
+from memadvisor.run.records import Step
+from memadvisor.run.run import RankRun
+
+
+def fingerprint_of(rank: RankRun) -> str:
+    """Of all parameters that there are."""
+    return fingerprint((parameter.name, parameter.shape, parameter.dtype) for parameter in rank.parameters)
+
+
+def models_of(rank: RankRun) -> Mapping[str, str]:
+    """The class of each model that has parameters, by its name, in the order of their first calls; empty in older runs."""
+    names = {unit.model for unit in rank.units} - {None}
+    return {row.name: row.type_name for row in rank.modules if row.name in names}
+
+
+def planned_models(rank: RankRun, num_ranks: int) -> tuple[PlannedModel, ...]:
+    """In the order of their first calls with gradients in the traced step. Empty where the script has one model, or none
+    of several is trained: a plan is then about all units there are.
+
+    Ranks share only what they train: on several of them, a frozen model that others are trained through is left as it is.
+    """
+    models = models_of(rank)
+    if len(models) < 2:
+        return ()
+    of_unit = {unit.name: unit.model for unit in rank.units}
+    step = rank.traced_step
+    spans = [span for span in rank.spans if step is not None and span.step == step.index]
+    trained = {of_unit.get(span.unit) for span in spans if span.kind == "unit_backward"}
+    trained |= {innermost(state.parameter, models) for state in rank.optimizer_states}
+    parameters = {name: [p for p in rank.parameters if innermost(p.name, models) == name] for name in models}
+    called = [innermost(span.unit, models) for span in spans if span.kind == "forward"]
+    found = [
+        PlannedModel(
+            name=name,
+            fingerprint=fingerprint(
+                (p.name.removeprefix(f"{name}." if name else ""), p.shape, p.dtype) for p in parameters[name]
+            ),
+            is_trainable=any(p.requires_grad for p in parameters[name]),
+        )
+        for name in dict.fromkeys([*(name for name in called if name is not None), *models])
+        if name in trained
+    ]
+    return tuple(model for model in found if num_ranks == 1 or model.is_trainable)
+
+
+def is_each_called_once(rank: RankRun, step: Step) -> bool:
+    """Whether a micro-batch is one batch of all models that are called with gradients: each is called in each of them, once.
+
+    Else, as where one model judges what another has made, and then judges again, nobody knows what half a micro-batch is.
+    """
+    models = models_of(rank)
+    calls = Counter(
+        (innermost(span.unit, models), span.micro_batch)
+        for span in rank.spans
+        if span.step == step.index and span.kind == "forward"
+    )
+    names = {name for name, _ in calls}
+    once = len(names) * max(1, step.num_micro_batches)
+    return len(names) < 2 or (len(calls) == once and set(calls.values()) == {1})
+
+
+def live_gradients(rank: RankRun, pieces: Sequence[Stretch]) -> list[frozenset[str] | None]:
+    """Of several models, those that have gradients when each piece of the traced step begins; None for one model."""
+    models = models_of(rank)
+    if len(models) < 2:
+        return [None] * len(pieces)
+    of_unit = {unit.name: unit.model for unit in rank.units}
+    starts = [piece.start_s for piece in pieces]
+    found: list[set[str]] = [set() for _ in pieces]
+    for row in rank.storages:
+        model = of_unit.get(row.unit)
+        if row.category != "gradient" or model is None:
+            continue
+        last = len(pieces) if row.death_s is None else bisect_left(starts, row.death_s)
+        for alive in found[bisect_left(starts, row.birth_s) : last]:
+            alive.add(model)
+    return [frozenset(alive) for alive in found]
