@@ -18,6 +18,7 @@ from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.models import ModuleInfo
 from memadvisor.capture.position import Position
+from memadvisor.capture.samples import batch_of
 from memadvisor.run.records import Span, Step
 
 _Mark = float | DeviceMark
@@ -246,24 +247,14 @@ class SpanLog:
         self._on_unit_backward(unit)
 
     def _count_inputs(self, name: str, args: Any, kwargs: Any) -> None:
-        """Samples are the first dimension of the first input, tokens the elements of a 2-D whole-number one."""
         given = self.step.given.setdefault(name, Given())
         given.num_calls += 1
-        first = next(
-            (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor) and v.dim() > 0), None
-        )
-        if first is None:
-            given.num_samples = given.num_tokens = None
-            return
-        if self.on_first_batch is not None:
-            self.on_first_batch(first.shape[0])
+        num_samples, num_tokens = batch_of(args, kwargs)
+        if num_samples is not None and self.on_first_batch is not None:
+            self.on_first_batch(num_samples)
             self.on_first_batch = None
-        if given.num_samples is not None:
-            given.num_samples += first.shape[0]
-        if first.is_floating_point() or first.dim() != 2:
-            given.num_tokens = None
-        elif given.num_tokens is not None:
-            given.num_tokens += first.numel()
+        given.num_samples = _sum(given.num_samples, num_samples)
+        given.num_tokens = _sum(given.num_tokens, num_tokens)
 
     def begin_timing(self) -> float | None:
         """Of hooks that are called often: one call in so many is timed, and stands for the others."""
@@ -302,6 +293,10 @@ def _first_tensor_with_grad(output: Any) -> torch.Tensor | None:
         output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
     )
     return next((found for value in values if (found := _first_tensor_with_grad(value)) is not None), None)
+
+
+def _sum(before: int | None, more: int | None) -> int | None:
+    return None if before is None or more is None else before + more
 
 
 def _difference(after: int | None, before: int | None) -> int | None:

@@ -1,0 +1,47 @@
+"""How many samples, and tokens, a model is called with, as far as its inputs tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+# What libraries of graphs hand over in place of tensors has one of these: torch_geometric's Data, DGL's DGLGraph,
+# torch_sparse's SparseTensor.
+_OF_GRAPHS = ("num_nodes", "sparse_sizes")
+
+
+def batch_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Samples are the first dimension of the first input, tokens the elements of a 2-D whole-number one.
+
+    None for what is not known: without a tensor, and where another input says that the first one's rows are the nodes of
+    a graph. Of these half a batch is no smaller graph, and nobody knows how many graphs there are.
+    """
+    values = (*args, *kwargs.values())
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() > 0]
+    if not tensors or any(hasattr(type(value), name) for value in values for name in _OF_GRAPHS):
+        return None, None
+    first = tensors[0]
+    if any(_links_rows(first, other) for other in tensors[1:]):
+        return None, None
+    return first.shape[0], first.numel() if not first.is_floating_point() and first.dim() == 2 else None
+
+
+def _links_rows(first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the two are the features of a graph's nodes, [N, ...], and its edges, in either order: pairs of rows, [2, E],
+    or a matrix of [N, N], sparse or beside features of [N, F]."""
+    if first.shape[0] != 2 and _may_be_pairs(other):
+        return True
+    if _may_be_pairs(first) and other.is_floating_point() and other.shape[0] not in (2, first.shape[1]):
+        return True
+    return any(
+        matrix.shape == (features.shape[0],) * 2 != features.shape
+        and (matrix.layout is not torch.strided or (features.dim() == 2 and features.is_floating_point()))
+        for matrix, features in ((first, other), (other, first))
+    )
+
+
+def _may_be_pairs(tensor: torch.Tensor) -> bool:
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+    return is_whole and tensor.dim() == 2 and tensor.shape[0] == 2

@@ -1,0 +1,54 @@
+"""What inputs tell of samples and tokens."""
+
+import pytest
+import torch
+
+from memadvisor.capture.samples import batch_of
+
+FEATURES = torch.randn(30, 7)  # of 30 nodes
+EDGES = torch.randint(0, 30, (2, 90))
+MATRIX = torch.eye(30)
+
+
+class Graph:
+    num_nodes = 30
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (FEATURES, EDGES),
+        (EDGES, FEATURES),
+        (torch.randint(0, 9, (30, 1)), EDGES, torch.zeros(30, dtype=torch.long)),  # atoms, edges, molecules
+        (FEATURES, MATRIX),
+        (MATRIX, FEATURES),
+        (FEATURES, MATRIX.to_sparse()),
+        (Graph(), FEATURES),
+    ],
+)
+def test_the_nodes_of_a_graph_are_no_samples(inputs):
+    assert batch_of(inputs, {}) == (None, None)
+    assert batch_of((), {str(number): value for number, value in enumerate(inputs)}) == (None, None)
+
+
+WORDS = torch.randint(0, 9, (30, 7))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "found"),
+    [
+        ((FEATURES,), (30, None)),
+        ((FEATURES, torch.randint(0, 9, (30,))), (30, None)),
+        ((WORDS,), (30, 210)),
+        ((WORDS, torch.ones(30, 7, dtype=torch.bool)), (30, 210)),
+        ((WORDS, torch.zeros(7, 7)), (30, 210)),  # a causal mask
+        ((WORDS[:2], torch.arange(7), torch.zeros(7, 7)), (2, 14)),  # two sequences, positions, a mask
+        ((WORDS[:2], torch.randn(7, 64)), (2, 14)),  # angles of positions
+        ((WORDS[:2], WORDS[2:4]), (2, 14)),  # source and target
+        ((torch.randn(30, 3, 8, 8), torch.tensor(5)), (30, None)),
+        ((torch.randn(30, 9, 4), torch.randn(12, 4)), (30, None)),  # queries beside a batch
+        ((None, 3, "word"), (None, None)),
+    ],
+)
+def test_samples_are_the_rows_of_the_first_input(inputs, found):
+    assert batch_of(inputs, {}) == found
