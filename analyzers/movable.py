@@ -80,5 +80,5 @@ def units_fed(item: Placed, passes: Passes) -> dict[str, int]:
         position = passes.forward_at(time_s)
         if position is not None and position > item.birth:
             unit, backward = passes.forward[position]
-            fed[unit] = backward
+            fed[unit] = max(backward, fed.get(unit, backward))
     return fed

@@ -27,6 +27,10 @@ class Stretch(Protocol):
     @property
     def micro_batch(self) -> int | None: ...
     @property
+    def call(self) -> int: ...
+    @property
+    def pass_number(self) -> int | None: ...
+    @property
     def start_s(self) -> float: ...
     @property
     def end_s(self) -> float: ...
@@ -43,23 +47,27 @@ class Placed:
 
 
 class Passes:
-    """Where each unit's forward and backward of each micro-batch are, for units that run in one piece."""
+    """Where each unit's forward and backward of each call are, for units that run in one piece.
+
+    `called_again`: those that are called several times in a micro-batch.
+    """
 
     def __init__(self, pieces: Sequence[Stretch]) -> None:
-        found: dict[tuple[str, str, int | None], list[int]] = defaultdict(list)
+        found: dict[tuple[str, str, int | None, int], list[int]] = defaultdict(list)
         for position, piece in enumerate(pieces):
             if piece.unit is not None:
-                found[piece.phase, piece.unit, piece.micro_batch].append(position)
+                found[piece.phase, piece.unit, piece.micro_batch, piece.call].append(position)
         self.pieces = pieces
         self.forward: dict[int, tuple[str, int]] = {}  # forward segment -> unit, backward segment
         self.backward: dict[int, str] = {}
         split = {
             unit
-            for (phase, unit, _), places in found.items()
+            for (phase, unit, *_), places in found.items()
             if (phase == "forward" and len(places) > 1) or phase == "recompute"
         }
-        for (phase, unit, micro_batch), places in found.items():
-            backward = found.get(("backward", unit, micro_batch))
+        self.called_again = {unit for _, unit, _, call in found if call}
+        for (phase, unit, micro_batch, call), places in found.items():
+            backward = found.get(("backward", unit, micro_batch, call))
             if phase == "forward" and backward and unit not in split:
                 self.forward[places[0]] = unit, backward[0]
                 self.backward[backward[0]] = unit

@@ -81,7 +81,7 @@ def _units_that_may_move(
     movable: dict[str, None] = {}
     for saved in sorted(item.saved, key=lambda saved: saved.saved_s):
         position = passes.forward_at(saved.saved_s)
-        if position is None or passes.forward[position][0] != saved.unit:
+        if position is None or passes.forward[position][0] != saved.unit or saved.unit in passes.called_again:
             continue
         if until[saved.unit] > position and item.row.storage_id not in arguments.get(saved.unit, ()):
             movable[saved.unit] = None

@@ -28,7 +28,7 @@ def second_run_cost(rank: RankRun) -> SecondRunCost:
 def second_runs(
     rank: RankRun, pieces: Sequence[Stretch], durations: Sequence[float], divisor: int | Fraction
 ) -> Mapping[tuple[str, int | None], SecondRun]:
-    """By unit and micro-batch. A forward's timed seconds are dealt out to its operators as the traced step has them.
+    """By unit and pass. A forward's timed seconds are dealt out to its operators as the traced step has them.
 
     Units of one class that run the same operators share their times: a search takes those that seem cheapest, and
     among equals those would be the ones whose times happened to be too low.
@@ -44,18 +44,18 @@ def second_runs(
         first, last = bisect_left(saved, piece.start_s), bisect_right(saved, piece.end_s)
         inside = operators[bisect_left(starts, piece.start_s) : bisect_right(starts, piece.end_s)]
         share = _share_until(saved[last - 1], inside) if last > first else 1.0
-        before = found.get((piece.unit, piece.micro_batch))
+        before = found.get((piece.unit, piece.pass_number))
         whole_s = duration_s / divisor
         # One that others interrupt runs again up to the last tensor of its last part that saves any.
         earlier = before.whole_s if before is not None else 0.0
         stopped = before.until_saved_s if before is not None and last == first else earlier + whole_s * share
-        found[piece.unit, piece.micro_batch] = SecondRun(
+        found[piece.unit, piece.pass_number] = SecondRun(
             whole_s=earlier + whole_s,
             until_saved_s=stopped,
             num_saved=last - first + (before.num_saved if before is not None else 0),
             num_operators=len(inside) + (before.num_operators if before is not None else 0),
         )
-        work[piece.unit, piece.micro_batch] += tuple((op.name, op.executed_flops) for op in inside)
+        work[piece.unit, piece.pass_number] += tuple((op.name, op.executed_flops) for op in inside)
     types = {unit.name: unit.type_name for unit in rank.units}
     alike: dict[object, list[SecondRun]] = defaultdict(list)
     for key, run in found.items():

@@ -277,7 +277,8 @@ def _handed_over(
     its buffer; a unit whose gradients cannot be told from other temporaries is taken to have its buffer
     from the start. Returns the units whose gradients came too.
     """
-    if piece.phase != "backward" or piece.unit is None:  # where no gradients come
+    # Where no gradients come; autograd hands over those of a unit that is called again when all calls' are summed.
+    if piece.phase != "backward" or piece.unit is None or piece.call:
         return (), [event for event in events if event.category not in STATES]
     units: list[str] = []
     changed: list[_Event] = []

@@ -22,7 +22,7 @@ from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
 from memadvisor.cost.collectives import Observation
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
-from memadvisor.cost.step import CapturedStep, Segment
+from memadvisor.cost.step import CapturedStep, Segment, pass_number
 from memadvisor.errors import UsageError
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Collective, Span, Step
@@ -38,7 +38,8 @@ class Piece:
     """A stretch of one step in which no boundary is crossed.
 
     `unit` None: outside any unit. `micro_batch` None: before, between or after the micro-batches; from the
-    first forward of a micro-batch to its last backward everything belongs to it.
+    first forward of a micro-batch to its last backward everything belongs to it. `call`: which of the unit's calls in
+    its micro-batch this is, or is the backward of.
     """
 
     phase: str
@@ -46,6 +47,11 @@ class Piece:
     micro_batch: int | None
     start_s: float
     end_s: float
+    call: int = 0
+
+    @property
+    def pass_number(self) -> int | None:
+        return pass_number(self.micro_batch, self.call)
 
 
 def captured_step(
@@ -159,6 +165,7 @@ def cut_step(spans: Sequence[Span], step: Step) -> tuple[Piece, ...]:
     for span in own:
         times |= {max(span.start_s, step.start_s), min(span.end_s, step.end_s)}
     starting = sorted(own, key=_nesting)
+    calls = _calls(starting)
     ordered = sorted(times)
     active: list[Span] = []
     pieces: list[Piece] = []
@@ -168,7 +175,8 @@ def cut_step(spans: Sequence[Span], step: Step) -> tuple[Piece, ...]:
             active.append(starting[position])
             position += 1
         active = [span for span in active if span.end_s > start_s]
-        _append(pieces, max(active, key=_nesting) if active else None, start_s, end_s)
+        innermost = max(active, key=_nesting) if active else None
+        _append(pieces, innermost, calls.get(id(innermost), 0), start_s, end_s)
     return _fill_micro_batches(pieces)
 
 
@@ -193,16 +201,38 @@ def _nesting(span: Span) -> tuple[float, bool, float]:
     return span.start_s, span.kind in _UNIT_PHASES, -span.end_s
 
 
-def _append(pieces: list[Piece], span: Span | None, start_s: float, end_s: float) -> None:
+def _calls(spans: Sequence[Span]) -> dict[int, int]:
+    """By id of a unit's span, which call it is of those in its micro-batch; 0 where there is one, or they do not match.
+
+    Autograd goes through what was called last first (nodes in falling order of their sequence numbers).
+    """
+    found: dict[tuple[str, int | None], dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for span in spans:
+        if span.kind in _UNIT_PHASES:
+            found[span.unit, span.micro_batch][_UNIT_PHASES[span.kind]].append(span)
+    calls: dict[int, int] = {}
+    for by_phase in found.values():
+        forwards, backwards = by_phase["forward"], by_phase["backward"]
+        if len(forwards) == len(backwards) > 1 and not by_phase["recompute"]:
+            calls |= {id(span): call for call, span in enumerate(forwards)}
+            calls |= {id(span): call for call, span in enumerate(reversed(backwards))}
+    return calls
+
+
+def _append(pieces: list[Piece], span: Span | None, call: int, start_s: float, end_s: float) -> None:
     if span is None:
         owner: tuple[str, str | None, int | None] = ("outside", None, None)
     elif span.kind in _UNIT_PHASES:
         owner = (_UNIT_PHASES[span.kind], span.unit, span.micro_batch)
     else:
         owner = (span.kind, None, None if span.kind == "optimizer" else span.micro_batch)
-    if pieces and (pieces[-1].phase, pieces[-1].unit, pieces[-1].micro_batch) == owner:
+    last = pieces[-1] if pieces else None
+    if last is not None and (last.phase, last.unit, last.micro_batch, last.call) == (*owner, call):
         start_s = pieces.pop().start_s
-    pieces.append(Piece(phase=owner[0], unit=owner[1], micro_batch=owner[2], start_s=start_s, end_s=end_s))
+    phase, unit, micro_batch = owner
+    pieces.append(
+        Piece(phase=phase, unit=unit, micro_batch=micro_batch, call=call, start_s=start_s, end_s=end_s)
+    )
 
 
 def _durations(rank: RankRun, pieces: Sequence[Piece]) -> tuple[list[float], float]:
@@ -301,6 +331,7 @@ def _segments(
             phase=piece.phase,
             unit=piece.unit,
             micro_batch=piece.micro_batch,
+            call=piece.call,
             duration_s=duration / (1 if piece.micro_batch is None else divisor),
             captured=levels.captured,
             own_gradients=levels.own_gradients,

@@ -115,7 +115,9 @@ def unit_forwards(
         if item.birth in passes.forward:
             born[item.birth].append(number)
     found = {}
-    for position in passes.forward:
+    for position, (unit, _) in passes.forward.items():
+        if unit in passes.called_again:
+            continue
         piece = passes.pieces[position]
         own = rows[bisect_left(starts, piece.start_s) : bisect_right(starts, piece.end_s)]
         made = [(number, placed[number]) for number in born[position]]

@@ -125,7 +125,7 @@ class Activations:
         endings = self.stretches.ending(backward.unit or "")
         if len(endings) == 1 and len(endings[0]) == 1:
             alone = endings[0]
-            growth = self._growth(alone[0], alone, alone, backward.micro_batch)
+            growth = self._growth(alone[0], alone, alone, backward.pass_number)
             return [(alone, growth if sum(growth.values()) > 0 else {})]
         for stretch in endings:
             highest: Bytes = {}
@@ -133,20 +133,20 @@ class Activations:
             for item in self.stretches.runs(stretch):
                 passing: Bytes = {}  # what the unit before has made, where nobody keeps it
                 for unit in item:
-                    growth = self._growth(unit, stretch, item, backward.micro_batch)
+                    growth = self._growth(unit, stretch, item, backward.pass_number)
                     reached = added(added(kept, passing), growth)
                     highest = max(highest, reached, key=lambda sizes: sum(sizes.values()))
-                    passing = self._made(unit, stretch, backward.micro_batch)
-                kept = added(kept, self._kept(item, stretch, backward.micro_batch))
+                    passing = self._made(unit, stretch, backward.pass_number)
+                kept = added(kept, self._kept(item, stretch, backward.pass_number))
             found.append((stretch, added(level, highest)))
             level = added(level, kept)
         return found
 
-    def _growth(self, unit: str, stretch: Stretch, item: Stretch, micro_batch: int | None) -> Bytes:
+    def _growth(self, unit: str, stretch: Stretch, item: Stretch, number: int | None) -> Bytes:
         """What a forward in a run of a stretch reaches: torch's checkpointing, and ours, end with the last tensor saved."""
-        segment = self.step.forwards[unit, micro_batch][0]
-        if places := self._places_in(unit, micro_batch):
-            return self._operators_of(unit, micro_batch).growth(places)
+        segment = self.step.forwards[unit, number][0]
+        if places := self._places_in(unit, number):
+            return self._operators_of(unit, number).growth(places)
         if len(stretch) == 1 or item == self.stretches.body(stretch)[-1]:
             return segment.growth
         keeps_all = self.stretches.keeps_all(item, stretch)
@@ -154,36 +154,36 @@ class Activations:
         peak, start = level.peak if keeps_all else level.peak_unsaved, level.start
         return {c: peak.get(c, 0) - start.get(c, 0) for c in {**peak, **start} if c not in STATES}
 
-    def again_s(self, stretch: Stretch, micro_batch: int | None) -> float:
+    def again_s(self, stretch: Stretch, number: int | None) -> float:
         """Its units' second forwards; the last one ends with the last tensor that it saves, and skips what is kept."""
         units = [unit for item in self.stretches.runs(stretch) for unit in item]
-        runs = {unit: run for unit in units if (run := self.step.second_runs.get((unit, micro_batch)))}
+        runs = {unit: run for unit in units if (run := self.step.second_runs.get((unit, number)))}
         cost = self.step.second_run_cost
         again_s = sum(run.seconds(cost, stops=unit == stretch[-1]) for unit, run in runs.items())
-        places = self._places_in(stretch[0], micro_batch) if len(stretch) == 1 else ()
+        places = self._places_in(stretch[0], number) if len(stretch) == 1 else ()
         if not places:
             return again_s
         keeping_s = runs[stretch[0]].keeping_s(cost) if stretch[0] in runs else 0.0
-        return again_s + keeping_s - self._operators_of(stretch[0], micro_batch).seconds(places)
+        return again_s + keeping_s - self._operators_of(stretch[0], number).seconds(places)
 
-    def _places_in(self, unit: str, micro_batch: int | None) -> Collection[int]:
-        return self._places.get(self.step.forward_at.get((unit, micro_batch), -1), ())
+    def _places_in(self, unit: str, number: int | None) -> Collection[int]:
+        return self._places.get(self.step.forward_at.get((unit, number), -1), ())
 
-    def _operators_of(self, unit: str, micro_batch: int | None) -> ForwardOperators:
-        return self.step.operators[self.step.forward_at[unit, micro_batch]]
+    def _operators_of(self, unit: str, number: int | None) -> ForwardOperators:
+        return self.step.operators[self.step.forward_at[unit, number]]
 
-    def _kept(self, item: Stretch, stretch: Stretch, micro_batch: int | None) -> Bytes:
+    def _kept(self, item: Stretch, stretch: Stretch, number: int | None) -> Bytes:
         """What an item of a run leaves: all that its unit saves, or the input of an inner stretch, and its output."""
         sizes: dict[str, int] = {}
         keeps_all = self.stretches.keeps_all(item, stretch)
-        for inner in self.step.inner_of.get((item[0], micro_batch), ()) if keeps_all else ():
+        for inner in self.step.inner_of.get((item[0], number), ()) if keeps_all else ():
             sizes[inner.category] = sizes.get(inner.category, 0) + inner.size_bytes
-        return added(sizes, self._made(item[-1], stretch, micro_batch))
+        return added(sizes, self._made(item[-1], stretch, number))
 
-    def _made(self, unit: str, stretch: Stretch, micro_batch: int | None) -> Bytes:
+    def _made(self, unit: str, stretch: Stretch, number: int | None) -> Bytes:
         """What a unit makes for others of a stretch, and for itself."""
         sizes: dict[str, int] = {}
-        for tensor in self.step.made_by.get((unit, micro_batch), ()):
+        for tensor in self.step.made_by.get((unit, number), ()):
             if any(user in stretch for user in (*tensor.input_of, *tensor.saved_until)):
                 sizes[tensor.category] = sizes.get(tensor.category, 0) + tensor.size_bytes
         return sizes
@@ -293,8 +293,7 @@ def _changes_of_moved(moves: Moves) -> Iterable[_Change]:
 def _run_again_at(step: CapturedStep, stretches: Stretches, unit: str, forward: int) -> int:
     """The backward segment before which the innermost stretch of a unit is run again."""
     last = stretches.around(unit)[-1][-1]
-    micro_batch = step.segments[forward].micro_batch
-    return step.backwards.get((last, micro_batch), len(step.segments))
+    return step.backwards.get((last, step.pass_from(last, forward)), len(step.segments))
 
 
 def needed_until(tensor: BoundaryTensor, stretches: Stretches, maker: str | None) -> int:
@@ -307,7 +306,8 @@ def needed_until(tensor: BoundaryTensor, stretches: Stretches, maker: str | None
     needs += [
         until
         for unit, until in tensor.input_of.items()
-        if unit in stretches and maker not in stretches.around(unit)[0]
+        if unit in stretches
+        and (unit == maker or maker not in stretches.around(unit)[0])  # itself: an earlier call
     ]
     kept_by_autograd = max([tensor.last_use_segment, *tensor.saved_until.values()])
     if tensor.death_segment > kept_by_autograd:  # the script holds it
@@ -326,8 +326,9 @@ def _made_again(
     for unit, until in tensor.input_of.items():
         holding = [s for s in stretches.around(unit) if maker in s]
         if holding and holding[-1] != stretches.around(unit)[-1]:
-            micro_batch = step.segments[tensor.birth_segment].micro_batch
-            lives.append((step.backwards.get((holding[-1][-1], micro_batch), until), until))
+            ending = holding[-1][-1]
+            number = step.pass_from(ending, tensor.birth_segment)
+            lives.append((step.backwards.get((ending, number), until), until))
     merged: list[tuple[int, int]] = []
     for first, last in sorted(lives):
         first = max(first, needed + 1)

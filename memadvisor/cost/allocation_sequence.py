@@ -44,7 +44,7 @@ class Stretch(Protocol):
     @property
     def unit(self) -> str | None: ...
     @property
-    def micro_batch(self) -> int | None: ...
+    def pass_number(self) -> int | None: ...
 
 
 def captured_sequence(storages: Sequence[StepStorage], segments: Sequence[Stretch]) -> list[Change]:
@@ -244,14 +244,14 @@ class AllocationLog:
         for events in self._events:
             events.sort()
         forwards: dict[tuple[str | None, int | None], int] = {
-            (segment.unit, segment.micro_batch): position
+            (segment.unit, segment.pass_number): position
             for position, segment in enumerate(self._segments)
             if segment.phase == "forward" and segment.unit in recomputed
         }
         again = self._reruns(set(forwards.values()))
         for position, segment in enumerate(self._segments):
-            if segment.phase == "backward" and (segment.unit, segment.micro_batch) in forwards:
-                self._again[position] = again[forwards[segment.unit, segment.micro_batch]]
+            if segment.phase == "backward" and (segment.unit, segment.pass_number) in forwards:
+                self._again[position] = again[forwards[segment.unit, segment.pass_number]]
 
     def _reruns(self, forwards: Collection[int]) -> dict[int, list[_Event]]:
         """By forward segment, what running it again allocates, and frees before the backward begins."""

@@ -173,7 +173,8 @@ class _Player:
         self.engine.enter(segment, is_again=is_again)
         self._tell_states()
         view = self.engine.view(segment)
-        if enters and segment.phase == "backward" and segment.unit in self.stretches:
+        is_first = self.step.backwards.get((segment.unit, segment.pass_number)) == position
+        if is_first and segment.phase == "backward" and segment.unit in self.stretches:
             self._run_again(position, view)
         self._highest(place, position, view)
         share = self.engine.late_update_share() if segment.phase == "optimizer" else 1.0
@@ -186,12 +187,12 @@ class _Player:
 
     def _run_again(self, position: int, view: View) -> None:
         """The stretches that are run again before this backward."""
-        micro_batch = self.step.segments[position].micro_batch
+        number = self.step.segments[position].pass_number
         for stretch, beside in self.activations.recomputations(position):
             name = f"recomputation of {stretch[0]}"
             name += f" to {stretch[-1]}" if len(stretch) > 1 else ""
             self._moment(name, position, position, view, beside)
-            self.lanes.compute(name, self.activations.again_s(stretch, micro_batch))
+            self.lanes.compute(name, self.activations.again_s(stretch, number))
             if self.watcher is not None:
                 self.watcher.recomputation(position)
 

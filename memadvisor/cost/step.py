@@ -48,9 +48,18 @@ class Totals:
     peak_unsaved: tuple[int, ...]
 
 
+_CALLS_APART = 2**20
+
+
+def pass_number(micro_batch: int | None, call: int) -> int | None:
+    """Of a call of a unit in a micro-batch; of the first call the micro-batch's own."""
+    return None if micro_batch is None else micro_batch + call * _CALLS_APART
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """`unit` None: outside any unit, such as the loss or the optimizer step. `micro_batch` None: in none.
+    """`unit` None: outside any unit, such as the loss or the optimizer step. `micro_batch` None: in none. `call`: which
+    of the unit's calls in the micro-batch it is, or is the backward of.
 
     Four views of the same stretch. captured: everything that was alive. The others are without `STATES`, but
     for gradients that are born in this very segment: own_gradients keeps them; passing_gradients
@@ -73,6 +82,11 @@ class Segment:
     gradient_units: tuple[str, ...]
     growth: Bytes
     live_gradients: frozenset[str] | None = None
+    call: int = 0
+
+    @property
+    def pass_number(self) -> int | None:
+        return pass_number(self.micro_batch, self.call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,29 +200,29 @@ class CapturedStep:
 
     @cached_property
     def forwards(self) -> Mapping[tuple[str | None, int | None], tuple[Segment, ...]]:
-        """Forward segments by unit and micro-batch."""
+        """Forward segments by unit and pass."""
         found: dict[tuple[str | None, int | None], list[Segment]] = {}
         for segment in self.segments:
             if segment.phase == "forward":
-                found.setdefault((segment.unit, segment.micro_batch), []).append(segment)
+                found.setdefault((segment.unit, segment.pass_number), []).append(segment)
         return {key: tuple(segments) for key, segments in found.items()}
 
     @cached_property
     def forward_at(self) -> Mapping[tuple[str | None, int | None], int]:
-        """The first forward segment by unit and micro-batch."""
+        """The first forward segment by unit and pass."""
         found: dict[tuple[str | None, int | None], int] = {}
         for position, segment in enumerate(self.segments):
             if segment.phase == "forward":
-                found.setdefault((segment.unit, segment.micro_batch), position)
+                found.setdefault((segment.unit, segment.pass_number), position)
         return found
 
     @cached_property
     def backwards(self) -> Mapping[tuple[str | None, int | None], int]:
-        """The first backward segment by unit and micro-batch."""
+        """The first backward segment by unit and pass."""
         found: dict[tuple[str | None, int | None], int] = {}
         for position, segment in enumerate(self.segments):
             if segment.phase == "backward":
-                found.setdefault((segment.unit, segment.micro_batch), position)
+                found.setdefault((segment.unit, segment.pass_number), position)
         return found
 
     @cached_property
@@ -222,21 +236,38 @@ class CapturedStep:
 
     @cached_property
     def inner_of(self) -> Mapping[tuple[str | None, int | None], tuple[Inner, ...]]:
-        """What a unit alone keeps, by unit and micro-batch."""
+        """What a unit alone keeps, by unit and pass."""
         found: dict[tuple[str | None, int | None], list[Inner]] = {}
         for item in self.inner:
-            found.setdefault((item.unit, self.segments[item.birth_segment].micro_batch), []).append(item)
+            found.setdefault((item.unit, self.segments[item.birth_segment].pass_number), []).append(item)
         return {key: tuple(items) for key, items in found.items()}
 
     @cached_property
     def made_by(self) -> Mapping[tuple[str | None, int | None], tuple[BoundaryTensor, ...]]:
-        """Tensors between units that a unit's forward makes, by unit and micro-batch."""
+        """Tensors between units that a unit's forward makes, by unit and pass."""
         found: dict[tuple[str | None, int | None], list[BoundaryTensor]] = {}
         for tensor in self.boundaries:
             if (maker := self.maker_of(tensor)) is not None:
-                micro_batch = self.segments[tensor.birth_segment].micro_batch
-                found.setdefault((maker, micro_batch), []).append(tensor)
+                number = self.segments[tensor.birth_segment].pass_number
+                found.setdefault((maker, number), []).append(tensor)
         return {key: tuple(tensors) for key, tensors in found.items()}
+
+    @cached_property
+    def called_again(self) -> frozenset[str]:
+        """Units that are called several times in a micro-batch."""
+        return frozenset(s.unit for s in self.segments if s.call and s.unit is not None)
+
+    def pass_from(self, unit: str, position: int) -> int | None:
+        """The pass in which a unit is called next from a segment on, in that one's micro-batch; its last where it is not."""
+        here = self.segments[position]
+        if unit not in self.called_again:
+            return here.micro_batch
+        calls = [
+            (place, segment.pass_number)
+            for place, segment in enumerate(self.segments)
+            if (segment.phase, segment.unit, segment.micro_batch) == ("forward", unit, here.micro_batch)
+        ]
+        return next((number for place, number in calls if place >= position), calls[-1][1] if calls else None)
 
     def maker_of(self, tensor: BoundaryTensor) -> str | None:
         """The unit in whose forward a tensor between units is made; None for none."""

@@ -232,7 +232,7 @@ class _Programme:
             segment = self._step.segments[position]
             if segment.unit == unit:
                 last = len(self._step.segments)
-                yield position, self._step.backwards.get((unit, segment.micro_batch), last), operators
+                yield position, self._step.backwards.get((unit, segment.pass_number), last), operators
 
     def _growth_bytes(self, unit: str, names: tuple[str, ...], moment: Moment) -> float:
         """What a unit's run again adds to the level that it begins with."""

@@ -62,7 +62,7 @@ def chain_of(step: CapturedStep) -> tuple[str, ...]:
 
 
 def _called_once(step: CapturedStep) -> Iterator[str]:
-    """Recomputable blocks that run in one piece of each micro-batch, in order.
+    """Recomputable blocks that run once, in one piece, in each micro-batch, in order.
 
     Between single layers stands code of the script as a rule, an activation function say, that may work in place.
     """
@@ -73,6 +73,7 @@ def _called_once(step: CapturedStep) -> Iterator[str]:
             unit is not None
             and unit in blocks & step.recomputable.keys()
             and all(len(p) == 1 for p in pieces)
+            and unit not in step.called_again
         ):
             yield unit
 

@@ -19,6 +19,7 @@ class Piece:
     end_s: float
     unit: str = "block"
     micro_batch: int = 0
+    call: int = 0
 
 
 PASSES = Passes([Piece("forward", 0.0, 100.0), Piece("backward", 100.0, 200.0)])

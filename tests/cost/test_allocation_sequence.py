@@ -108,7 +108,7 @@ def test_as_captured_the_sequence_has_the_measured_peak():
 class Stretch:
     """A segment without a unit."""
 
-    unit = micro_batch = None
+    unit = micro_batch = pass_number = None
 
     def __init__(self, phase):
         self.phase = phase
