@@ -9,10 +9,11 @@ A module hook runs at every call of every module, so the two of them do nothing 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -77,7 +78,20 @@ class Hooks:
             else:
                 hooks.pop(number, None)
 
+    @contextlib.contextmanager
+    def second_run(self, module: torch.nn.Module) -> Iterator[None]:
+        """An engine runs a module's forward again, past the module's own call, which no hook sees."""
+        if not self._is_listening:
+            yield
+            return
+        self._enter(module, ())
+        try:
+            yield
+        finally:
+            self._leave(module, (), {}, None)
+
     def remove(self) -> None:
+        self._is_listening = False
         while self._undo:
             self._undo.pop()()
 
@@ -138,6 +152,7 @@ class Hooks:
             self.num_module_calls = 0
 
     def _register(self, enter: Callable[..., None], leave: Callable[..., None]) -> None:
+        self._enter, self._leave = enter, leave
         before = register_module_forward_pre_hook(enter)
         handle = register_module_forward_hook(leave, with_kwargs=True, always_call=True)
         self._undo.append(before.remove)

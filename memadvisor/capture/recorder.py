@@ -55,7 +55,7 @@ class Recorder:
             self, self._writer.write_out_of_memory, self._known_storages, options.memory_limit_bytes
         )
         self._writer.write_process(self._gauges.device)
-        self._hooks = Hooks(self)
+        self.hooks = Hooks(self)
         self._memory.start(self._gauges.cpu)
 
     # ---- what the hooks tell -------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Recorder:
     def leave_to_parent(self) -> None:
         """In a forked child that is to have a recorder of its own: take this one's hooks off."""
         self._is_over = True
-        self._hooks.remove()
+        self.hooks.remove()
         self._tracing.drop()
 
     # ---- inside ---------------------------------------------------------------------------------
@@ -326,8 +326,8 @@ class Recorder:
             return
         now_s = time.monotonic()
         step = self._spans.step
-        self._spans.stop_listening(self._hooks.quiet_call_s * self._hooks.num_module_calls)
-        self._hooks.num_module_calls = 0
+        self._spans.stop_listening(self.hooks.quiet_call_s * self.hooks.num_module_calls)
+        self.hooks.num_module_calls = 0
         self._updates.last_end = None
         self._position.micro_batch = 0
         counter = self._gauges.read(now_s)
@@ -353,7 +353,7 @@ class Recorder:
         self._spans.begin(step.index + 1, resume, traced=self.is_tracing)
         if not self._spans.has_unit_spans and self._position.may_be_unseen and not has_compiled():
             self._spans.be_thin()
-        self._hooks.listen_to_modules(not self._spans.step.is_thin)
+        self.hooks.listen_to_modules(not self._spans.step.is_thin)
         if resume is end:
             self._spans.spend_since(now_s)
 
@@ -392,7 +392,7 @@ class Recorder:
     def _shut_down(self, last_words: Callable[[], None]) -> None:
         """Take everything off; whatever fails on the way stops nothing."""
         for action in (
-            self._hooks.remove, self._tracing.drop, self._memory.stop, self._close_cpu_account, last_words, self._writer.close
+            self.hooks.remove, self._tracing.drop, self._memory.stop, self._close_cpu_account, last_words, self._writer.close
         ):  # fmt: skip
             try:
                 action()

@@ -45,6 +45,7 @@ class Application:
         if recorder is not None:
             recorder.on_first_batch = lambda num_samples: _check_batch(self.plan, num_samples, note)
             recorder.label_sources.append(applied.labelled_tensors)
+            applied.recompute.watch = recorder.hooks.second_run
         _in_force.append(applied)
 
 

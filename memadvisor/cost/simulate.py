@@ -173,8 +173,7 @@ class _Player:
         self.engine.enter(segment, is_again=is_again)
         self._tell_states()
         view = self.engine.view(segment)
-        is_first = self.step.backwards.get((segment.unit, segment.pass_number)) == position
-        if is_first and segment.phase == "backward" and segment.unit in self.stretches:
+        if position in self.step.first_backwards and segment.unit in self.stretches:
             self._run_again(position, view)
         self._highest(place, position, view)
         share = self.engine.late_update_share() if segment.phase == "optimizer" else 1.0

@@ -226,6 +226,11 @@ class CapturedStep:
         return found
 
     @cached_property
+    def first_backwards(self) -> frozenset[int]:
+        """Where the backward of a unit's pass begins."""
+        return frozenset(self.backwards.values())
+
+    @cached_property
     def backward_begins(self) -> Mapping[int | None, int]:
         """The first segment of each micro-batch's backward."""
         found: dict[int | None, int] = {}

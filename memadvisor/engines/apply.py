@@ -127,7 +127,7 @@ class Applied:
         self._alone: Executor | None = None  # of a model of one process, which lives as long as it
         self._directory = directory = Path(plan.disk_directory or tempfile.gettempdir())
         self._activations = OffloadedActivations(self._hooks, self._label, self._note, self._undo, directory)
-        self._recompute = Recompute(self._hooks, self._label, self._note, self._undo, self._activations)
+        self.recompute = Recompute(self._hooks, self._label, self._note, self._undo, self._activations)
         self._rounding = CompressedActivations(self._hooks, self._label, self._note, self._undo)
         self._casts = Casts(self._undo)
         self._offload = StateOffload(self.slot_of, self._label, self._note, self._undo, directory)
@@ -323,7 +323,7 @@ class Applied:
             self._note(level, text)
 
     def _attach_others(self, model: LiveModel, schedule: Schedule) -> None:
-        for part in (self._recompute, self._offload, self._activations, self._rounding):
+        for part in (self.recompute, self._offload, self._activations, self._rounding):
             part.attach(model, schedule)
         self._attached = True
 

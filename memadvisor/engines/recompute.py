@@ -9,6 +9,7 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from memadvisor.engines.live import LiveModel
 from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.saved import is_in_checkpoint
 from memadvisor.engines.saved_activations import Holder
-from memadvisor.engines.second_run import run_keeping_arguments
+from memadvisor.engines.second_run import Around, run_keeping_arguments
 from memadvisor.engines.stretches import Pass
 from memadvisor.engines.undo import Undo
 from memadvisor.engines.unit_forwards import UnitForwards, obstacles
@@ -33,13 +34,15 @@ from memadvisor.stretches import Stretch
 
 Note = Callable[[str, str], None]
 Label = Callable[[torch.Tensor, str, str], None]
+Watch = Callable[[torch.nn.Module], contextlib.AbstractContextManager[None]]
 Buffers = list[tuple[dict[str, Any], str, torch.Tensor]]  # a module's buffers, name, value before the forward
 
 
 class Recompute:
     """All recomputed units of a process. Modules are held weakly.
 
-    `movers`: who takes what a call of a module keeps out of memory meanwhile, if anybody does.
+    `movers`: who takes what a call of a module keeps out of memory meanwhile, if anybody does. `watch`: what a unit's
+    second run is done inside.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Recompute:
         undo: Undo,
         movers: OffloadedActivations,
     ) -> None:
+        self.watch: Watch = lambda module: contextlib.nullcontext()
         self._hooks = hooks
         self._movers = movers
         self._label = label
@@ -106,13 +110,13 @@ class Recompute:
         kwargs: dict[str, Any],
     ) -> Any:
         before = self._buffers(module)
-        forward = functools.partial(original, module)
+        forward, around = functools.partial(original, module), functools.partial(self._again, module, before)
         current = self._pass_with(module)
         if current is not None:
-            output = self._call_in(current, forward, args, kwargs, before)
+            output = self._call_in(current, forward, args, kwargs, around)
         else:
             unit, holder = self._units[module], self._movers.call_of(module)
-            around, kept = (lambda: _WithBuffers(before)), self._outputs_kept(module, holder)
+            kept = self._outputs_kept(module, holder)
             output = run_keeping_arguments(
                 unit, forward, args, kwargs, around, kept, self._label_kept, holder
             )
@@ -121,6 +125,12 @@ class Recompute:
             self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
             del self._units[module]
         return output
+
+    @contextlib.contextmanager
+    def _again(self, module: torch.nn.Module, before: Buffers) -> Iterator[None]:
+        """What a second run is done inside."""
+        with _WithBuffers(before), self.watch(module):
+            yield
 
     def _label_kept(self, tensor: torch.Tensor) -> None:
         self._label(tensor, "activation", "")
@@ -160,10 +170,10 @@ class Recompute:
         return current
 
     def _call_in(
-        self, current: Pass, forward: Callable[..., Any], args: Any, kwargs: Any, before: Buffers
+        self, current: Pass, forward: Callable[..., Any], args: Any, kwargs: Any, around: Around
     ) -> Any:
         unit, stretch = current.expected, current.stretch
-        output, is_linked = current.call(forward, args, kwargs, lambda: _WithBuffers(before))
+        output, is_linked = current.call(forward, args, kwargs, around)
         if not is_linked and unit != stretch[0]:
             self._break(stretch, f"{unit!r} does not take what the unit before it returns")
         elif current.expected is None:

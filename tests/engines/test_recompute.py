@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
@@ -333,6 +334,30 @@ def test_a_recorder_is_told_of_what_units_keep_for_their_second_runs():
     finally:
         found.remove()
     assert told == [((4, 8), "activation")] * 2
+
+
+def test_a_recorder_sees_each_second_run_as_a_call_of_its_unit():
+    """The hooks of a module's own call do not fire in it; what a unit's forward computes between its layers is its own."""
+    model = torch.nn.Sequential(*(Part(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(3)))
+    seen = []
+
+    @contextlib.contextmanager
+    def watch(module):
+        seen.append(("begins", module))
+        try:
+            yield
+        finally:
+            seen.append(("ends", module))
+
+    found = apply(make_plan(1, policy="every-layer"), model)
+    found.recompute.watch = watch
+    try:
+        loss = model(torch.randn(4, 8)).sum()
+        assert seen == []
+        loss.backward()
+    finally:
+        found.remove()
+    assert seen == [(what, module) for module in reversed(model) for what in ("begins", "ends")]
 
 
 def test_a_plan_for_another_model_is_refused_before_the_first_step():
