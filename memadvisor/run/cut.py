@@ -2,7 +2,8 @@
 
 Every parameter belongs to exactly one unit. Where a module has two or more children of one class
 that hold parameters and are themselves made of modules (transformer blocks, residual blocks), each
-such child is a unit; elsewhere the rule descends, and a leaf with parameters is a unit of its own.
+such child is a unit, and so is the only one of a list (a layer whose weights all depths share); elsewhere the
+rule descends, and a leaf with parameters is a unit of its own.
 A bare container (Sequential, ModuleList) is such a child only when it holds nothing but leaves: the
 stages of a ResNet are containers of blocks, not blocks.
 Parameters that a module holds directly, beside such children, belong to that module's unit.
@@ -39,6 +40,8 @@ def cut_units(root: ModuleNode) -> dict[str, str]:
 
 def _cut(node: ModuleNode, enclosing: str, units: dict[str, str]) -> None:
     repeated = _repeated_blocks(node.children)
+    if node.type_name == "ModuleList" and len(node.children) == 1:
+        repeated = {node.children[0].type_name} - {*_CONTAINERS}
     is_unit = not node.children or node.num_own_parameters > 0
     own = node.name if is_unit and _has_parameters(node) else enclosing
     units[node.name] = own

@@ -57,6 +57,16 @@ def test_a_single_leaf_is_the_root_unit():
     assert units_of(nn.Linear(2, 2)) == {"": ""}
 
 
+def test_the_only_block_of_a_list_is_a_unit():
+    """As in a model whose depths share one layer's weights."""
+    model = nn.ModuleDict(
+        {"layers": nn.ModuleList([Block()]), "stages": nn.ModuleList([nn.Sequential(Block())])}
+    )
+
+    assert {units_of(model)[name] for name in ("layers.0", "layers.0.mlp", "layers.0.mlp.2")} == {"layers.0"}
+    assert units_of(model)["stages.0.0.norm"] == "stages.0.0.norm"
+
+
 def test_a_block_that_has_no_twin_is_looked_into():
     model = nn.Module()
     model.only = Block()
