@@ -21,6 +21,30 @@ _OPERATOR = re.compile(r"\w+::\w+(#\d+)?", re.ASCII)
 def check_plan(plan: Plan, source: str) -> None:
     """Raise PlanError, naming `source`, for a plan that nothing could be done with."""
     stages = {plan.zero_stage, *(unit.zero_stage for unit in plan.units)}
+    _check_values(plan, stages, source)
+    _check_sums(plan, stages, source)
+    _check_executor(plan, stages, source)
+    gathered = {unit.name: unit.zero_stage == 3 and plan.num_ranks > 1 for unit in plan.units}
+    check_stretches(plan.stretches, gathered, source)
+    _check_kept(plan, source)
+    _check_offload(plan, source)
+    _check_activation_bits(plan, source)
+    _check_early_updates(plan, stages, source)
+    _check_optimizer_tiers(plan, source)
+    _check_parameter_tiers(plan, source)
+    _check_delay(plan, source)
+    check_optimizer_bits(
+        plan.optimizer_codes,
+        {
+            "updates in the backward": plan.update_in_backward,
+            "keeps optimizer state on host or disk": plan.optimizer_tiers != {"device"},
+        },
+        source,
+    )
+
+
+def _check_values(plan: Plan, stages: set[int], source: str) -> None:
+    """Each by itself, and against the number of ranks."""
     if not stages <= {0, 1, 2, 3}:
         raise PlanError(f"{source} asks for ZeRO stage {max(stages)}.", hint="stages are 0 to 3.")
     if plan.num_ranks < 1:
@@ -53,6 +77,10 @@ def check_plan(plan: Plan, source: str) -> None:
         value = getattr(plan, field)
         if value is not None and value < 1:
             raise PlanError(f"{source} has {field} {value}.", hint="it must be 1 or more.")
+
+
+def _check_sums(plan: Plan, stages: set[int], source: str) -> None:
+    """In what precision, in which bits and how often ranks sum."""
     check_precision(plan.precision, plan.num_ranks, stages, source)
     if plan.compression.has_feedback and plan.group_ranks < plan.num_ranks:
         raise PlanError(
@@ -70,6 +98,9 @@ def check_plan(plan: Plan, source: str) -> None:
         },
         source,
     )
+
+
+def _check_executor(plan: Plan, stages: set[int], source: str) -> None:
     asked = {
         f"ZeRO stage {min(stages)}": stages != {3},
         "one rank": plan.num_ranks == 1,
@@ -81,11 +112,9 @@ def check_plan(plan: Plan, source: str) -> None:
             f"{source} updates in the backward by {plan.executor}.",
             hint="the built-in engine alone does that.",
         )
-    gathered = {unit.name: unit.zero_stage == 3 and plan.num_ranks > 1 for unit in plan.units}
-    check_stretches(plan.stretches, gathered, source)
-    _check_kept(plan, source)
-    _check_offload(plan, source)
-    _check_activation_bits(plan, source)
+
+
+def _check_early_updates(plan: Plan, stages: set[int], source: str) -> None:
     used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
     if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
         where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"
@@ -93,17 +122,6 @@ def check_plan(plan: Plan, source: str) -> None:
             f"{source} updates in the backward with {where}, which keeps whole gradients until the optimizer step.",
             hint="it needs several ranks and stage 2 or 3.",
         )
-    _check_optimizer_tiers(plan, source)
-    _check_parameter_tiers(plan, source)
-    _check_delay(plan, source)
-    check_optimizer_bits(
-        plan.optimizer_codes,
-        {
-            "updates in the backward": plan.update_in_backward,
-            "keeps optimizer state on host or disk": plan.optimizer_tiers != {"device"},
-        },
-        source,
-    )
 
 
 def _check_second_copies(plan: Plan, stages: set[int], source: str) -> None:

@@ -90,21 +90,15 @@ def advise(
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
-    `num_ranks` defaults to the run's. All plans have the `precision`, the `compression`, `local_sgd` and the `optimizer_bits`, which are
-    never chosen: they are lossy. `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py). `near_ranks`: how many ranks that follow each other are of one node,
-    and may share second copies (second_copies.py). Raises UsageError where the run has no traced step, or where nothing
-    is known of the collectives that several ranks need.
+    `num_ranks` defaults to the run's. All plans have the `precision`, the `compression`, `local_sgd` and the
+    `optimizer_bits`, which are never chosen: they are lossy. `policy`: one whose plan is shown beside them
+    (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
+    `near_ranks`: how many ranks that follow each other are of one node, and may share second copies
+    (second_copies.py). Raises UsageError where the run has no traced step, or where nothing is known of the
+    collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
-    if ranks < 1:
-        raise UsageError(f"--gpus {ranks} is no number of ranks.", hint="give 1 or more.")
-    if ranks == 1 and precision != FULL_PRECISION:
-        raise UsageError(
-            "Another precision needs shards, and one rank has none.", hint="advise for --gpus 2 or more."
-        )
-    check_compression(compression, ranks, compression.stages, "This advice", precision.reduce_dtype)
-    beside = {"compressed gradients": compression.is_lossy, "another precision": precision != FULL_PRECISION}
-    check_local_sgd(local_sgd, ranks, {0}, beside, "This advice")
+    _check_options(ranks, precision, compression, local_sgd)
     plain = captured_step(run, precision=precision, num_ranks=ranks)
     if local_sgd is not None:
         check_single(run.ranks[0], "local SGD is worked out")
@@ -120,12 +114,7 @@ def advise(
     check_policy(policy)
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
-    if optimizer_bits is not None and updates_apart(plain):
-        raise UsageError(
-            "Forwards run between the steps of the script's optimizers, and plans with state in few bits are worked out for "
-            "one update a step.",
-            hint="advise without --optimizer-bits.",
-        )
+    _check_one_update(optimizer_bits, plain)
     search = Search(
         run,
         times,
@@ -176,6 +165,30 @@ def advise(
             *_allocator_notes(plain, settings),
         ),
     )
+
+
+def _check_options(
+    num_ranks: int, precision: Precision, compression: Compression, local_sgd: LocalSgd | None
+) -> None:
+    """Raise UsageError for options that no run could be advised with."""
+    if num_ranks < 1:
+        raise UsageError(f"--gpus {num_ranks} is no number of ranks.", hint="give 1 or more.")
+    if num_ranks == 1 and precision != FULL_PRECISION:
+        raise UsageError(
+            "Another precision needs shards, and one rank has none.", hint="advise for --gpus 2 or more."
+        )
+    check_compression(compression, num_ranks, compression.stages, "This advice", precision.reduce_dtype)
+    beside = {"compressed gradients": compression.is_lossy, "another precision": precision != FULL_PRECISION}
+    check_local_sgd(local_sgd, num_ranks, {0}, beside, "This advice")
+
+
+def _check_one_update(optimizer_bits: int | None, step: CapturedStep) -> None:
+    if optimizer_bits is not None and updates_apart(step):
+        raise UsageError(
+            "Forwards run between the steps of the script's optimizers, and plans with state in few bits are worked out for "
+            "one update a step.",
+            hint="advise without --optimizer-bits.",
+        )
 
 
 def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -> Iterator[str]:
