@@ -264,7 +264,10 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._write(value, inputs, outputs)
 
     def describe(self, tensor: torch.Tensor) -> tuple[str, str]:
-        key = (tensor.dtype, tensor.shape)
+        try:
+            key = (tensor.dtype, tensor.shape)
+        except RuntimeError:  # nested, of strided ones
+            return describe(tensor)
         known = self._described.get(key)
         if known is None:
             known = self._described[key] = describe(tensor)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from memadvisor.capture.tensor_storage import is_without_shape
+
 # What libraries of graphs hand over in place of tensors has one of these: torch_geometric's Data, DGL's DGLGraph,
 # torch_sparse's SparseTensor.
 _OF_GRAPHS = ("num_nodes", "sparse_sizes")
@@ -23,6 +25,9 @@ def batch_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | None
     if not tensors or any(hasattr(type(value), name) for value in values for name in _OF_GRAPHS):
         return None, None
     first = tensors[0]
+    if is_without_shape(first):
+        return first.size(0), None
+    tensors = [tensor for tensor in tensors if not is_without_shape(tensor)]
     if any(_links_rows(first, other) for other in tensors[1:]):
         return None, None
     return first.shape[0], first.numel() if not first.is_floating_point() and first.dim() == 2 else None

@@ -61,8 +61,12 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 
 def describe(tensor: torch.Tensor) -> tuple[str, str]:
-    """(dtype, shape) as the run records them."""
-    return dtype_name(tensor.dtype), str(list(tensor.shape))
+    """(dtype, shape) as the run records them; a nested tensor of strided ones has no shape."""
+    return dtype_name(tensor.dtype), "" if is_without_shape(tensor) else str(list(tensor.shape))
+
+
+def is_without_shape(tensor: torch.Tensor) -> bool:
+    return tensor.is_nested and tensor.layout is torch.strided
 
 
 def tensors_in(values: Any) -> Iterable[torch.Tensor]:

@@ -168,6 +168,16 @@ def wrapper_subclass():
     train(model, lambda model: model(torch.randn(32, 64)).pow(2).mean(), trained)
 
 
+def nested_strided():
+    """Rows of unequal lengths in one tensor, which has no shape."""
+
+    def loss_of(model):
+        rows = torch.nested.nested_tensor([torch.randn(length, 32) for length in (40, 60)])
+        return torch.nested.to_padded_tensor(model(rows), 0.0).square().mean()
+
+    train(nn.Linear(32, 64), loss_of)
+
+
 def loss_module():
     """A loss that is a module of its own, outside the model."""
     criterion = nn.CrossEntropyLoss()
@@ -180,5 +190,5 @@ def loss_module():
 
 KINDS = [
     distances, distances_inside, penalty, functional, custom_function, complex_numbers, tensor_hooks,
-    views_and_in_place, empty_tensors, wrapper_subclass, loss_module,
+    views_and_in_place, empty_tensors, wrapper_subclass, nested_strided, loss_module,
 ]  # fmt: skip
