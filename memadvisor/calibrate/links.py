@@ -182,9 +182,7 @@ def _exchange_pairwise(outgoing: Sequence[torch.Tensor], incoming: Sequence[torc
     for distance in range(1, len(outgoing)):
         to, source = (rank + distance) % len(outgoing), (rank - distance) % len(outgoing)
         works += [dist.isend(outgoing[to], to), dist.irecv(incoming[source], source)]
-    for work in works:
-        if work is not None:
-            work.wait()
+    _wait(works)
 
 
 def _reduce_together(slices: Sequence[torch.Tensor], rooms: Sequence[torch.Tensor]) -> None:
@@ -193,9 +191,7 @@ def _reduce_together(slices: Sequence[torch.Tensor], rooms: Sequence[torch.Tenso
     for distance, room in enumerate(rooms, 1):
         to, source = (rank + distance) % num_ranks, (rank - distance) % num_ranks
         works += [dist.isend(slices[to], to), dist.irecv(room, source)]
-    for work in works:
-        if work is not None:
-            work.wait()
+    _wait(works)
     for room in rooms:
         slices[rank].add_(room)
 
@@ -207,13 +203,8 @@ def _gather_by_doubling(full: torch.Tensor, num_ranks: int) -> None:
         partner = rank ^ have
         own, other = ((place // have) * have * num_elements for place in (rank, partner))
         length = have * num_elements
-        works = (
-            dist.isend(full[own : own + length], partner),
-            dist.irecv(full[other : other + length], partner),
-        )
-        for work in works:
-            if work is not None:
-                work.wait()
+        sent, received = full[own : own + length], full[other : other + length]
+        _wait([dist.isend(sent, partner), dist.irecv(received, partner)])
         have *= 2
 
 
@@ -222,7 +213,11 @@ def _reduce_pairwise(slices: Sequence[torch.Tensor], staging: torch.Tensor) -> N
     rank = dist.get_rank()
     for distance in range(1, len(slices)):
         to, source = (rank + distance) % len(slices), (rank - distance) % len(slices)
-        for work in (dist.isend(slices[to], to), dist.irecv(staging, source)):
-            if work is not None:
-                work.wait()
+        _wait([dist.isend(slices[to], to), dist.irecv(staging, source)])
         slices[rank].add_(staging)
+
+
+def _wait(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()

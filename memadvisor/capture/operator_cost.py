@@ -20,7 +20,7 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_m
 
 
 class CountedBy(NamedTuple):
-    """What is the same for all calls of an operator. `func` keeps it alive, for it is found by its id."""
+    """What is the same for all calls of an operator."""
 
     func: Any
     count: Any  # None: no matrix arithmetic
@@ -28,19 +28,13 @@ class CountedBy(NamedTuple):
     rule: Rule | None  # None: a collective, whose traffic is the network's and recorded as such
 
 
-_known: dict[int, CountedBy] = {}
-
-
 def counted_by(func: Any) -> CountedBy:
-    known = _known.get(id(func))
-    if known is None:
-        known = _known[id(func)] = CountedBy(
-            func=func,
-            count=flop_counter(func),
-            by_shapes={} if depends_on_shapes_alone(func) else None,
-            rule=None if func.namespace in _COLLECTIVES else rule_of(func),
-        )
-    return known
+    return CountedBy(
+        func=func,
+        count=flop_counter(func),
+        by_shapes={} if depends_on_shapes_alone(func) else None,
+        rule=None if func.namespace in _COLLECTIVES else rule_of(func),
+    )
 
 
 def arithmetic_of(

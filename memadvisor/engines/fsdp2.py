@@ -222,14 +222,15 @@ class Fsdp2:
         self._undo.add(lambda: module.set_custom_all_gather(gather))
         self._undo.add(lambda: module.set_custom_reduce_scatter(scatter))
         is_ahead = any(name in other.forward + other.backward for other in self.settings.values())
-        algorithms = self.schedule.algorithms
-        module.set_custom_all_gather(Gather(wire, name, place, is_ahead, algorithms))
-        module.set_custom_reduce_scatter(Scatter(wire, name, place, algorithms))
+        module.set_custom_all_gather(Gather(wire, name, place, is_ahead))
+        module.set_custom_reduce_scatter(Scatter(wire, name, place))
         self.is_pairwise = True
 
     def _wire(self, group: dist.ProcessGroup) -> Wire:
         if group not in self._wires:
-            wire = self._wires[group] = Wire(group, lambda staging: None, self._number())
+            wire = self._wires[group] = Wire(
+                group, lambda staging: None, self._number(), algorithms=self.schedule.algorithms
+            )
             self._undo.add(wire.close)
         return self._wires[group]
 

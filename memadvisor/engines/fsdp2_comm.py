@@ -17,7 +17,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from memadvisor.engines.lanes import Ticket
 from memadvisor.engines.wire import Wire
-from memadvisor.executors import Algorithm, algorithm_for
 
 
 class _Arriving(dist.Work):
@@ -47,10 +46,6 @@ class Gather(_Allocating, AllGather):
     name: str
     number: int
     is_ahead: bool
-    algorithms: tuple[Algorithm, ...] = ()
-
-    def _is_native(self, full: torch.Tensor) -> bool:
-        return algorithm_for(self.algorithms, "all_gather", full.nbytes, self.wire.num_ranks) == "native"
 
     def __call__(
         self,
@@ -59,7 +54,7 @@ class Gather(_Allocating, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        if self._is_native(output_tensor):
+        if self.wire.algorithm("all_gather", output_tensor) == "native":
             dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
             return _Arriving(None)
         if not self.is_ahead:
@@ -75,10 +70,6 @@ class Scatter(_Allocating, ReduceScatter):
     wire: Wire
     name: str
     number: int
-    algorithms: tuple[Algorithm, ...] = ()
-
-    def _is_native(self, full: torch.Tensor) -> bool:
-        return algorithm_for(self.algorithms, "reduce_scatter", full.nbytes, self.wire.num_ranks) == "native"
 
     def __call__(
         self,
@@ -89,7 +80,7 @@ class Scatter(_Allocating, ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         is_known = op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
-        if not is_known or self._is_native(input_tensor):
+        if not is_known or self.wire.algorithm("reduce_scatter", input_tensor) == "native":
             dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group)
             return None
         self.wire.reduce_scatter(input_tensor, self.name, self.number, into=output_tensor)

@@ -203,11 +203,6 @@ class KeptView:
         self.version = tensor._version
         self.probe = _probe(tensor)
 
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether nobody has modified the tensor in place since."""
-        return self.probe is None or int(self.probe._version) == self.version
-
     def tensor(self) -> torch.Tensor:
         """The values, brought here if need be; no part of any graph."""
         self.holder.brings(self.stored)

@@ -67,7 +67,7 @@ class Wire:
     `across` is then its group across.
 
     number: the same on all ranks, and another for each wire of a group; tells their messages apart.
-    algorithms: how pairwise gathers go instead, by their size.
+    algorithms: how pairwise gathers and reductions to shards go instead, by their size.
     """
 
     def __init__(
@@ -97,6 +97,10 @@ class Wire:
     def first_rank(self) -> int:
         """The first of the ranks that share shards, in the count of the whole script."""
         return self._global_ranks[0]
+
+    def algorithm(self, operation: str, full: torch.Tensor) -> str | None:
+        """Which of `algorithms` a gather of `full`, or its reduction to shards, goes by."""
+        return algorithm_for(self.algorithms, operation, full.nbytes, self.num_ranks)
 
     def lane(self, device: torch.device) -> Lane:
         if device not in self._lanes:
@@ -133,7 +137,7 @@ class Wire:
         way = self.way(full)
         if way == "staged":
             return Chain([self._begin_sum(full, unit, self.group)], full.chunk(self.num_ranks)[self.rank])
-        staging, others = self._stage(full), self._stage_others(full)
+        staging, others = self._stage(full), self._stage_others(way, full)
         reduce = partial(self._reduce, way, full, staging, others, unit, number)
         ticket = self.lane(full.device).submit(reduce, reads=(full,), writes=(full, staging, *others))
         return Chain([ticket], staging)
@@ -151,7 +155,7 @@ class Wire:
             own = self.begin_reduce_scatter(full, unit).wait()
         else:
             staging = self._stage(full) if into is None else into
-            others = self._stage_others(full)
+            others = self._stage_others(way, full)
             reduce = partial(self._reduce, way, full, staging, others, unit, number)
             own = self.lane(full.device).run(reduce, reads=(full,), writes=(full, staging, *others))
         return own
@@ -159,10 +163,9 @@ class Wire:
     def _stage(self, full: torch.Tensor) -> torch.Tensor:
         return self.stage(full.numel() // self.num_ranks, full.dtype, full.device)
 
-    def _stage_others(self, full: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _stage_others(self, way: str, full: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Room for what all ranks but the last to be added send, where they send at once."""
-        name = algorithm_for(self.algorithms, "reduce_scatter", full.nbytes, self.num_ranks)
-        if name != "together" or self.way(full) != "pairwise" or self.num_ranks == 2:
+        if way != "pairwise" or self.num_ranks == 2 or self.algorithm("reduce_scatter", full) != "together":
             return ()
         shard = full.numel() // self.num_ranks
         rooms = self.stage((self.num_ranks - 2) * shard, full.dtype, full.device)
@@ -260,7 +263,7 @@ class Wire:
         if slices[self.rank].data_ptr() != shard.data_ptr():
             slices[self.rank].copy_(shard)
         exchange = partial(self._begin_exchange, "all-gather", unit, tag=2 * number)
-        if algorithm_for(self.algorithms, "all_gather", full.nbytes, self.num_ranks) == "doubling":
+        if self.algorithm("all_gather", full) == "doubling":
             gather_by_doubling(exchange, full, self.rank, self.num_ranks)
         else:
             gather_pairwise(exchange, slices, self.rank)
