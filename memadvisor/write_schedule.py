@@ -98,7 +98,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
 def _by_model(plan: Plan, chosen: Sequence[UnitPlan]) -> list[list[UnitPlan]]:
     if len(plan.models) < 2:
         return [list(chosen)]
-    return [[unit for unit in chosen if plan.model_of(unit.name) == model.name] for model in plan.models]
+    owner = {unit.name: plan.model_of(unit.name) for unit in chosen}
+    return [[unit for unit in chosen if owner[unit.name] == model.name] for model in plan.models]
 
 
 def _in_turns(units: Sequence[UnitPlan], sizes: Mapping[str, int]) -> list[UnitPlan]:

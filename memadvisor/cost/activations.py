@@ -10,12 +10,12 @@ What waits on another tier meanwhile: moved_activations.py; what is in fewer bit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.kept import ForwardOperators, KeepableStorage
 from memadvisor.cost.moved_activations import Away, Moves
 from memadvisor.cost.rounded_activations import RoundedActivations
 from memadvisor.cost.step import STATES, BoundaryTensor, Bytes, CapturedStep, Level, Segment
@@ -58,7 +58,7 @@ class Activations:
         num_segments = len(step.segments)
         during = _Changes(num_segments)
         at_start = _Changes(num_segments)
-        changes = (*_changes(step, stretches), *_changes_of_kept(step, stretches, self._places))
+        changes = (*_changes(step, stretches), *_changes_of_kept(step, stretches, outputs))
         for change in (*changes, *_changes_of_moved(self.moves)):
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
             first = change.first + change.begins_inside
@@ -273,12 +273,12 @@ def _places_kept(step: CapturedStep, kept: Kept) -> dict[int, frozenset[int]]:
 
 
 def _changes_of_kept(
-    step: CapturedStep, stretches: Stretches, places: Mapping[int, frozenset[int]]
+    step: CapturedStep, stretches: Stretches, outputs: Mapping[int, Sequence[KeepableStorage]]
 ) -> Iterable[_Change]:
-    """What stays is there from its forward until the run again takes it."""
-    for position, chosen in places.items():
+    """What stays is there from its forward until the run again takes it. `outputs`: by forward segment."""
+    for position, storages in outputs.items():
         again = _run_again_at(step, stretches, step.segments[position].unit or "", position)
-        for item in step.operators[position].storages(chosen):
+        for item in storages:
             last = again if item.death_segment is None else min(item.death_segment, again)
             yield _Change(item.category, position + 1, last, item.size_bytes, ends_inside=True)
 

@@ -35,4 +35,4 @@ class DroppedGradients:
         models = self._step.models
         own = models.get(segment.unit or "") if self._num_ranks > 1 and is_forward else None
         found = [(name, models.get(name, "")) for name in self._units]
-        return [name for name, model in found if model not in alive and own in (None, model)]
+        return frozenset(name for name, model in found if model not in alive and own in (None, model))

@@ -75,7 +75,8 @@ class EngineMemory:
         self._packed = {
             name: packing_of(self._states(name), stage, ranks, schedule) for name, stage in packed
         }
-        self._together = {n: together_bytes(self._states(n), s, schedule) for n, s in self.stages.items()}
+        asked = self.stages.items() if schedule.algorithms else ()
+        self._together = {name: together_bytes(self._states(name), stage, schedule) for name, stage in asked}
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
@@ -184,7 +185,7 @@ class EngineMemory:
             return 0  # it is written from where it is
         packed = self._packed.get(name)
         messages_bytes = 0 if packed is None else packed.reduce_staging_bytes
-        return self._gradient_bytes(name) // self.num_ranks + messages_bytes + self._together[name]
+        return self._gradient_bytes(name) // self.num_ranks + messages_bytes + self._together.get(name, 0)
 
     def _meaning_bytes(self, name: str) -> int:
         return self._packed[name].all_reduce_staging_bytes
@@ -239,9 +240,9 @@ class EngineMemory:
         adds to those of the time before."""
         self._is_stepping = self._fetched.is_there = segment.phase == "optimizer"
         dropped = self._dropped.enter(segment)
-        for name in () if is_again else dropped:
-            self._buffers.discard(name)
-            self._shards.discard(name)
+        for present in () if is_again or not dropped else (self._buffers, self._shards):
+            for name in [name for name, _ in present.items() if name in dropped]:
+                present.discard(name)
 
     def leave(self, segment: Segment) -> None:
         """The gradients that came in this segment are held from now on."""

@@ -22,7 +22,7 @@ def flat_bytes(
     `dtype_of`: the dtype of the flat, by that of the parameters.
     """
     return sum(
-        -(-count // num_ranks) * num_ranks * bytes_in(states.item_bytes[dtype], dtype, dtype_of(dtype))
+        _padded(count, num_ranks) * bytes_in(states.item_bytes[dtype], dtype, dtype_of(dtype))
         for (dtype, is_trained), count in states.num_elements.items()
         if is_trained or frozen
     )
@@ -31,12 +31,16 @@ def flat_bytes(
 def buffer_sizes(states: UnitStates, num_ranks: int, precision: Precision) -> dict[str, int]:
     """Bytes of the buffer of each trainable flat's gradients, by the parameters' dtype, with stages 2 and 3."""
     return {
-        dtype: -(-count // num_ranks)
-        * num_ranks
+        dtype: _padded(count, num_ranks)
         * bytes_in(states.item_bytes[dtype], dtype, precision.of_reduction(dtype))
         for (dtype, is_trained), count in states.num_elements.items()
         if is_trained
     }
+
+
+def _padded(num_elements: int, num_ranks: int) -> int:
+    """Elements of a flat: shards of the ranks are alike."""
+    return -(-num_elements // num_ranks) * num_ranks
 
 
 def flat_sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> FlatSizes:

@@ -14,7 +14,7 @@ def together_bytes(states: UnitStates, stage: int, schedule: Schedule) -> int:
     Messages of another width go by themselves (engines/transfers.py).
     """
     num_ranks = schedule.shard_ranks
-    if stage < 2 or not schedule.algorithms:
+    if stage < 2:
         return 0
     return sum(
         (num_ranks - 2) * size_bytes // num_ranks

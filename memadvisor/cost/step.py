@@ -262,16 +262,21 @@ class CapturedStep:
         """Units that are called several times in a micro-batch."""
         return frozenset(s.unit for s in self.segments if s.call and s.unit is not None)
 
+    @cached_property
+    def _calls(self) -> Mapping[tuple[str | None, int | None], list[tuple[int, int | None]]]:
+        """Forward segments of a unit in a micro-batch, in order, each with its pass."""
+        found: dict[tuple[str | None, int | None], list[tuple[int, int | None]]] = {}
+        for place, segment in enumerate(self.segments):
+            if segment.phase == "forward":
+                found.setdefault((segment.unit, segment.micro_batch), []).append((place, segment.pass_number))
+        return found
+
     def pass_from(self, unit: str, position: int) -> int | None:
         """The pass in which a unit is called next from a segment on, in that one's micro-batch; its last where it is not."""
         here = self.segments[position]
         if unit not in self.called_again:
             return here.micro_batch
-        calls = [
-            (place, segment.pass_number)
-            for place, segment in enumerate(self.segments)
-            if (segment.phase, segment.unit, segment.micro_batch) == ("forward", unit, here.micro_batch)
-        ]
+        calls = self._calls.get((unit, here.micro_batch), [])
         return next((number for place, number in calls if place >= position), calls[-1][1] if calls else None)
 
     def maker_of(self, tensor: BoundaryTensor) -> str | None:

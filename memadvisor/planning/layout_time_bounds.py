@@ -133,6 +133,7 @@ class TimeBounds:
         passes = self._passes_of(works, row, shares)
         gathers = traffic.gathers[columns]
         gathered = self._gathered(passes, traffic, columns) if gathers.any() else None
+        messages_s = [] if gathered is None else self._message_seconds(split, work)
         longest: float | Floats = pipeline_s
         exposed_s = update_s = nothing_s = np.zeros(len(columns))
         for place, (share, plain) in enumerate(zip(shares, passes.of_shares, strict=True)):
@@ -142,8 +143,8 @@ class TimeBounds:
             if gathered is not None:
                 forward_s, backward_s = _through(share.chunks, gathered.__getitem__, nothing_s)
                 filling_s, emptying_s = _through(share.before, gathered.__getitem__, nothing_s)
-                messages_s = 2 * self._message_seconds(split, work)[share.device]
-                through_s = filling_s + emptying_s + messages_s + times * (forward_s + backward_s)
+                on_the_way_s = 2 * messages_s[share.device]
+                through_s = filling_s + emptying_s + on_the_way_s + times * (forward_s + backward_s)
                 longest = np.where(gathers, np.maximum(longest, through_s), longest)
             exposed_s = np.maximum(exposed_s, self._exposed(once[:, place], backward_s, forward_s))
             update_s = np.maximum(update_s, once[:, place, 2])

@@ -155,8 +155,14 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
                     ("recomputed" if unit.recompute or unit.name in again else "kept")
                     + (f", but for {len(unit.kept)} outputs" if unit.kept else ""),
                     unit.elsewhere or "-",
-                    f"{unit.zero_stage}{', parameters kept until the backward' if unit.is_kept else ''}",
-                )[: 3 + len(stage)]
+                    *(
+                        (
+                            f"{unit.zero_stage}{', parameters kept until the backward' if unit.is_kept else ''}",
+                        )
+                        if stage
+                        else ()
+                    ),
+                )
                 for unit in chosen[:MAX_UNITS]
             ),
             kinds=(),
