@@ -120,8 +120,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         arithmetic, draws = NO_ARITHMETIC, False
         found = None if kwargs and kind.keywords_may_hold else self._glance(kind, args, out, start_ns)
         if kind.has_arithmetic:
-            is_plain = kind.is_product and found is not None and not kwargs
-            known = kind.products.get(tuple(map(_shape_of, args))) if is_plain else None
+            products = None if found is None or kwargs else kind.products
+            known = None if products is None else products.get(tuple(map(_shape_of, args)))
             arithmetic = known or arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
         if found is None:
             found = self._look(kind, args, kwargs or {}, out, start_ns)

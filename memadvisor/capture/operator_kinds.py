@@ -39,8 +39,9 @@ class OperatorKind:
     name: str
     counted_by: CountedBy
     has_arithmetic: bool
-    is_product: bool  # its arithmetic follows from the shapes of its arguments, all of them tensors
-    products: dict[Any, Arithmetic]  # by those shapes
+    products: (
+        dict[Any, Arithmetic] | None
+    )  # its arithmetic, where the shapes of its arguments, all tensors, tell it
     is_random: bool  # it may draw random numbers
     dropout_position: int | None
     is_general: bool
@@ -63,6 +64,7 @@ def learn(func: OpOverload[..., Any]) -> OperatorKind:
     counted = counted_by(func)
     rule, arguments = counted.rule, func._schema.arguments
     holders = [n for n, argument in enumerate(arguments) if _may_hold(argument.type)]
+    positional = [n for n, argument in enumerate(arguments) if not argument.kwarg_only]
     is_view = _is_view(func, holders)
     is_general = (
         func.namespace != "aten"
@@ -78,10 +80,7 @@ def learn(func: OpOverload[..., Any]) -> OperatorKind:
         name=operator_name(func),
         counted_by=counted,
         has_arithmetic=counted.count is not None,
-        is_product=counted.by_shapes is not None
-        and len(holders) == sum(not argument.kwarg_only for argument in arguments)
-        and not any(arguments[n].kwarg_only for n in holders),
-        products={} if counted.by_shapes is None else counted.by_shapes,
+        products=counted.by_shapes if holders == positional else None,
         is_general=is_general,
         num_examined=max((n for n in holders if not arguments[n].kwarg_only), default=-1) + 1,
         keywords_may_hold=any(arguments[n].kwarg_only for n in holders),

@@ -123,17 +123,15 @@ def _is_plain(value: Any) -> bool:
 
 class KeptOutputs:
     """Of one call of a unit. `names` are of plan.UnitPlan's `kept`; `miss` is told those that no call bore, `label` of
-    each output that is kept. `holder`: who takes them out of memory meanwhile, if anybody does."""
+    each output that is kept."""
 
     def __init__(
         self,
         names: Collection[str],
         miss: Callable[[set[str]], None],
         label: Callable[[torch.Tensor], None] = lambda tensor: None,
-        holder: Holder | None = None,
     ) -> None:
         self.names = names
-        self.holder = holder
         self.miss = miss
         self.label = label
         self.outputs: dict[tuple[str, int], _Output] = {}
@@ -145,11 +143,10 @@ class KeptOutputs:
         self._forget_changed()
         return _SecondRun(self)
 
-    def hand_over(self) -> None:
-        """The first run is over."""
-        if self.holder is not None:
-            for output in self.outputs.values():
-                output.handed(self.holder)
+    def hand_over(self, holder: Holder) -> None:
+        """The first run is over: outputs are the holder's from now on."""
+        for output in self.outputs.values():
+            output.handed(holder)
 
     def forget_drawn(self) -> None:
         self.outputs = {call: output for call, output in self.outputs.items() if not output.draws}
@@ -228,10 +225,7 @@ class _FirstRun(_Mode):  # type: ignore[no-untyped-call]
         missing = {name for name in self._kept.names if "#" in name} - {
             f"{name}#{number}" for name, number in self._kept.outputs
         }
-        if any(exception):
-            return
-        self._kept.hand_over()
-        if missing:
+        if missing and not any(exception):
             self._kept.miss(missing)
 
 

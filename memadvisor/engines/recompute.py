@@ -24,7 +24,6 @@ from memadvisor.engines.kept import KeptOutputs
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.saved import is_in_checkpoint
-from memadvisor.engines.saved_activations import Holder
 from memadvisor.engines.second_run import Around, run_keeping_arguments
 from memadvisor.engines.stretches import Pass
 from memadvisor.engines.undo import Undo
@@ -116,7 +115,7 @@ class Recompute:
             output = self._call_in(current, forward, args, kwargs, around)
         else:
             unit, holder = self._units[module], self._movers.call_of(module)
-            kept = self._outputs_kept(module, holder)
+            kept = self._outputs_kept(module)
             output = run_keeping_arguments(
                 unit, forward, args, kwargs, around, kept, self._label_kept, holder
             )
@@ -135,7 +134,7 @@ class Recompute:
     def _label_kept(self, tensor: torch.Tensor) -> None:
         self._label(tensor, "activation", "")
 
-    def _outputs_kept(self, module: torch.nn.Module, holder: Holder | None) -> KeptOutputs | None:
+    def _outputs_kept(self, module: torch.nn.Module) -> KeptOutputs | None:
         names, unit = self._kept.get(module, ()), self._units[module]
         if not names:
             return None
@@ -144,7 +143,6 @@ class Recompute:
             names,
             functools.partial(self._miss, unit),
             lambda tensor: label(tensor, "activation", unit),
-            holder,
         )
 
     def _miss(self, unit: str, names: set[str]) -> None:

@@ -234,5 +234,7 @@ def run_keeping_arguments(
     with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack), watch:
         output = forward(*args, **kwargs)
     if holder is not None:
+        if kept is not None:
+            kept.hand_over(holder)
         call.hand_over(holder)
     return output
