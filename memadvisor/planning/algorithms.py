@@ -40,9 +40,9 @@ def algorithms_notes(algorithms: Sequence[Algorithm]) -> Iterator[str]:
     for place, entry in enumerate(algorithms):
         if entry.name == USUAL:
             continue
-        following = algorithms[place + 1] if place + 1 < len(algorithms) else None
-        is_bounded = following is not None and following.min_bytes > entry.min_bytes
-        below = f" below {format_bytes(following.min_bytes)}" if following and is_bounded else ""
+        of = entry.operation, entry.num_ranks
+        following = next((e for e in algorithms[place + 1 :] if (e.operation, e.num_ranks) == of), None)
+        below = "" if following is None else f" below {format_bytes(following.min_bytes)}"
         start = f" of {format_bytes(entry.min_bytes)} and more" if entry.min_bytes else ""
         yield (
             f"Each {entry.operation}{start}{below} among {entry.num_ranks} ranks goes by {entry.name}, which was "

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memadvisor.cost.collectives import curve_seconds
-from memadvisor.executors import algorithm_for
+from memadvisor.executors import Algorithm, algorithm_for
 from memadvisor.hardware.hardware import CollectiveCurve
 from memadvisor.planning.advise import advise
-from memadvisor.planning.algorithms import choose_algorithms
+from memadvisor.planning.algorithms import algorithms_notes, choose_algorithms
 from tests.planning.test_advise import MEASURED, RUN
 
 SIZES = (2**12, 2**16, 2**20, 2**24)
@@ -71,3 +71,16 @@ def test_advice_writes_what_it_has_chosen_and_predicts_by_it():
     assert chosen.plans[0].prediction.step_time_s < plain.plans[0].prediction.step_time_s
     assert any("by doubling" in note for note in chosen.notes)
     assert curve_seconds(hardware_of(slow, fast).alternatives[0], 2**12) == 1e-3
+
+
+def test_a_note_ends_where_the_same_collective_goes_otherwise():
+    """Not where another one begins to."""
+    gathers = Algorithm(operation="all_gather", min_bytes=0, name="doubling", num_ranks=4)
+    sums = replace(gathers, operation="reduce_scatter", min_bytes=2**16, name="together")
+    usual = replace(sums, min_bytes=2**22, name="pairwise")
+
+    first, second = algorithms_notes((gathers, sums, usual))
+    assert first.startswith("Each all_gather among 4 ranks goes by doubling")
+    assert second.startswith(
+        "Each reduce_scatter of 64.0 KiB and more below 4.00 MiB among 4 ranks goes by together"
+    )
