@@ -6,11 +6,9 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from memadvisor.errors import PlanError
-from tests.engines.trainings import Model, applied, make_optimizer, make_plan
+from tests.engines.trainings import Model, applied, clipped_gradients, make_optimizer, make_plan
 
 DELAYED = make_plan(1, optimizer_tier="disk", delayed_update=True)
 
@@ -25,12 +23,7 @@ def loop(model, step_of, steps=6, accumulate=2, each_step=lambda number: None):
     torch.manual_seed(5)
     data, losses = torch.Generator().manual_seed(0), []
     for number in range(steps):
-        for _ in range(accumulate):
-            words = torch.randint(0, 13, (4, 6), generator=data)
-            loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
-            (loss / accumulate).backward()
-            losses.append(float(loss.detach()))
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        losses += clipped_gradients(model, data, accumulate)
         step_of()
         each_step(number)
     return losses

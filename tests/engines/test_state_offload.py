@@ -10,7 +10,6 @@ import os
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from memadvisor.engines.disk import DiskFile
@@ -20,7 +19,7 @@ from memadvisor.engines.tiers import HostTier, PinnedMemory, StagedDiskTier
 from memadvisor.errors import PlanError
 from tests.engines.allocator import Highest, open_account
 from tests.engines.ranks import run_ranks
-from tests.engines.trainings import Model, Training, applied, make_optimizer, make_plan
+from tests.engines.trainings import Model, Training, applied, clipped_gradients, make_optimizer, make_plan
 from tests.engines.trainings import train as train_ddp
 
 ON_DISK = make_plan(1, optimizer_tier="disk")
@@ -41,12 +40,7 @@ def _loop(model, optimizer, steps, accumulate, each_step):
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     data, losses = torch.Generator().manual_seed(0), []
     for step in range(steps):
-        for _ in range(accumulate):
-            words = torch.randint(0, 13, (4, 6), generator=data)
-            loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
-            (loss / accumulate).backward()
-            losses.append(float(loss.detach()))
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        losses += clipped_gradients(model, data, accumulate)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

@@ -169,6 +169,18 @@ def _micro_batch(training: Training, ddp: nn.Module, data: torch.Generator, use_
     return float(loss.detach())
 
 
+def clipped_gradients(model: nn.Module, data: torch.Generator, accumulate: int) -> list[float]:
+    """Losses of so many micro-batches of words; their gradients are summed, and clipped to a norm of 1."""
+    losses = []
+    for _ in range(accumulate):
+        words = torch.randint(0, 13, (4, 6), generator=data)
+        loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+        (loss / accumulate).backward()
+        losses.append(float(loss.detach()))
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return losses
+
+
 def make_plan(
     num_ranks: int, zero: int = 0, policy: str = "none", units: tuple[UnitPlan, ...] = (), **changes
 ) -> Plan:
