@@ -40,7 +40,7 @@ ALLOWED = {
     **dict.fromkeys(DATA, DATA),
     OWN_HOOKS: (),
     "memadvisor.capture": (*DATA, OWN_HOOKS),
-    "memadvisor.calibrate": (*DATA, "memadvisor.engines.dynamic_code"),
+    "memadvisor.calibrate": (*DATA, "memadvisor.engines.dynamic_code", "memadvisor.engines.exchanges"),
     COST: DATA,
     ANALYZERS: (*DATA, COST),
     "memadvisor.planning": (*DATA, COST, ANALYZERS),

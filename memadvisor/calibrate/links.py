@@ -22,6 +22,12 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.calibrate.overlap import MESSAGE_BYTES, measure_overlap
+from memadvisor.engines.exchanges import (
+    gather_by_doubling,
+    gather_pairwise,
+    reduce_pairwise,
+    reduce_together,
+)
 from memadvisor.errors import MemadvisorError
 from memadvisor.executors import can_double
 from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
@@ -153,7 +159,7 @@ def _collective(
 ) -> Callable[[], object]:
     """The collective as our engine issues it, on float32 of `size_bytes` in full.
 
-    On Gloo that is pairwise exchange for gather and reduce_scatter: Gloo's own reduce_scatter clones its
+    On Gloo gathers and reductions to shards are the engine's own messages: Gloo's reduce_scatter clones its
     input and sums all of it (memadvisor/engines/wire.py).
     """
     num_elements = max(num_ranks, size_bytes // 4 // num_ranks * num_ranks)
@@ -165,59 +171,16 @@ def _collective(
         if operation == "all_gather":
             return lambda: dist.all_gather_into_tensor(full, shard)
         return lambda: dist.reduce_scatter_tensor(shard, full)
-    slices = full.chunk(num_ranks)
+    slices, rank = full.chunk(num_ranks), dist.get_rank()
     if operation == _TOGETHER:
-        rooms = torch.zeros((num_ranks - 1) * shard.numel()).chunk(num_ranks - 1)
-        return lambda: _reduce_together(slices, rooms)
+        others = torch.zeros((num_ranks - 2) * shard.numel()).chunk(num_ranks - 2)
+        return lambda: reduce_together(_exchange, slices, rank, shard, others)
     if operation == _BY_DOUBLING:
-        return lambda: _gather_by_doubling(full, num_ranks)
+        return lambda: gather_by_doubling(_exchange, full, rank, num_ranks)
     if operation == "all_gather":
-        return lambda: _exchange_pairwise([shard] * num_ranks, slices)
-    return lambda: _reduce_pairwise(slices, shard)
+        return lambda: gather_pairwise(_exchange, slices, rank)
+    return lambda: reduce_pairwise(_exchange, slices, rank, shard)
 
 
-def _exchange_pairwise(outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> None:
-    """Send to every other rank its outgoing tensor, and receive one from it."""
-    rank, works = dist.get_rank(), []
-    for distance in range(1, len(outgoing)):
-        to, source = (rank + distance) % len(outgoing), (rank - distance) % len(outgoing)
-        works += [dist.isend(outgoing[to], to), dist.irecv(incoming[source], source)]
-    _wait(works)
-
-
-def _reduce_together(slices: Sequence[torch.Tensor], rooms: Sequence[torch.Tensor]) -> None:
-    """Send every other rank its slice, all at once, and add what comes to the own slice."""
-    rank, num_ranks, works = dist.get_rank(), len(slices), []
-    for distance, room in enumerate(rooms, 1):
-        to, source = (rank + distance) % num_ranks, (rank - distance) % num_ranks
-        works += [dist.isend(slices[to], to), dist.irecv(room, source)]
-    _wait(works)
-    for room in rooms:
-        slices[rank].add_(room)
-
-
-def _gather_by_doubling(full: torch.Tensor, num_ranks: int) -> None:
-    """Exchange all that there is with ranks twice as far away in each round; the own slice is there."""
-    rank, num_elements, have = dist.get_rank(), full.numel() // num_ranks, 1
-    while have < num_ranks:
-        partner = rank ^ have
-        own, other = ((place // have) * have * num_elements for place in (rank, partner))
-        length = have * num_elements
-        sent, received = full[own : own + length], full[other : other + length]
-        _wait([dist.isend(sent, partner), dist.irecv(received, partner)])
-        have *= 2
-
-
-def _reduce_pairwise(slices: Sequence[torch.Tensor], staging: torch.Tensor) -> None:
-    """Send every other rank its slice, one at a time, and add what comes to the own slice."""
-    rank = dist.get_rank()
-    for distance in range(1, len(slices)):
-        to, source = (rank + distance) % len(slices), (rank - distance) % len(slices)
-        _wait([dist.isend(slices[to], to), dist.irecv(staging, source)])
-        slices[rank].add_(staging)
-
-
-def _wait(works: Sequence[dist.Work | None]) -> None:
-    for work in works:
-        if work is not None:
-            work.wait()
+def _exchange(sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> list[dist.Work]:
+    return [work for work in (dist.isend(sent, to), dist.irecv(received, source)) if work is not None]
