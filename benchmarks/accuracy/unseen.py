@@ -6,12 +6,20 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from benchmarks.accuracy.blind import BLIND, FIRST
+from benchmarks.accuracy.measures import (
+    GIB,
+    MIB,
+    allocated,
+    from_flops,
+    rate,
+    rate_per_gpu,
+    seconds,
+    with_context,
+)
 from benchmarks.accuracy.scores import Errors, errors
 from benchmarks.accuracy.tables import Published
-from memadvisor.architectures.load import load_architecture
-from memadvisor.cost.layouts.estimate import StepEstimate
 
-_GIB, _MIB = 2.0**30, 2.0**20
 _WORST = 15
 # A row that is further off is named on the page.
 _FAR_TIME, _FAR_MEMORY = 0.25, 0.15
@@ -21,60 +29,20 @@ _TOLD = (
 )  # fmt: skip
 
 
-def _rate_per_gpu(table: pd.DataFrame) -> pd.Series:
-    """Tokens of a step over tokens a second of all accelerators; without a global batch a step is a microbatch of each."""
-    named = [name for name in ("global_batch_seqs", "global_batch_size") if name in table]
-    sequences = table[named[0]] if named else table.micro_batch_size * table.grad_accum * table.n_gpus
-    return sequences * table.seq_len / (table.tokens_per_s_per_gpu * table.n_gpus)
-
-
-def _rate(table: pd.DataFrame) -> pd.Series:
-    sequences = (
-        table.global_batch_seqs
-        if "global_batch_seqs" in table
-        else table.micro_batch_size * table.grad_accum * table.dp
-    )
-    return sequences * table.seq_len / table.tokens_per_s
-
-
-def _from_flops(table: pd.DataFrame) -> pd.Series:
-    """From published FLOP/s of the model's FLOPs, causal attention counted in full."""
-    found = []
-    for row in table.itertuples():
-        model = load_architecture(str(row.model))
-        per_token = 6.0 * (model.num_parameters() - model.embedding_parameters())
-        per_token += 12.0 * model.n_layers * model.n_heads * model.head_dim * row.seq_len
-        tokens = row.global_batch_seqs * row.seq_len
-        found.append(per_token * tokens / (row.bf16_tflops_per_gpu * 1e12 * row.n_gpus))
-    return pd.Series(found, index=table.index)
-
-
-def _seconds(table: pd.DataFrame) -> pd.Series:
-    return table.step_time_s
-
-
-def _allocated(estimate: StepEstimate) -> float:
-    return max(memory.allocated_bytes for memory in (estimate.first, estimate.last, estimate.worst))
-
-
-def _with_context(estimate: StepEstimate) -> float:
-    return estimate.worst.total_bytes
-
-
 UNSEEN = (
     Published(
         name="llm_foundry_h100",
         source="MosaicML (github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md), its H100 tables",
         note="FSDP of MPT 350M to 70B on 8 to 64 H100, sequence 512 to 65k, bf16 and FP8, of 2023. Its A100 tables, of other "
         "models' shapes and other years, are among those that were fitted to.",
-        seconds=_rate,
+        seconds=rate,
     ),
     Published(
         name="nemo_h100_fp8",
         source="NVIDIA NeMo 24.07, performance summary (github.com/NVIDIA/NeMo, docs/source/performance)",
         note="GPT-3, Llama 2 and 3, Nemotron on 8 to 512 H100 in FP8. Shapes of GPT-3 5B and 20B are NeMo's own recipes'; the "
         "virtual stages of the last three rows (fine-tuning) are not given.",
-        seconds=_rate_per_gpu,
+        seconds=rate_per_gpu,
     ),
     Published(
         name="megatron_bridge",
@@ -83,7 +51,7 @@ UNSEEN = (
         note="Llama 3, DeepSeek-V3, GPT-OSS, Qwen3 on H100, B200, B300, GB200, GB300; bf16, FP8, MXFP8, NVFP4. What is in CUDA "
         "graphs, recomputed or overlapped, and in what gradients are reduced, is of its recipes (scripts/performance/configs) "
         "where one has the row's layout; layers of sliding windows and of multi-token prediction are taken as others.",
-        seconds=_rate_per_gpu,
+        seconds=rate_per_gpu,
         group="gpu",
     ),
     Published(
@@ -99,15 +67,15 @@ UNSEEN = (
         source="NVIDIA NeMo AutoModel (github.com/NVIDIA-NeMo/Automodel, docs/performance-summary.md of October 2025)",
         note="DeepSeek-V3, Kimi K2, Qwen3 30B-A3B on 8 to 1024 H100; FSDP with expert and pipeline parallelism. Rows without a "
         "number of expert-parallel ranks are left out.",
-        seconds=_seconds,
+        seconds=seconds,
     ),
     Published(
         name="torchtitan",
         source="torchtitan (github.com/pytorch/torchtitan, benchmarks/ and docs/performance.md, 2024 and 2025)",
         note="Llama 2 and 3, 8B to 405B, on 8 to 512 accelerators. Its H100 are cards of 500 W with 96 GB at 2.4 TB/s, "
         "as it says. Memory is the peak reserved, of all ranks.",
-        seconds=_rate_per_gpu,
-        num_bytes=lambda table: table.reserved_gib * _GIB,
+        seconds=rate_per_gpu,
+        num_bytes=lambda table: table.reserved_gib * GIB,
     ),
     Published(
         name="kempner_h200",
@@ -115,25 +83,25 @@ UNSEEN = (
         note="Llamas of 7B to 175B on 1 to 360 H200, four to a node; FSDP2 and tensor parallelism. Memory is the peak allocated. "
         "Which states are in 16 bits is not given: it follows from one accelerator's 80.7 GiB for 8.0e9 parameters. Its cross entropy "
         "takes 16-bit logits without a cast (kempnerforge/training/loss.py).",
-        seconds=_rate,
-        num_bytes=lambda table: table.memory_gib * _GIB,
-        memory=_allocated,
+        seconds=rate,
+        num_bytes=lambda table: table.memory_gib * GIB,
+        memory=allocated,
     ),
     Published(
         name="fms_fsdp",
         source="IBM (github.com/foundation-model-stack/fms-fsdp, README of two dates)",
         note="Llama 2 7B to 70B, FSDP and HSDP on 128 A100 (400 Gb/s a node) and 96 H100 (800 Gb/s a node). Recomputation of every "
         "other layer is left out.",
-        seconds=_rate_per_gpu,
+        seconds=rate_per_gpu,
     ),
     Published(
         name="skywork_a800",
         source="Wei et al. 2023, Skywork (arXiv:2310.19341), table 10",
         note="Two models of 13B on 512 A800 by Megatron-LM, six layouts each, of which one ran out of memory. Which memory is not said: "
         "the whole device's is taken.",
-        seconds=_rate_per_gpu,
+        seconds=rate_per_gpu,
         num_bytes=lambda table: table.memory_gb * 1e9,
-        memory=_with_context,
+        memory=with_context,
     ),
     Published(
         name="megascale_a100",
@@ -148,9 +116,9 @@ UNSEEN = (
         note="GPTs of 18B to 206B on 8 to 384 A100, Megatron-DeepSpeed with ZeRO stage 1. Second iterations of each run, days with "
         "another PCIe and NUMA setting among them, and from some day on with CUDA_LAUNCH_BLOCKING=1. Memory is what nvidia-smi "
         "said. Heads of the 14400 wide models are those of one of their runs.",
-        seconds=_seconds,
+        seconds=seconds,
         num_bytes=lambda table: table.nvidia_smi_gb * 1e9,
-        memory=_with_context,
+        memory=with_context,
         group="tp",
     ),
     Published(
@@ -159,14 +127,14 @@ UNSEEN = (
         note="One model on 8 to 64 H100; the median iteration, and no time where iterations differ by more than a tenth (network or "
         "allocator). Memory is the peak reserved. The shape follows from the published FLOPs and states.",
         seconds=lambda table: table.iteration_ms / 1e3,
-        num_bytes=lambda table: table.peak_reserved_mib * _MIB,
+        num_bytes=lambda table: table.peak_reserved_mib * MIB,
     ),
     Published(
         name="llama3_405b_h100",
         source="Grattafiori et al. 2024 (arXiv:2407.21783), table 4",
         note="8,192 and 16,384 H100, sequence 8k and 128k; 16 M tokens a step. The chunks of a stage are not given: 8 are taken. "
         "Times are derived from the published FLOP/s.",
-        seconds=_from_flops,
+        seconds=from_flops,
     ),
     Published(
         name="hf_bert_v100",
@@ -174,16 +142,17 @@ UNSEEN = (
         note="BERT large on one V100 under its Trainer, whose optimizer of the time was written out operator by operator. Memory is "
         "what nvidia-smi said. The model has a classifier's head there, a language model's here.",
         seconds=lambda table: table.micro_batch_size * table.grad_accum / table.samples_per_s,
-        num_bytes=lambda table: table.nvidia_smi_mib * _MIB,
-        memory=_with_context,
+        num_bytes=lambda table: table.nvidia_smi_mib * MIB,
+        memory=with_context,
         group="precision",
     ),
     Published(
         name="tinyllama_a100",
         source="TinyLlama (github.com/jzhang38/TinyLlama, README.md)",
         note="1.1B on 16 A100 of 40 GB.",
-        seconds=_rate_per_gpu,
+        seconds=rate_per_gpu,
     ),
+    *BLIND,
 )
 
 
@@ -201,6 +170,12 @@ def unseen_page(frames: Mapping[str, pd.DataFrame]) -> str:
         "",
         "Errors are as in accuracy.md. Each row is predicted by `memadvisor estimate --table` from its own columns.",
         "",
+        "## Predicted blind",
+        "",
+        "These tables were entered and predicted once before an error of theirs was known (*blind*). What they showed was then mended "
+        "where physics or the habit of a trainer explains it, for all rows; *today* is after that, and no longer blind.",
+        "",
+        *_blind(frames),
         "## Step time",
         "",
         *_table(frames, "s"),
@@ -224,6 +199,37 @@ def unseen_page(frames: Mapping[str, pd.DataFrame]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
+    lines = [
+        "| table | time MAPE, blind | bias | Spearman | today | bias | Spearman | memory MAPE, blind | bias | today | bias |",
+        f"|{'---|' * 11}",
+    ]
+    for name, first in FIRST.items():
+        frame = frames[name]
+        time, memory = (
+            errors(frame[f"predicted_{unit}"], frame[f"measured_{unit}"]) for unit in ("s", "bytes")
+        )
+        shares = (first.time_mape, first.time_bias), (first.memory_mape, first.memory_bias)
+        of_time, of_memory = ([_share(first_mape), _signed(first_bias)] for first_mape, first_bias in shares)
+        today = [_share(time.mape), _signed(time.bias), _rank(time.spearman)]
+        cells = [name, *of_time, _rank(first.spearman), *today, *of_memory]
+        cells += [_share(memory.mape), _signed(memory.bias)] if memory.num_rows else ["-", "-"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else _percent(value)
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:+.1f} %"
+
+
+def _rank(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{value:.3f}"
+
+
 def _table(frames: Mapping[str, pd.DataFrame], unit: str) -> list[str]:
     lines = ["| table | rows | MAPE | median | p90 | bias | Spearman |", "|---|---|---|---|---|---|---|"]
     for published in UNSEEN:
@@ -239,9 +245,8 @@ def _table(frames: Mapping[str, pd.DataFrame], unit: str) -> list[str]:
 
 
 def _line(name: str, found: Errors) -> str:
-    spearman = "-" if found.spearman != found.spearman else f"{found.spearman:.3f}"
     shares = (_percent(each) for each in (found.mape, found.median, found.p90))
-    return f"| {name} | {found.num_rows} | {' | '.join(shares)} | {found.bias * 100:+.1f} % | {spearman} |"
+    return f"| {name} | {found.num_rows} | {' | '.join(shares)} | {_signed(found.bias)} | {_rank(found.spearman)} |"
 
 
 def _groups(frames: Mapping[str, pd.DataFrame]) -> list[str]:

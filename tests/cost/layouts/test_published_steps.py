@@ -25,6 +25,16 @@ AT_MOST = {
     "llama3_405b_h100": (0.1, None),
     "hf_bert_v100": (0.25, 0.2),
     "tinyllama_a100": (0.12, None),
+    "internevo_a100": (1.1, 0.35),
+    "dlperf_v100": (0.25, 0.3),
+    "pythia_a100": (0.35, None),
+    "papers_one_layout": (0.3, None),
+    "rtx4090_megatron": (0.25, 0.3),
+    "torchao_float8": (0.35, 0.25),
+    "primus_mi355x": (0.2, 0.6),
+    "flashattention2_a100": (0.15, None),
+    "gpt2xl_lightning": (0.55, 0.5),
+    "torchtune_offload": (0.25, 1.5),
 }
 
 

@@ -1,0 +1,134 @@
+"""Published tables that were predicted once before anybody looked at an error of theirs, and how far off that was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from benchmarks.accuracy.measures import GIB, MIB, allocated, rate, rate_per_gpu, seconds, with_context
+from benchmarks.accuracy.tables import Published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class First:
+    """Shares of the measured step time and memory, as the first prediction had them; None where the table has none of it."""
+
+    time_mape: float | None = None
+    time_bias: float | None = None
+    spearman: float | None = None
+    memory_mape: float | None = None
+    memory_bias: float | None = None
+
+
+def _from_gpt_flops(table: pd.DataFrame) -> pd.Series:
+    """From FLOP/s, counted as 6 for each parameter and token and 12 L h s^2 for attention (arXiv:2307.08691, section 4.2)."""
+    parameters = 12 * table.n_layers * table.hidden**2 + (table.vocab + table.seq_len) * table.hidden
+    per_token = 6.0 * parameters + 12.0 * table.n_layers * table.hidden * table.seq_len
+    tokens = table.global_batch_seqs * table.seq_len
+    return per_token * tokens / (table.tflops_per_gpu * 1e12 * table.n_gpus)
+
+
+BLIND = (
+    Published(
+        name="internevo_a100",
+        source="InternEvo (github.com/InternLM/InternEvo, doc/en/train_performance.md)",
+        note="InternLM 7B on 8 to 1024 A100, four network cards of 100 Gbit/s a node, optimizer states sharded among all or in a "
+        "node; memory of 3 to 16 A800, of which it is not said what counts (the whole device's is taken).",
+        seconds=rate_per_gpu,
+        num_bytes=lambda table: table.memory_gb * 1e9,
+        memory=with_context,
+        group="shard",
+    ),
+    Published(
+        name="dlperf_v100",
+        source="OneFlow's DLPerf (github.com/Oneflow-Inc/DLPerf, Megatron-LM/README.md and OneFlow/LanguageModeling/GPT)",
+        note="GPTs of 117M to 3.6B on 1 to 32 V100 of 16 GB with one card of 100 Gbit/s a node, by Megatron-LM and by OneFlow, of "
+        "May 2021. All is recomputed, as OneFlow's log says and the counted FLOPs of both. Memory is what nvidia-smi said.",
+        seconds=lambda table: table.iteration_ms / 1e3,
+        num_bytes=lambda table: table.nvidia_smi_mib * MIB,
+        memory=with_context,
+        group="framework",
+    ),
+    Published(
+        name="pythia_a100",
+        source="Biderman et al. 2023, Pythia (arXiv:2304.01373), table 5; github.com/EleutherAI/pythia, models/",
+        note="70M to 12B on 32 to 256 A100 of 40 GB by GPT-NeoX. Steps follow from GPU hours, which are there those of 143,000 "
+        "logged iterations. Attention and feed-forward blocks side by side are taken for one after the other.",
+        seconds=seconds,
+    ),
+    Published(
+        name="papers_one_layout",
+        source="Smith et al. 2022, MT-NLG (arXiv:2201.11990); Wu et al. 2023, BloombergGPT (arXiv:2303.17564); Zeng et al. 2022, "
+        "GLM-130B (arXiv:2210.02414); DeepSeek-AI 2024, DeepSeek-V3 (arXiv:2412.19437)",
+        note="Papers that tell one layout each. Micro-batches are not given (of GLM-130B the fastest is taken); GLM-130B's step "
+        "follows from its MFU, DeepSeek-V3's from GPU hours for a trillion tokens.",
+        seconds=seconds,
+    ),
+    Published(
+        name="rtx4090_megatron",
+        source="Infinigence's guide to training on RTX 4090 (August 2025, aurora-wandb.infini-ai.com)",
+        note="Llama 2 7B on 8 and 16 RTX 4090 of 48 GB by Megatron Core. Sequence and micro-batch follow from the published FLOP/s and "
+        "memory, which is what the first stage reserved.",
+        seconds=seconds,
+        num_bytes=lambda table: table.peak_reserved_mib * MIB,
+    ),
+    Published(
+        name="torchao_float8",
+        source="torchao (github.com/pytorch/ao, torchao/float8/README.md)",
+        note="torchtitan's Llama 3 8B on 8 H100 and on 8 MI300X, bf16 and 8 bits. Its H100 may be those of 500 W of the table torchtitan: "
+        "it is not said.",
+        seconds=rate_per_gpu,
+        num_bytes=lambda table: table.reserved_gb * 1e9,
+        group="gpu",
+    ),
+    Published(
+        name="primus_mi355x",
+        source="AMD Primus-Turbo (github.com/AMD-AGI/Primus-Turbo, pull requests 557 and 558)",
+        note="Qwen3 30B-A3B on 8 MI355X by Primus's Megatron, experts on all, routing even. The two of 8 bits differ in a fused activation. "
+        "Memory is the device's.",
+        seconds=rate_per_gpu,
+        num_bytes=lambda table: table.device_memory_gb_used * 1e9,
+        memory=with_context,
+        group="precision",
+    ),
+    Published(
+        name="flashattention2_a100",
+        source="Dao 2023 (arXiv:2307.08691), table 1",
+        note="GPTs of 1.3B and 2.7B on 8 A100 without FlashAttention, with its first and with its second generation. Batches are not given: "
+        "of a million tokens, by the fastest micro-batch that fits.",
+        seconds=_from_gpt_flops,
+        group="attention",
+    ),
+    Published(
+        name="gpt2xl_lightning",
+        source="Colossal-AI (github.com/hpcaitech/ColossalAI-Pytorch-lightning, benchmark/gpt)",
+        note="Hugging Face's GPT-2 XL on 4 A100 of 40 GB under Lightning, of five steps an epoch. Memory is the peak allocated.",
+        seconds=lambda table: table.global_batch_seqs / table.samples_per_s,
+        num_bytes=lambda table: table.peak_allocated_mb * MIB,
+        memory=allocated,
+        group="framework",
+    ),
+    Published(
+        name="torchtune_offload",
+        source="torchtune (github.com/pytorch/torchtune, README.md of September 2024)",
+        note="Llama 3.1 70B whole on 8 A100, states on the host. Rows of LoRA and of optimizers inside the backward are left out.",
+        seconds=rate,
+        num_bytes=lambda table: table.memory_gib * GIB,
+        memory=allocated,
+    ),
+)
+
+# Of the code before the commit that brought these tables.
+FIRST = {
+    "internevo_a100": First(time_mape=1.025, time_bias=0.993, spearman=0.274, memory_mape=0.287, memory_bias=-0.287),
+    "dlperf_v100": First(time_mape=0.233, time_bias=-0.098, spearman=0.938, memory_mape=0.276, memory_bias=0.02),
+    "pythia_a100": First(time_mape=0.316, time_bias=-0.316, spearman=0.952),
+    "papers_one_layout": First(time_mape=0.27, time_bias=-0.153, spearman=0.943),
+    "rtx4090_megatron": First(time_mape=0.196, time_bias=0.196, memory_mape=0.255, memory_bias=0.255),
+    "torchao_float8": First(time_mape=0.333, time_bias=-0.333, spearman=0.6, memory_mape=0.21, memory_bias=0.21),
+    "primus_mi355x": First(time_mape=0.16, time_bias=0.16, spearman=0.866, memory_mape=0.512, memory_bias=0.512),
+    "flashattention2_a100": First(time_mape=0.11, time_bias=-0.074, spearman=0.958),
+    "gpt2xl_lightning": First(time_mape=0.503, time_bias=-0.503, spearman=0.866, memory_mape=0.466, memory_bias=0.466),
+    "torchtune_offload": First(time_mape=0.195, time_bias=-0.195, memory_mape=1.4, memory_bias=1.4),
+}  # fmt: skip

@@ -1,0 +1,50 @@
+"""What published tables measured: seconds of a step and bytes, from the columns that they have."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from memadvisor.architectures.load import load_architecture
+from memadvisor.cost.layouts.estimate import StepEstimate
+
+GIB, MIB = 2.0**30, 2.0**20
+
+
+def rate_per_gpu(table: pd.DataFrame) -> pd.Series:
+    """Tokens of a step over tokens a second of all accelerators; without a global batch a step is a microbatch of each."""
+    named = [name for name in ("global_batch_seqs", "global_batch_size") if name in table]
+    sequences = table[named[0]] if named else table.micro_batch_size * table.grad_accum * table.n_gpus
+    return sequences * table.seq_len / (table.tokens_per_s_per_gpu * table.n_gpus)
+
+
+def rate(table: pd.DataFrame) -> pd.Series:
+    sequences = (
+        table.global_batch_seqs
+        if "global_batch_seqs" in table
+        else table.micro_batch_size * table.grad_accum * table.dp
+    )
+    return sequences * table.seq_len / table.tokens_per_s
+
+
+def from_flops(table: pd.DataFrame) -> pd.Series:
+    """From published FLOP/s of the model's FLOPs, causal attention counted in full."""
+    found = []
+    for row in table.itertuples():
+        model = load_architecture(str(row.model))
+        per_token = 6.0 * (model.num_parameters() - model.embedding_parameters())
+        per_token += 12.0 * model.n_layers * model.n_heads * model.head_dim * row.seq_len
+        tokens = row.global_batch_seqs * row.seq_len
+        found.append(per_token * tokens / (row.bf16_tflops_per_gpu * 1e12 * row.n_gpus))
+    return pd.Series(found, index=table.index)
+
+
+def seconds(table: pd.DataFrame) -> pd.Series:
+    return table.step_time_s
+
+
+def allocated(estimate: StepEstimate) -> float:
+    return max(memory.allocated_bytes for memory in (estimate.first, estimate.last, estimate.worst))
+
+
+def with_context(estimate: StepEstimate) -> float:
+    return estimate.worst.total_bytes
