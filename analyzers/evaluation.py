@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memadvisor.analyzers.intervals import holds, union
+from memadvisor.run.records import Span
 from memadvisor.run.run import RankRun
 
 
@@ -34,3 +37,9 @@ def evaluation(rank: RankRun) -> Evaluation | None:
         time_s=sum(span.end_s - span.start_s for span in calls),
         num_unseen_steps=len(timed - seen),
     )
+
+
+def without_evaluated_units(spans: Sequence[Span]) -> list[Span]:
+    """All spans but those of units inside an evaluation, which are no part of a training's forward."""
+    evaluations = union((span.start_s, span.end_s) for span in spans if span.kind == "evaluation")
+    return [s for s in spans if not (s.kind.startswith("unit_") and holds(evaluations, s.start_s))]

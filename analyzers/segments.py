@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 from statistics import median
 
+from memadvisor.analyzers.evaluation import without_evaluated_units
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.planned_models import is_each_called_once, live_gradients, planned_models
 from memadvisor.analyzers.roundable import rounding_cost
@@ -158,9 +159,11 @@ def _micro_batch_size(step: Step) -> int | None:
 def cut_step(spans: Sequence[Span], step: Step) -> tuple[Piece, ...]:
     """Cut a step at every start and end of a span; the innermost span running then owns a piece.
 
-    Innermost is the one that started last, a unit before a phase. Pieces cover the step without gap.
+    Innermost is the one that started last, a unit before a phase. Pieces cover the step without gap. Units in an evaluation
+    own nothing: with them, a unit would seem to run in two pieces, which nobody can recompute.
     """
-    own = [s for s in spans if s.step == step.index and s.end_s > step.start_s and s.start_s < step.end_s]
+    inside = [s for s in spans if s.step == step.index and s.end_s > step.start_s and s.start_s < step.end_s]
+    own = without_evaluated_units(inside)
     times = {step.start_s, step.end_s}
     for span in own:
         times |= {max(span.start_s, step.start_s), min(span.end_s, step.end_s)}

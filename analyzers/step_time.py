@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
 
-from memadvisor.analyzers.intervals import holds, length, minus, union
+from memadvisor.analyzers.evaluation import without_evaluated_units
+from memadvisor.analyzers.intervals import length, minus, union
 from memadvisor.run.records import Span, Step
 from memadvisor.run.run import RankRun
 
@@ -99,7 +100,7 @@ def _unit_times(rank: RankRun, steps: tuple[Step, ...], spans: dict[int, list[Sp
     totals: dict[tuple[str, str, int], float] = defaultdict(float)
     names = dict.fromkeys(unit.name for unit in rank.units)
     for step in steps:
-        for span, own_s in _own_times(_unit_spans(spans[step.index])):
+        for span, own_s in _own_times(_of_units(spans[step.index])):
             names[span.unit] = None
             totals[span.unit, span.kind, step.index] += own_s
 
@@ -117,10 +118,8 @@ def _unit_times(rank: RankRun, steps: tuple[Step, ...], spans: dict[int, list[Sp
     )
 
 
-def _unit_spans(spans: list[Span]) -> list[Span]:
-    """Spans of units in training; evaluation passes between the steps are `outside`."""
-    evaluations = union((span.start_s, span.end_s) for span in spans if span.kind == "evaluation")
-    return [s for s in spans if s.kind.startswith("unit_") and not holds(evaluations, s.start_s)]
+def _of_units(spans: list[Span]) -> list[Span]:
+    return [span for span in without_evaluated_units(spans) if span.kind.startswith("unit_")]
 
 
 def _own_times(spans: list[Span]) -> list[tuple[Span, float]]:

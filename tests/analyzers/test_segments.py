@@ -70,6 +70,22 @@ def test_the_innermost_unit_owns_its_time():
     ]
 
 
+def test_units_that_also_run_in_an_evaluation_within_the_step_can_be_recomputed():
+    """A script that validates between two updates calls every unit twice in a step, once of them without gradients."""
+    plain = make_run(num_ranks=1)
+    (rank,) = plain.ranks
+    traced = rank.traced_step
+    first = min(span.start_s for span in rank.spans if span.step == traced.index)
+    length_s = (first - traced.start_s) / (2 + len(rank.units))
+    spans = [Span(traced.index, "evaluation", "", 0, traced.start_s, first - length_s)]
+    for number, unit in enumerate(rank.units):
+        begin_s = traced.start_s + number * length_s
+        spans.append(Span(traced.index, "unit_forward", unit.name, 0, begin_s, begin_s + length_s))
+    validated = dataclasses.replace(plain, ranks=(dataclasses.replace(rank, spans=(*spans, *rank.spans)),))
+
+    assert captured_step(validated).recomputable.keys() == captured_step(plain).recomputable.keys() != set()
+
+
 def test_what_a_unit_alone_keeps_is_free_when_it_is_recomputed_and_its_input_stays():
     """A block of the synthetic GPT keeps 9 x 64 float32 values a token; none of them is another's."""
     captured = captured_step(make_run())
