@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from fractions import Fraction
+from itertools import combinations
+from math import prod
 
 from memadvisor.run.records import Parameter, Step, Storage
 from memadvisor.run.run import RankRun
 
 _SHAPE = re.compile(r"\d+")
 _KEPT = ("parameter", "gradient", "optimizer_state", "communication")
+_INSIDE = "inside "  # how the operator of a storage begins that no operator handed out
+_MOST_DIMENSIONS = 7
 
 
 def dimensions(shape: str) -> tuple[int, ...]:
@@ -22,19 +26,15 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     """New sizes, by storage, with micro-batches of 1/divisor of their size; below 1 they grow.
 
     A storage born in the step shrinks where its first or second dimension is the micro-batch's samples,
-    its tokens, or its tokens that have a next one (one less a sample: the logits of a shifted loss), and its
-    shape is no parameter's. What has no recorded shape keeps its size, so the step is never
+    its tokens, its tokens that have a next one (one less a sample: the logits of a shifted loss), or its samples times
+    other dimensions that a tensor of samples has (`_flattened`), and its
+    shape is no parameter's. What an operator made for itself has no shape, and shrinks where it is as large as one that
+    does and as nothing else. Whatever else has no recorded shape keeps its size, so the step is never
     made smaller than it is known to become. For the same reason all that is born in a forward or backward grows, but for
     what has the shape of a parameter.
     """
     if divisor == 1 or step.num_samples is None:
         return {}
-    num_micro_batches = max(1, step.num_micro_batches)
-    per_batch = {step.num_samples // num_micro_batches}
-    if step.num_tokens is not None:
-        per_batch.add(step.num_tokens // num_micro_batches)
-        per_batch.add((step.num_tokens - step.num_samples) // num_micro_batches)
-    per_batch -= {0, 1}
     weights = {dimensions(parameter.shape) for parameter in rank.parameters}
     weights |= {shape[::-1] for shape in weights}
     if divisor < 1:
@@ -45,11 +45,39 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
             and row.category not in _KEPT
             and (not row.shape or dimensions(row.shape) not in weights)
         }
-    return {
-        row.storage_id: -(-row.size_bytes // divisor)
-        for row in rank.storages
-        if _has_batch(row, per_batch, weights, divisor)
+    sizes = {size for size in _batch_sizes(rank, step, weights) if size % divisor == 0}
+    shrinking = {row.storage_id: row for row in rank.storages if _has_batch(row, sizes, weights)}
+    rest = [row for row in rank.storages if row.storage_id not in shrinking]
+    alike = {row.size_bytes for row in shrinking.values()}
+    alike -= {row.size_bytes for row in rest if row.shape}
+    inner = [row for row in rest if row.operator.startswith(_INSIDE) and row.size_bytes in alike]
+    return {row.storage_id: -(-row.size_bytes // divisor) for row in (*shrinking.values(), *inner)}
+
+
+def _batch_sizes(rank: RankRun, step: Step, weights: Set[tuple[int, ...]]) -> set[int]:
+    """Dimensions that shrink with the micro-batch."""
+    num_micro_batches = max(1, step.num_micro_batches)
+    samples = (step.num_samples or 0) // num_micro_batches
+    sizes = {samples}
+    if step.num_tokens is not None:
+        tokens = step.num_tokens // num_micro_batches
+        sizes |= {tokens, tokens - samples}
+    sizes -= {0, 1}
+    return sizes | (_flattened(rank, samples, weights) if samples > 1 else set())
+
+
+def _flattened(rank: RankRun, samples: int, weights: Set[tuple[int, ...]]) -> set[int]:
+    """Samples times other dimensions of a tensor of samples: the rows of a linear layer over images' patches, the
+    matrices of a batched product of attention. None that is a dimension itself, of such a tensor or of a parameter."""
+    shapes = {dimensions(row.shape)[:_MOST_DIMENSIONS] for row in rank.storages if row.phase != "baseline"}
+    of_samples = {shape[1:] for shape in shapes if shape[:1] == (samples,)} - {shape[1:] for shape in weights}
+    found = {
+        samples * prod(chosen)
+        for shape in of_samples
+        for count in range(1, len(shape) + 1)
+        for chosen in combinations(shape, count)
     }
+    return found - {samples} - {size for shape in (*of_samples, *weights) for size in shape}
 
 
 def is_weight_cast(row: Storage, parameters: Iterable[Parameter]) -> bool:
@@ -60,10 +88,8 @@ def is_weight_cast(row: Storage, parameters: Iterable[Parameter]) -> bool:
     )
 
 
-def _has_batch(
-    row: Storage, per_batch: set[int], weights: set[tuple[int, ...]], divisor: int | Fraction
-) -> bool:
+def _has_batch(row: Storage, sizes: Set[int], weights: Set[tuple[int, ...]]) -> bool:
     shape = dimensions(row.shape)
     if row.phase == "baseline" or row.category in _KEPT or not shape or shape in weights:
         return False
-    return any(size in per_batch and size % divisor == 0 for size in shape[:2])
+    return not sizes.isdisjoint(shape[:2])

@@ -28,3 +28,28 @@ def test_what_has_the_batch_in_its_shape_shrinks_with_it(shape, shrinks):
     rank = replace(RANK, storages=(*RANK.storages, row))
 
     assert shrink_batch(rank, rank.traced_step, 2).get(10**6) == (2048 if shrinks else None)
+
+
+def shrunk(*rows):
+    """By their order, which of these storages shrink with half the micro-batch."""
+    born = [
+        storage(storage_id=10**6 + number, size_bytes=4096, category="temporary", phase="forward", **row)
+        for number, row in enumerate(rows)
+    ]
+    sizes = shrink_batch(replace(RANK, storages=tuple(born)), RANK.traced_step, 2)
+    return [row.storage_id in sizes for row in born]
+
+
+def test_the_batch_may_have_other_dimensions_of_its_samples_folded_in():
+    """A map [4, 6, 14, 14] as rows of a codebook's distances; but 4 x 24 = 96 is the sequence of [4, 96, 24], too."""
+    image = {"shape": f"[{SAMPLES}, 6, 14, 14]"}
+    assert shrunk(image, {"shape": f"[1, {SAMPLES * 14 * 14}, 256]"}) == [True, True]
+    assert shrunk(image, {"shape": f"[1, {SAMPLES * 13 * 14}, 256]"}) == [True, False]
+    assert shrunk({"shape": f"[{SAMPLES}, 96, 24]"}, {"shape": "[96, 96]"}) == [True, False]
+
+
+def test_what_an_operator_made_for_itself_shrinks_like_a_tensor_as_large():
+    inner = {"shape": "", "operator": "inside aten::mkldnn_convolution"}
+    assert shrunk({"shape": f"[{SAMPLES}, 6, 14, 14]"}, inner) == [True, True]
+    assert shrunk({"shape": "[6, 14, 14]"}, inner) == [False, False]
+    assert shrunk({"shape": f"[{SAMPLES}, 6]"}, {"shape": "[6, 14, 14]"}, inner) == [True, False, False]
