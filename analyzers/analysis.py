@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,12 @@ class RankAnalysis:
     """One rank's results; what was not recorded is None.
 
     `highest_peak_bytes` is the highest of all steps' allocator peaks, also where no step was traced. On CPU
-    only the traced step has one.
+    only the traced step has one. `highest_reserved_bytes` likewise: the most that the allocator held from the device.
     """
 
     rank: int
     highest_peak_bytes: int | None
+    highest_reserved_bytes: int | None
     timeline: MemoryTimeline | None
     peak: PeakBreakdown | None
     model_states: ModelStates | None
@@ -54,6 +55,13 @@ class RankAnalysis:
     operators: OperatorTable | None = None
     roofline: Roofline | None = None
     evaluation: Evaluation | None = None
+
+    @property
+    def known_peak_bytes(self) -> int | None:
+        """The highest peak of any step; where the allocator kept none, the traced step's largest sum of storages."""
+        if self.highest_peak_bytes is None and self.peak is not None:
+            return self.peak.allocated_bytes
+        return self.highest_peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,9 +114,8 @@ def _analyze_rank(
     used = utilization(rank, time, hardware)
     return RankAnalysis(
         rank=rank.process.rank,
-        highest_peak_bytes=max(
-            (s.peak_allocated_bytes for s in rank.steps if s.peak_allocated_bytes is not None), default=None
-        ),
+        highest_peak_bytes=_highest(step.peak_allocated_bytes for step in rank.steps),
+        highest_reserved_bytes=_highest(step.peak_reserved_bytes for step in rank.steps),
         timeline=timeline,
         peak=peak,
         model_states=model_states(rank, run.plan),
@@ -125,6 +132,10 @@ def _analyze_rank(
     )
 
 
+def _highest(sizes_bytes: Iterable[int | None]) -> int | None:
+    return max((size for size in sizes_bytes if size is not None), default=None)
+
+
 def _sum(values: list[float | None], run: Run) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(run.ranks) and not run.missing_ranks else None
@@ -135,7 +146,7 @@ def analysis_to_json(analysis: Analysis) -> dict[str, Any]:
     run = analysis.run
     return {
         "format": 1,
-        "run": _run_to_json(run),
+        "run": run_to_json(run),
         "ranks": [
             _rank_to_json(rank, process) for rank, process in zip(analysis.ranks, run.ranks, strict=True)
         ],
@@ -149,7 +160,8 @@ def analysis_to_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _run_to_json(run: Run) -> dict[str, Any]:
+def run_to_json(run: Run) -> dict[str, Any]:
+    """`run` of the stable JSON."""
     return {
         "path": str(run.path),
         "script": run.manifest.script,
@@ -173,7 +185,11 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "exit_code": None if recorded.ending is None else recorded.ending.exit_code,
         "exception": None if recorded.ending is None else recorded.ending.exception,
         "notes": [{"level": note.level, "text": note.text} for note in recorded.notes],
-        "peak": {**_peak_to_json(rank.peak), "highest_step_bytes": rank.highest_peak_bytes},
+        "peak": {
+            **_peak_to_json(rank.peak),
+            "highest_step_bytes": rank.highest_peak_bytes,
+            "highest_reserved_bytes": rank.highest_reserved_bytes,
+        },
         "model_states": _model_states_to_json(rank.model_states),
         "activations": _activations_to_json(rank.activations),
         "checkpointing": _checkpointing_to_json(rank.checkpointing),
@@ -265,7 +281,7 @@ def _checkpointed_to_json(row: CheckpointedModule) -> dict[str, Any]:
 
 def _communication_to_json(traffic: Communication | None) -> dict[str, Any]:
     times = ("time_s", "exposed_s", "overlapped_s", "waiting_s", "transfer_s")
-    names = ("bytes", *times, "num_calls", "num_unfinished")
+    names = ("bytes", *times, "exposed_fraction", "num_calls", "num_unfinished")
     tables = ("operations", "groups", "units")
     if traffic is None:
         return {**dict.fromkeys(names), **{table: [] for table in tables}}

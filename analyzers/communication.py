@@ -60,7 +60,8 @@ class Communication:
     `exposed_s` is the part of it in which no operator ran, `overlapped_s` the rest; None on an accelerator,
     where an operator's recorded time is that of its launch. `waiting_s` is the part spent waiting for the last
     rank of each group to start (matched by group and sequence), `transfer_s` the part from then to the end;
-    None where another rank's record is missing. `groups` are by process group, `units` by the unit that called.
+    None where another rank's record is missing. `exposed_fraction` is `exposed_s` over the traced step's own time.
+    `groups` are by process group, `units` by the unit that called.
     """
 
     bytes: int
@@ -68,6 +69,7 @@ class Communication:
     num_unfinished: int  # whose end was not seen: their time counts nowhere
     time_s: float | None
     exposed_s: float | None
+    exposed_fraction: float | None
     overlapped_s: float | None
     waiting_s: float | None
     transfer_s: float | None
@@ -78,7 +80,8 @@ class Communication:
 
 def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communication | None:
     """Analyse one rank's collectives, `matched` with the other ranks'. None when no step was traced."""
-    if rank.traced_step is None:
+    step = rank.traced_step
+    if step is None:
         return None
     own = traced_collectives(rank)
     compute = compute_intervals(rank)
@@ -89,6 +92,9 @@ def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communicatio
         num_unfinished=sum(call.end_s is None for call in own),
         time_s=whole.time_s,
         exposed_s=whole.exposed_s,
+        exposed_fraction=None
+        if whole.exposed_s is None or step.duration_s <= 0
+        else min(1.0, whole.exposed_s / step.duration_s),
         overlapped_s=None
         if whole.time_s is None or whole.exposed_s is None
         else whole.time_s - whole.exposed_s,

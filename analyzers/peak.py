@@ -49,6 +49,11 @@ class PeakBreakdown:
     by_module: tuple[ModuleBytes, ...]  # largest first; sums to the categories
     largest: tuple[Storage, ...]  # the 20 largest alive at the peak
 
+    @property
+    def unexplained_fraction(self) -> float | None:
+        """How much of the peak is unexplained, or explained twice: a fraction of 1 without a sign."""
+        return abs(self.unexplained_bytes) / self.allocated_bytes if self.allocated_bytes else None
+
 
 def peak_breakdown(rank: RankRun, timeline: MemoryTimeline | None) -> PeakBreakdown | None:
     """Break the traced step's peak down. None when no step was traced."""

@@ -18,8 +18,8 @@ def measured_components(time: StepTime, traffic: Communication | None) -> dict[s
     in which alone collectives are seen; None where it was not recorded, and then it is in compute. compute: the rest.
     """
     exposed_s = None
-    if traffic is not None and traffic.exposed_s is not None and time.traced_step_s:
-        exposed_s = time.median_s * min(1.0, traffic.exposed_s / time.traced_step_s)
+    if traffic is not None and traffic.exposed_fraction is not None:
+        exposed_s = time.median_s * traffic.exposed_fraction
     optimizer_s = time.by_phase_s["optimizer"]
     recomputation_s = sum(unit.recompute_s for unit in time.units)
     rest_s = time.median_s - optimizer_s - recomputation_s - (exposed_s or 0.0)

@@ -25,6 +25,7 @@ DATA = (
     "memadvisor.plan",
     "memadvisor.plan_checks",
     "memadvisor.plan_file",
+    "memadvisor.plan_words",
     "memadvisor.policies",
     "memadvisor.schedule",
     "memadvisor.schedule_names",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +14,13 @@ from memadvisor.analyzers.analysis import Analysis, analysis_to_json, analyze
 from memadvisor.analyzers.conventions import CONVENTIONS
 from memadvisor.analyzers.utilization import compute_dtype
 from memadvisor.cli import summary, summary_failures, summary_memory, summary_time
+from memadvisor.cli.printing import (
+    print_json,
+    print_plainly,
+    print_sections,
+    stdout_console,
+    while_somebody_reads,
+)
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import load_hardware, named_hardware
@@ -24,8 +28,6 @@ from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.tui.text import paragraph
 from memadvisor.units import format_bytes, format_fraction, format_seconds
-
-PLAIN_WIDTH = 110  # of text that goes to a file or a pipe
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,22 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
     recorded = load_run(arguments.run)
     hardware = choose_hardware(recorded, arguments.hardware, arguments.peak_tflops)
     analysis = analyze(recorded, hardware)
-    try:
+    with while_somebody_reads():
         if arguments.json:
-            print(json.dumps(analysis_to_json(analysis), indent=1, allow_nan=False))
+            print_json(analysis_to_json(analysis))
         else:
             print_analysis(analysis, stdout_console(), arguments.convention)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def stdout_console() -> Console:
-    """The terminal as wide as it is; a file or pipe gets plain text of a fixed width."""
-    if hasattr(sys.stdout, "reconfigure"):  # a terminal that cannot show a character gets a question mark
-        sys.stdout.reconfigure(errors="replace")
-    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, force_terminal=False)
 
 
 def choose_hardware(recorded: Run, name: str | None, peak_tflops: str | None) -> Hardware | None:
@@ -102,25 +94,16 @@ def _given_hardware(recorded: Run, peak_tflops: str) -> Hardware:
 def print_analysis(analysis: Analysis, console: Console, convention: str = CONVENTIONS[0]) -> None:
     """The whole summary, section by section; `convention` is that of the MFU."""
     has_color = console.is_terminal and not console.no_color
-    for section in summary.sections(analysis, console.width, has_color=has_color, convention=convention):
-        _print(console, section)
-        if not isinstance(section, Text) or section.plain.startswith(_TITLES_OF_LINES):
-            _print(console, Text(""))
-
-
-# Sections that are one line still stand apart; notes and problems stay together.
-_TITLES_OF_LINES = ("Peak", "Model", "Step", "Utilization", "Units", "Communication")
+    print_sections(
+        summary.sections(analysis, console.width, has_color=has_color, convention=convention), console
+    )
 
 
 def print_summary(recorded: Run, console: Console) -> None:
     """The short form, about a dozen lines, with which `memadvisor profile` closes."""
     analysis = analyze(recorded, choose_hardware(recorded, None, None))
     for line in _short_lines(analysis):
-        _print(console, line)
-
-
-def _print(console: Console, what: RenderableType) -> None:
-    console.print(what, markup=False, highlight=False, emoji=False)
+        print_plainly(line, console)
 
 
 def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:

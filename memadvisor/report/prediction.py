@@ -7,14 +7,11 @@ from collections.abc import Sequence
 
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared, Comparison
-from memadvisor.compression import compression_text
-from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan
+from memadvisor.plan_words import options_text
 from memadvisor.policies import resolve_units
-from memadvisor.precision import precision_text
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
-from memadvisor.stretches import stretches_text
 from memadvisor.units import format_bytes, format_seconds
 
 MAX_UNITS = 200
@@ -167,15 +164,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
             ),
             kinds=(),
             basis=f"plan for {plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}, policy {plan.policy}"
-            + (f", shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "")
-            + precision_text(plan.precision)
-            + compression_text(plan.compression)
-            + local_sgd_text(plan.local_sgd)
-            + (f", {plan.elsewhere}" if plan.elsewhere else "")
-            + (f", {stretches_text(plan.unit_stretches)}" if plan.stretches else "")
-            + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
-            + (", reductions one unit behind" if plan.overlap else "")
-            + (", units updated in the backward" if plan.update_in_backward else ""),
+            + options_text(plan),
             num_text=3,
             note=f"Micro-batch {batch}, accumulation {accumulation}."
             + (f" {more} further units are left out." if more > 0 else ""),

@@ -28,10 +28,13 @@ from memadvisor.run.records import (
     Unit,
 )
 
+UNKNOWN = "unknown"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What all ranks of a run share. `arguments` are the script's, as given."""
+    """What all ranks of a run share. `arguments` are the script's, as given. Of a run that lost it, `script` and
+    `memadvisor_version` are UNKNOWN."""
 
     format: tuple[int, int]
     memadvisor_version: str

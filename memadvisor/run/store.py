@@ -21,7 +21,7 @@ from memadvisor.run.frames import LARGEST_FRACTION, LARGEST_WHOLE, MAJOR, MINOR
 from memadvisor.run.journal import JournalContents, read_journal
 from memadvisor.run.process import lives
 from memadvisor.run.records import Ending, Note, ProcessInfo
-from memadvisor.run.run import Manifest, RankRun, Run
+from memadvisor.run.run import UNKNOWN, Manifest, RankRun, Run
 
 RUNS = Path("memadvisor-runs")  # where runs go by default, in the working directory
 _JOURNAL = re.compile(r"rank(\d+)\.pid(\d+)\.journal")
@@ -262,10 +262,10 @@ def _load_manifest(directory: Path, ranks: tuple[RankRun, ...], problems: list[s
         start = min(rank.process.start_s + rank.process.unix_offset_s for rank in ranks)
         return Manifest(
             format=(MAJOR, MINOR),
-            memadvisor_version="unknown",
+            memadvisor_version=UNKNOWN,
             created_unix_s=start,
             world_size=world_size,
-            script="unknown",
+            script=UNKNOWN,
             arguments=(),
         )
     if manifest.format[0] > MAJOR:

@@ -1,0 +1,51 @@
+"""What a plan changes, in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memadvisor.compression import compression_text
+from memadvisor.errors import PlanError
+from memadvisor.local_sgd import local_sgd_text
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.policies import resolve_units
+from memadvisor.precision import precision_text
+from memadvisor.run.records import Unit
+from memadvisor.stretches import stretches_text
+
+
+def options_text(plan: Plan) -> str:
+    """What it asks for beside the words on its units, to follow others after a comma; nothing where that is nothing."""
+    return (
+        (f", shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "")
+        + precision_text(plan.precision)
+        + compression_text(plan.compression)
+        + local_sgd_text(plan.local_sgd)
+        + (f", {plan.elsewhere}" if plan.elsewhere else "")
+        + (f", {stretches_text(plan.unit_stretches)}" if plan.stretches else "")
+        + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
+        + (", reductions one unit behind" if plan.overlap else "")
+        + (", units updated in the backward" if plan.update_in_backward else "")
+    )
+
+
+def plan_text(plan: Plan, units: Sequence[Unit]) -> str:
+    """`for 2 ranks, policy chosen, ZeRO stage 2, 6 of 8 units recomputed, reductions one unit behind`."""
+    parts = [f"for {plan.num_ranks} rank{'s' * (plan.num_ranks > 1)}", f"policy {plan.policy}"]
+    chosen = _resolved(plan, units)
+    if plan.num_ranks > 1:
+        stages = sorted({unit.zero_stage for unit in chosen} or {plan.zero_stage})
+        parts.append(f"ZeRO stage {'/'.join(map(str, stages))}")
+    again = sum(unit.recompute or unit.name in plan.recomputed_units for unit in chosen)
+    away = [unit.elsewhere for unit in plan.units if unit.elsewhere]
+    for number, what in ((again, "recomputed"), (len(away), f"with {'; '.join(dict.fromkeys(away))}")):
+        if number:
+            parts.append(f"{number} of {len(chosen)} units {what}")
+    return ", ".join(parts) + options_text(plan)
+
+
+def _resolved(plan: Plan, units: Sequence[Unit]) -> Sequence[UnitPlan]:
+    try:
+        return resolve_units(plan, units)
+    except PlanError:  # of a run that lost its units
+        return plan.units
