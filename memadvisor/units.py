@@ -25,6 +25,8 @@ _FACTORS = {
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 
 _COUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmg]?)\s*", re.IGNORECASE | re.ASCII)
+_FRACTION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*", re.ASCII)
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(s|ms|us)?\s*", re.ASCII)
 _RATE = re.compile(
     r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kKMGTgmt])?(i)?(bits?|[Bb]ytes?|Bit|[Bb])(?:/s|ps)\s*", re.ASCII
 )
@@ -75,6 +77,28 @@ def parse_rate(text: str) -> float:
             f"{text!r} is not a rate.", hint="write it as 400Gbps (bits) or 50GB/s (bytes), a second."
         )
     return rate
+
+
+def parse_fraction(text: str) -> float:
+    """A fraction of 1 meant by `0.4` or `40%`. Above 1 only with a sign: `40` is asked back. Raises UsageError."""
+    match = _FRACTION.fullmatch(text)
+    value = float(match.group(1)) if match else math.inf
+    if match is not None and match.group(2):
+        value /= 100
+    elif 1 < value < math.inf:
+        raise UsageError(f"{text!r} is more than the whole.", hint=f"write {text.strip()}% for per cent.")
+    if not math.isfinite(value):
+        raise UsageError(f"{text!r} is not a fraction.", hint="write it as 0.4 or 40%.")
+    return value
+
+
+def parse_duration(text: str) -> float:
+    """Seconds meant by `0.25`, `0.25s`, `250ms` or `80us`. Raises UsageError for anything else."""
+    match = _DURATION.fullmatch(text)
+    duration_s = float(match.group(1)) / {"ms": 1e3, "us": 1e6}.get(match.group(2), 1) if match else 0.0
+    if not 0 < duration_s < math.inf:
+        raise UsageError(f"{text!r} is not a time above 0.", hint="write it as 0.25, 0.25s or 250ms.")
+    return duration_s
 
 
 def format_bytes(size_bytes: float | None) -> str:

@@ -14,6 +14,8 @@ from memadvisor.units import (
     format_fraction,
     format_seconds,
     parse_bytes,
+    parse_duration,
+    parse_fraction,
     parse_rate,
 )
 
@@ -131,3 +133,33 @@ def test_rates_in_bits_and_bytes(text, bytes_per_s):
 def test_what_is_no_rate(text):
     with pytest.raises(UsageError):
         parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction"), [("0.4", 0.4), ("40%", 0.4), ("1", 1), ("150 %", 1.5), ("0", 0), (".5", 0.5)]
+)
+def test_fractions_are_of_1_or_per_cent(text, fraction):
+    assert parse_fraction(text) == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize(
+    "text", ["40", "1.01", "-0.1", "nan", "inf", "", "%", "4e-1", "0,4", "9" * 400, "9" * 400 + "%"]
+)
+def test_what_may_be_meant_as_per_cent_is_asked_back(text):
+    with pytest.raises(UsageError, match=re.escape(repr(text))) as caught:
+        parse_fraction(text)
+
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_s"), [("0.25", 0.25), ("250ms", 0.25), ("2 s", 2), ("80us", 80e-6), ("102ms", 0.102)]
+)
+def test_times_are_seconds_unless_they_say_otherwise(text, duration_s):
+    assert parse_duration(text) == duration_s
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1h", "ms", "", "inf", "nan", "1e3", "9" * 400])
+def test_other_times_are_a_usage_error(text):
+    with pytest.raises(UsageError, match=re.escape(repr(text))):
+        parse_duration(text)
