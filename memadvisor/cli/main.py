@@ -19,6 +19,7 @@ COMMANDS = {
     "tui": "look at a run in the terminal, finished or growing",
     "advise": "rank plans that fit a memory budget",
     "estimate": "predict memory and step time of a training layout without running it",
+    "diff": "print what changed from one run to another",
     "check": "hold a run against limits: exit code 1 where one is broken",
     "run": "apply a plan to an unchanged script, and compare prediction with measurement",
     "calibrate": "measure this machine's arithmetic and collectives",
