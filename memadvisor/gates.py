@@ -88,7 +88,7 @@ def judge(analysis: Analysis, limits: Limits, baseline: Analysis | None = None) 
     gates = [*_memory(analysis, limits), *_time(analysis, limits), *_predicted(analysis, limits)]
     if baseline is not None:
         gates += _since(analysis, limits, baseline)
-    return Judgement(gates=tuple(gates), missing=tuple(_missing(analysis)))
+    return Judgement(gates=tuple(gates), missing=tuple(missing_from(analysis)))
 
 
 def hold(option: str, figure: str, quantity: Quantity, limit: float, figures: Sequence[Figure]) -> Gate:
@@ -251,9 +251,8 @@ def _error(analysis: Analysis, pair: Compared | None) -> Figure:
     if error is None:
         why = "the plan does not predict it" if pair.predicted is None else "it was not measured"
         return Figure(rank=None, value=None, why=why)
-    return Figure(
-        rank=None, value=abs(error), why="predicted too much" if error > 0 else "predicted too little"
-    )
+    off = "too much" if error > 0 else "too little" if error < 0 else "exactly that"
+    return Figure(rank=None, value=abs(error), why=f"predicted {off}")
 
 
 def _since(analysis: Analysis, limits: Limits, baseline: Analysis) -> Iterator[Gate]:
@@ -298,7 +297,7 @@ def _why_no_change(change: Change[Any]) -> str:
     return "" if change.before else "the baseline has none"
 
 
-def _missing(analysis: Analysis) -> Iterator[str]:
+def missing_from(analysis: Analysis) -> Iterator[str]:
     """What of the record is not there or not to be trusted, and how a rank ended that did not end well."""
     run = analysis.run
     if run.missing_ranks:

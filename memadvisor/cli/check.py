@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from memadvisor.analyzers.analysis import Analysis, analyze, run_to_json
@@ -22,9 +23,9 @@ from memadvisor.cli.printing import print_json, print_plainly, stdout_console, w
 from memadvisor.cli.show import choose_hardware
 from memadvisor.cli.tables import NOT_RECORDED
 from memadvisor.errors import UsageError
-from memadvisor.gates import Gate, Judgement, Limits, judge
+from memadvisor.gates import Gate, Judgement, Limits, judge, missing_from
 from memadvisor.run.store import load_run
-from memadvisor.tui.text import paragraph
+from memadvisor.tui.text import paragraph, words
 from memadvisor.units import (
     format_bytes,
     format_fraction,
@@ -139,8 +140,14 @@ def print_judgement(
     if baseline is not None:
         for line in _baseline(baseline, analysis):
             print_plainly(line, console)
-    for line in (*map(gate_line, found.gates), *_record_lines(found)):
-        console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal)
+    for mark, line in (*map(gate_line, found.gates), *_record_lines(found)):
+        if console.is_terminal:
+            grid = Table.grid(padding=(0, 2, 0, 0))
+            grid.add_row(mark, line)
+            print_plainly(grid, console)
+        else:
+            whole = Text.assemble(mark, "  ", line)
+            console.print(whole, markup=False, highlight=False, emoji=False, soft_wrap=True)
     broken = sum(not gate.holds for gate in found.gates)
     parts = [f"{broken} of {len(found.gates)} limits not held"] if broken else []
     parts += ["the record is not whole"] if found.missing else []
@@ -150,6 +157,8 @@ def print_judgement(
 
 def _baseline(baseline: Analysis, analysis: Analysis) -> Iterator[Text]:
     yield paragraph(("baseline ", "bold"), str(baseline.run.path), "  ", summary.ending(baseline))
+    for reason in missing_from(baseline):
+        yield paragraph(("warning ", "bold yellow"), f"the baseline's record is not whole: {reason}")
     settings = differing_settings(baseline.run, analysis.run)
     kinds = ", ".join(setting.name.replace("_", " ") for setting in settings if setting.changes_kind)
     if kinds:
@@ -158,8 +167,8 @@ def _baseline(baseline: Analysis, analysis: Analysis) -> Iterator[Text]:
         )
 
 
-def gate_line(gate: Gate) -> Text:
-    """`pass  peak at most 24.0 GiB: measured 20.1 GiB (rank 3, in backward of blocks.5)`."""
+def gate_line(gate: Gate) -> tuple[Text, Text]:
+    """`pass` and `peak at most 24.0 GiB: measured 20.1 GiB (rank 3, in backward of blocks.5)`."""
     limit, measured = _told_apart(gate)
     of_rank = "" if gate.rank is None else f"rank {gate.rank}"
     known = ", ".join(part for part in (of_rank, gate.where) if part)
@@ -170,18 +179,18 @@ def gate_line(gate: Gate) -> Text:
         seen = f"measured {measured}{f' ({known})' if known else ''}"
         seen += f"; {NOT_RECORDED} ({unknown})" if unknown else ""
     asked = f"{gate.figure} {'at most' if gate.is_maximum else 'at least'} {limit}"
-    return paragraph(_mark(gate.holds), f"{asked}: {seen}")
+    return _mark(gate.holds), paragraph(f"{asked}: {seen}")
 
 
-def _record_lines(found: Judgement) -> Iterator[Text]:
+def _record_lines(found: Judgement) -> Iterator[tuple[Text, Text]]:
     for reason in found.missing:
-        yield paragraph(_mark(False), f"record whole: {reason}")
+        yield _mark(False), paragraph(f"record whole: {reason}")
     if not found.missing:
-        yield paragraph(_mark(True), "record whole: every rank, to its end")
+        yield _mark(True), paragraph("record whole: every rank, to its end")
 
 
-def _mark(holds: bool) -> tuple[str, str]:
-    return ("pass  ", "bold green") if holds else ("FAIL  ", "bold red")
+def _mark(holds: bool) -> Text:
+    return words("pass", "bold green") if holds else words("FAIL", "bold red")
 
 
 def _told_apart(gate: Gate) -> tuple[str, str]:
@@ -204,6 +213,7 @@ def judgement_to_json(found: Judgement, analysis: Analysis, baseline: Analysis |
         "baseline": None if baseline is None else run_to_json(baseline.run),
         "holds": found.holds,
         "missing": list(found.missing),
+        "missing_from_baseline": [] if baseline is None else list(missing_from(baseline)),
         "gates": [
             {
                 "gate": gate.option,
