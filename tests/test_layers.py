@@ -46,6 +46,7 @@ ALLOWED = {
     ANALYZERS: (*DATA, COST),
     "memadvisor.planning": (*DATA, COST, ANALYZERS),
     "memadvisor.engines": (*DATA, COST, OWN_HOOKS),
+    "memadvisor.doctor": (*DATA, ANALYZERS),
     "memadvisor.export": DATA,
     "memadvisor.report": (*DATA, COST, ANALYZERS),
     "memadvisor.gates": (*DATA, ANALYZERS),

@@ -23,6 +23,7 @@ COMMANDS = {
     "check": "hold a run against limits: exit code 1 where one is broken",
     "run": "apply a plan to an unchanged script, and compare prediction with measurement",
     "calibrate": "measure this machine's arithmetic and collectives",
+    "doctor": "try whether memadvisor works on this machine, and say what stands in its way",
 }
 
 

@@ -11,7 +11,7 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
         free_bytes = _available_bytes(root / "proc/meminfo")
     except (OSError, ValueError):
         return None
-    limited = [_room_bytes(group) for group in _control_groups(root)]
+    limited = [_room_bytes(group) for group in control_groups(root)]
     return min([free_bytes, *(room_bytes for room_bytes in limited if room_bytes is not None)])
 
 
@@ -23,7 +23,7 @@ def _available_bytes(path: Path) -> int:
     raise ValueError("no MemAvailable")
 
 
-def _control_groups(root: Path) -> list[Path]:
+def control_groups(root: Path) -> list[Path]:
     """Folders of this process's control group (version 2) and of those around it, each of which may have a limit."""
     top = root / "sys/fs/cgroup"
     try:

@@ -1,0 +1,1 @@
+"""Whether memadvisor works here: facts about this machine, small trainings that are recorded, what both mean."""
