@@ -33,8 +33,8 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What all ranks of a run share. `arguments` are the script's, as given. Of a run that lost it, `script` and
-    `memadvisor_version` are UNKNOWN."""
+    """What all ranks of a run share. `world_size` counts those too that the script started itself, where they recorded
+    it; `arguments` are the script's, as given. Of a run that lost it, `script` and `memadvisor_version` are UNKNOWN."""
 
     format: tuple[int, int]
     memadvisor_version: str

@@ -174,7 +174,7 @@ def load_run(path: str | Path) -> Run:
     )
     return Run(
         path=directory,
-        manifest=manifest,
+        manifest=dataclasses.replace(manifest, world_size=world_size),
         ranks=tuple(ranks[number] for number in sorted(ranks)),
         missing_ranks=tuple(sorted(set(range(min(world_size, _MOST_RANKS))) - set(ranks))),
         problems=tuple(problems),

@@ -341,4 +341,7 @@ def test_ranks_that_the_script_started_by_itself_are_named_as_missing(tmp_path):
     journal.write_rows("steps", rank.steps)
     journal.close()
 
-    assert load_run(directory).missing_ranks == (1,)
+    run = load_run(directory)
+
+    assert run.missing_ranks == (1,)
+    assert run.manifest.world_size == 2  # what advice is for, unless asked otherwise
