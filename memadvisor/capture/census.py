@@ -90,6 +90,8 @@ def _take(
         size_bytes = storage.nbytes()
         if device.type == "cpu" and (not storage.resizable() or is_shared(tensor)):
             size_bytes = cpu.block_bytes(address) if cpu is not None else 0
+        elif not storage.resizable():
+            size_bytes = given.get(address, 0)
         if not size_bytes:
             return
     except Exception:

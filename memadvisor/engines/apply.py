@@ -140,8 +140,8 @@ class Applied:
         if plan.num_ranks > 1 or self._is_paged:
             norms.patch(self.slot_of, self._undo)
             self._states.patch(self._undo)
-            if 3 in self._stages():
-                sources.patch(self._undo)
+            if self._stages() != {0}:
+                sources.patch(self._executors, self._undo)
 
     # ---- what others ask ---------------------------------------------------------------------
 

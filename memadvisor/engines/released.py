@@ -60,12 +60,13 @@ _state_dict_depth = 0  # how many calls of a module's state_dict are under way
 
 
 @contextlib.contextmanager
-def making_state_dict() -> Iterator[None]:
-    """What is detached meanwhile stands for values that are brought when they are read (late.py)."""
+def making_state_dict() -> Iterator[bool]:
+    """What is detached meanwhile stands for values that are brought when they are read (late.py). Gives whether this is the
+    whole dict, and not a module's part of one."""
     global _state_dict_depth
     _state_dict_depth += 1
     try:
-        yield
+        yield _state_dict_depth == 1
     finally:
         _state_dict_depth -= 1
 

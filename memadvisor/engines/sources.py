@@ -16,6 +16,7 @@ from memadvisor.engines.boxes import Box, boxes_of_run, storage_order
 from memadvisor.engines.flat import Slot
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.loans import is_held
+from memadvisor.engines.own_storages import OwnStorages
 from memadvisor.engines.released import making_state_dict
 from memadvisor.engines.sharded_step import MASTER
 from memadvisor.engines.undo import Undo
@@ -24,14 +25,21 @@ if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
 
 
-def patch(undo: Undo) -> None:
-    """What a module's state_dict names and has not here stands for values that are brought when they are read."""
+_own = OwnStorages()
+
+
+def patch(executors: Iterable[Executor], undo: Undo) -> None:
+    """What a module's state_dict names and has not here stands for values that are brought when they are read; what it
+    has here shares its storage with nothing else."""
     original: Any = torch.nn.Module.state_dict
 
     def state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         meet_checkpoints(undo)
-        with making_state_dict():
-            return original(module, *args, **kwargs)
+        with making_state_dict() as is_whole:
+            named = original(module, *args, **kwargs)
+        if is_whole and isinstance(named, dict):
+            _own.give(named, [flat for executor in executors for flat in executor.flats])
+        return named
 
     undo.replace(torch.nn.Module, "state_dict", state_dict)
 
@@ -85,7 +93,7 @@ class Source:
 
     def keep(self) -> torch.Tensor:
         if self.kept is None:
-            self.kept, self.read = self.values(), None
+            self.kept, self.read = _own.of(self.values(), self.slot.flat), None
         return self.kept
 
     def copy(self) -> torch.Tensor:

@@ -91,13 +91,27 @@ def saved(rank: int) -> dict[str, bool]:
                     checks[f"{name} tied {stage}"] = (
                         name == "pickled" or tied[0].data_ptr() == tied[1].data_ptr()
                     )
+                checks[f"storages {stage}"] = is_apart(state["model"])
+                list(map(torch.norm, ddp.module.parameters()))
+                checks[f"storages of a lent unit {stage}"] = is_apart(ddp.module.state_dict())
             step(ddp, optimizer, rank)
     return checks
 
 
+def is_apart(state: dict[str, torch.Tensor]) -> bool:
+    """Whether only tied weights share a storage: safetensors and accelerate take all that do for tied."""
+    storages = {name: value.untyped_storage() for name, value in state.items()}
+    addresses = [storage.data_ptr() for name, storage in storages.items() if name != "head.weight"]
+    return (
+        len(set(addresses)) == len(addresses)
+        and storages["head.weight"]._cdata == storages["tokens.weight"]._cdata
+        and all(storages[name].nbytes() == value.nbytes for name, value in state.items())
+    )
+
+
 def test_one_rank_saves_what_ddp_would_have_saved():
     checks = run_ranks(saved, 2, timeout_s=60)[0]
-    assert len(checks) == 18 and all(checks.values()), checks
+    assert len(checks) == 22 and all(checks.values()), checks
 
 
 def used(rank: int) -> dict[str, bool]:
