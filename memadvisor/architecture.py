@@ -14,6 +14,7 @@ class Experts:
     """Feed-forward blocks of which each token passes `experts_per_token`, and `shared_ffn` columns that all pass.
 
     `first_dense` layers at the beginning have the plain feed-forward block. `shared_gate`: a vector weighs the shared columns.
+    `groups_per_token` of `groups` of experts, side by side, may have a token (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
     """
 
     num_experts: int
@@ -22,6 +23,8 @@ class Experts:
     shared_ffn: int = 0
     first_dense: int = 0
     shared_gate: bool = False
+    groups: int = 1
+    groups_per_token: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

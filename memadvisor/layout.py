@@ -61,7 +61,8 @@ class Software:
     `loss_parallel`: tensor-parallel ranks share out the loss with the vocabulary; else each has all logits.
     `update_gradient_bytes`: of the gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2.
     `launch_share`: of a layer's launches, those that the host makes; the others are replayed from CUDA graphs.
-    `expert_overlap`: exchanges of experts go on under another microbatch's layers.
+    `expert_overlap`: exchanges of experts go on under another microbatch's layers. `linear_loss`: the head's product and the loss
+    go by pieces of the tokens, so that logits are never whole.
     """
 
     name: str = "default"
@@ -99,6 +100,7 @@ class Software:
     attention_speed: float = 1.0
     attention_backward_share: float | None = None
     fused_loss: bool = False
+    linear_loss: bool = False
     loss_bytes: int = 4
     defers_reduction: bool = False
     whole_in_pipelines: bool = False

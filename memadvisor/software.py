@@ -17,7 +17,8 @@ from memadvisor.layout import Software
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     """A trainer. `zero_stage` and `sequence_parallel` (with tensor parallelism) are what it does unless told otherwise, and
-    `looped_chunks` on each rank under interleaved and breadth-first schedules (None: one layer each)."""
+    `looped_chunks` on each rank under interleaved and breadth-first schedules (None: one layer each). `offloads_together`: the
+    optimizer's state goes to the host with the parameters, or not at all."""
 
     software: Software
     meaning: str
@@ -26,6 +27,7 @@ class Preset:
     zero_stage: int = 0
     sequence_parallel: bool = True
     looped_chunks: int | None = None
+    offloads_together: bool = False
 
     def chunks_of(self, most: int) -> int:
         """Of a looped schedule where nothing is said of them; `most` are of one layer each."""
@@ -107,11 +109,13 @@ MEGATRON_2021 = Preset(
         overlap_messages=False,
         dropout=True,
         stage_rule="even",
-        fused_accumulation=True,
+        gradient_bytes=2,
+        reduce_bytes=2,
     ),
-    meaning="Megatron-LM before FlashAttention: scores in memory, dropout, gradients in fp32 buffers that are reduced "
-    "after the backward; 18 B a parameter",
-    source="arXiv:2104.04473; arXiv:2205.05198, section 4 (activations) and 6.3 (reduction not overlapped)",
+    meaning="Megatron-LM before FlashAttention: scores in memory, dropout, gradients that are summed and reduced in fp16 "
+    "after the backward (of bf16 in fp32); 16 B a parameter",
+    source="arXiv:2104.04473; arXiv:2205.05198, section 4 (activations) and 6.3 (reduction not overlapped); "
+    "megatron/arguments.py (accumulate_allreduce_grads_in_fp32 is bf16's alone)",
     names=("megatron", "megatron-lm", "megatron-2021"),
     sequence_parallel=False,
 )
@@ -119,8 +123,7 @@ MEGATRON_DEEPSPEED = Preset(
     software=dataclasses.replace(
         MEGATRON_2021.software,
         name="megatron-deepspeed",
-        gradient_bytes=2,
-        reduce_bytes=2,
+        fused_accumulation=True,
         reduce_bucket_elements=5e8,
         update_gradient_bytes=4,
     ),
@@ -128,7 +131,21 @@ MEGATRON_DEEPSPEED = Preset(
     "a bucket, and cast to fp32 for the update; of bf16 kept in it, and summed and reduced in fp32 besides",
     source="https://github.com/microsoft/Megatron-DeepSpeed; arXiv:2312.12391 (vTrain), section 3: reduction after the backward; "
     "deepspeed/runtime/zero/stage_1_and_2.py (reduce_bucket_size, single_grad_partition)",
-    names=("megatron-deepspeed", "vtrain", "gpt-neox"),
+    names=("megatron-deepspeed", "vtrain"),
+    sequence_parallel=False,
+)
+GPT_NEOX = Preset(
+    software=dataclasses.replace(
+        MEGATRON_DEEPSPEED.software,
+        name="gpt-neox",
+        fused_rotary=False,
+        dropout=False,
+        attention_backward_share=0.5,
+    ),
+    meaning="as megatron-deepspeed, with rotary positions in separate operators, no dropout, and FlashAttention's first generation",
+    source="https://github.com/EleutherAI/gpt-neox, megatron/model/transformer.py and positional_embeddings.py as of 2022 and 2023",
+    names=("gpt-neox", "neox"),
+    zero_stage=1,
     sequence_parallel=False,
 )
 LLM_FOUNDRY = Preset(
@@ -153,6 +170,7 @@ FSDP = Preset(
         selective="operators",
         whole_in_pipelines=True,
         gathers_narrow=True,
+        offload_gradients=True,
     ),
     meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32; selective recomputation is "
     "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel; in a pipeline "
@@ -164,6 +182,7 @@ FSDP = Preset(
     names=("fsdp", "fsdp1", "fsdp2", "pytorch-fsdp", "torchtitan", "axolotl", "litgpt", "lit-gpt"),
     zero_stage=3,
     looped_chunks=2,
+    offloads_together=True,
 )
 TORCHTUNE = Preset(
     software=dataclasses.replace(
@@ -173,11 +192,14 @@ TORCHTUNE = Preset(
         gradient_bytes=2,
         reduce_bytes=2,
         optimizer_bytes=4,
+        linear_loss=True,
     ),
-    meaning="as fsdp, all of it in bf16, AdamW's moments too: 8 B a parameter",
-    source="https://github.com/pytorch/torchtune, recipes/configs (dtype: bf16), recipes/full_finetune_distributed.py",
+    meaning="as fsdp, all of it in bf16, AdamW's moments too: 8 B a parameter; logits and their loss by pieces of the tokens",
+    source="https://github.com/pytorch/torchtune, recipes/configs (dtype: bf16; CEWithChunkedOutputLoss since September 2024), "
+    "recipes/full_finetune_distributed.py",
     names=("torchtune",),
     zero_stage=3,
+    offloads_together=True,
 )
 DEEPSPEED = Preset(
     software=Software(
@@ -230,6 +252,7 @@ PRESETS = (
     NANOTRON,
     MEGATRON_2021,
     MEGATRON_DEEPSPEED,
+    GPT_NEOX,
     LLM_FOUNDRY,
     FSDP,
     TORCHTUNE,
@@ -239,17 +262,10 @@ PRESETS = (
 )
 
 _OPTIMIZER_STATE = {
-    "adam": 8,
-    "adamw": 8,
-    "sgd": 0,
-    "momentum": 4,
-    "lion": 4,
-    "muon": 4,
-    "adam8bit": 2,
-    "adamw8bit": 2,
-    "adafactor": 0,
-    "lamb": 8,
-    "adagrad": 4,
+    **dict.fromkeys(("adam", "adamw", "lamb"), 8),
+    **dict.fromkeys(("momentum", "lion", "muon", "adagrad"), 4),
+    **dict.fromkeys(("adam8bit", "adamw8bit"), 2),
+    **dict.fromkeys(("sgd", "adafactor"), 0),
 }
 _OPTIMIZER_MAKERS = re.compile(r"^(paged|fused)|(hf|torch|torchfused|apexfused|bnb)$")
 
@@ -296,11 +312,17 @@ def preset_named_in(text: str) -> Preset | None:
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
+def with_fp32_gradients(software: Software) -> Software:
+    """Megatron-LM's of bf16, and of 2022 on (arXiv:2205.05198): 18 B a parameter."""
+    return dataclasses.replace(software, gradient_bytes=4, reduce_bytes=4, fused_accumulation=True)
+
+
 def with_precision(software: Software, precision: str) -> Software:
     """The same code computing in another dtype: bf16, fp16, fp8, fp4, fp32; `amp_bf16` and `autocast fp16` are torch.autocast's.
 
-    Pure bf16 (Lightning's bf16-true) keeps parameters, gradients and Adam's moments in it, and no master copy. fp32 keeps one copy of everything, 16 B a parameter. Trainers other than the default cast parameters as they do,
-    whatever the word: FSDP's MixedPrecision under Composer's amp_bf16, for one. Raises UsageError for another word.
+    Pure bf16 (Lightning's bf16-true) keeps parameters, gradients and Adam's moments in it, and no master copy; fp32 one copy of
+    everything, 16 B a parameter. Trainers other than the default cast parameters as they do, whatever the word: FSDP under
+    Composer's amp_bf16, for one. Raises UsageError for another word.
     """
     if software.name == MODERN.software.name and re.search("amp|autocast", precision.lower()):
         software = dataclasses.replace(
@@ -330,10 +352,15 @@ def with_precision(software: Software, precision: str) -> Software:
             reduce_bytes=4,
             optimizer_bytes=min(software.optimizer_bytes, 8),
         )
-    if word in ("bf16", "bfloat16") and software.name == MEGATRON_DEEPSPEED.software.name:
+    if word in ("bf16", "bfloat16") and software.name in (
+        MEGATRON_DEEPSPEED.software.name,
+        GPT_NEOX.software.name,
+    ):
         software = dataclasses.replace(
             software, gradient_bytes=6, reduce_bytes=4, reduce_bucket_elements=0.0, update_gradient_bytes=0
         )
+    if word in ("bf16", "bfloat16") and software.name == MEGATRON_2021.software.name:
+        software = with_fp32_gradients(software)
     dtypes = {
         **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
         **dict.fromkeys(("fp16", "float16", "half", "16"), "float16"),

@@ -31,12 +31,13 @@ def test_every_name_finds_its_trainer_and_each_says_what_it_means():
 
 
 def test_bytes_of_a_parameters_states():
-    assert state_bytes(MEGATRON_2021.software) == 18
+    assert state_bytes(MEGATRON_2021.software) == 16
+    assert state_bytes(with_precision(MEGATRON_2021.software, "bf16")) == 18
     assert state_bytes(DEEPSPEED.software) == 16  # arXiv:1910.02054, section 3.1
     assert state_bytes(DDP.software) == 16
     assert state_bytes(with_precision(DDP.software, "fp32")) == 16
     assert state_bytes(with_precision(MEGATRON_2021.software, "fp32")) == 16
-    assert state_bytes(with_optimizer(MEGATRON_2021.software, "SGD")) == 10
+    assert state_bytes(with_optimizer(MEGATRON_2021.software, "SGD")) == 8
     assert state_bytes(with_optimizer(DDP.software, "Adam 8-bit")) == 10
     assert state_bytes(with_precision(FSDP.software, "bf16-true")) == 8 == state_bytes(TORCHTUNE.software)
     assert state_bytes(with_optimizer(TORCHTUNE.software, "fused AdamW")) == 8

@@ -177,6 +177,8 @@ def _deepseek(config: Config, name: str) -> Architecture:
         expert_ffn=expert_ffn,
         shared_ffn=expert_ffn * whole(config, "n_shared_experts", default=0),
         first_dense=whole(config, "first_k_dense_replace", default=0),
+        groups=whole(config, "n_group", default=1) or 1,
+        groups_per_token=whole(config, "topk_group", default=1) or 1,
     )
     base = _base({**config, "head_dim": rope + nope}, name, gated=True, tied=False)
     return dataclasses.replace(base, latent=latent, experts=experts)

@@ -65,7 +65,7 @@ def _deepseek(name: str, n_layers: int, hidden: int, heads: int, ffn: int, vocab
     )
 
 
-def _sparse(num: int, per_token: int, ffn: int, shared: int = 0, first_dense: int = 0, gate: bool = False) -> Experts:  # fmt: skip
+def _sparse(num: int, per_token: int, ffn: int, shared: int = 0, first_dense: int = 0, gate: bool = False, groups: tuple[int, int] = (1, 1)) -> Experts:  # fmt: skip
     return Experts(
         num_experts=num,
         experts_per_token=per_token,
@@ -73,6 +73,8 @@ def _sparse(num: int, per_token: int, ffn: int, shared: int = 0, first_dense: in
         shared_ffn=shared,
         first_dense=first_dense,
         shared_gate=gate,
+        groups=groups[0],
+        groups_per_token=groups[1],
     )
 
 
@@ -152,8 +154,12 @@ _DEEPSEEK = (
     _llama("deepseek-llm-7b", 30, 4096, (32, 32), 11008, 102400),
     _llama("deepseek-llm-67b", 95, 8192, (64, 8), 22016, 102400),
     _deepseek("deepseek-v2-lite", 27, 2048, 16, 10944, 102400, None, _sparse(64, 6, 1408, 2816, 1)),
-    _deepseek("deepseek-v2", 60, 5120, 128, 12288, 102400, 1536, _sparse(160, 6, 1536, 3072, 1)),
-    _deepseek("deepseek-v3", 61, 7168, 128, 18432, 129280, 1536, _sparse(256, 8, 2048, 2048, 3)),
+    _deepseek(
+        "deepseek-v2", 60, 5120, 128, 12288, 102400, 1536, _sparse(160, 6, 1536, 3072, 1, groups=(8, 3))
+    ),
+    _deepseek(
+        "deepseek-v3", 61, 7168, 128, 18432, 129280, 1536, _sparse(256, 8, 2048, 2048, 3, groups=(8, 4))
+    ),
     # arXiv:2507.20534, table 3
     _deepseek("kimi-k2", 61, 7168, 64, 18432, 163840, 1536, _sparse(384, 8, 2048, 2048, 1)),
 )

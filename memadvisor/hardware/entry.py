@@ -10,6 +10,8 @@ class CatalogueEntry:
     """`aliases` are the names by which drivers and people call the device, in any case.
 
     `power_w` is its limit as sold, of the page of its rates; None where that was not looked up. `sources` name the page of each figure: `memory`, `bandwidth`, `flops`.
+    `matmul_share`: what large products are known to reach of the rates, where that is another share than other cards' (the cost
+    model's `matmul_share`); `sources` then name where it is from as `matmul`.
     """
 
     name: str
@@ -19,6 +21,7 @@ class CatalogueEntry:
     peak_flops_per_s: dict[str, float]
     sources: dict[str, str]
     power_w: float | None = None
+    matmul_share: float | None = None
 
 
 def one_page(page: str) -> dict[str, str]:

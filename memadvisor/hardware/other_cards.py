@@ -26,6 +26,18 @@ TPU_V5P = "Google Cloud TPU v5p, https://cloud.google.com/tpu/docs/v5p-training"
 MI250X = "AMD Instinct MI250X product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
 MI300X = "AMD Instinct MI300X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
 
+# Sheets of GeForce cards have the rate at a boost clock that they pass under load: Megatron's 117 TFLOP/s on each of 8 RTX 4090,
+# of which products, attention and the pipeline's bubble leave them nine tenths of the sheet's rate.
+GEFORCE_SHARE, GEFORCE_PRODUCTS = (
+    0.9,
+    "Infinigence, training on RTX 4090, https://aurora-wandb.infini-ai.com/infini-perf/4090-48GB-megatron_r0.10.0-llama2_7b",
+)
+# Power keeps CDNA 3 from its sheet's clock, more so than others of its time: products of 8192 reach 44 % of the rate in 8 bits.
+CDNA3_SHARE, CDNA3_PRODUCTS = (
+    0.5,
+    "Microsoft, AI benchmarking guide, ND MI300X v5, https://github.com/Azure/AI-benchmarking-guide",
+)
+
 OTHER_CARDS: tuple[CatalogueEntry, ...] = (
     CatalogueEntry(
         name="RTX-3090-24GB",
@@ -33,7 +45,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=24 * 10**9,
         memory_bandwidth_bytes_per_s=936e9,
         peak_flops_per_s={"float16": 71e12, "bfloat16": 71e12, "tf32": 35.6e12, "float32": 35.6e12},
-        sources=one_page(GA102),
+        sources=one_page(GA102) | {"matmul": GEFORCE_PRODUCTS},
+        matmul_share=GEFORCE_SHARE,
     ),
     CatalogueEntry(
         name="RTX-A6000-48GB",
@@ -63,7 +76,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "tf32": 82.6e12,
             "float32": 82.6e12,
         },
-        sources=one_page(ADA),
+        sources=one_page(ADA) | {"matmul": GEFORCE_PRODUCTS},
+        matmul_share=GEFORCE_SHARE,
     ),
     CatalogueEntry(
         name="RTX-6000-Ada-48GB",
@@ -91,7 +105,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "tf32": 104.8e12,
             "float32": 104.8e12,
         },
-        sources=one_page(RTX_BLACKWELL),
+        sources=one_page(RTX_BLACKWELL) | {"matmul": GEFORCE_PRODUCTS},
+        matmul_share=GEFORCE_SHARE,
     ),
     CatalogueEntry(
         name="MI250X-die-64GB",
@@ -140,7 +155,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 163.4e12,
             "float64": 163.4e12,
         },
-        sources=one_page(MI300X),
+        sources=one_page(MI300X) | {"matmul": CDNA3_PRODUCTS},
+        matmul_share=CDNA3_SHARE,
     ),
     CatalogueEntry(
         name="MI325X-256GB",
@@ -155,7 +171,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 163.4e12,
             "float64": 163.4e12,
         },
-        sources=one_page(MI325X),
+        sources=one_page(MI325X) | {"matmul": CDNA3_PRODUCTS},
+        matmul_share=CDNA3_SHARE,
     ),
     CatalogueEntry(
         name="MI350X-288GB",

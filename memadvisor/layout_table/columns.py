@@ -86,12 +86,12 @@ SPREAD = (
     _column("context_kind", "cp_kind cp_comm_type", "ring (p2p) or ulysses (a2a)", "ring"),
     _column("recompute", "act_ckpt act_ckpt_full activation_checkpointing recomputation ckpt checkpointing gradient_checkpointing recompute_granularity activation_recomputation", "none, selective (scores; operator by operator of FSDP and torchtitan), pointwise (norms and the MLP's activation), full; true is full", "none"),
     _column("offload_activations", "offload_alpha act_cpu_offload activation_offload", "share of saved activations on the host, 0 to 1; true is 1", "0"),
-    _column("offload_optimizer", "optimizer_offload cpu_offload", "optimizer state on the host", "false"),
-    _column("offload_parameters", "param_offload parameter_offload", "parameters on the host", "false"),
+    _column("offload_optimizer", "optimizer_offload cpu_offload", "optimizer state on the host", "false; with offload_parameters where the trainer has both together (FSDP)"),
+    _column("offload_parameters", "param_offload parameter_offload", "parameters on the host", "false; with offload_optimizer where the trainer has both together (FSDP)"),
 )  # fmt: skip
 
 CODE = (
-    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, nemo, megatron-deepspeed, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
+    _column("framework", "system software library trainer", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, nemo, megatron-deepspeed, gpt-neox, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
     _column("source", "reference url", "where the row is from; a trainer's repository in it says which trainer ran", "none"),
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
     _column("precision", "dtype mixed_precision", "bf16, fp16, fp8 (mxfp8, fp8-cs), fp4 (nvfp4), tf32, fp32; pure bf16 (bf16-true): parameters, gradients and moments in 16 bits, no master copy; amp_bf16, amp_fp16: torch.autocast over fp32 parameters, as ddp and huggingface always have it with 16 bits; other trainers that are named cast as they do", "the trainer's own; fp16 on a V100"),
@@ -100,7 +100,8 @@ CODE = (
     _column("tensor_overlap", "tp_comm_overlap async_tp async_tensor_parallel", "share of tensor parallelism's collectives that goes on under products, 0 to 1; true is 0.5", "the trainer's own"),
     _column("expert_overlap", "moe_a2a_overlap overlap_moe_expert_parallel_comm", "exchanges of experts go on under another microbatch's layers", "false"),
     _column("cuda_graphs", "cuda_graph cuda_graph_scope enable_cuda_graph", "launches are replayed from CUDA graphs: true (full), or those of parts of a layer: attn, moe_router, moe (mlp)", "false"),
-    _column("fused_loss", "fused_cross_entropy cross_entropy_fusion liger chunked_loss", "the loss is one kernel over 16-bit logits, which become their gradient", "false"),
+    _column("fused_loss", "fused_cross_entropy cross_entropy_fusion", "the loss is one kernel over 16-bit logits, which become their gradient", "false"),
+    _column("linear_loss", "liger fused_linear_cross_entropy cut_cross_entropy chunked_loss", "the head's product and the loss go by pieces of the tokens, and logits are never whole (Liger, torchtune)", "the trainer's own"),
     _column("loss_dtype", "cross_entropy_dtype logits_dtype", "dtype of the cross entropy: fp32 (of a copy of the logits), or bf16, fp16 (of the logits as they are: F.cross_entropy without a cast or autocast)", "fp32"),
     _column("loss_parallel", "vocab_parallel_loss", "tensor-parallel ranks share out the loss with the vocabulary; else each has all logits", "true"),
     _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),

@@ -22,12 +22,16 @@ _TELLING = (
     "source",
 )  # columns that may name the accelerator beside what they are for
 _SIZE = re.compile(r"[\s_-]*\b(\d+)\s*(?:gb|gib|g)\b", re.IGNORECASE)
-_RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([gt])(b|bit|bits|B)(?:/s|ps)\b", re.IGNORECASE)
+# `100Gb` and `100GbE` are rates too; `100GB` is a size.
+_RATE = re.compile(
+    r"(?:(\d+)\s*[x*\u00d7]\s*)?(\d+(?:\.\d+)?)\s*([gt])(?:(b|bit|bits|B)(?:/s|ps)|(?-i:bits?|b|bE))\b",
+    re.IGNORECASE,
+)
 # Gbit/s of one port of four lanes: InfiniBand Trade Association, roadmap.
 _INFINIBAND = {"fdr": 56, "edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}
 # A GeForce card by its bare number: 3090, 2080Ti.
 _GEFORCE = re.compile(r"^\s*(?:nvidia\s+|geforce\s+|rtx[\s-]*)*([2-5]0\d0)\s*-?(ti)?\s*$", re.IGNORECASE)
-_GENERATION = re.compile(r"(?:(\d+)\s*x\s*|\b)(fdr|edr|hdr|ndr|xdr)(\d{3})?\b", re.IGNORECASE)
+_GENERATION = re.compile(r"(?:(\d+)\s*[x*\u00d7]\s*|\b)(fdr|edr|hdr|ndr|xdr)(\d{3})?\b", re.IGNORECASE)
 
 
 def cluster_of(cells: Cells, num_accelerators: int) -> Cluster:

@@ -72,6 +72,9 @@ def step_of(
         shard = min(cluster.per_node, degrees.data)
     kind = (cells.text("tp_kind") or "1d").strip().lower()
     imbalance = cells.number("expert_imbalance")
+    on_host = [cells.flag(name) or False for name in ("offload_optimizer", "offload_parameters")]
+    if preset.offloads_together:
+        on_host = [any(on_host)] * 2
     layout = Layout(
         data=degrees.data,
         tensor=degrees.tensor,
@@ -90,8 +93,8 @@ def step_of(
         micro_batch_size=micro_batch_size,
         num_microbatches=num_microbatches,
         recompute=recompute_word(cells.text("recompute")),
-        offload_optimizer=cells.flag("offload_optimizer") or False,
-        offload_parameters=cells.flag("offload_parameters") or False,
+        offload_optimizer=on_host[0],
+        offload_parameters=on_host[1],
         offload_activations=_share(cells, "offload_activations"),
         **_zeropp(cells, degrees, shard, cluster.per_node),
         expert_imbalance=1.0 if imbalance is None else imbalance,

@@ -20,6 +20,7 @@ from memadvisor.software import (
     find_preset,
     on_accelerator,
     preset_named_in,
+    with_fp32_gradients,
     with_optimizer,
     with_precision,
 )
@@ -45,6 +46,8 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     preset = _preset(cells, architecture, accelerator.name)
     software = preset.software
     mode, precision, attention = (cells.text(name) for name in ("mp_mode", "precision", "attention"))
+    if preset is MEGATRON_2021 and cells.text("sequence_parallel") is not None:
+        software = with_fp32_gradients(software)  # it has the option, and is of 2022
     if mode is not None:
         software = _composer(software, mode)
     if precision is not None:
@@ -71,11 +74,12 @@ def _compiled(cells: Cells, software: Software) -> Software:
     parts = words & {"model", "loss"}
     if "model" in parts or (not parts and cells.flag("compile")):
         software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
-    fused, shared = cells.flag("fused_loss"), cells.flag("loss_parallel")
+    fused, shared, pieces = (cells.flag(name) for name in ("fused_loss", "loss_parallel", "linear_loss"))
     return dataclasses.replace(
         software,
         loss_bytes=_dtype_bytes(cells, "loss_dtype") or software.loss_bytes,
         fused_loss="loss" in parts if fused is None else fused,
+        linear_loss=software.linear_loss if pieces is None else pieces,
         loss_parallel=software.loss_parallel if shared is None else shared,
     )
 
@@ -139,10 +143,9 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
     framework = cells.text("framework")
     if framework is not None:
         preset = find_preset(framework)
-        if preset is None:
-            cells.note(f"framework {framework!r} is not known: today's defaults are taken")
-            return MODERN
-        return MEGATRON_CORE if preset is MEGATRON_2021 and not is_old else preset
+        if preset is not None:
+            return MEGATRON_CORE if preset is MEGATRON_2021 and not is_old else preset
+        cells.note(f"framework {framework!r} is not known: what is taken where none is named is taken")
     if cells.text("mp_mode") is not None:
         return LLM_FOUNDRY
     if cells.text("strategy") is not None and strategy_stage(cells) == 3:

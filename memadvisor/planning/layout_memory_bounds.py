@@ -74,11 +74,10 @@ class MemoryBounds:
         elif dense + sparse:
             # Where chunks are not held equally often, the smallest may be those held most.
             kept = kept + share.fewest * (passes - chunks) * works.kept_bytes[:, has].min(axis=1)
-        again = (works.again_bytes * has).max(axis=1)
         head = works.head_bytes * share.whole.head
-        working = np.maximum(0.0, (works.backward_bytes * has).max(axis=1) - head)
+        working = sum((held * has).max(axis=1) for held in (works.again_bytes, works.backward_bytes))
         # The simulation rounds activations to bytes.
-        found: Floats = kept - chunks * num_stages + again + head + working
+        found: Floats = kept - chunks * num_stages + np.maximum(head, working)
         return found
 
     def state_bytes(self, split: Split, ways: tuple[States, ...], schedule: str, chunks: int) -> Floats:

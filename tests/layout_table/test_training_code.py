@@ -26,6 +26,30 @@ def test_words_of_megatron_bridge():
     assert software.compute_dtype.startswith("float8")
 
 
+def test_a_trainer_that_is_not_known_is_as_none():
+    """A GPT on a V100 has Megatron's scores in memory, as without a framework."""
+    gpt = {"n_layers": "16", "hidden": "1536", "n_heads": "16", "ffn": "", "gpu": "V100"}
+    names = ("", "OneFlow", "torchtitan")
+    assert [case_of(**gpt, framework=name).step.software.fused_attention for name in names] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_fsdp_has_all_state_on_the_host_or_none():
+    on_host = [
+        case_of(framework=name, cpu_offload="true", n_gpus="8").step.layout.offload_parameters
+        for name in ("torchtune", "FSDP2", "deepspeed")
+    ]
+    assert on_host == [True, True, False]
+
+
+def test_the_loss_by_pieces():
+    software = [case_of(**row).step.software for row in ({}, {"liger": "true"}, {"framework": "torchtune"})]
+    assert [each.linear_loss for each in software] == [False, True, True]
+
+
 def test_the_dtype_of_the_cross_entropy():
     assert [case_of(loss_dtype=text).step.software.loss_bytes for text in ("", "fp32", "bf16")] == [4, 4, 2]
 

@@ -48,7 +48,7 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
     per_forward, per_backward = _LOGIT_FORWARD, _LOGIT_BACKWARD
     if step.software.loss_bytes == 2:
         per_forward, per_backward = _NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD
-    if step.software.fused_loss:
+    if step.software.fused_loss or step.software.linear_loss:
         per_forward, per_backward = _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD
     forward_stream = stream_seconds(device, logits * per_forward)
     backward_stream = stream_seconds(device, logits * per_backward)

@@ -4,9 +4,11 @@ Williams, Waterman and Patterson 2009)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.errors import UsageError
+from memadvisor.hardware.catalogue import find_entry
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import NARROW
 
@@ -18,7 +20,8 @@ _CAST_BYTES = 4.0
 class Device:
     """The rates that count of an accelerator, for one compute dtype. `wide_flops_per_s`: of what stays in 16 bits where
     products are in fewer (attention and the head, for one); the peak itself otherwise. `plain_flops_per_s`: of products
-    that its tensor cores do not take, None where it is not known.
+    that its tensor cores do not take, None where it is not known. `own_matmul_share`: in place of the coefficients', where the
+    catalogue has one of the card.
     """
 
     peak_flops_per_s: float
@@ -27,6 +30,7 @@ class Device:
     memory_bandwidth_bytes_per_s: float
     memory_bytes: int
     coefficients: Coefficients
+    own_matmul_share: float | None = None
 
     @property
     def is_narrow(self) -> bool:
@@ -45,6 +49,8 @@ class Device:
 
     @property
     def matmul_share(self) -> float:
+        if self.own_matmul_share is not None:
+            return self.own_matmul_share
         known = self.coefficients
         fast = self.peak_flops_per_s > known.fast_flops_per_s
         return known.matmul_share_fast if fast else known.matmul_share
@@ -74,7 +80,14 @@ def device_of(hardware: Hardware, compute_dtype: str, coefficients: Coefficients
         memory_bandwidth_bytes_per_s=hardware.memory_bandwidth_bytes_per_s,
         memory_bytes=hardware.memory_bytes,
         coefficients=coefficients,
+        own_matmul_share=_own_share(hardware.name) if hardware.kind == "datasheet" else None,
     )
+
+
+@lru_cache(maxsize=256)
+def _own_share(name: str) -> float | None:
+    entry = find_entry(name)
+    return None if entry is None else entry.matmul_share
 
 
 def matmul_seconds(device: Device, rows: float, columns: float, depth: float, count: float = 1.0) -> float:

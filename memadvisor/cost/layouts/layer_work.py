@@ -6,6 +6,7 @@ parallelism Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2. Elements ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -326,7 +327,11 @@ def _expert_exchange_seconds(
         return 0.0
     # The fullest rank receives, and sends back, most.
     sent = 2.0 * tokens * model.hidden / layout.stream_ranks * layout.expert_imbalance
-    return 2 * groups.expert.dispatch_seconds(sent, model.experts.experts_per_token)
+    experts, nodes = model.experts, groups.expert.nodes
+    most_nodes = (
+        experts.groups_per_token * max(1.0, nodes / experts.groups) if experts.groups > 1 else math.inf
+    )
+    return 2 * groups.expert.dispatch_seconds(sent, experts.experts_per_token, most_nodes)
 
 
 def _exposed_seconds(step: TrainingStep, compute_s: float, exchange_s: float, known: Coefficients) -> float:

@@ -168,13 +168,14 @@ def stage_memory(
         moving = min(held_activation_bytes, _MOVING * _moved_at_once(model, step, contents.layers))
         activation_bytes = moving + (held_activation_bytes - moving) * (1.0 - layout.offload_activations)
     head_bytes = head_saved_bytes(model, step) if contents.heads else 0.0
-    # A layer's backward begins when that of the head is through.
-    working = max(0.0, layer_backward_bytes(model, step, contents.layers) - head_bytes)
+    # A layer runs again, and its backward begins, when that of the head is through.
+    working = _recomputed_layer(model, step, contents.layers) + layer_backward_bytes(
+        model, step, contents.layers
+    )
     buffer_bytes = (
         _collective_buffers(step, count)
         + autocast_copies_bytes(model, step, contents)
-        + _recomputed_layer(model, step, contents.layers)
-        + working
+        + max(0.0, working - head_bytes)
         + _ahead(model, step)
     )
     tensors = (

@@ -216,5 +216,8 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
         logit_bytes = _NARROW_LOGIT_BYTES
     if step.software.fused_loss:
         logit_bytes = _FUSED_LOGIT_BYTES
+    if step.software.linear_loss:
+        # As many pieces as make one of the logits about as large as the stream (Hsu et al. 2024, arXiv:2410.10989, section 3.2).
+        logit_bytes /= max(1.0, model.vocab / model.hidden)
     ranks = layout.tensor if step.software.loss_parallel else 1
     return tokens * (norm_bytes * model.hidden / parts + logit_bytes * model.vocab / ranks)

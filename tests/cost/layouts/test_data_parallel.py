@@ -73,3 +73,5 @@ def test_a_token_leaves_once_for_each_other_node():
     """Two nodes, each byte to two experts: with the chance of a quarter both are at home."""
     group = replace(one_byte_a_second(2, 1), bytes_per_s=4.0)
     assert group.dispatch_seconds(100.0, copies=2) == pytest.approx(100 * (1 - 1 / 4))
+    # To one node alone, which half of the time is its own.
+    assert group.dispatch_seconds(100.0, copies=2, most_nodes=1) == pytest.approx(100 / 2)

@@ -53,6 +53,22 @@ def test_a_backward_works_when_the_head_s_is_through():
     assert last_peak.head_bytes + last_peak.buffer_bytes == max(working, logits)
 
 
+def test_a_layer_runs_again_when_the_head_is_through():
+    last = replace(STAGE, embeddings=0, heads=1)
+    again = replace(PIPELINE, layout=replace(PIPELINE.layout, recompute="full"))
+    peak = stage_memory(LLAMA, again, last, 0.0, FITTED)
+    layer = layer_saved_bytes(LLAMA, PIPELINE, 0) + layer_backward_bytes(LLAMA, again, STAGE.layers)
+    assert peak.head_bytes + peak.buffer_bytes == pytest.approx(max(layer, head_saved_bytes(LLAMA, again)))
+
+
+def test_logits_by_pieces_of_the_tokens():
+    """Of 32000 columns at a width of 1024 there are 31.25 pieces."""
+    pieces = replace(PIPELINE, software=Software(linear_loss=True))
+    norm = 4.0 * PIPELINE.decoded_tokens * LLAMA.hidden
+    whole, part = (head_saved_bytes(LLAMA, step) - norm for step in (PIPELINE, pieces))
+    assert part == pytest.approx(whole / 31.25)
+
+
 def test_gradients_cast_for_the_update():
     """Of the share that a rank updates, under ZeRO stages 1 and 2."""
     held = []
