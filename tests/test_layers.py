@@ -8,6 +8,7 @@ ROOT = Path(__file__).parents[1]
 # First matching prefix wins; each entry lists what that layer may import of ours.
 DATA = (
     "memadvisor.units",
+    "memadvisor.unit_ranges",
     "memadvisor.errors",
     "memadvisor.executors",
     "memadvisor.compression",

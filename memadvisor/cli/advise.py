@@ -15,7 +15,6 @@ from rich.text import Text
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
 from memadvisor.cli.tables import printable
-from memadvisor.cli.unit_ranges import unit_ranges
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
@@ -25,6 +24,7 @@ from memadvisor.planning.learn import Learnt
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.run.store import load_run
+from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import format_bytes, format_seconds, parse_bytes
 
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "diff": "print what changed from one run to another",
     "check": "hold a run against limits: exit code 1 where one is broken",
     "run": "apply a plan to an unchanged script, and compare prediction with measurement",
+    "export": "write a plan as the configuration of DeepSpeed, Accelerate, FSDP2, torchtitan or Megatron",
     "calibrate": "measure this machine's arithmetic and collectives",
     "doctor": "try whether memadvisor works on this machine, and say what stands in its way",
 }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memadvisor.cli.unit_ranges import unit_ranges
+from memadvisor.unit_ranges import unit_ranges
 
 
 @pytest.mark.parametrize(
