@@ -62,7 +62,8 @@ class Software:
     `update_gradient_bytes`: of the gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2.
     `launch_share`: of a layer's launches, those that the host makes; the others are replayed from CUDA graphs.
     `expert_overlap`: exchanges of experts go on under another microbatch's layers. `linear_loss`: the head's product and the loss
-    go by pieces of the tokens, so that logits are never whole.
+    go by pieces of the tokens, so that logits are never whole. `update_passes`: what an update moves, over one fused kernel's.
+    `loss_in_place`: the cross entropy's softmax takes the place of the fp32 copy of the logits.
     """
 
     name: str = "default"
@@ -101,6 +102,8 @@ class Software:
     attention_backward_share: float | None = None
     fused_loss: bool = False
     linear_loss: bool = False
+    update_passes: float = 1.0
+    loss_in_place: bool = False
     loss_bytes: int = 4
     defers_reduction: bool = False
     whole_in_pipelines: bool = False

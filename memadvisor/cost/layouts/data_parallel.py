@@ -136,7 +136,8 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
 def optimizer_seconds(
     step: TrainingStep, count: StageParameters, device: Device, host_bytes_per_s: float | None
 ) -> float:
-    """Every byte of the optimizer's state is read and written, gradients are read (twice, for their norm), parameters written.
+    """Every byte of the optimizer's state is read and written, gradients are read (twice, for their norm), parameters written; code that is not fused
+    goes over them more often.
 
     State on the host: gradients go there, parameters come back, and the host's memory is what limits the update.
     """
@@ -146,7 +147,7 @@ def optimizer_seconds(
     if layout.offload_optimizer and host_bytes_per_s is not None:
         link = owned * (software.gradient_bytes + software.parameter_bytes) / host_bytes_per_s
         return link + owned * moved / HOST_MEMORY_BYTES_PER_S
-    return stream_seconds(device, owned * moved)
+    return stream_seconds(device, owned * moved * software.update_passes)
 
 
 # What one accelerator's share of a server's memory keeps up in an update on its cores: eight share about 200 GB/s.

@@ -29,6 +29,9 @@ from memadvisor.layout import TrainingStep
 LOGIT_BYTES = 12.0
 # Where the cross entropy takes them as they are: the product, its log-softmax, the gradient of that, and its own, in two bytes.
 _NARROW_LOGIT_BYTES = 8.0
+# Where the softmax takes the copy's place: the product in two bytes, the copy, and the gradient in two
+# (megatron/core/tensor_parallel/cross_entropy.py).
+_IN_PLACE_LOGIT_BYTES = 8.0
 # Where one kernel makes the gradient of the logits in their place.
 _FUSED_LOGIT_BYTES = 2.0
 
@@ -212,6 +215,8 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
         norm_bytes = 2.0 + (fp32_norm_bytes(model) if step.software.reference_code else 4.0)
     elif step.software.reference_code:
         norm_bytes, logit_bytes = model.reference_code.norm_bytes, model.reference_code.logit_bytes
+    if step.software.loss_in_place:
+        logit_bytes = _IN_PLACE_LOGIT_BYTES
     if step.software.loss_bytes == 2:
         logit_bytes = _NARROW_LOGIT_BYTES
     if step.software.fused_loss:
