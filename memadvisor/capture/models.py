@@ -36,6 +36,8 @@ class Models:
         self._infos: dict[int, ModuleInfo] = {}
         self.plain: set[int] = set()  # ids of the plain ones
         self._roots: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        # By prefix, the parts of a root: where it is made anew for each step, they are what lasts.
+        self._parts: dict[str, list[tuple[str, weakref.ref[torch.nn.Module]]]] = {}
         self._num_prefixes = self._num_searches = 0
         self._order: dict[str, None] = {}  # units in order of first execution
 
@@ -50,8 +52,11 @@ class Models:
         """
         root = unwrap(module) if is_outermost else module
         if is_outermost and id(root) not in self._infos and any(True for _ in root.parameters()):
-            owner = self._owner_of(root) if torch.is_grad_enabled() and not is_traced else None
-            self._add_root(root) if owner is None else self._join(owner)
+            former = self._former_of(root)
+            owner = None
+            if former is None and torch.is_grad_enabled() and not is_traced:
+                owner = self._owner_of(root)
+            self._add_root(root, former) if owner is None else self._join(owner)
         info = self._infos.get(id(root))
         if info is None:
             # A loss function, or a module made inside a forward: its work belongs to whatever encloses it.
@@ -119,19 +124,41 @@ class Models:
         first = joined[0][0]
         kept = [(prefix, reference) for prefix, reference in self._roots if reference() is not owner]
         gone = {id(root) for _, root in joined}
-        place = next(i for i, (_, reference) in enumerate(kept) if id(reference()) in gone)
-        self._roots = [entry for entry in kept if id(entry[1]()) not in gone]
-        self._add_root(owner, first, place)
+        taken = [
+            any(id(part) in gone for _, part in self._living(prefix, reference)) for prefix, reference in kept
+        ]
+        self._roots = [entry for entry, is_taken in zip(kept, taken, strict=True) if not is_taken]
+        self._add_root(owner, first, taken.index(True))
         renamed: dict[str, dict[str, None]] = {}
         for key, before in units_before.items():
             renamed.setdefault(before, {}).setdefault(self._infos[key].unit)
         self._order = {new: None for old in self._order for new in renamed.get(old, {old: None})}
 
+    def _former_of(self, root: torch.nn.Module) -> str | None:
+        """The prefix of a model that is gone, of which this one has all living parameters and no others: it was made
+        anew around the same parts, as solvers of differential equations wrap what they integrate."""
+        gone = [prefix for prefix, reference in self._roots if reference() is None]
+        own = {id(parameter) for parameter in root.parameters()} if gone else set()
+        for prefix in gone:
+            parts = [part() for _, part in self._parts[prefix]]
+            if own == {id(each) for part in parts if part is not None for each in part.parameters()}:
+                return prefix
+        return None
+
     def _add_root(self, root: torch.nn.Module, prefix: str | None = None, place: int | None = None) -> None:
         if prefix is None:
             prefix = self._new_prefix()
         units = cut_units(module_tree(root, prefix))
+        before = [known for known, _ in self._roots]
+        if prefix in before:
+            place = before.index(prefix)
+            del self._roots[place]
         self._roots.insert(len(self._roots) if place is None else place, (prefix, weakref.ref(root)))
+        self._parts[prefix] = [
+            (f"{prefix}.{name}" if prefix else name, weakref.ref(part))
+            for name, part in root.named_children()
+            if any(True for _ in part.parameters())
+        ]
         for name, module in root.named_modules(prefix=prefix):
             if id(module) not in self._infos:
                 unit = units.get(name, prefix)
@@ -161,11 +188,21 @@ class Models:
         self.plain.discard(key)
 
     def roots(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """(prefix, model) of the models that are still alive."""
+        """(prefix, model) of the models that are still alive, and the living parts of those that are not."""
         for prefix, reference in self._roots:
-            root = reference()
-            if root is not None:
-                yield prefix, root
+            yield from self._living(prefix, reference)
+
+    def _living(
+        self, prefix: str, reference: weakref.ref[torch.nn.Module]
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        root = reference()
+        if root is not None:
+            yield prefix, root
+            return
+        for name, part in self._parts[prefix]:
+            module = part()
+            if module is not None:
+                yield name, module
 
     def parameters(self) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
         """(name, unit, parameter), a tied parameter once, under its first name."""

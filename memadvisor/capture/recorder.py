@@ -77,20 +77,22 @@ class Recorder:
         return self._models.plain
 
     def enter_module(self, module: torch.nn.Module, args: Any) -> None:
-        spans = self._spans
-        begin_s = spans.begin_timing() if spans is not None else None
-        position = self._position
+        spans, position = self._spans, self._position
         info = self._models.info(module)
         if info is None:
+            begin_s = time.monotonic()
             info = self._models.discover(module, is_outermost=not position.stack, is_traced=self.is_tracing)
-            if info.is_root and spans is None:
+            if spans is not None:  # once, where many calls go by the time of one
+                spans.spend_since(begin_s)
+            elif info.is_root:
                 spans = self._meet_first_model()
+        timing = spans.begin_timing() if spans is not None else None
         position.push(info)
         if spans is not None:
             if info.is_root or info.is_unit or position.is_entry or position.is_outermost_recompute(1):
                 self._models.note_order(info.unit)
                 spans.enter_unit(info)
-            spans.end_timing(begin_s)
+            spans.end_timing(timing)
         if info.is_root:
             self._memory.enter_model(args)
         self._tracing.enter_module(info, args)
@@ -276,8 +278,6 @@ class Recorder:
         self._is_over = True
         self.hooks.remove()
         self._tracing.drop()
-
-    # ---- inside ---------------------------------------------------------------------------------
 
     def _meet_uncalled_models(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -8,7 +8,8 @@ from memadvisor.capture.updates import existing_optimizers
 
 _WORTH_SAYING_S = 1.0
 UNCALLED = (
-    "No call of the model was seen: it is compiled together with its caller. The time of its forward "
+    "No call of the model was seen: it is compiled together with its caller, or its class calls forward "
+    "itself, past the hooks of torch.nn.Module. The time of its forward "
     "counts as outside, samples are not counted, and memory is told apart by phase alone."
 )
 

@@ -214,6 +214,32 @@ def test_who_makes_models_all_the_time_is_not_searched_for_ever(tmp_path, monkey
     assert len(searches) == 16
 
 
+class Solver(nn.Module):
+    """Made anew around what it integrates, as torchdiffeq does."""
+
+    def __init__(self, field):
+        super().__init__()
+        self.field = field
+
+    def forward(self, x):
+        return x + self.field(x)
+
+
+def test_what_is_wrapped_anew_for_each_step_is_one_model_and_keeps_its_parameters(tmp_path):
+    field, head = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), nn.Linear(8, 8)
+    optimizer = torch.optim.RMSprop([*field.parameters(), *head.parameters()], lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            head(Solver(field)(torch.randn(4, 8))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+
+    assert [unit.name for unit in rank.units] == ["field.0", "field.2", "model1"]
+    assert sum(row.num_elements for row in rank.parameters) == 3 * 72
+    assert {row.module for row in rank.saved} <= {"", "field", "field.0", "field.1", "field.2", "model1"}
+
+
 def test_a_model_and_another_that_only_lies_beside_it_stay_two(tmp_path):
     """As a teacher that is not trained, in a module with its pupil."""
     both = nn.ModuleDict({"pupil": nn.Linear(8, 8), "teacher": nn.Linear(8, 8)})
