@@ -15,6 +15,8 @@ _SHAPE = re.compile(r"\d+")
 _KEPT = ("parameter", "gradient", "optimizer_state", "communication")
 _INSIDE = "inside "  # how the operator of a storage begins that no operator handed out
 _MOST_DIMENSIONS = 7
+# Recurrent layers keep what their backward needs of every sample and time as bytes without a shape of their own.
+_OF_EVERY_SAMPLE = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn")
 
 
 def dimensions(shape: str) -> tuple[int, ...]:
@@ -92,4 +94,6 @@ def _has_batch(row: Storage, sizes: Set[int], weights: Set[tuple[int, ...]]) -> 
     shape = dimensions(row.shape)
     if row.phase == "baseline" or row.category in _KEPT or not shape or shape in weights:
         return False
+    if row.operator in _OF_EVERY_SAMPLE and row.dtype == "uint8":
+        return True
     return not sizes.isdisjoint(shape[:2])

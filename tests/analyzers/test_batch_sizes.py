@@ -53,3 +53,9 @@ def test_what_an_operator_made_for_itself_shrinks_like_a_tensor_as_large():
     assert shrunk({"shape": f"[{SAMPLES}, 6, 14, 14]"}, inner) == [True, True]
     assert shrunk({"shape": "[6, 14, 14]"}, inner) == [False, False]
     assert shrunk({"shape": f"[{SAMPLES}, 6]"}, {"shape": "[6, 14, 14]"}, inner) == [True, False, False]
+
+
+def test_what_a_recurrent_layer_keeps_of_all_samples_shrinks():
+    """oneDNN's and cuDNN's workspaces are bytes in one dimension."""
+    row = {"shape": "[987654]", "operator": "aten::mkldnn_rnn_layer"}
+    assert shrunk({**row, "dtype": "uint8"}, {**row, "dtype": "float32"}) == [True, False]
