@@ -82,17 +82,20 @@ def comparison(
         within_budget=None
         if needed_bytes is None or plan.budget_bytes is None
         else needed_bytes <= plan.budget_bytes,
-        components_s=_components(predicted, times, traffics),
+        components_s=_components(plan, predicted, times, traffics),
     )
 
 
 def _components(
-    predicted: Prediction, times: Sequence[StepTime | None], traffics: Sequence[Communication | None]
+    plan: Plan,
+    predicted: Prediction,
+    times: Sequence[StepTime | None],
+    traffics: Sequence[Communication | None],
 ) -> dict[str, Compared]:
     known = [(time, traffic) for time, traffic in zip(times, traffics, strict=False) if time is not None]
     if predicted.components_s is None or not known:
         return {}
-    measured = measured_components(*max(known, key=lambda pair: pair[0].median_s))
+    measured = measured_components(*max(known, key=lambda pair: pair[0].median_s), plan.recomputed_units)
     parts = comparable(predicted.components_s)
     return {
         name: Compared(predicted=parts.get(name), measured=seconds)

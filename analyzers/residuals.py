@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from memadvisor.analyzers.communication import Communication
 from memadvisor.analyzers.step_time import StepTime
@@ -11,17 +11,20 @@ from memadvisor.analyzers.step_time import StepTime
 _IN_COMPUTE = ("overlap_slowdown", "exposed_transfer")
 
 
-def measured_components(time: StepTime, traffic: Communication | None) -> dict[str, float | None]:
+def measured_components(
+    time: StepTime, traffic: Communication | None, recomputed: Collection[str]
+) -> dict[str, float | None]:
     """Seconds of the median timed step by component, which sum to it.
 
-    optimizer: its phase. recomputation: second forwards of units. exposed_communication: its share of the traced step,
+    optimizer: its phase. recomputation: second forwards of the units that the plan recomputes; those of the script's own
+    checkpoints were in the run that it was worked out from, and are predicted as compute. exposed_communication: its share of the traced step,
     in which alone collectives are seen; None where it was not recorded, and then it is in compute. compute: the rest.
     """
     exposed_s = None
     if traffic is not None and traffic.exposed_fraction is not None:
         exposed_s = time.median_s * traffic.exposed_fraction
     optimizer_s = time.by_phase_s["optimizer"]
-    recomputation_s = sum(unit.recompute_s for unit in time.units)
+    recomputation_s = sum(unit.recompute_s for unit in time.units if unit.unit in recomputed)
     rest_s = time.median_s - optimizer_s - recomputation_s - (exposed_s or 0.0)
     return {
         "compute": rest_s,

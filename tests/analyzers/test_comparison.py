@@ -3,6 +3,8 @@ import dataclasses
 import pytest
 
 from memadvisor.analyzers.analysis import analyze
+from memadvisor.analyzers.residuals import measured_components
+from memadvisor.analyzers.step_time import UnitTime, step_time
 from memadvisor.plan import Plan, Prediction
 from tests.make_run import make_run
 
@@ -109,6 +111,21 @@ def test_measured_parts_of_a_step_sum_to_it_and_stand_beside_those_predicted():
     assert sum(pair.measured or 0.0 for pair in compared.components_s.values()) == pytest.approx(0.102)
     assert compared.components_s["compute"].predicted == pytest.approx(0.062)
     assert compared.components_s["optimizer"].measured > 0
+
+
+def test_second_forwards_of_the_scripts_own_checkpoints_are_compute():
+    """They were in the run that the plan was worked out from; only what the plan recomputes is beside it."""
+    rank = make_run().ranks[0]
+    time = dataclasses.replace(
+        step_time(rank),
+        units=tuple(
+            UnitTime(unit=name, forward_s=0.001, backward_s=0.002, recompute_s=0.001) for name in ("a", "b")
+        ),
+    )
+    planned, plain = (measured_components(time, None, recomputed) for recomputed in (("a",), ()))
+
+    assert (planned["recomputation"], plain["recomputation"]) == (0.001, 0)
+    assert plain["compute"] - planned["compute"] == pytest.approx(0.001)
 
 
 def test_a_plan_that_does_not_say_its_parts_has_none_compared():
