@@ -17,20 +17,31 @@ _OF_GRAPHS = ("num_nodes", "sparse_sizes")
 def batch_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Samples are the first dimension of the first input, tokens the elements of a 2-D whole-number one.
 
-    None for what is not known: without a tensor, and where another input says that the first one's rows are the nodes of
-    a graph. Of these half a batch is no smaller graph, and nobody knows how many graphs there are.
+    None for what is not known: without a tensor, under `torch.func.vmap`, where one call is many, and where another input
+    says that the first one's rows are the nodes of a graph. Of these half a batch is no smaller graph, and nobody knows how many graphs there are.
     """
     values = (*args, *kwargs.values())
     tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() > 0]
     if not tensors or any(hasattr(type(value), name) for value in values for name in _OF_GRAPHS):
         return None, None
     first = tensors[0]
+    if _is_mapped(first):
+        return None, None
     if is_without_shape(first):
         return first.size(0), None
     tensors = [tensor for tensor in tensors if not is_without_shape(tensor)]
     if any(_links_rows(first, other) for other in tensors[1:]):
         return None, None
     return first.shape[0], first.numel() if not first.is_floating_point() and first.dim() == 2 else None
+
+
+def _is_mapped(tensor: torch.Tensor) -> bool:
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def _links_rows(first: torch.Tensor, other: torch.Tensor) -> bool:

@@ -52,3 +52,16 @@ WORDS = torch.randint(0, 9, (30, 7))
 )
 def test_samples_are_the_rows_of_the_first_input(inputs, found):
     assert batch_of(inputs, {}) == found
+
+
+def test_a_call_for_many_tasks_at_once_does_not_tell_its_samples():
+    found = []
+
+    def loss(weight, x):
+        found.append(batch_of((x,), {}))
+        return (x @ weight).sum()
+
+    inputs = torch.randn(5, 30, 7)
+    torch.func.grad(loss)(torch.ones(7), inputs[0])
+    torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(torch.ones(7), inputs)
+    assert found == [(30, None), (None, None)]
