@@ -31,10 +31,10 @@ def shorten_left(name: str, width: int) -> str:
 
 
 def grid(num_columns: int) -> Table:
-    """Columns without a head, indented."""
+    """Columns without a head, indented; the last one gives way where they are too wide together."""
     table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 1, 0, 1))
-    for _ in range(num_columns):
-        table.add_column(no_wrap=True, overflow="ellipsis")
+    for position in range(num_columns):
+        table.add_column(no_wrap=position < num_columns - 1, overflow="ellipsis")
     return table
 
 

@@ -1,5 +1,6 @@
 """The lines of `show` about checkpointing."""
 
+import dataclasses
 import io
 
 from rich.console import Console
@@ -40,3 +41,12 @@ def test_only_what_pays_is_shown_and_names_are_no_markup():
 
     assert "[red]all" in text and "-50.0 MiB" in text and "cheap" in text
     assert "dearer" not in text and "slight" not in text
+
+
+def test_figures_stand_whole_where_the_line_is_too_long():
+    place = "backward of model.decoder.layers.11"
+    rows = (dataclasses.replace(row("model.encoder.layers.3", 50 * MIB, 0.011), peak_position=place),)
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(checkpointing(Checkpointing(peak_bytes=100 * MIB, rows=rows, num_left_out=0), 60))
+
+    assert {"-50.0", "MiB", "50.0", "%", "+11.0", "ms"} <= set(console.export_text().split())
