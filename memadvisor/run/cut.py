@@ -5,7 +5,8 @@ that hold parameters and are themselves made of modules (transformer blocks, res
 such child is a unit, and so is the only one of a list (a layer whose weights all depths share); elsewhere the
 rule descends, and a leaf with parameters is a unit of its own.
 A bare container (Sequential, ModuleList) is such a child only when it holds nothing but leaves: the
-stages of a ResNet are containers of blocks, not blocks.
+stages of a ResNet are containers of blocks, not blocks. Nor are children with names of their own, in no list, that hold a
+list of more blocks than there are of them: T5's encoder and decoder are two stacks of one class.
 Parameters that a module holds directly, beside such children, belong to that module's unit.
 """
 
@@ -15,7 +16,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
+_LISTS = ("Sequential", "ModuleList")
+_CONTAINERS = (*_LISTS, "ModuleDict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ def cut_units(root: ModuleNode) -> dict[str, str]:
 
 def _cut(node: ModuleNode, enclosing: str, units: dict[str, str]) -> None:
     repeated = _repeated_blocks(node.children)
+    if node.type_name not in _LISTS:
+        repeated -= _stacks(node.children, repeated)
     if node.type_name == "ModuleList" and len(node.children) == 1:
         repeated = {node.children[0].type_name} - {*_CONTAINERS}
     is_unit = not node.children or node.num_own_parameters > 0
@@ -55,6 +59,24 @@ def _cut(node: ModuleNode, enclosing: str, units: dict[str, str]) -> None:
 def _repeated_blocks(children: Sequence[ModuleNode]) -> set[str]:
     names = [child.type_name for child in children if _may_be_block(child)]
     return {name for name in names if names.count(name) >= 2}
+
+
+def _stacks(children: Sequence[ModuleNode], repeated: Collection[str]) -> set[str]:
+    found = set()
+    for name in repeated:
+        alike = [child for child in children if child.type_name == name and _may_be_block(child)]
+        if all(_longest_list(child) > len(alike) for child in alike):
+            found.add(name)
+    return found
+
+
+def _longest_list(node: ModuleNode) -> int:
+    """The most blocks of one class in a list inside the module."""
+    inside = [_longest_list(child) for child in node.children]
+    if node.type_name in _LISTS:
+        names = [child.type_name for child in node.children if _may_be_block(child)]
+        inside += [names.count(name) for name in set(names)]
+    return max(inside, default=0)
 
 
 def _may_be_block(node: ModuleNode) -> bool:

@@ -74,6 +74,16 @@ def test_a_block_that_has_no_twin_is_looked_into():
     assert set(units_of(model).values()) == {"", "only.norm", "only.mlp.0", "only.mlp.2"}
 
 
+def test_two_stacks_of_one_class_are_cut_into_their_blocks():
+    """T5's encoder and decoder; but the experts of a list's layers, however many, stay inside their layer."""
+    model = nn.Module()
+    model.encoder, model.decoder = GPT(), GPT()
+    layers = nn.ModuleList([GPT(), GPT()])
+
+    assert {"encoder.blocks.0", "decoder.blocks.2", "decoder.head"} <= set(units_of(model).values())
+    assert set(units_of(layers).values()) == {"", "0", "1"}
+
+
 def test_parameters_beside_blocks_belong_to_their_modules_unit():
     model = nn.Module()
     model.layers = nn.ModuleList(Block() for _ in range(2))
