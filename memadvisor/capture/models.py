@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from memadvisor.capture.script_shards import shard_groups
-from memadvisor.run.cut import cut_units, innermost, module_tree, unwrap
+from memadvisor.run.cut import ModuleNode, cut_units, innermost, module_tree, unwrap
 from memadvisor.run.living import living, living_modules
 from memadvisor.run.records import Module, Parameter, ShardGroup, Unit
 from memadvisor.run.torch_names import dtype_name
@@ -38,6 +38,8 @@ class Models:
         self._roots: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         # By prefix, the parts of a root: where it is made anew for each step, they are what lasts.
         self._parts: dict[str, list[tuple[str, weakref.ref[torch.nn.Module]]]] = {}
+        self._kinds: dict[str, ModuleNode] = {}
+        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._num_prefixes = self._num_searches = 0
         self._order: dict[str, None] = {}  # units in order of first execution
 
@@ -80,6 +82,17 @@ class Models:
                 self.discover(module, is_outermost=True)
                 found = True
         return found
+
+    def meet_trained(self, optimizer: torch.optim.Optimizer) -> None:
+        """Find the models of an optimizer that has stepped for the first time, where none of its parameters is of a known
+        one: meta-learning calls copies, and trains what they are copies of."""
+        if optimizer in self._met or self._num_searches >= _MOST_SEARCHES:
+            return
+        self._met.add(optimizer)
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if {id(parameter) for *_, parameter in self.parameters()}.isdisjoint(map(id, stepped)):
+            self._num_searches += 1
+            self.discover_owners(stepped)
 
     def note_order(self, unit: str) -> None:
         self._order.setdefault(unit)
@@ -135,20 +148,23 @@ class Models:
         self._order = {new: None for old in self._order for new in renamed.get(old, {old: None})}
 
     def _former_of(self, root: torch.nn.Module) -> str | None:
-        """The prefix of a model that is gone, of which this one has all living parameters and no others: it was made
-        anew around the same parts, as solvers of differential equations wrap what they integrate."""
+        """The prefix of a model that is gone and that this one is made after: it has all its living parameters and no
+        others, as solvers of differential equations wrap what they integrate anew; or none of them lives, and it has the
+        same modules, as copies of a model for each task."""
         gone = [prefix for prefix, reference in self._roots if reference() is None]
         own = {id(parameter) for parameter in root.parameters()} if gone else set()
         for prefix in gone:
-            parts = [part() for _, part in self._parts[prefix]]
-            if own == {id(each) for part in parts if part is not None for each in part.parameters()}:
+            left = [part() for _, part in self._parts[prefix]]
+            living_ids = {id(each) for part in left if part is not None for each in part.parameters()}
+            if own == living_ids or (not living_ids and module_tree(root, prefix) == self._kinds[prefix]):
                 return prefix
         return None
 
     def _add_root(self, root: torch.nn.Module, prefix: str | None = None, place: int | None = None) -> None:
         if prefix is None:
             prefix = self._new_prefix()
-        units = cut_units(module_tree(root, prefix))
+        self._kinds[prefix] = module_tree(root, prefix)
+        units = cut_units(self._kinds[prefix])
         before = [known for known, _ in self._roots]
         if prefix in before:
             place = before.index(prefix)
@@ -217,6 +233,8 @@ class Models:
             for module_name, module in root.named_modules(prefix=prefix):
                 info = self._infos.get(id(module))
                 for name, parameter in module.named_parameters(recurse=False):
+                    if not parameter.is_leaf:
+                        continue  # what a step of meta-learning has made of a parameter, in a copy of the model
                     full = f"{module_name}.{name}" if module_name else name
                     yield full, info.unit if info else prefix, parameter
 
@@ -229,6 +247,8 @@ class Models:
         rows = []
         for prefix, root in self.roots():
             for name, parameter in root.named_parameters(prefix=prefix, remove_duplicate=False):
+                if not parameter.is_leaf:
+                    continue
                 tied_to = first_name.setdefault(id(parameter), name)
                 rows.append(
                     Parameter(

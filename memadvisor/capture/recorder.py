@@ -143,12 +143,10 @@ class Recorder:
         self._tracing.name_gradients(self._models)
         position.micro_batch += 1
         self._tracing.note_place()
-        if self._spans is None:
-            return
-        if self._has_updated_in_pass:
+        if self._spans is not None and self._has_updated_in_pass:
             self._has_updated_in_pass = False
             self._take_update(self._spans, self._spans.mark())
-        elif not self._updates.have_been_seen and not position.stack:
+        elif self._spans is not None and not self._updates.have_been_seen and not position.stack:
             self._end_step_without_optimizer(self._spans)
 
     def reach_backward_of(self, unit: str) -> None:
@@ -179,20 +177,21 @@ class Recorder:
         if self._updates.leave(optimizer):
             return
         self._position.in_optimizer = False
-        if self._spans is None:  # not before: a closure calls the model inside the optimizer's step
+        if self._spans is None:  # only now: a closure calls the model inside the step
             self._meet_uncalled_models(optimizer)
         begin_s = time.monotonic()
+        self._models.meet_trained(optimizer)
         end = self._spans.leave_optimizer() if self._spans is not None else None
         self._tracing.note_place()
         self._is_end_of_step |= self._updates.ends_step(optimizer, end)
         if self._spans is None or end is None:
             self._is_end_of_step = False
-        elif self._position.backward_depth:
-            self._has_updated_in_pass = True
-            self._spans.spend_since(begin_s)
         else:
             self._spans.spend_since(begin_s)
-            self._take_update(self._spans, end)
+            if self._position.backward_depth:
+                self._has_updated_in_pass = True
+            else:
+                self._take_update(self._spans, end)
 
     def _take_update(self, spans: SpanLog, end: float | DeviceMark) -> None:
         """The training step ends here, or may turn out to have ended here."""

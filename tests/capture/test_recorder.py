@@ -1,5 +1,6 @@
 """What the recorder says of a training, and that it leaves nothing behind."""
 
+import copy
 import ctypes
 import gc
 import os
@@ -238,6 +239,29 @@ def test_what_is_wrapped_anew_for_each_step_is_one_model_and_keeps_its_parameter
     assert [unit.name for unit in rank.units] == ["field.0", "field.2", "model1"]
     assert sum(row.num_elements for row in rank.parameters) == 3 * 72
     assert {row.module for row in rank.saved} <= {"", "field", "field.0", "field.1", "field.2", "model1"}
+
+
+def test_copies_of_a_model_for_each_task_have_one_name_and_what_is_trained_is_found(tmp_path):
+    """Meta-learning as `higher` does it: only copies are called, whose weights are made of the model's."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    optimizer = torch.optim.Adam(net.parameters())
+    with memadvisor.profile(tmp_path / "run") as prof, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(6):
+            copied = copy.deepcopy(net)
+            for module, source in zip(copied.modules(), net.modules(), strict=True):
+                for name, parameter in source.named_parameters(recurse=False):
+                    del module._parameters[name]
+                    module._parameters[name] = parameter * 1.0
+            copied(torch.randn(4, 8)).sum().backward()
+            del copied, module
+            optimizer.step()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+
+    assert [row.num_elements for row in rank.parameters] == [64, 8, 64, 8]
+    assert {row.unit for row in rank.saved} <= {"model1", "model1.0", "model1.2"}
+    assert sum(row.size_bytes for row in rank.storages if row.category == "parameter") == 4 * 144
 
 
 def test_a_model_and_another_that_only_lies_beside_it_stay_two(tmp_path):
