@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Set
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from math import prod
@@ -30,7 +31,8 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     A storage born in the step shrinks where its first or second dimension is the micro-batch's samples,
     its tokens, its tokens that have a next one (one less a sample: the logits of a shifted loss), or its samples times
     other dimensions that a tensor of samples has (`_flattened`), and its
-    shape is no parameter's. What an operator made for itself has no shape, and shrinks where it is as large as one that
+    shape is no parameter's; one born before does where the script drops it in this step for another like it, as it
+    does with the last step's logits. What an operator made for itself has no shape, and shrinks where it is as large as one that
     does and as nothing else. Whatever else has no recorded shape keeps its size, so the step is never
     made smaller than it is known to become. For the same reason all that is born in a forward or backward grows, but for
     what has the shape of a parameter.
@@ -49,6 +51,13 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
         }
     sizes = {size for size in _batch_sizes(rank, step, weights) if size % divisor == 0}
     shrinking = {row.storage_id: row for row in rank.storages if _has_batch(row, sizes, weights)}
+    outlasting = {(row.size_bytes, row.dtype) for row in shrinking.values() if row.death_s is None}
+    shrinking |= {
+        row.storage_id: row
+        for row in rank.storages
+        if row.phase == "baseline" and row.death_s is not None and (row.size_bytes, row.dtype) in outlasting
+        if _has_batch(replace(row, phase=""), sizes, weights)
+    }
     rest = [row for row in rank.storages if row.storage_id not in shrinking]
     alike = {row.size_bytes for row in shrinking.values()}
     alike -= {row.size_bytes for row in rest if row.shape}

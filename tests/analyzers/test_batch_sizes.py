@@ -33,7 +33,10 @@ def test_what_has_the_batch_in_its_shape_shrinks_with_it(shape, shrinks):
 def shrunk(*rows):
     """By their order, which of these storages shrink with half the micro-batch."""
     born = [
-        storage(storage_id=10**6 + number, size_bytes=4096, category="temporary", phase="forward", **row)
+        storage(
+            **{"storage_id": 10**6 + number, "size_bytes": 4096, "category": "temporary", "phase": "forward"}
+            | row
+        )
         for number, row in enumerate(rows)
     ]
     sizes = shrink_batch(replace(RANK, storages=tuple(born)), RANK.traced_step, 2)
@@ -59,3 +62,12 @@ def test_what_a_recurrent_layer_keeps_of_all_samples_shrinks():
     """oneDNN's and cuDNN's workspaces are bytes in one dimension."""
     row = {"shape": "[987654]", "operator": "aten::mkldnn_rnn_layer"}
     assert shrunk({**row, "dtype": "uint8"}, {**row, "dtype": "float32"}) == [True, False]
+
+
+def test_the_last_steps_output_shrinks_where_this_steps_takes_its_place():
+    """`output = model(x)` holds the old logits until the new ones are there; a data set is dropped for nothing."""
+    output = {"shape": f"[{SAMPLES}, 512]"}
+    before = {**output, "phase": "baseline", "category": "other"}
+    assert shrunk({**output, "death_s": None}, {**before, "death_s": 1.0}) == [True, True]
+    assert shrunk({**output, "death_s": None}, {**before, "death_s": None}) == [True, False]
+    assert shrunk({**output, "death_s": 1.0}, {**before, "death_s": 1.0}) == [True, False]
