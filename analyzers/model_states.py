@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.peak import alive_storages
 from memadvisor.coded_states import coded_bytes, is_coded
 from memadvisor.cost.owners import is_elementwise
 from memadvisor.plan import Plan
 from memadvisor.policies import resolve_units
+from memadvisor.precision import FULL_PRECISION, Precision, bytes_in
 from memadvisor.run.records import OptimizerState, Parameter
 from memadvisor.run.run import RankRun
 from memadvisor.units import format_bytes
@@ -20,8 +21,8 @@ class StateComponent:
     """One kind of model state in one dtype: `parameter`, `gradient`, or a key of the optimizer's state.
 
     `expected_bytes` is the theory's; 0 for what it does not know (step counters, factored states).
-    `recorded_bytes` is the sum over the optimizer's own tensors of this component; None for parameters
-    and gradients, which are measured as storages alone.
+    `recorded_bytes` is the sum over the optimizer's own tensors of this component; None for parameters,
+    gradients and an engine's masters, which are measured as storages alone.
     """
 
     kind: str  # "parameter", "gradient" or "optimizer_state"
@@ -40,7 +41,9 @@ class ModelStates:
     and as gradient, and one element of each optimizer component (16 bytes for Adam in float32: 4 + 4 + 8;
     also 16 in classic mixed precision: 2 + 2 + 12). Of a unit at stage s on n ranks a rank holds 1/n of the
     optimizer state from s = 1, of the gradients from s = 2, of the parameters at s = 3. What a plan
-    keeps on another tier is none of the device's; what a plan keeps in 8 bits is its codes and scales.
+    keeps on another tier is none of the device's; what a plan keeps in 8 bits is its codes and scales. With a plan's
+    optimizer dtype, masters of narrow parameters are a component of the optimizer's state (s = 1 and 2), or the
+    parameters themselves (s = 3), and shards of gradients are in it.
     `padding_bytes` is measured minus expected: alignment, step counters, and whatever theory does not know.
     """
 
@@ -107,9 +110,11 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
     num_ranks = _num_sharing(rank, plan)
     stages = _zero_stages(rank, plan)
     paged = _paged(rank, plan)
+    masters = FULL_PRECISION if plan is None else plan.precision
     components = (
-        *_parameters(rank, stages, num_ranks, paged),
-        *_gradients(rank, stages, num_ranks, paged),
+        *_parameters(rank, stages, num_ranks, paged, masters),
+        *_gradients(rank, stages, num_ranks, paged, masters),
+        *_masters(rank, stages, num_ranks, masters),
         *_optimizer_states(rank, stages, num_ranks, _states_away(rank, plan), _coded(rank, plan)),
     )
     expected = {kind: sum(c.expected_bytes for c in components if c.kind == kind) for kind in measured}
@@ -213,27 +218,48 @@ class _Share:
 
 
 def _parameters(
-    rank: RankRun, stages: dict[str, int], num_ranks: int, paged: frozenset[str]
+    rank: RankRun, stages: dict[str, int], num_ranks: int, paged: frozenset[str], masters: Precision
 ) -> list[StateComponent]:
     own = [parameter for parameter in _own_parameters(rank) if parameter.unit not in paged]
-    return _one_per_dtype("parameter", own, stages, num_ranks, sharded_from=3)
+    return _one_per_dtype("parameter", own, stages, num_ranks, 3, masters)
 
 
 def _gradients(
-    rank: RankRun, stages: dict[str, int], num_ranks: int, paged: frozenset[str]
+    rank: RankRun, stages: dict[str, int], num_ranks: int, paged: frozenset[str], masters: Precision
 ) -> list[StateComponent]:
     own = (parameter for parameter in _own_parameters(rank) if parameter.unit not in paged)
     trainable = [parameter for parameter in own if parameter.requires_grad]
-    return _one_per_dtype("gradient", trainable, stages, num_ranks, sharded_from=2)
+    return _one_per_dtype("gradient", trainable, stages, num_ranks, 2, masters)
+
+
+def _masters(
+    rank: RankRun, stages: dict[str, int], num_ranks: int, masters: Precision
+) -> list[StateComponent]:
+    """Those that are kept beside whole parameters."""
+    own = [
+        p
+        for p in _own_parameters(rank)
+        if p.requires_grad and stages.get(p.unit, 0) in (1, 2) and masters.of_optimizer(p.dtype) != p.dtype
+    ]
+    found = _one_per_dtype("optimizer_state", own, stages, num_ranks, 1, masters)
+    return [replace(component, component="master") for component in found]
 
 
 def _one_per_dtype(
-    kind: str, parameters: list[Parameter], stages: dict[str, int], num_ranks: int, *, sharded_from: int
+    kind: str,
+    parameters: list[Parameter],
+    stages: dict[str, int],
+    num_ranks: int,
+    sharded_from: int,
+    masters: Precision,
 ) -> list[StateComponent]:
+    """Shards of what the optimizer updates are in its dtype."""
     shares: dict[str, _Share] = {}
     for p in parameters:
-        share = shares.setdefault(p.dtype, _Share(num_ranks))
-        share.add(p.num_elements, p.size_bytes, is_sharded=stages.get(p.unit, 0) >= sharded_from)
+        is_sharded = stages.get(p.unit, 0) >= sharded_from
+        dtype = masters.of_optimizer(p.dtype) if is_sharded and p.requires_grad else p.dtype
+        share = shares.setdefault(dtype, _Share(num_ranks))
+        share.add(p.num_elements, bytes_in(p.size_bytes, p.dtype, dtype), is_sharded=is_sharded)
     return [
         StateComponent(
             kind=kind,

@@ -287,7 +287,7 @@ def _check_activation_bits(plan: Plan, source: str) -> None:
 def beside_fsdp2(plan: Plan) -> dict[str, bool]:
     """What FSDP2 is not told by a plan, in words, and whether this one asks for it."""
     return {
-        "another precision": plan.precision.is_lossy,
+        "another precision": plan.precision.is_lossy or plan.precision.has_masters,
         "compressed messages": plan.compression.is_lossy,
         "local SGD": plan.local_sgd is not None,
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,

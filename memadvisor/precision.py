@@ -17,8 +17,8 @@ class Precision:
     of the ranks are added up in, and what reductions carry. None: float32, as without a plan. What the
     optimizer keeps and updates of them is float32 in any case. Parameters of other dtypes keep theirs.
 
-    `optimizer_dtype` float32 is for trainable parameters that are bfloat16 or float16 in the script: shards of them
-    are float32 masters, which the optimizer keeps its state for and updates; modules see them rounded.
+    `optimizer_dtype` float32 is for trainable parameters that are bfloat16 or float16 in the script: of them each rank
+    has a shard of float32 masters, which the optimizer keeps its state for and updates; modules see them rounded.
     """
 
     param_dtype: str | None = None
@@ -50,9 +50,9 @@ class Precision:
     @property
     def least_stage(self) -> int:
         """The lowest ZeRO stage that every unit must have."""
-        if self.param_dtype not in (None, "float32") or self.has_masters:
+        if self.param_dtype not in (None, "float32"):
             return 3
-        return 2 if self.reduce_dtype not in (None, "float32") else 0
+        return 2 if self.reduce_dtype not in (None, "float32") else int(self.has_masters)
 
 
 def precision_text(precision: Precision) -> str:
@@ -77,8 +77,8 @@ def loss_text(precision: Precision) -> str:
 def masters_text(precision: Precision) -> str:
     """What an optimizer dtype changes, in words."""
     return (
-        f"parameters that are bfloat16 or float16 are updated in {precision.optimizer_dtype}, which is kept beside "
-        "them in the shards. Losses will differ from those without it."
+        f"parameters that are bfloat16 or float16 are updated in {precision.optimizer_dtype} masters, of which "
+        "each rank keeps its share. Losses will differ from those without it."
     )
 
 
@@ -91,8 +91,9 @@ FULL_PRECISION = Precision()
 
 
 def check_precision(precision: Precision, num_ranks: int, stages: set[int], source: str) -> None:
-    """Raise PlanError, naming `source`: parameter and optimizer dtypes need shards apart, sums gradients that become shards."""
-    least = {"param_dtype": 3, "reduce_dtype": 2, "optimizer_dtype": 3}
+    """Raise PlanError, naming `source`: a parameter dtype needs parameters in shards, one of sums gradients that become
+    shards, one of the optimizer shards of its state."""
+    least = {"param_dtype": 3, "reduce_dtype": 2, "optimizer_dtype": 1}
     for field, stage in least.items():
         dtype = getattr(precision, field)
         if dtype is None:
@@ -106,5 +107,5 @@ def check_precision(precision: Precision, num_ranks: int, stages: set[int], sour
             where = "one rank" if num_ranks == 1 else f"ZeRO stage {found}"
             raise PlanError(
                 f"{source} has {field} {dtype} with {where}.",
-                hint=f"it needs several ranks and stage {'3' if stage == 3 else '2 or 3'} for every unit.",
+                hint=f"it needs several ranks and stage {('1, 2 or 3', '2 or 3', '3')[stage - 1]} for every unit.",
             )

@@ -135,6 +135,7 @@ def parse_args():
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
+    parser.add_argument("--bf16-weights", action="store_true", help="keep weights and gradients in bfloat16")
     parser.add_argument("--clip", type=float, default=0.0, help="largest gradient norm; 0 does not clip")
     parser.add_argument("--cosine", action="store_true", help="warm up, then follow a cosine down to a tenth")
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -148,6 +149,8 @@ def parse_args():
 def train(args, device, rank, world_size):
     torch.manual_seed(args.seed)
     model = GPT(args.layers, args.dim, args.heads, args.seq, args.dropout, args.tied).to(device)
+    if args.bf16_weights:
+        model.to(torch.bfloat16)
     raw_model = model
     if world_size > 1:
         device_ids = [device.index] if device.type == "cuda" else None

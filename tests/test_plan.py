@@ -58,7 +58,7 @@ PLANS = st.builds(
         Precision,
         param_dtype=st.sampled_from([None, "float32"]),
         reduce_dtype=st.sampled_from([None, "float32"]),
-        optimizer_dtype=st.none(),  # else every unit is of stage 3
+        optimizer_dtype=st.none(),  # else every unit is of stage 1 or more
     ),
 )
 # Older plans are without.

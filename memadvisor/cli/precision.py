@@ -24,8 +24,8 @@ def add_precision_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizer-dtype",
         choices=("fp32",),
-        help="with ZeRO stage 3: update bf16 and fp16 parameters in float32, kept beside them in the shards; "
-        "losses differ",
+        help="with ZeRO stages 1 to 3: update bf16 and fp16 parameters in float32 masters, of which each rank keeps "
+        "its share; losses differ",
     )
 
 

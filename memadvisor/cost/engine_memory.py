@@ -8,7 +8,8 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 - a second copy of what stage 3 releases: this rank's part, from that release to the gather for the backward;
 - gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it, 2 and 3 until the
   reduction, which leaves a shard; what the script has dropped is free from the next forward on;
-- with an optimizer dtype, shards of narrow parameters and of their gradients, and their state, are in it;
+- with an optimizer dtype, shards of narrow parameters and of their gradients, and their state, are in it; stages 1 and 2
+  have these masters beside the parameters, and stage 1 casts its pieces of the gradients while the optimizer steps;
 - with a precision, gathered flats are in its parameter dtype, and buffers of gradients and their staging in its
   reduction dtype; shards of parameters and gradients are in the parameters' own;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
@@ -49,6 +50,7 @@ from memadvisor.cost.second_copies import SecondCopies
 from memadvisor.cost.states import UnitStates
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.cost.unit_sizes import largest_piece_share, unit_sizes
+from memadvisor.cost.widened_gradients import widened_gradients
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
@@ -80,6 +82,7 @@ class EngineMemory:
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
+        self._widened = widened_gradients(self._sizes, self.stages, self._away)
         self._dropped = DroppedGradients(step, self.stages, self.num_ranks)
         coded = {
             name: (self._states(name), self.num_ranks if self.stages[name] else 1, self._sizes[name].widening)
@@ -140,9 +143,11 @@ class EngineMemory:
         return self._codes[name].scratch_bytes if name in self._codes else 0
 
     def _lent_to_step(self) -> dict[tuple[str, str], int]:
-        """What the rank with most is sent of its own parameters while the optimizer steps."""
-        lent = {}
-        for name, owned in self._owned.items() if self._is_stepping else ():
+        """What the rank with most is sent of its own parameters while the optimizer steps, and what it casts."""
+        if not self._is_stepping:
+            return {}
+        lent = {("gradient", name): size_bytes for name, size_bytes in self._widened.items()}
+        for name, owned in self._owned.items():
             if self.stages[name] >= 2:
                 lent["gradient", name] = owned.parameter_bytes
             if self.stages[name] == 3:
@@ -219,8 +224,7 @@ class EngineMemory:
         pieces |= {("messages", name): size for name, size in self._unpacking.items()}
         pieces |= {("all-reduced", name): size for name, size in self._meaning.items()}
         pieces |= {("code tables", ""): TABLES_BYTES if self._codes else 0}
-        fetched = self._fetched.items()
-        pieces |= {(f"fetched {what}", str(side)): size for (what, side), size in fetched.items()}
+        pieces |= {(f"fetched {w}", str(side)): size for (w, side), size in self._fetched.items().items()}
         pieces |= {("residual", name): packed.residual_bytes for name, packed in self._packed.items()}
         if self._scattering is not None:
             pieces["staging", self._scattering] = self._staging_bytes(self._scattering)
@@ -310,10 +314,8 @@ class EngineMemory:
         # is cast, if it is, when the buffer has gone: on two ranks and more that takes no more.
         staging = size_bytes + self._staging_bytes(name) + older_bytes - shard_bytes
         self._keep_shard(name)
-        message_bytes = self._reduce_bytes(name)
-        return Message(
-            operation="reduce_scatter", size_bytes=message_bytes, staging={"communication": staging}
-        )
+        staged = {"communication": staging}
+        return Message(operation="reduce_scatter", size_bytes=self._reduce_bytes(name), staging=staged)
 
     def _put_away(self, action: Action) -> Message:
         """A gradient that is written; that of earlier micro-batches is read and added first."""
@@ -392,7 +394,7 @@ class EngineMemory:
             pieces += self._codes[name].resting_bytes if name in self._codes else self.state_bytes(name)
         if not self.stages[name]:
             return pieces + self._sizes[name].whole_state_bytes
-        return pieces + self._owned.get(name, Owned()).state_bytes
+        return pieces + self._sizes[name].master_bytes + self._owned.get(name, Owned()).state_bytes
 
     def _states(self, name: str) -> UnitStates:
         return self.step.states.get(name) or _NO_PARAMETERS

@@ -46,17 +46,26 @@ def _padded(num_elements: int, num_ranks: int) -> int:
 def flat_sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> FlatSizes:
     """Those of a unit of a stage; frozen parameters are sharded in stage 3 alone."""
     is_sharded = stage == 3
-    masters = precision.of_optimizer if is_sharded else own_dtype
+    masters = precision.of_optimizer if stage else own_dtype
     casts = precision.of_parameter if is_sharded else own_dtype
     sums = precision.of_reduction if stage >= 2 else own_dtype
     trainable_bytes = flat_bytes(states, num_ranks, frozen=False, dtype_of=masters)
     own_bytes = flat_bytes(states, num_ranks, frozen=False)
     frozen_bytes = flat_bytes(states, num_ranks, frozen=is_sharded) - own_bytes
     return FlatSizes(
-        resting_bytes=trainable_bytes + frozen_bytes,
+        resting_bytes=(trainable_bytes if is_sharded else own_bytes) + frozen_bytes,
         trainable_bytes=trainable_bytes,
         full_bytes=flat_bytes(states, num_ranks, frozen=is_sharded, dtype_of=casts),
         buffer_bytes=flat_bytes(states, num_ranks, frozen=False, dtype_of=sums),
+    )
+
+
+def master_bytes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> int:
+    """Bytes of all ranks' masters of a unit, where those are kept beside whole parameters."""
+    return sum(
+        _padded(count, num_ranks) * bytes_in(states.item_bytes[dtype], dtype, precision.of_optimizer(dtype))
+        for (dtype, is_trained), count in states.num_elements.items()
+        if stage in (1, 2) and is_trained and precision.of_optimizer(dtype) != dtype
     )
 
 

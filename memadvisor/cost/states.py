@@ -14,8 +14,8 @@ from memadvisor.run.records import Parameter
 
 @dataclass(frozen=True, slots=True)
 class FlatSizes:
-    """Bytes of all of a unit's flats: as shards are of them, and of trainable ones alone; as gathers make them; and of
-    the buffers of gradients."""
+    """Bytes of all of a unit's flats: as they are at rest; of trainable ones alone, as shards are of their gradients; as
+    gathers make them; and of the buffers of gradients."""
 
     resting_bytes: int
     trainable_bytes: int
@@ -30,7 +30,8 @@ class UnitSizes:
     `flats`: all of its flats. `resting_bytes`: parameters that are there all the time. `state_bytes`: this rank's
     optimizer state with an element for each of a parameter's. `widening`: bytes that the optimizer keeps for what it
     updates, as a multiple of those of the plain run. `largest_parameter`, `largest_piece`: elements of the largest
-    trainable parameter, and of what is updated at once. `whole_bytes`: parameters that are updated as wholes;
+    trainable parameter, and of what is updated at once. `master_bytes`: this rank's masters, where they are kept beside
+    whole parameters (stages 1 and 2). `whole_bytes`: parameters that are updated as wholes;
     `whole_state_bytes`: what the optimizer keeps for them.
     """
 
@@ -40,6 +41,7 @@ class UnitSizes:
     widening: Fraction
     largest_parameter: int
     largest_piece: Fraction
+    master_bytes: int
     whole_bytes: int
     whole_state_bytes: int
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from memadvisor.cost.flats import flat_sizes, own_dtype
+from memadvisor.cost.flats import flat_sizes, master_bytes, own_dtype
 from memadvisor.cost.states import UnitSizes, UnitStates
 from memadvisor.precision import Precision, bytes_in
 
@@ -26,7 +26,7 @@ def _sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision)
         resting_bytes = flats.resting_bytes // num_ranks
     elif stage:
         resting_bytes += flats.resting_bytes - states.trainable_bytes
-    masters = precision.of_optimizer if stage == 3 else own_dtype
+    masters = precision.of_optimizer if stage else own_dtype
     trainable = [p for p in states.parameters if p.requires_grad]
     wide_bytes = sum(bytes_in(p.size_bytes, p.dtype, masters(p.dtype)) for p in trainable)
     widening = Fraction(wide_bytes, sum(p.size_bytes for p in trainable) or 1)
@@ -38,6 +38,7 @@ def _sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision)
         widening=widening,
         largest_parameter=max((p.num_elements for p in trainable), default=0),
         largest_piece=_largest_piece(states, num_ranks if stage else 1) * widening,
+        master_bytes=master_bytes(states, stage, num_ranks, precision) // num_ranks,
         whole_bytes=sum(update.parameter.size_bytes for update in states.whole_updates),
         whole_state_bytes=sum(update.state_bytes for update in states.whole_updates),
     )

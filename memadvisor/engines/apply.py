@@ -347,7 +347,7 @@ class Applied:
         if is_offloaded:
             self._offload.before_step(optimizer, partial(self._swaps.__setitem__, optimizer))
         elif owners is None:
-            self._swaps[optimizer] = Swap(optimizer, self.slot_of)
+            self._swaps[optimizer] = Swap(optimizer, self.slot_of, label=self._label)
         else:
             self._share_out(optimizer, owners, slots)
             self._swaps[optimizer] = OwnedSwap(optimizer, self.slot_of, owners, self._executor_of)

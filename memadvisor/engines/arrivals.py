@@ -63,12 +63,11 @@ class Arrivals:
             for flat in unit.trainable if unit is not None else ():
                 if flat.index not in stepped or flat.full is None or flat.shard is None:
                     continue
+                own = flat.own_part(flat.full)
                 if action.overlaps and self.can_wait(flat):
-                    _leave_behind(
-                        flat, executor.wire.begin_gather(flat.full, flat.shard, flat.unit, flat.index)
-                    )
+                    _leave_behind(flat, executor.wire.begin_gather(flat.full, own, flat.unit, flat.index))
                 else:
-                    executor.wire.gather(flat.full, flat.shard, flat.unit, flat.index)
+                    executor.wire.gather(flat.full, own, flat.unit, flat.index)
 
     def settle(self) -> None:
         """Wait for all that is on its way."""

@@ -19,11 +19,14 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from memadvisor.engines.late import LateTensor
+from memadvisor.engines.masters import show_masters, take_written
 from memadvisor.engines.parcels import StateSource
+from memadvisor.engines.sharded_step import MASTER
 from memadvisor.engines.sources import Source
 from memadvisor.engines.undo import Undo
 
 _taking_part: frozenset[int] = frozenset()  # the ranks of the checkpoint under way
+_loading: list[Source] = []  # masters that it is read into
 
 
 def patch(undo: Undo) -> None:
@@ -42,11 +45,22 @@ def _noting_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs).arguments
         _taking_part = _ranks_of(given)
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            _show_loaded()
+            return result
         finally:
             _taking_part = frozenset()
+            while _loading:
+                _loading.pop().is_read_into = False
 
     return noting
+
+
+def _show_loaded() -> None:
+    """Masters that all ranks have read into their shards: parameters beside them follow."""
+    loaded = {(s.executor.number, s.slot.flat.index): s for s in _loading}
+    for _, source in sorted(loaded.items()):
+        show_masters(source.executor, source.slot.flat)
 
 
 def _ranks_of(given: dict[str, Any]) -> frozenset[int]:
@@ -86,6 +100,10 @@ def chunks_to_read(source: Source | StateSource) -> list[ChunkStorageMetadata]:
         return [_whole_chunk(source)]
     if not source.key:
         source.executor.loans.end_one(source.slot.flat)  # it has the other ranks' old values
+    elif source.key == MASTER:
+        take_written([source.slot.flat])  # not later, as what has been read by then would be taken for old
+        source.is_read_into = True
+        _loading.append(source)
     return _own_chunks(source)
 
 

@@ -263,6 +263,8 @@ class EarlyUpdates:
             for flat in unit.trainable:
                 if flat.stage < 3:
                     settle(flat)
+                    if flat.has_masters:
+                        flat.keep_written()
                 else:
                     drop(flat)  # gathered ahead for no use, from the shards that are written to now
             with torch.no_grad():

@@ -19,11 +19,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.arrivals import Arrivals, drop, settle
+from memadvisor.engines.build_units import build_units
 from memadvisor.engines.early_updates import EarlyUpdates, Note
-from memadvisor.engines.flat import Flat, UnitState, build_units
+from memadvisor.engines.flat import Flat, UnitState
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.loans import Loans
+from memadvisor.engines.masters import take_written
 from memadvisor.engines.moving import move_parameters
 from memadvisor.engines.one_process import NoService, NoWire
 from memadvisor.engines.reductions import Reductions, accumulated_hook
@@ -135,11 +137,10 @@ class Executor:
         self.hooks.observe(self, self.tops)
         if self.num_shared_stages == 3:
             self.observe_modules()
-        this = weakref.ref(self)
         for unit in self.units.values():
             for flat in unit.trainable:
                 for slot in flat.slots:
-                    hook = accumulated_hook(this, unit.name, slot)
+                    hook = accumulated_hook(weakref.ref(self), unit.name, slot)
                     parameter: Any = slot.parameter
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
@@ -380,6 +381,7 @@ class Executor:
         self.loans.end()
         self.lates.forget()
         self.in_step = True
+        take_written(self.flats)
 
     def step_ends(self, flats: Iterable[Flat]) -> None:
         """Bring what this optimizer has updated to all ranks."""
@@ -395,6 +397,4 @@ class Executor:
         self.wire.largest([0], self.flats[0].device)
 
     def labelled_tensors(self) -> Iterator[Labelled]:
-        for flat in self.flats:
-            for tensor, category in flat.tensors():
-                yield tensor, category, flat.unit
+        return ((tensor, category, flat.unit) for flat in self.flats for tensor, category in flat.tensors())

@@ -40,7 +40,7 @@ class Feedback:
 
     def begin_mean(self, flat: Flat, grad: torch.Tensor) -> Ticket:
         """Begin to replace `grad` by its mean over the ranks, as far as it is sent in this step."""
-        if not (self._compression.has_feedback and flat.dtype == torch.float32):
+        if not (self._compression.has_feedback and flat.script_dtype == torch.float32):
             return self._wire.begin_mean(grad, flat.unit)
         if self._low_rank is not None:
             return self._low_rank.begin_mean(flat, grad)

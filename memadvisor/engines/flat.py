@@ -7,18 +7,18 @@ Parameters are views into it, so names, shapes, identity and hooks survive. Rank
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from memadvisor.engines.lanes import Chain, Ticket
-from memadvisor.engines.live import LiveModel, LiveUnit
+from memadvisor.engines.live import LiveUnit
 from memadvisor.engines.paged_flats import Leaving, Page, PagedTensor
 from memadvisor.engines.quantise import rounded
-from memadvisor.run.torch_names import dtype_name
-from memadvisor.schedule import Schedule
+
+_STRETCH = 2**14  # elements that are compared at a time, which takes 80 KiB
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -71,12 +71,13 @@ class Flat:
     """Storage of one unit, dtype and trainability.
 
     dtype: the one that shards and optimizer state are in. script_dtype: the parameters' own, which the script reads;
-    another one where shards are masters (a precision's optimizer_dtype), with stage 3 alone. param_dtype: that of `full`, which modules compute with and gathers carry; another one with stage 3 alone. reduce_dtype: that of
-    `grad`; another one with stages 2 and 3 alone. gather_bits, reduce_bits: of each element while it travels (transfers.py).
+    another one where shards are masters (a precision's optimizer_dtype). param_dtype: that of `full`, which modules
+    compute with and gathers carry; other than the script's with stage 3 alone. reduce_dtype: that of `grad`; other than
+    the script's with stages 2 and 3 alone. gather_bits, reduce_bits: of each element while it travels (transfers.py).
 
     full: all parameters; with stage 3 its storage is resized to nothing between uses. None with stage 0,
     whose parameters stay where the script put them. own_shard: this rank's slice of `full`, or, with stage
-    3, storage of its own; `shard` is that or a copy of what lies elsewhere. page: where both lie between their uses,
+    3 and of masters, storage of its own; `shard` is that or a copy of what lies elsewhere. page: where both lie between their uses,
     of a unit that has them on another tier (paged_flats.py). grad: full gradients, while they are being made (stages 2, 3) or until the
     script drops them (0, 1). own_gradient: this rank's slice of the mean gradient (stages 2, 3), as `grad_shard` gives it.
     """
@@ -188,6 +189,11 @@ class Flat:
         return self.param_dtype != self.dtype
 
     @property
+    def has_cast_gradients(self) -> bool:
+        """Whether what the script finds in `p.grad` has another dtype than autograd makes it in."""
+        return self.is_cast and self.trainable and self.stage >= 2
+
+    @property
     def is_rounded(self) -> bool:
         """Whether modules compute with less than the shards hold."""
         return self.is_cast or self.gather_bits is not None
@@ -210,10 +216,20 @@ class Flat:
         """Whether the optimizer updates the parameters in another dtype than the script has them in."""
         return self.dtype != self.script_dtype
 
-    def keep_written(self) -> None:
-        """Take over what a module has written into `full`.
+    @property
+    def has_masters_beside(self) -> bool:
+        """Whether those are kept beside parameters that stay whole (masters.py)."""
+        return self.has_masters and 0 < self.stage < 3
 
-        What it left alone does not lose the digits that the shard has more.
+    def round_masters(self) -> None:
+        """Masters that are kept beside have changed: so does this rank's slice of the parameters."""
+        if self.has_masters_beside and self.full is not None:
+            self.own_part(self.full)
+
+    def keep_written(self) -> None:
+        """Take over what a module, or with masters beside the script, has written into `full`.
+
+        What was left alone does not lose the digits that the shard has more.
         """
         if self.page is not None and self.full is not None and self.own_shard is None:
             self.page.parameters.put_at_once(self.full)
@@ -233,21 +249,34 @@ class Flat:
     def _take_over(self, written: torch.Tensor, seen: torch.Tensor) -> None:
         if self.shard is None:
             raise AssertionError("a flat without a shard keeps nothing")
-        if written.dtype != self.dtype or seen is not self.shard:
-            same = written == seen.to(written.dtype)
-            written = torch.where(same, self.shard, written.to(self.dtype))
-        self.shard.copy_(written)
+        if written.dtype == self.dtype and seen is self.shard:
+            self.shard.copy_(written)
+            return
+        # A stretch at a time, or what it takes would be as large as the shard.
+        for kept, *both in zip(
+            *(torch.split(each, _STRETCH) for each in (self.shard, written, seen)), strict=True
+        ):
+            with_written(kept, *both, out=kept)
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, str]]:
         """What the engine holds for it now, by category."""
-        for tensor in (self.full, self.own_shard, self.second, self.loan):
+        for tensor in (self.full, self.second, self.loan):
             if tensor is not None:
                 yield tensor, "parameter"
+        if self.own_shard is not None:
+            yield self.own_shard, "optimizer_state" if self.has_masters_beside else "parameter"
         for tensor in (self.grad, self.own_gradient):
             if tensor is not None:
                 yield tensor, "gradient"
         if self.page is not None:
             yield from self.page.tensors()
+
+
+def with_written(
+    kept: torch.Tensor, written: torch.Tensor, seen: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`kept`, of the wider dtype, with what is written otherwise than it is seen."""
+    return torch.where(written == seen.to(written.dtype), kept, written, out=out)
 
 
 @dataclass(slots=True, eq=False)
@@ -286,86 +315,3 @@ class UnitState:
     def is_frozen_and_done(self) -> bool:
         """Whether no gradient will tell that the unit's parameters may go, but the pass itself does."""
         return not self.trainable and self.depth == 0 and (self.in_backward or not self.is_kept)
-
-
-def build_units(model: LiveModel, schedule: Schedule, rank: int, num_ranks: int) -> dict[str, UnitState]:
-    """The units of a model with their flats, which are numbered through."""
-    stages = {unit.name: unit.stage_on(schedule.num_ranks) for unit in schedule.units}
-    is_alone = schedule.num_ranks == 1
-    units: dict[str, UnitState] = {}
-    count = 0
-    for live in model.units:
-        # On one rank, units that lie nowhere else are the script's own.
-        is_ours = not is_alone or stages[live.name] > 0
-        flats = flats_of(live, stages[live.name], rank, num_ranks, count, schedule) if is_ours else []
-        count += len(flats)
-        units[live.name] = UnitState(live, stages[live.name], flats)
-    return units
-
-
-def flats_of(
-    unit: LiveUnit, stage: int, rank: int, num_ranks: int, first_index: int, schedule: Schedule
-) -> list[Flat]:
-    """Group a unit's parameters into flats. Frozen ones are sharded in stage 3 alone."""
-    groups: dict[tuple[torch.dtype, torch.device, bool], list[tuple[str, torch.nn.Parameter]]] = {}
-    for name, parameter in unit.parameters:
-        if parameter.requires_grad or stage == 3:
-            key = (parameter.dtype, parameter.device, parameter.requires_grad)
-            groups.setdefault(key, []).append((name, parameter))
-    precision, compression = schedule.precision, schedule.compression
-    flats: list[Flat] = []
-    for (dtype, device, trainable), members in groups.items():
-        name = dtype_name(dtype)
-        flat = Flat(
-            unit=unit.name,
-            index=first_index + len(flats),
-            stage=stage,
-            rank=rank,
-            num_ranks=num_ranks,
-            dtype=_dtype_of(precision.of_optimizer(name)) if stage == 3 and trainable else dtype,
-            script_dtype=dtype,
-            param_dtype=_dtype_of(precision.of_parameter(name) if stage == 3 else name),
-            reduce_dtype=_dtype_of(precision.of_reduction(name) if stage >= 2 else name),
-            gather_bits=compression.gather_bits_of(name) if stage == 3 else None,
-            reduce_bits=compression.reduce_bits_of(name) if stage >= 2 else None,
-            device=device,
-            trainable=trainable,
-            num_elements=sum(parameter.numel() for _, parameter in members),
-        )
-        _add_slots(flat, members)
-        flats.append(flat)
-    return flats
-
-
-def _dtype_of(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def _add_slots(flat: Flat, members: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-    start = 0
-    for name, parameter in members:
-        end = start + parameter.numel()
-        stride = parameter.stride() if _is_dense(parameter) else _contiguous_stride(parameter.shape)
-        flat.slots.append(
-            Slot(
-                name=name,
-                parameter=parameter,
-                shape=parameter.shape,
-                stride=tuple(stride),
-                start=start,
-                end=end,
-                index=len(flat.slots),
-                flat=flat,
-            )
-        )
-        start = end
-
-
-def _is_dense(parameter: torch.Tensor) -> bool:
-    # A weight in channels_last keeps its strides, and with them the kernels that are chosen for it.
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(parameter.detach()))
-
-
-def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()

@@ -32,7 +32,7 @@ def move_parameters(executor: Executor) -> None:
                     slot.token = (
                         ShardedGradient(slot, executor) if flat.stage >= 2 and flat.trainable else None
                     )
-                    if flat.is_cast and flat.trainable:
+                    if flat.has_cast_gradients:
                         # Gradients come in the dtype that was computed with; what the script finds is float32.
                         slot.parameter.grad_dtype = None
 
@@ -55,12 +55,12 @@ def _put_away(flat: Flat, page: Page, executor: Executor) -> None:
 
 
 def _move(flat: Flat) -> None:
-    flat.full = flat.new(flat.padded_numel)
+    flat.full = flat.new(flat.padded_numel, flat.script_dtype)
     flat.full[flat.num_elements :].zero_()
     for slot in flat.slots:
         slot.view(flat.full).copy_(slot.parameter)
         slot.parameter.data = slot.view(flat.full)
     flat.own_shard = flat.own_slice(flat.full)
-    if flat.stage == 3:
-        flat.own_shard = flat.own_shard.clone()
+    if flat.stage == 3 or flat.has_masters:
+        flat.own_shard = flat.own_shard.to(flat.dtype, copy=True)
         flat.full = flat.full.to(flat.param_dtype)

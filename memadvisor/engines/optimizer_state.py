@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.flat import Flat, Slot
+from memadvisor.engines.masters import piece_of_masters, show_masters, take_written
 from memadvisor.engines.owners import Owners
 from memadvisor.engines.sharded_step import (
     MASTER,
@@ -56,10 +57,12 @@ class OptimizerStates:
             return self._whole(optimizer, original_state(optimizer))
 
         def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-            own, wide = self._without_masters(optimizer, self._own(optimizer, state_dict))
+            own, wide, loaded = self._without_masters(optimizer, self._own(optimizer, state_dict))
             original_load(optimizer, own)
             for parameter, state in wide:
                 optimizer.state[parameter] = {**optimizer.state[parameter], **state}
+            for flat in loaded:
+                show_masters(self._executor_of(flat), flat)
             for executor in self._executors_of(optimizer):
                 executor.num_writes += 1  # who asks for states from here on waits until they are loaded
 
@@ -98,11 +101,13 @@ class OptimizerStates:
 
     def _without_masters(
         self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
-    ) -> tuple[dict[str, Any], list[tuple[torch.nn.Parameter, dict[str, Any]]]]:
-        """This rank's pieces without masters, which go into the shards; and those that torch would round."""
+    ) -> tuple[dict[str, Any], list[tuple[torch.nn.Parameter, dict[str, Any]]], list[Flat]]:
+        """This rank's pieces without masters, which go into the shards of the flats that are given too; and those that
+        torch would round."""
         slots = slots_of_saved(optimizer, state_dict, self._slot_of) or {}
         states = dict(state_dict["state"])
         wide: list[tuple[torch.nn.Parameter, dict[str, Any]]] = []
+        loaded: dict[int, Flat] = {}
         for number, slot in slots.items():
             state = states.get(number)
             if (
@@ -115,6 +120,9 @@ class OptimizerStates:
             state = dict(state)
             master = state.pop(MASTER, None)
             if master is not None:
+                if id(slot.flat) not in loaded:
+                    take_written([slot.flat])  # into its other parameters, of which perhaps nothing is loaded
+                loaded[id(slot.flat)] = slot.flat
                 slot.piece(slot.flat.shard).copy_(master)
             states[number] = state
             pieces = {
@@ -123,7 +131,7 @@ class OptimizerStates:
                 if isinstance(value, torch.Tensor) and key not in SCALARS
             }
             wide.append((slot.parameter, pieces))
-        return {**state_dict, "state": states}, wide
+        return {**state_dict, "state": states}, wide, list(loaded.values())
 
     def _keep_replaced(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """What the script has of the state that is about to be replaced is the old one."""
@@ -142,7 +150,7 @@ class OptimizerStates:
     def state_of(self, slot: Slot, key: str) -> torch.Tensor | None:
         """This rank's piece of a state."""
         if key == MASTER:
-            return None if slot.flat.shard is None else slot.piece(slot.flat.shard)
+            return None if slot.flat.shard is None else piece_of_masters(slot)
         for optimizer in list(self._optimizers):
             value = optimizer.state.get(slot.parameter, {}).get(key)
             if isinstance(value, torch.Tensor):

@@ -71,6 +71,7 @@ class PagedStep:
         self._kept = kept
         self._slot_of = slot_of
         self._label = label
+        self._label_as = label_as
         self._is_coded = isinstance(kept.tier, CodedTier)
         self._sides = {unit: 0 if self._is_coded else place % 2 for place, unit in enumerate(members)}
         self._buffers: dict[int, torch.Tensor] = {}
@@ -203,7 +204,7 @@ class PagedStep:
     def _update(self, unit: str) -> None:
         self._prepare(unit)
         only = {id(parameter) for parameter in self._members[unit]}
-        swap = Swap(self._optimizer, self._slot_of, only=only)
+        swap = Swap(self._optimizer, self._slot_of, only=only, label=self._label_as)
         try:
             plain_step(self._optimizer)
         finally:

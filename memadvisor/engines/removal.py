@@ -88,7 +88,7 @@ def _restore_parameters(executor: Executor, flat: Flat) -> None:
     if flat.full is None:
         return
     full = flat.full
-    if flat.is_rounded:  # what modules compute with is not all that the shards hold
+    if flat.is_rounded and flat.stage == 3:  # what modules compute with is not all that the shards hold
         executor.fill(flat, full := flat.new(flat.padded_numel, flat.script_dtype), collective=True)
     else:
         executor.gather(flat, collective=True)
@@ -96,8 +96,6 @@ def _restore_parameters(executor: Executor, flat: Flat) -> None:
         show(slot, full)
         own = torch.empty_strided(slot.shape, slot.stride, dtype=flat.script_dtype, device=flat.device)
         slot.parameter.data = own.copy_(slot.view(full))
-        if flat.is_cast and flat.trainable:
-            slot.parameter.grad_dtype = flat.script_dtype
     flat.full = flat.shard = None
 
 
@@ -111,6 +109,8 @@ def _restore_gradients(executor: Executor, flat: Flat) -> None:
             slot.parameter.grad = slot.view(source).to(flat.script_dtype, copy=True)
         elif slot.token is not None:
             slot.parameter.grad = None  # used up by an update in the backward
+        if flat.has_cast_gradients:
+            slot.parameter.grad_dtype = flat.script_dtype
     flat.grad = flat.grad_shard = None
     if flat.page is not None:
         flat.page.close()

@@ -44,7 +44,8 @@ class Swap:
     """An optimizer whose groups hold pieces; `undo` gives it its parameters back.
 
     with_state: its state too; without it whoever looks at gradients alone may swap any optimizer. only: ids of the
-    parameters that the groups have meanwhile; None for all. gradient_of: this rank's piece of a gradient.
+    parameters that the groups have meanwhile; None for all. gradient_of: this rank's piece of a gradient. label: is told
+    of what is made for the step, with its category and unit.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class Swap:
         with_state: bool = True,
         only: Container[int] | None = None,
         gradient_of: Callable[[Slot], torch.Tensor | None] | None = None,
+        label: Callable[[torch.Tensor, str, str], None] = lambda tensor, category, unit: None,
     ) -> None:
         self._optimizer = optimizer
         self._with_state = with_state
         self._gradient_of = gradient_of or gradient_piece
+        self._label = label
         self._groups: list[list[torch.Tensor]] = []
         self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         for group in optimizer.param_groups:
@@ -84,12 +87,21 @@ class Swap:
         if slot is None or (shard := slot.flat.shard) is None:
             return parameter
         piece = slot.piece(shard).detach()
-        piece.grad = self._gradient_of(slot)
+        piece.grad = self._gradient_for(slot)
         state = self._optimizer.state
         if self._with_state and parameter in state:
             state[piece] = shard_state(state.pop(parameter), slot)
         self._pieces.append((parameter, piece))
         return piece
+
+    def _gradient_for(self, slot: Slot) -> torch.Tensor | None:
+        """In the optimizer's dtype: where stage 1 has masters, whole gradients are as narrow as the parameters."""
+        gradient = self._gradient_of(slot)
+        if gradient is None or gradient.dtype == slot.flat.dtype:
+            return gradient
+        widened = gradient.to(slot.flat.dtype)
+        self._label(widened, "gradient", slot.flat.unit)
+        return widened
 
 
 def gradient_piece(slot: Slot) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ from memadvisor.engines.boxes import Box, boxes_of_run, storage_order
 from memadvisor.engines.flat import Slot
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.loans import is_held
+from memadvisor.engines.masters import take_written
 from memadvisor.engines.own_storages import OwnStorages
 from memadvisor.engines.released import making_state_dict
 from memadvisor.engines.sharded_step import MASTER
@@ -66,6 +67,7 @@ class Source:
         self.dtype = dtype
         self.kept: torch.Tensor | None = None
         self.is_written = False  # by the checkpoint under way, and not read
+        self.is_read_into = False  # masters, by the checkpoint under way: what parameters hold is older
         self.is_shared_out = False  # by the checkpoint under way: each rank writes or reads its own part
         self.read: tuple[int, torch.Tensor] | None = None  # a state that was read last, and after which step
 
@@ -113,6 +115,10 @@ class Source:
         flat = self.slot.flat
         if not self.key and flat.loan is None and flat.page is not None and flat.own_shard is None:
             return flat.page.parameters.read(self.slot.start, self.slot.end)
+        if self.key == MASTER and flat.shard is not None and flat.page is None:
+            if not self.is_read_into:
+                take_written([flat])
+            return self.slot.piece(flat.shard)
         own = self.executor.service.state_of(self.slot, self.key) if self.key else flat.shard
         if own is None:
             raise RuntimeError(f"the state {self.key!r} of {self.slot.name!r} has been dropped")

@@ -169,7 +169,7 @@ class StateOffload:
                 updated |= {id(parameter) for unit in members.values() for parameter in unit}
         _order_as_without_us(optimizer)
         rest = {id(parameter) for parameter in parameters_of(optimizer)} - updated
-        return Swap(optimizer, self._slot_of, only=rest)
+        return Swap(optimizer, self._slot_of, only=rest, label=self._label)
 
     def _begin_late(self, optimizer: Optimizer, number: int, members: dict[str, Parameters]) -> None:
         """Have the update of the step before in the parameters, and begin this one's."""

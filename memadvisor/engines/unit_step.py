@@ -29,6 +29,7 @@ def step_unit(optimizer: Optimizer, unit: UnitState) -> None:
         swap.undo()
     for flat in unit.trainable:
         flat.grad_shard = None
+        flat.round_masters()
         if flat.stage < 3:
             # Autograd then refuses to go on with what it has saved of the old values.
             torch.autograd.graph.increment_version([slot.parameter for slot in flat.slots])

@@ -308,7 +308,7 @@ def _check_asked(
         f"--gpus {num_ranks}"
         if num_ranks != recorded
         else "another precision"
-        if precision.is_lossy
+        if precision.is_lossy or precision.has_masters
         else "compression"
         if compression.is_lossy
         else "local SGD"

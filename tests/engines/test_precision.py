@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from dataclasses import replace
 
 import pytest
@@ -61,7 +60,7 @@ def train_by_hand(training: Training, rank: int, precision: P):
             losses.append(_micro_batch(training, lambda words: narrow(words).float(), data, use_extra=False))
             for parameter, copied in zip(wide.parameters(), narrow.parameters(), strict=True):
                 if copied.grad is not None:
-                    mean = _mean(copied.grad, wire_dtype).float()
+                    mean = mean_of_ranks(copied.grad, wire_dtype).float()
                     parameter.grad = mean if parameter.grad is None else parameter.grad + mean
                     copied.grad = None
         if training.clip is not None:
@@ -75,7 +74,7 @@ def train_by_hand(training: Training, rank: int, precision: P):
     return losses, {name: value.clone() for name, value in wide.state_dict().items()}
 
 
-def _mean(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def mean_of_ranks(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     share = (gradient.float() / dist.get_world_size()).to(dtype)
     shares = [torch.empty_like(share) for _ in range(dist.get_world_size())]
     dist.all_gather(shares, share)
@@ -304,90 +303,3 @@ def test_units_that_keep_whole_parameters_refuse_a_parameter_dtype():
         applied(make_plan(2, 3, units=units, precision=P(param_dtype=BF16))),
     ):
         pass
-
-
-def updated_by_hand(training: Training, rank: int):
-    """Weights in bfloat16 in every forward, float32 ones at the optimizer, gradients summed in bfloat16."""
-    narrow = build(training, rank).module
-    wide = copy.deepcopy(narrow).float()
-    optimizer = make_optimizer(training.optimizer, wide)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, training.steps)
-    data = torch.Generator().manual_seed(rank)
-    losses = []
-    for _ in range(training.steps):
-        for _ in range(training.accumulate):
-            losses.append(_micro_batch(training, narrow, data, use_extra=False))
-            for parameter, copied in zip(wide.parameters(), narrow.parameters(), strict=True):
-                if copied.grad is not None:
-                    mean = _mean(copied.grad, torch.bfloat16).float()
-                    parameter.grad = mean if parameter.grad is None else parameter.grad + mean
-                    copied.grad = None
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            for parameter, copied in zip(wide.parameters(), narrow.parameters(), strict=True):
-                copied.copy_(parameter)
-    masters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return losses, narrow.state_dict(), optimizer.state_dict()["state"], masters
-
-
-def masters_by_hand(rank: int) -> dict[str, bool]:
-    checks = {}
-    for number, name in enumerate(("plain", "groups, accumulated", "tied", "frozen, zeros kept")):
-        training = replace(TRAININGS[name], steps=4, dtype="bfloat16", keep_zeros=False)
-        losses, weights, states, masters = updated_by_hand(training, rank)
-        used = []
-
-        def look(ddp, optimizer, step, used=used):
-            used.append((ddp, optimizer))
-            for parameter in ddp.parameters():  # what is read and left alone keeps its digits
-                parameter.data.add_(0), parameter.norm()
-
-        plan = make_plan(2, 3, overlap=number % 2 > 0, gather_depth=number % 3, precision=MASTERS)
-        with applied(plan):
-            found, ours = train(training, rank, look)
-            ddp, optimizer = used[-1]
-            state = copy.deepcopy(optimizer.state_dict()["state"])
-            checks[f"{name}: resumed"] = all(_resumes(ddp, optimizer, order) for order in (1, -1))
-        checks[f"{name}: plain"] = {p.dtype for p in ddp.parameters()} == {torch.bfloat16} and all(
-            value.dtype == torch.bfloat16 or key == "step"
-            for values in optimizer.state.values()
-            for key, value in values.items()
-        )
-        checks[f"{name}: losses"] = losses == found
-        checks[f"{name}: weights"] = all(torch.equal(weights[key], ours[key]) for key in weights)
-        checks[f"{name}: dtypes"] = {value.dtype for value in ours.values()} == {torch.bfloat16}
-        checks[f"{name}: states"] = all(
-            torch.equal(value, state[key][kind]) for key in states for kind, value in states[key].items()
-        )
-        checks[f"{name}: masters"] = any(m.bfloat16().float().ne(m).any() for m in masters) and all(
-            torch.equal(state[key]["master"], masters[key]) for key in states
-        )
-    return checks
-
-
-def _resumes(ddp, optimizer, order: int) -> bool:
-    """Whether a step after loading, whichever is loaded first, ends as the same step without."""
-    file, ends = io.BytesIO(), []
-    torch.save([ddp.state_dict(), optimizer.state_dict()], file)
-    for _ in range(2):
-        ddp(torch.arange(6)[None]).float().square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        ends.append(copy.deepcopy([ddp.state_dict(), optimizer.state_dict()]))
-        file.seek(0)
-        saved = torch.load(file, weights_only=True)
-        for target, state in list(zip((ddp, optimizer), saved, strict=True))[::order]:
-            target.load_state_dict(state)
-    states = [[*end[0].values(), *(v for s in end[1]["state"].values() for v in s.values())] for end in ends]
-    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*states, strict=True))
-
-
-MASTERS = P(optimizer_dtype="float32")
-
-
-def test_masters_of_narrow_parameters_are_those_kept_by_hand():
-    """Updated in float32, computed with in bfloat16: losses, weights, states and masters in every bit."""
-    for checks in run_ranks(masters_by_hand, 2):
-        assert len(checks) == 28 and all(checks.values()), checks

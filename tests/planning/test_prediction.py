@@ -19,6 +19,7 @@ from memadvisor.executors import Algorithm
 from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import save_plan
+from memadvisor.precision import Precision
 from memadvisor.run.store import load_run
 from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
@@ -150,6 +151,31 @@ def test_what_narrow_copies_and_sums_take_is_what_the_simulator_said(plain_run, 
         for category in ("gradient", "communication", "optimizer_state"):
             assert predicted.by_category_bytes[category] == measured[category]
         assert 0 <= measured["parameter"] - predicted.by_category_bytes["parameter"] < 100
+
+
+def test_what_masters_beside_whole_parameters_take_is_what_the_simulator_said(tmp_path):
+    """Of a model in bfloat16, so small a batch that the optimizer's step is the fullest moment, with what stage 1 casts of
+    its gradients. Its temporaries are as large as the largest piece of either rank."""
+    size = ["--layers", "2", "--dim", "64", "--heads", "4", "--seq", "8", "--micro-batch", "1", *SIZE[-2:]]
+    run = memadvisor("profile", tmp_path / "plain", size=[*size, "--bf16-weights"])
+    rows, precision = captured_step(run).units, Precision(optimizer_dtype="float32")
+    units = tuple(
+        UnitPlan(name=row.name, zero_stage=1 + number % 2, recompute=False) for number, row in enumerate(rows)
+    )
+    save_plan(make_plan(2, 3, "chosen", units, precision=precision), tmp_path / "plan.json")
+    options = ("--plan", str(tmp_path / "plan.json"))
+    applied = memadvisor("run", tmp_path / "run", *options, size=[*size, "--bf16-weights"])
+    step = captured_step(run, precision=precision)
+    predicted = simulate(step, write_schedule(applied.plan, step.units), TIMES).peak
+
+    assert predicted.position == "optimizer step"
+    fullest = max(rank.traced_step.peak_allocated_bytes for rank in applied.ranks)
+    assert predicted.total_bytes == pytest.approx(fullest, rel=1e-3)
+    for analysis in analyze(applied).ranks:
+        measured = analysis.peak.by_category_bytes
+        for category in ("parameter", "gradient", "optimizer_state", "communication"):
+            assert predicted.by_category_bytes[category] == measured[category]
+        assert 0 <= analysis.model_states.padding_bytes < 200
 
 
 def test_what_a_plan_reserves_is_what_its_own_allocations_would(tmp_path):
