@@ -14,7 +14,7 @@ from memadvisor.run.run import RankRun
 
 _SHAPE = re.compile(r"\d+")
 _KEPT = ("parameter", "gradient", "optimizer_state", "communication")
-_INSIDE = "inside "  # how the operator of a storage begins that no operator handed out
+INSIDE = "inside "  # how the operator of a storage begins that no operator handed out
 _MOST_DIMENSIONS = 7
 # Recurrent layers keep what their backward needs of every sample and time as bytes without a shape of their own.
 _OF_EVERY_SAMPLE = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn")
@@ -61,7 +61,7 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     rest = [row for row in rank.storages if row.storage_id not in shrinking]
     alike = {row.size_bytes for row in shrinking.values()}
     alike -= {row.size_bytes for row in rest if row.shape}
-    inner = [row for row in rest if row.operator.startswith(_INSIDE) and row.size_bytes in alike]
+    inner = [row for row in rest if row.operator.startswith(INSIDE) and row.size_bytes in alike]
     return {row.storage_id: -(-row.size_bytes // divisor) for row in (*shrinking.values(), *inner)}
 
 

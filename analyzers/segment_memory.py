@@ -15,7 +15,7 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from memadvisor.analyzers.batch_sizes import is_weight_cast
+from memadvisor.analyzers.batch_sizes import INSIDE, is_weight_cast
 from memadvisor.analyzers.movable import boundary_tensors, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
 from memadvisor.analyzers.roundable import roundable_storages
@@ -303,7 +303,8 @@ def _handed_over(
         if event.number in adopted and event.delta_bytes < 0:
             continue  # the end of a gradient that DDP has copied
         is_gradient = _gradient_unit(event, piece, placed, parameters) is not None
-        other_birth = event.delta_bytes > 0 and event.number >= 0 and not is_gradient
+        is_birth = event.delta_bytes > 0 and event.number >= 0 and not is_gradient
+        other_birth = is_birth and not _is_workspace(event, waiting, placed)
         own_death = event.delta_bytes < 0 and any(event.number == born.number for born in waiting)
         if other_birth or own_death:
             take_over(event.time_s)
@@ -317,6 +318,13 @@ def _handed_over(
         units.append(piece.unit)
         changed.insert(0, _Event(piece.start_s, missing_bytes * collect, "gradient", -1, True))
     return tuple(units), changed
+
+
+def _is_workspace(event: _Event, waiting: Sequence[_Event], placed: Sequence[Placed]) -> bool:
+    """Whether the operator that makes a gradient allocates inside itself, as products of bfloat16 do on a CPU."""
+    return any(
+        placed[event.number].row.operator == INSIDE + placed[born.number].row.operator for born in waiting
+    )
 
 
 def _gradient_unit(

@@ -167,14 +167,17 @@ def test_a_run_without_a_traced_step_and_a_run_with_a_plan_are_refused():
         captured_step(dataclasses.replace(make_run(), plan=plan))
 
 
-def test_a_bias_gradient_that_keeps_the_dimension_it_sums_over_begins_no_buffer_before_its_operator_is_done():
-    """Weight and bias come from one operator, which lets go of what it had saved before either is taken over."""
+def test_neither_a_bias_gradient_nor_a_workspace_begins_a_buffer_before_their_operator_is_done():
+    """Weight and bias come from one operator, which lets go of what it had saved before either is taken over; so does
+    one that allocates inside itself."""
     run = make_run(num_ranks=1)
     rank = run.ranks[0]
     where = next(s for s in rank.spans if (s.step, s.kind, s.unit) == (3, "unit_backward", "blocks.1"))
 
-    def highest_bytes(bias_shape: str) -> int:
-        def temporary(shape: str, birth: int, death: int, size_bytes: int) -> Storage:
+    def highest_bytes(bias_shape: str, operator: str = "aten::sum") -> int:
+        def temporary(
+            shape: str, birth: int, death: int, size_bytes: int, operator: str = "aten::mm"
+        ) -> Storage:
             times = (where.start_s + 1e-4 * birth, where.start_s + 1e-4 * death)
             row = {"storage_id": 10**6 + birth, "shape": shape, "size_bytes": size_bytes}
             return storage(
@@ -184,12 +187,13 @@ def test_a_bias_gradient_that_keeps_the_dimension_it_sums_over_begins_no_buffer_
                 category="temporary",
                 unit=where.unit,
                 phase="backward",
+                operator=operator,
             )
 
         rows = [
             temporary("[7]", 1, 4, 10**7),
             temporary("[64, 8]", 2, 6, 2048),
-            temporary(bias_shape, 3, 7, 256),
+            temporary(bias_shape, 3, 7, 256, operator),
         ]
         weight = dataclasses.replace(rank.parameters[-1], unit=where.unit, shape="[64, 8]", tied_to="")
         bias = dataclasses.replace(weight, shape="[64]", size_bytes=256, num_elements=64)
@@ -201,3 +205,4 @@ def test_a_bias_gradient_that_keeps_the_dimension_it_sums_over_begins_no_buffer_
         return sum(backward.collected_gradients.peak.values())
 
     assert highest_bytes("[1, 64]") == highest_bytes("[64]") < highest_bytes("[2, 32]")
+    assert highest_bytes("", "inside aten::mm") < highest_bytes("", "inside aten::sum")
