@@ -120,10 +120,16 @@ def gradient_piece(slot: Slot) -> torch.Tensor | None:
 
 
 def shard_state(state: Any, slot: Slot) -> Any:
-    """An optimizer's state of a parameter with whole tensors cut down to this rank's piece."""
+    """An optimizer's state of a parameter with whole tensors cut down to this rank's piece, as wide as its masters."""
     if not isinstance(state, dict):
         return state
-    return {key: _piece_of(key, value, slot) for key, value in state.items()}
+    return {key: _widened(key, _piece_of(key, value, slot), slot) for key, value in state.items()}
+
+
+def _widened(key: str, value: Any, slot: Slot) -> Any:
+    """State that was made before there were masters is as narrow as the parameter."""
+    is_narrow = slot.flat.has_masters and isinstance(value, torch.Tensor) and key not in SCALARS
+    return value.to(slot.flat.dtype) if is_narrow else value
 
 
 def _piece_of(key: str, value: Any, slot: Slot) -> Any:
