@@ -50,7 +50,7 @@ def to_accelerate(plan: Plan) -> Exported:
     }
     differences += of_precision
     differences += undone(plan, said)
-    lines = remarks(plan, differences, _to_set(plan, kind))
+    lines = remarks(plan, differences, _to_set(plan, kind, own))
     return Exported(
         text=comments(lines) + yaml_mapping(config),
         has_comments=True,
@@ -59,7 +59,7 @@ def to_accelerate(plan: Plan) -> Exported:
     )
 
 
-def _to_set(plan: Plan, kind: str) -> list[str]:
+def _to_set(plan: Plan, kind: str, own: dict[str, Any]) -> list[str]:
     batch = "the script's own, which the plan leaves alone"
     if plan.micro_batch_size is not None:
         batch = f"{plan.micro_batch_size}, the batch size of the script's DataLoader"
@@ -72,6 +72,8 @@ def _to_set(plan: Plan, kind: str) -> list[str]:
         f"accumulation: {accumulation}",
         "num_machines, machine_rank and main_process_ip, where the ranks are on several machines",
     ]
+    if plan.disk_directory is None and any("nvme_path" in key for key in own.get("deepspeed_config", ())):
+        to_set.append("the nvme_path: a directory on a fast disk; the plan names none, and /tmp stands there")
     if kind == "FSDP":
         to_set.append(
             "fsdp_transformer_layer_cls_to_wrap, the class of the layers, unless the model has _no_split_modules as Hugging "

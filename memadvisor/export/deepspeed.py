@@ -42,6 +42,9 @@ def to_deepspeed(plan: Plan) -> Exported:
     config["zero_optimization"] = zero
     if zero["stage"] > 0:
         config["zero_allow_untested_optimizer"] = True
+    places = [zero[key] for key in ("offload_optimizer", "offload_param") if key in zero]
+    if plan.disk_directory is None and any(place["device"] == "nvme" for place in places):
+        to_set.append("nvme_path: a directory on a fast disk; the plan names none, and /tmp stands there")
     if "offload_optimizer" in zero:
         config["zero_force_ds_cpu_optimizer"] = False
     differences += _recomputation(plan, config, said)
@@ -94,7 +97,7 @@ def _offload(plan: Plan, stage: int, said: set[str]) -> tuple[dict[str, Any], li
     if tiers:
         said.add("parameter_tier")
         zero["offload_param"] = _place(plan, tiers == {"disk"})
-        if len(plan.parameter_tiers) > 1:
+        if any(unit.parameter_tier == "device" for unit in plan.units):
             differences.append(
                 Difference(
                     wanted=f"parameters of some units on the {' and the '.join(sorted(tiers))}",
@@ -113,7 +116,8 @@ def _buckets(plan: Plan) -> dict[str, int]:
     """Two buffers for reductions and one for gathers, of four bytes an element at most."""
     if plan.budget_bytes is None:
         return {}
-    elements = max(1, min(_DEFAULT_BUCKET, plan.budget_bytes // (16 * 3 * 4)))
+    elements = min(_DEFAULT_BUCKET, plan.budget_bytes // (16 * 3 * 4))
+    elements = max(2, elements - elements % 2)  # stages 1 and 2 refuse odd ones
     return {"reduce_bucket_size": elements, "allgather_bucket_size": elements}
 
 

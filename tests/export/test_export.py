@@ -33,17 +33,22 @@ def plan_of(*stages, num_ranks=2, **changes):
     return plan
 
 
+def scalar(text):
+    """Python reads the escapes of strings as YAML does."""
+    return ast.literal_eval(text.strip().replace("true", "True").replace("false", "False"))
+
+
 def read_yaml(text):
-    """The subset that is written: two levels of keys and scalars, strings in double quotes without escapes of ours."""
+    """The subset that is written: two levels of keys and scalars."""
     top, inner = {}, None
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if line.startswith("#"):
             continue
         if line.startswith("  "):
-            inner[key.strip()] = json.loads(value)
+            inner[key.strip()] = scalar(value)
         elif value:
-            top[key] = json.loads(value)
+            top[key] = scalar(value)
         else:
             inner = top[key] = {}
     return top
@@ -80,6 +85,9 @@ def test_deepspeed_reads_back_stage_and_batch(plan):
     assert config["zero_optimization"]["stage"] == max(highest(plan), int(offloads))
     assert config.get("train_micro_batch_size_per_gpu") == plan.micro_batch_size
     assert config.get("gradient_accumulation_steps") == plan.grad_accum
+    assert (
+        config["zero_optimization"].get("allgather_bucket_size", 2) % 2 == 0
+    )  # or DeepSpeed's stages 1 and 2 fail
     assert ("activation_checkpointing" in config) == bool(plan.recomputed_units)
     assert exported.text.isascii()
 
@@ -283,6 +291,25 @@ def test_deepspeed_has_zeropp_by_its_names():
         True,
         True,
     )
+
+
+def test_all_on_disk_is_nvme_in_deepspeed_and_accelerate():
+    away = units(3, 3, parameter_tier="disk", optimizer_tier="disk")
+    plan = Plan(num_ranks=1, zero_stage=3, policy="chosen", units=away, disk_directory="/data/it's \u00e9")
+    assert is_valid(plan)
+
+    zero = json.loads(export_plan(plan, "deepspeed").text)["zero_optimization"]
+    config = read_yaml(export_plan(plan, "accelerate").text)["deepspeed_config"]
+
+    assert (
+        zero["offload_param"]
+        == zero["offload_optimizer"]
+        == {"device": "nvme", "nvme_path": "/data/it's \u00e9"}
+    )
+    assert config["offload_param_device"] == config["offload_optimizer_device"] == "nvme"
+    nowhere = export_plan(dataclasses.replace(plan, disk_directory=None), "deepspeed")
+    assert any(remark.startswith("- nvme_path") for remark in nowhere.remarks)
+    assert not any("some units" in difference.wanted for difference in nowhere.differences)
 
 
 def test_megatron_runs_even_stretches_again_as_uniform_ones():
