@@ -128,6 +128,12 @@ def format_fraction(fraction: float | None) -> str:
     return "not recorded" if fraction is None else f"{100 * fraction:.1f} %"
 
 
+def format_change(fraction: float | None) -> str:
+    """With its sign: `+1.9 %`, `-35.5 %`; `0.0 %` for what rounds to it, `-` for None."""
+    text = "-" if fraction is None else f"{100 * fraction:+.1f} %"
+    return "0.0 %" if text in ("+0.0 %", "-0.0 %") else text
+
+
 def format_count(count: float | None, unit: str = "") -> str:
     """`1.24 G`, `51.0 M`, `983`: decimal prefixes, for parameters, FLOPs and rates."""
     if count is None:

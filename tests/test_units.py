@@ -10,6 +10,7 @@ from memadvisor.errors import UsageError
 from memadvisor.units import (
     GIB,
     format_bytes,
+    format_change,
     format_count,
     format_fraction,
     format_seconds,
@@ -163,3 +164,18 @@ def test_times_are_seconds_unless_they_say_otherwise(text, duration_s):
 def test_other_times_are_a_usage_error(text):
     with pytest.raises(UsageError, match=re.escape(repr(text))):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [
+        (0.0193, "+1.9 %"),
+        (-0.3549, "-35.5 %"),
+        (-0.0004, "0.0 %"),
+        (0.0004, "0.0 %"),
+        (0.0, "0.0 %"),
+        (None, "-"),
+    ],
+)
+def test_a_change_has_its_sign_unless_it_rounds_to_nothing(fraction, text):
+    assert format_change(fraction) == text

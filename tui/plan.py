@@ -17,7 +17,7 @@ from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Row, refill, row_table
 from memadvisor.tui.text import lines, number, paragraph, words
 from memadvisor.tui.view import View
-from memadvisor.units import format_bytes, format_seconds
+from memadvisor.units import format_bytes, format_change, format_seconds
 
 _NO_PLAN = (
     "No plan was applied in this run. `memadvisor advise RUN --memory SIZE -o plan.json` makes one, "
@@ -110,14 +110,13 @@ def _compared_row(name: str, figure: Compared, *, in_seconds: bool) -> Row:
     def shown(value: float | None) -> str:
         return format_seconds(value) if in_seconds else format_bytes(value)
 
-    error = figure.error_fraction
     return Row(
         key=name,
         cells=(
             words(name.replace("_", " "), CATEGORY_COLORS.get(name, "bold")),
             number(shown(figure.predicted) if figure.predicted is not None else "not predicted"),
             number(shown(figure.measured)),
-            number("-" if error is None else f"{100 * error:+.1f} %"),
+            number(format_change(figure.error_fraction)),
         ),
     )
 

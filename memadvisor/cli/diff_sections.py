@@ -23,7 +23,7 @@ from memadvisor.cli import summary
 from memadvisor.cli.tables import NOT_RECORDED, heading, name_of, shorten_left, table
 from memadvisor.gates import numbered
 from memadvisor.tui.text import number, paragraph, words
-from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
+from memadvisor.units import format_bytes, format_change, format_count, format_fraction, format_seconds
 
 MAX_ROWS, MAX_RANKS, MAX_LONGER, MAX_CALLED = 8, 16, 5, 4
 _ROUNDING = 1e-9  # of sums of the same times in another order
@@ -129,7 +129,7 @@ def cells(change: Change[Any], form: Form) -> tuple[Text, Text, Text, Text]:
         number(_recorded(change.before, form)),
         number(_recorded(change.after, form)),
         number("same" if is_same else signed(change.difference, form)),
-        number("" if is_same or fraction is None else f"{100 * fraction:+.1f} %"),
+        number("" if is_same or fraction is None else format_change(fraction)),
     )
 
 

@@ -22,7 +22,7 @@ from memadvisor.cli.tables import heading, table
 from memadvisor.report.words import clock_time, unfinished_in_words
 from memadvisor.run.run import RankRun
 from memadvisor.tui.text import number, paragraph, words
-from memadvisor.units import format_bytes, format_seconds
+from memadvisor.units import format_bytes, format_change, format_seconds
 
 MAX_NAMED = 16
 
@@ -154,10 +154,5 @@ def _compared(pair: Compared, *, in_bytes: bool) -> tuple[Text, Text, Text]:
     return (
         number("-" if pair.predicted is None else form(pair.predicted)),
         number(form(pair.measured)),
-        number(error_in_words(pair)),
+        number(format_change(pair.error_fraction)),
     )
-
-
-def error_in_words(pair: Compared) -> str:
-    """`+1.9 %`: predicted above measured."""
-    return "-" if pair.error_fraction is None else f"{100 * pair.error_fraction:+.1f} %"

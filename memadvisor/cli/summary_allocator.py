@@ -10,7 +10,7 @@ from rich.text import Text
 from memadvisor.analyzers.fragmentation import Fragmentation, Measured, SegmentUse
 from memadvisor.cli.tables import NOT_RECORDED, heading
 from memadvisor.tui.text import paragraph
-from memadvisor.units import format_bytes
+from memadvisor.units import format_bytes, format_change
 
 MAX_SEGMENTS = 3
 
@@ -67,4 +67,4 @@ def _replayed(found: Fragmentation) -> str:
 
 
 def _error(found: Fragmentation) -> str:
-    return "" if found.error_fraction is None else f" ({100 * found.error_fraction:+.1f} % of measured)"
+    return "" if found.error_fraction is None else f" ({format_change(found.error_fraction)} of measured)"

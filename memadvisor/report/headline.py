@@ -12,7 +12,7 @@ from memadvisor.report.next_steps import next_steps
 from memadvisor.report.view import RankView
 from memadvisor.report.words import PHASE_NAMES, STACK, category_name, category_plural
 from memadvisor.run.records import UNEXPLAINED
-from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
+from memadvisor.units import format_bytes, format_change, format_count, format_fraction, format_seconds
 
 
 def headline(view: RankView) -> Html:
@@ -56,8 +56,7 @@ def _plan(analysis: Analysis) -> str:
 
 
 def _error(pair: Compared) -> str:
-    error = pair.error_fraction
-    return "" if error is None else f" ({100 * error:+.1f} %)"
+    return "" if pair.error_fraction is None else f" ({format_change(pair.error_fraction)})"
 
 
 def _peak(view: RankView) -> str:

@@ -12,7 +12,7 @@ from memadvisor.plan_words import options_text
 from memadvisor.policies import resolve_units
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
-from memadvisor.units import format_bytes, format_seconds
+from memadvisor.units import format_bytes, format_change, format_seconds
 
 MAX_UNITS = 200
 _BASIS = "largest rank's peak, slowest rank's median step"
@@ -131,7 +131,7 @@ def _cells(pair: Compared, *, in_bytes: bool) -> tuple[str, str, str]:
     return (
         "-" if pair.predicted is None else form(pair.predicted),
         form(pair.measured),
-        "-" if pair.error_fraction is None else f"{100 * pair.error_fraction:+.1f} %",
+        format_change(pair.error_fraction),
     )
 
 
