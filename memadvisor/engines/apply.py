@@ -20,13 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memadvisor.engines import ddp as ddp_patch
-from memadvisor.engines import local_sgd, norms, sources
+from memadvisor.engines import local_sgd, norms, removal, sources
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one, require_one_rank
 from memadvisor.engines.casts import Casts, check_castable
 from memadvisor.engines.closures import with_closure_done
 from memadvisor.engines.compressed_activations import CompressedActivations
 from memadvisor.engines.executor import Executor, Label, Labelled
-from memadvisor.engines.flat import Flat, Slot
+from memadvisor.engines.flat import Flat, Slot, flats_with
 from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
 from memadvisor.engines.heap import keep_freed_memory
 from memadvisor.engines.hooks import Hooks
@@ -38,7 +38,6 @@ from memadvisor.engines.optimizer_state import OptimizerStates
 from memadvisor.engines.owners import Owners
 from memadvisor.engines.planned import NotPlannedError, PlannedModels
 from memadvisor.engines.recompute import Note, Recompute
-from memadvisor.engines.removal import let_go_of_orphans, lost_is_told, remove_executor
 from memadvisor.engines.service import Service, patch_goodbye
 from memadvisor.engines.sharded_step import Swap, is_elementwise
 from memadvisor.engines.single_process import SingleProcess
@@ -113,8 +112,9 @@ class Applied:
         self._swaps: weakref.WeakKeyDictionary[torch.optim.Optimizer, Swap | OwnedSwap] = (
             weakref.WeakKeyDictionary()
         )
-        # Of optimizers that need whole parameters; all ranks meet them in one order.
-        self._optimizer_numbers = itertools.count()
+        self._optimizer_numbers = (
+            itertools.count()
+        )  # of those that need whole parameters: one order on all ranks
         self._owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, Owners] = weakref.WeakKeyDictionary()
         self._states = OptimizerStates(
             self.slot_of, self._executor_of, self._optimizers, self._owners, self.meet
@@ -161,10 +161,9 @@ class Applied:
         """Leave training as it was found. With sharded units all ranks call this."""
         self._offload.bring_back()
         gc.collect()  # else models that the script has dropped may be there on some ranks alone
-        optimizers = list(self._optimizers)
         for executor in sorted(self._executors, key=lambda executor: executor.number):  # alike on all ranks
-            with lost_is_told(executor, self._note):
-                remove_executor(executor, optimizers, self.slot_of, self._owners, self._states.from_owner)
+            with removal.lost_is_told(executor, self._note):
+                self._remove(executor)
         self._executors.clear()
         self._alone = None
         wrappers = list(self._wrappers)
@@ -235,11 +234,12 @@ class Applied:
             return
         if not self._planned.may_be_due(root):
             return
-        if self.plan.num_ranks > 1 and _has_ddp(module):
+        if self.plan.num_ranks > 1 and ddp_patch.has_ddp(module):
             return
         try:
             model, schedule = self._planned.read(self._planned.owner_of(root))
-            self._attach_recompute(model, schedule, is_compiled=root is not module and not _has_ddp(module))
+            is_compiled = root is not module and not ddp_patch.has_ddp(module)
+            self._attach_recompute(model, schedule, is_compiled=is_compiled)
         except PlanError as error:
             if self.plan.models and not isinstance(error, NotPlannedError):
                 raise
@@ -285,13 +285,14 @@ class Applied:
                 f"The plan is for {self.plan.num_ranks} ranks, and the script's DDP has {num_ranks}.",
                 hint=f"start {self.plan.num_ranks} ranks, or advise again with --gpus {num_ranks}.",
             )
+        self._give_back(unwrap(wrapper))
         model, schedule = self._planned.read(unwrap(wrapper))
         check_castable(model.root, schedule.precision)
         check_compressible(wrapper.process_group, model.root, schedule.compression)
         check_shardable(wrapper.module, max(unit.zero_stage for unit in schedule.units))
         # The same on every rank, and never used twice: keys of the store bear it.
         number = next(_numbers)
-        let_go_of_orphans(self._executors, wrapper.process_group, is_first=not self._has_wrapped)
+        removal.let_go_of_orphans(self._executors, wrapper.process_group, is_first=not self._has_wrapped)
         self._has_wrapped = True
         executor = Executor(
             model,
@@ -311,6 +312,19 @@ class Applied:
         self._follow(executor)
         self._attach_others(model, schedule)
         return executor
+
+    def _give_back(self, root: torch.nn.Module) -> None:
+        """A model that the script wraps anew is the script's own again first, on all ranks."""
+        for executor in removal.executors_on(root, self._executors):
+            ddp_patch.retire(self._wrappers, executor)
+            self._remove(executor)
+            self._executors.discard(executor)
+            self._planned.expect_again(root)
+            self._optimizers -= removal.optimizers_of(root, self._optimizers)  # their states are whole now
+
+    def _remove(self, executor: Executor) -> None:
+        optimizers, ask = list(self._optimizers), self._states.from_owner
+        removal.remove_executor(executor, optimizers, self.slot_of, self._owners, ask)
 
     def _follow(self, executor: Executor) -> None:
         """An executor has taken a model over."""
@@ -340,7 +354,7 @@ class Applied:
         self._restore(optimizer)
         owners = self._owners.get(optimizer)
         args, kwargs = with_closure_done(optimizer, owners, args, kwargs)
-        for executor in self._executors_of(_flats_of(slots)):
+        for executor in self._executors_of(flats_with(slots)):
             executor.early.step_begins(optimizer, slots)
             executor.step_begins()
             executor.optimizers.add(optimizer)
@@ -359,7 +373,7 @@ class Applied:
             return
         swap.finish()
         self._offload.after_step(optimizer)
-        flats = _flats_of(slots_of(optimizer, self.slot_of))
+        flats = flats_with(slots_of(optimizer, self.slot_of))
         for executor in self._executors_of(flats):
             executor.step_ends(flats)
 
@@ -383,11 +397,3 @@ class Applied:
     def _executors_of(self, flats: Iterable[Flat]) -> list[Executor]:
         owners = {id(owner): owner for flat in flats if (owner := self._owner.get(id(flat))) is not None}
         return list(owners.values())
-
-
-def _flats_of(slots: Iterable[Slot]) -> list[Flat]:
-    return list({id(slot.flat): slot.flat for slot in slots}.values())
-
-
-def _has_ddp(module: torch.nn.Module) -> bool:
-    return any(isinstance(inner, DistributedDataParallel) for inner in module.modules())

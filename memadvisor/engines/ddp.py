@@ -6,7 +6,7 @@ buffers, the broadcast of buffers before a forward, moving inputs, no_sync, stat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -44,6 +44,16 @@ class StandIn:
     def _check_reducer_finalized(self) -> None: ...
 
 
+class Retired(StandIn):
+    """What a wrapper has whose model the script has wrapped in another one since."""
+
+    def prepare_for_forward(self) -> None:
+        raise PlanError(
+            "The script trains through a DistributedDataParallel whose model it has wrapped in another one since.",
+            hint="run without a plan.",
+        )
+
+
 class StandInLogger:
     """What DDP calls where its Logger was."""
 
@@ -55,6 +65,11 @@ class StandInLogger:
 
     def _get_ddp_logging_data(self) -> Any:
         return type("LoggingData", (), {"strs_map": {}, "ints_map": {}})()
+
+
+def has_ddp(module: torch.nn.Module) -> bool:
+    """Whether a module is, or holds, the script's wrapper."""
+    return any(isinstance(inner, DistributedDataParallel) for inner in module.modules())
 
 
 def patch(wrap: Wrap, undo: Undo) -> None:
@@ -86,6 +101,13 @@ def replace_reducer(ddp: Any, wrap: Wrap, static_graph: bool) -> bool:
     ddp.logger = StandInLogger()
     ddp._passing_sync_batchnorm_handle(ddp.module)
     return True
+
+
+def retire(wrappers: Iterable[Any], executor: Executor) -> None:
+    """The model gets another wrapper; the one that it has, if the script still has that, is not to be used."""
+    for wrapper in wrappers:
+        if isinstance(wrapper.reducer, StandIn) and wrapper.reducer.executor is executor:
+            wrapper.reducer = Retired(executor)
 
 
 def restore_reducer(ddp: Any) -> None:

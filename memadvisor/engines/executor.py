@@ -193,7 +193,6 @@ class Executor:
     def _pass_begins(self) -> None:
         self.early.pass_begins()
         self._drop_arriving()  # of a pass that an exception ended
-        self.reductions.sweep()
         ddp = self._ddp()
         through_ddp = self.is_alone or (ddp is not None and type(ddp)._active_ddp_module is ddp)
         # Alone, nobody is left out of a pass.
@@ -202,6 +201,7 @@ class Executor:
             self.meet()
             self.loans.end()
             self._release_all()  # on all ranks, or one would wait for gathers that another leaves out
+        self.reductions.sweep(together=through_ddp and training)
         self.collective = through_ddp and training and not self.any_order
         if torch.is_grad_enabled() and (self.is_alone or ddp is not None):
             self.reductions.expect(through_ddp, self.is_alone or ddp.require_backward_grad_sync)
@@ -378,6 +378,7 @@ class Executor:
         found = self.wire.largest([self.digest, -self.digest], self.flats[0].device)
         if found[0] != -found[1]:
             raise RuntimeError("the ranks ran different units of the model in this step")
+        self.reductions.step_begins()
         self.loans.end()
         self.lates.forget()
         self.in_step = True
@@ -390,11 +391,10 @@ class Executor:
         self.num_steps += 1
         self.in_step = False  # after the count: a question about this step may be answered from here on
 
-    # ---- all ranks together -------------------------------------------------------------------
-
     def meet(self) -> None:
         """Wait for all ranks: whatever they read before this point of the program, they have read."""
         self.wire.largest([0], self.flats[0].device)
+        self.reductions.have_met()
 
     def labelled_tensors(self) -> Iterator[Labelled]:
         return ((tensor, category, flat.unit) for flat in self.flats for tensor, category in flat.tensors())

@@ -7,7 +7,7 @@ Parameters are views into it, so names, shapes, identity and hooks survive. Rank
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -315,3 +315,8 @@ class UnitState:
     def is_frozen_and_done(self) -> bool:
         """Whether no gradient will tell that the unit's parameters may go, but the pass itself does."""
         return not self.trainable and self.depth == 0 and (self.in_backward or not self.is_kept)
+
+
+def flats_with(slots: Iterable[Slot]) -> list[Flat]:
+    """Each flat once, in the order of its first slot."""
+    return list({id(slot.flat): slot.flat for slot in slots}.values())

@@ -28,6 +28,15 @@ _ELEMENTWISE = {
     *(_aten._foreach_zero_, _aten._foreach_mul_, _aten._foreach_div_),
     *(_aten._foreach_clamp_min_, _aten._foreach_clamp_max_, _aten.nan_to_num_),
 }
+# Collectives that write into what they are given; torch does not say so of them.
+_WRITING_COLLECTIVES = {
+    "allreduce_",
+    "allreduce_coalesced_",
+    "broadcast_",
+    "reduce_",
+    "recv_",
+    "recv_any_source_",
+}
 
 
 class ShardedGradient(torch.Tensor):
@@ -96,8 +105,35 @@ class ShardedGradient(torch.Tensor):
         executor.service.fetch_gradients(slot.flat, full)
         return slot.view(full).clone()
 
+    # What torch does without its dispatcher, on memory that is not here: each on whole values.
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Whole values; writing into them changes nothing."""
+        return self.full().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """Whole values."""
+        return self.full().tolist()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.full().__array__(dtype)  # type: ignore[no-untyped-call]
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.full().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, device=self.device).__dlpack_device__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return memo.setdefault(id(self), self.full())  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.full().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
     def __repr__(self) -> str:  # type: ignore[override]  # torch's own has a private option
-        return f"ShardedGradient(shape={tuple(self.shape)})"
+        slot = self._slot()
+        dropped = slot is None or not slot.flat.has_gradient
+        return f"ShardedGradient(shape={tuple(self.shape)})" if dropped else repr(self.full())
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch types its `func` and `types` loosely
@@ -115,9 +151,11 @@ class ShardedGradient(torch.Tensor):
             for executor in executors:
                 executor.num_writes += 1  # who asks for gradients from here on waits for this write
             return args[0]
-        if func._schema.is_mutable and _writes_gradient(func, args):
+        name = func.overloadpacket.__name__
+        is_collective = func.namespace == "c10d" and name in _WRITING_COLLECTIVES
+        if is_collective or (func._schema.is_mutable and _writes_gradient(func, args)):
             raise PlanError(
-                f"The script changes gradients by {func.overloadpacket.__name__}, which cannot be done on the "
+                f"The script changes gradients by {name}, which cannot be done on the "
                 "shards that ZeRO stages 2 and 3 keep.",
                 hint="use --zero 1, which keeps whole gradients.",
             )

@@ -62,6 +62,15 @@ class PlannedModels:
         self._due = [model for model in self._due if model.name != name]
         return model, write_schedule(plan, model.rows)
 
+    def expect_again(self, root: torch.nn.Module) -> None:
+        """A model of the plan has been given back to the script, which is about to train it in another way."""
+        found = (model_fingerprint(root), _is_trainable(root))
+        known = {model.name for model in self._due}
+        again = (
+            m for m in self.plan.models if m.name not in known and (m.fingerprint, m.is_trainable) == found
+        )
+        self._due += list(again)[:1]
+
     def owner_of(self, part: torch.nn.Module) -> torch.nn.Module:
         """The module around `part` that the plan is for, where the script calls its parts alone; else `part` itself.
 

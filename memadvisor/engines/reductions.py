@@ -52,6 +52,7 @@ class Reductions:
         self._missing: list[str] = []
         self._backward = _Backward()
         self._met_after = -1  # how many backwards there had been when all ranks met last
+        self._stepped_after = -1  # and when the optimizer stepped last
 
     # ---- around a backward -------------------------------------------------------------------
 
@@ -312,14 +313,24 @@ class Reductions:
         """The script changes sharded gradients, on every rank: none may still read those of this backward."""
         if self._met_after != self._executor.num_backwards:
             self._executor.meet()
-            self.have_met()
+
+    def step_begins(self) -> None:
+        """All ranks have met for an optimizer step."""
+        self.have_met()
+        self._stepped_after = self._executor.num_backwards
 
     def have_met(self) -> None:
         """All ranks have just taken part in a collective."""
         self._met_after = self._executor.num_backwards
 
-    def sweep(self) -> None:
-        """Let go of gradient buffers whose parameters have no gradient any more (`zero_grad`)."""
+    def sweep(self, *, together: bool = False) -> None:
+        """Let go of gradient buffers whose parameters have no gradient any more (`zero_grad`).
+
+        together: all ranks come by here, and meet first: another may still be reading, by itself, what goes now or before
+        the next backward.
+        """
+        if together and self._is_done_with_some():
+            self._executor.meet()
         for flat in self._executor.flats:
             if not flat.trainable:
                 continue
@@ -334,6 +345,16 @@ class Reductions:
                         slot.piece(flat.grad_shard).zero_()
             elif flat.grad is not None and not any(self._is_ours(slot) for slot in flat.slots):
                 flat.grad = None
+
+    def _is_done_with_some(self) -> bool:
+        """Whether there are sharded gradients that the script has dropped, or stepped on: it will not need them again."""
+        stepped = self._stepped_after == self._executor.num_backwards
+        return not self._executor.is_alone and any(
+            flat.stage >= 2
+            and flat.has_gradient
+            and (stepped or any(slot.parameter.grad is None for slot in flat.slots))
+            for flat in self._executor.flats
+        )
 
     def _drop_paged(self, flat: Flat, dropped: list[Slot]) -> None:
         if dropped and flat.has_gradient:

@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from memadvisor.engines.flat import Slot
+from memadvisor.errors import PlanError
 
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
@@ -79,6 +80,11 @@ class ReleasedParameter(torch.nn.Parameter):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.autograd.grad:
+            raise PlanError(
+                "The script asks torch.autograd.grad for gradients by parameters, which ZeRO stage 3 has not there then.",
+                hint="use --zero 2.",
+            )
         with torch._C.DisableTorchFunctionSubclass():
             tell = _OF_DTYPE.get(name_of(func))
             if tell is not None and type(args[0]) is ReleasedParameter:

@@ -58,6 +58,25 @@ def lost_is_told(executor: Executor, note: Callable[[str, str], None]) -> Iterat
         executor.detach()
 
 
+def executors_on(root: torch.nn.Module, executors: Iterable[Executor]) -> list[Executor]:
+    """Those that a model's parameters follow, in order of their construction, alike on all ranks."""
+    own = {id(parameter) for parameter in root.parameters()}
+    found = [each for each in executors if any(id(slot.parameter) in own for slot in each.slots)]
+    return sorted(found, key=lambda executor: executor.number)
+
+
+def optimizers_of(
+    root: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]
+) -> set[torch.optim.Optimizer]:
+    """Those that update a parameter of a model."""
+    own = {id(parameter) for parameter in root.parameters()}
+    return {
+        optimizer
+        for optimizer in optimizers
+        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+    }
+
+
 def let_go_of_orphans(executors: Iterable[Executor], group: dist.ProcessGroup, *, is_first: bool) -> None:
     """Other models, which the script has dropped, go when no rank needs anything of them any more.
 

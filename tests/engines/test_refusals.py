@@ -1,0 +1,91 @@
+"""What cannot be done rightly is refused in one line, before the first update."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from memadvisor.errors import PlanError
+from tests.engines.ranks import run_ranks
+from tests.engines.trainings import Training, applied, build, make_plan
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in b)
+
+
+def refusals(rank: int) -> dict[str, str]:
+    """What each script is told, and that nothing was updated before."""
+    told = {}
+
+    def attempt(name, plan, script):
+        with applied(plan):
+            try:
+                script()
+            except PlanError as error:
+                told[name] = error.one_line()
+        dist.barrier()
+
+    def with_optimizer(make):
+        def script():
+            ddp = build(Training(), rank)
+            before = {name: value.clone() for name, value in ddp.state_dict().items()}
+            optimizer = make(ddp)
+            ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean().backward()
+            try:
+                optimizer.step(lambda: 0.0)
+            finally:
+                assert same(ddp.state_dict(), before)
+
+        return script
+
+    def past_ddp():
+        ddp = build(Training(), rank)
+        ddp.module(torch.zeros(2, 3, dtype=torch.long)).square().mean().backward()
+
+    def own_gradient():
+        ddp = build(Training(), rank)
+        loss = ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean()
+        for parameter in ddp.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        loss.backward()
+
+    def hook():
+        build(Training(), rank).register_comm_hook(None, lambda state, bucket: None)
+
+    def own_collective():
+        ddp = build(Training(), rank)
+        ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean().backward()
+        dist.all_reduce(ddp.module.head.weight.grad)
+
+    def by_parameters():
+        ddp = build(Training(), rank)
+        loss = ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean()
+        torch.autograd.grad(loss, list(ddp.module.blocks[0].parameters()))
+
+    attempt("lbfgs", make_plan(2, 1), with_optimizer(lambda ddp: torch.optim.LBFGS(ddp.parameters())))
+    attempt("ranks", make_plan(3, 2), lambda: build(Training(), rank))
+    attempt("model", make_plan(2, 2, fingerprint="1" * 16), lambda: build(Training(), rank))
+    attempt("past", make_plan(2, 2), past_ddp)
+    attempt("gradient", make_plan(2, 3), own_gradient)
+    attempt("hook", make_plan(2, 0), hook)
+    attempt("collective", make_plan(2, 2), own_collective)
+    attempt("by parameters", make_plan(2, 3), by_parameters)
+    return told
+
+
+def test_what_cannot_be_done_rightly_is_refused_in_one_line():
+    expected = {
+        "lbfgs": "LBFGS searches along one line for all parameters",
+        "ranks": "for 3 ranks, and the script's DDP has 2",
+        "model": "for another model",
+        "past": "past DDP itself",
+        "gradient": "sets the gradient",
+        "hook": "communication hooks",
+        "collective": "changes gradients by allreduce_",
+        "by parameters": "torch.autograd.grad",
+    }
+    for told in run_ranks(refusals, 2, timeout_s=60):
+        assert told.keys() == expected.keys()
+        for name, text in expected.items():
+            assert text in told[name] and "Hint:" in told[name] and "\n" not in told[name]
