@@ -19,6 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from memadvisor.cost.stretches import Stretches
+from memadvisor.engines.empty_caches import without_empty_caches
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.kept import KeptOutputs
 from memadvisor.engines.live import LiveModel
@@ -108,6 +109,7 @@ class Recompute:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        args, kwargs = without_empty_caches(module, args, kwargs)
         before = self._buffers(module)
         forward, around = functools.partial(original, module), functools.partial(self._again, module, before)
         current = self._pass_with(module)

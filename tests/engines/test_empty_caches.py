@@ -1,0 +1,69 @@
+"""Key/value caches that a model hands its layers in training too, and recomputed units leave."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from tests.engines.trainings import applied, make_plan
+
+
+class Cache:
+    """As those of transformers: what a layer has attended to, which grows with each call."""
+
+    def __init__(self):
+        self.keys = {}
+
+    def get_seq_length(self, layer_idx):
+        return self.keys[layer_idx].shape[1] if layer_idx in self.keys else 0
+
+    def update(self, keys, layer_idx):
+        before = self.keys.get(layer_idx)
+        self.keys[layer_idx] = keys if before is None else torch.cat([before, keys], 1)
+        return self.keys[layer_idx]
+
+
+class Attending(torch.nn.Module):
+    def __init__(self, layer_idx):
+        super().__init__()
+        self.layer_idx, self.keys = layer_idx, torch.nn.Linear(8, 8)
+
+    def forward(self, x, past_key_values=None):
+        keys = self.keys(x)
+        keys = keys if past_key_values is None else past_key_values.update(keys, self.layer_idx)
+        return x + F.scaled_dot_product_attention(x[None], keys[None], keys[None])[0]
+
+
+class Language(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Attending(index) for index in range(3))
+
+    def forward(self, x, prefix=None):
+        cache = Cache()
+        if prefix is not None:
+            cache.keys[1] = prefix
+        for layer in self.layers:
+            x = layer(x, past_key_values=cache)
+        return x, cache
+
+
+def test_recomputed_units_leave_a_cache_of_keys_that_is_empty(monkeypatch):
+    """It would keep what recomputing them is to free. One that holds something of the unit is used."""
+    monkeypatch.setitem(sys.modules, "transformers.cache_utils", SimpleNamespace(Cache=Cache))
+    gradients, kept = [], []
+    for policy in ("none", "every-layer"):
+        torch.manual_seed(0)
+        model, x = Language(), torch.randn(2, 5, 8)
+        with applied(make_plan(1, policy=policy)):
+            output, cache = model(x)
+            output.square().sum().backward()
+            gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+            kept.append(sorted(cache.keys))
+            if policy != "none":
+                assert sorted(model(x, prefix=torch.ones(2, 1, 8))[1].keys) == [1]
+    assert kept == [[0, 1, 2], []]
+    assert all(map(torch.equal, *gradients))
