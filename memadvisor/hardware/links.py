@@ -18,7 +18,7 @@ from memadvisor.hardware.cluster import Link
 NVLINK_LATENCY_S, PCIE_LATENCY_S, NETWORK_LATENCY_S = 3.4e-6, 5.7e-6, 9.6e-6
 
 _SHEET = "the device's data sheet, as in the catalogue"
-_PCIE = "PCI Express Base Specification: 8, 16, 32 GT/s a lane in generations 3, 4, 5; 16 lanes"
+PCIE_SHEET = "PCI Express Base Specification: 8, 16, 32 GT/s a lane in generations 3, 4, 5; 16 lanes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def _fabric(bytes_per_s: float, source: str) -> Link:
 
 def _pcie(generation: int) -> Link:
     rate = {3: 16e9, 4: 32e9, 5: 64e9}[generation]
-    return Link(kind=f"PCIe {generation}.0 x16", bytes_per_s=rate, alpha_s=PCIE_LATENCY_S, source=_PCIE)
+    return Link(kind=f"PCIe {generation}.0 x16", bytes_per_s=rate, alpha_s=PCIE_LATENCY_S, source=PCIE_SHEET)
 
 
 def _links(

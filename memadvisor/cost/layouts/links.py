@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from memadvisor.cost.collectives import RING_ROUNDS
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.errors import UsageError
-from memadvisor.hardware.cluster import Cluster
+from memadvisor.hardware.cluster import Cluster, Link
+from memadvisor.hardware.links import PCIE_SHEET
+
+# What NCCL counts with (src/graph/topo.h): 12 GB/s of a bus of generation 3, where the sheet has 16, and 16 GB/s between two
+# processors of AMD's (10 of Intel's), which half of a node's eight cards are behind each.
+_PCIE_SHARE = 0.75
+_BETWEEN_SOCKETS_BYTES_PER_S = 16e9
+_CARDS_OF_A_SOCKET = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +100,7 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
                 "the links inside a node are not known.", hint="give them with inside=... or a cluster file."
             )
         inside_s = cluster.inside.alpha_s
-        rate = cluster.inside.bytes_per_s * coefficients.inside_share
+        rate = _inside_bytes_per_s(cluster.inside, near, coefficients)
     if nodes > 1:
         if cluster.across is None:
             raise UsageError(
@@ -124,14 +131,21 @@ def message_seconds(
     seconds = []
     for stage in range(stages):
         here, there = stage * stride // cluster.per_node, (stage + 1) % stages * stride // cluster.per_node
-        link, share = (
-            (cluster.inside, coefficients.inside_share)
-            if here == there
-            else (cluster.across, coefficients.across_share)
-        )
+        link = cluster.inside if here == there else cluster.across
         if link is None:
             raise UsageError(
                 "a link that the pipeline crosses is not known.", hint="give it in a cluster file."
             )
-        seconds.append(size_bytes / (link.bytes_per_s * share) + coefficients.pipeline_message_s)
+        rate = link.bytes_per_s * coefficients.across_share
+        if here == there:
+            rate = _inside_bytes_per_s(link, 2, coefficients)
+        seconds.append(size_bytes / rate + coefficients.pipeline_message_s)
     return seconds
+
+
+def _inside_bytes_per_s(link: Link, near: int, coefficients: Coefficients) -> float:
+    """What `near` ranks of a node reach over its links. Over a bus of which only the sheet is known, it is less than over a mesh."""
+    if link.source != PCIE_SHEET:
+        return link.bytes_per_s * coefficients.inside_share
+    rate = link.bytes_per_s * _PCIE_SHARE
+    return rate if near <= _CARDS_OF_A_SOCKET else min(rate, _BETWEEN_SOCKETS_BYTES_PER_S)

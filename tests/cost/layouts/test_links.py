@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.links import group_of
+from memadvisor.hardware.clusters import make_cluster as named_cluster
+from memadvisor.hardware.load import named_hardware
 from tests.cost.layouts.nodes import make_cluster
 
 INSIDE, ACROSS = 400e9, 50e9
@@ -21,6 +23,13 @@ def test_a_ring_through_nodes_has_the_network_shares_of_its_ranks_side_by_side()
     )
     assert alone.bytes_per_s == ACROSS * FITTED.across_share
     assert together.bytes_per_s == min(8 * ACROSS * FITTED.across_share, INSIDE * FITTED.inside_share)
+
+
+def test_cards_on_a_bus_share_what_lies_between_processors():
+    """PCIe 4.0 alone: three quarters of 32 GB/s for four, 16 GB/s for eight."""
+    card = named_hardware("RTX 4090")
+    node = named_cluster(card, num_nodes=1, per_node=8)
+    assert [group_of(node, size, 1, FITTED).bytes_per_s for size in (4, 8)] == [24e9, 16e9]
 
 
 def test_one_rank_moves_nothing():
