@@ -37,7 +37,7 @@ def to_accelerate(plan: Plan) -> Exported:
         kind = "DEEPSPEED"
         own, more = _deepspeed(plan, stage, said)
     differences += more
-    mixed, of_precision = _precision(plan, said)
+    mixed = _precision(plan, said)
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
@@ -48,7 +48,6 @@ def to_accelerate(plan: Plan) -> Exported:
         "use_cpu": False,
         **own,
     }
-    differences += of_precision
     differences += undone(plan, said)
     lines = remarks(plan, differences, _to_set(plan, kind, own))
     return Exported(
@@ -173,12 +172,12 @@ def _unrecomputed(plan: Plan, said: set[str]) -> list[Difference]:
     ]
 
 
-def _precision(plan: Plan, said: set[str]) -> tuple[str, list[Difference]]:
+def _precision(plan: Plan, said: set[str]) -> str:
     precision = plan.precision
     half = precision.param_dtype if precision.param_dtype != "float32" else None
     if half is None and precision.has_masters:
         half = "bfloat16"
     if half is not None:
         said.add("masters")  # accelerate keeps float32 of what it computes with in 16 bits
-        return {"bfloat16": "bf16", "float16": "fp16"}[half], []
-    return "no", []
+        return {"bfloat16": "bf16", "float16": "fp16"}[half]
+    return "no"
