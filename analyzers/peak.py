@@ -133,11 +133,11 @@ def where(rank: RankRun, time_s: float) -> tuple[str, str, int | None]:
 
 
 def position_in_words(phase: str, unit: str) -> str:
-    """`backward of blocks.3`, `forward`, `optimizer step`, `outside forward, backward and optimizer`."""
+    """`backward of blocks.3`, `forward`, `optimizer step`, `work outside forward, backward and optimizer`."""
     words = {
         "optimizer": "optimizer step",
         "recompute": "recomputation",
-        "outside": "outside forward, backward and optimizer",
+        "outside": "work outside forward, backward and optimizer",
     }.get(phase, phase)
     return f"{words} of {unit}" if unit else words
 

@@ -129,7 +129,10 @@ def format_fraction(fraction: float | None) -> str:
 
 
 def format_change(fraction: float | None) -> str:
-    """With its sign: `+1.9 %`, `-35.5 %`; `0.0 %` for what rounds to it, `-` for None."""
+    """With its sign: `+1.9 %`, `-35.5 %`; `0.0 %` for what rounds to it, `-` for None; no digits of what is far more than
+    it was, as beside a measurement of next to nothing."""
+    if fraction is not None and fraction >= 10:
+        return "over 1000 %"
     text = "-" if fraction is None else f"{100 * fraction:+.1f} %"
     return "0.0 %" if text in ("+0.0 %", "-0.0 %") else text
 

@@ -368,7 +368,7 @@ def play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
 
 def place_of(segment: Segment) -> str:
     """Words for where a segment is: `backward of blocks.3`."""
-    names = {"optimizer": "optimizer step", "outside": "outside forward and backward"}
+    names = {"optimizer": "optimizer step", "outside": "work outside forward and backward"}
     if segment.phase in names:
         return names[segment.phase]
     if segment.unit is None:
