@@ -205,6 +205,11 @@ class Plan:
         return {self.parameter_tier, *(unit.parameter_tier for unit in self.units)}
 
     @property
+    def leaves_updates_alone(self) -> bool:
+        """Whether, on one rank, the optimizer's step is as it was: states and parameters lie where the script has them."""
+        return self.parameter_tiers == self.optimizer_tiers == {"device"} and not self.optimizer_codes
+
+    @property
     def activation_tiers(self) -> set[str]:
         """Where what autograd keeps of any unit waits for the backward."""
         return {self.activation_tier, *(unit.activation_tier for unit in self.units)}

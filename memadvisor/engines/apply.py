@@ -23,7 +23,7 @@ from memadvisor.engines import ddp as ddp_patch
 from memadvisor.engines import local_sgd, norms, removal, sources
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one, require_one_rank
 from memadvisor.engines.casts import Casts, check_castable
-from memadvisor.engines.closures import with_closure_done
+from memadvisor.engines.closures import closure_of, with_closure_done
 from memadvisor.engines.compressed_activations import CompressedActivations
 from memadvisor.engines.executor import Executor, Label, Labelled
 from memadvisor.engines.flat import Flat, Slot, flats_with
@@ -36,7 +36,7 @@ from memadvisor.engines.notes import notes_on, touched_activations, warnings_of
 from memadvisor.engines.offloaded_activations import OffloadedActivations
 from memadvisor.engines.optimizer_state import OptimizerStates
 from memadvisor.engines.owners import Owners
-from memadvisor.engines.planned import NotPlannedError, PlannedModels
+from memadvisor.engines.planned import NotPlannedError, PlannedModels, unmet
 from memadvisor.engines.recompute import Note, Recompute
 from memadvisor.engines.service import Service, patch_goodbye
 from memadvisor.engines.sharded_step import Swap, is_elementwise
@@ -122,6 +122,8 @@ class Applied:
         self._planned = PlannedModels(plan)
         self._attached = False
         self._has_wrapped = False
+        # Only a plan that leaves steps alone can begin inside one, in its closure.
+        self._awaits_closure = plan.num_ranks == 1 and plan.leaves_updates_alone
         self._other_model: PlanError | None = None
         self._hooks = Hooks(self, self._undo)
         self._alone: Executor | None = None  # of a model of one process, which lives as long as it
@@ -211,13 +213,7 @@ class Applied:
         """Raise PlanError when no model follows the plan."""
         if self._attached:
             return
-        if self._other_model is not None:
-            raise self._other_model
-        raise PlanError(
-            f"The plan is for {self.plan.num_ranks} ranks, and the script does not use "
-            "DistributedDataParallel: its parallelism is its own.",
-            hint="apply plans to scripts that wrap their model in torch.nn.parallel.DistributedDataParallel.",
-        )
+        raise self._other_model or unmet(self.plan)
 
     def unknown_module(self, module: torch.nn.Module) -> None:
         """The outermost call of a module that no executor knows: perhaps a model without DDP."""
@@ -344,6 +340,9 @@ class Applied:
     # ---- the optimizer step ------------------------------------------------------------------
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if not self._attached and self._awaits_closure and closure_of(args, kwargs) is not None:
+            self._awaits_closure = False  # the model is first called inside this step
+            return None
         self.require_attached()
         self._planned.refuse_strangers(optimizer)
         slots = slots_of(optimizer, self.slot_of)

@@ -11,11 +11,17 @@ from memadvisor.engines.owners import Owners
 from memadvisor.errors import PlanError
 
 
+def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:
+    """That of an optimizer's step, of its arguments with the optimizer itself."""
+    found: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
+    return found
+
+
 def with_closure_done(
     optimizer: torch.optim.Optimizer, owners: Owners | None, args: Any, kwargs: Any
 ) -> tuple[Any, Any]:
     """Run a closure now, while the groups hold the parameters that its backward gives gradients to."""
-    closure: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
+    closure = closure_of(args, kwargs)
     if closure is None:
         return args, kwargs
     if owners is not None and not owners.calls_closure_once:

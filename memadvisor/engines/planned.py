@@ -26,6 +26,17 @@ class NotPlannedError(PlanError):
     """A model is none of the plan's."""
 
 
+def unmet(plan: Plan) -> PlanError:
+    """What is wrong where an optimizer steps and no model follows the plan."""
+    if plan.num_ranks == 1:
+        return PlanError("The optimizer stepped before the plan's model was called with gradients.")
+    return PlanError(
+        f"The plan is for {plan.num_ranks} ranks, and the script does not use "
+        "DistributedDataParallel: its parallelism is its own.",
+        hint="apply plans to scripts that wrap their model in torch.nn.parallel.DistributedDataParallel.",
+    )
+
+
 class PlannedModels:
     """The models of a plan that have not been met yet, and the script's that are in none. Modules are held weakly."""
 

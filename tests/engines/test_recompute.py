@@ -53,6 +53,32 @@ def test_losses_weights_and_running_statistics_are_bitwise_equal(policy, options
     assert all(torch.equal(ours[1][name], plain[1][name]) for name in plain[1])
 
 
+def test_a_model_that_an_optimizers_closure_calls_first_follows_the_plan():
+    """As L-BFGS and skorch have it: the first forward runs inside the first step."""
+
+    def train(steps):
+        model = new_model()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        words = torch.arange(24).reshape(4, 6) % 13
+
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+            loss.backward()
+            return loss
+
+        return [optimizer.step(closure).item() for _ in range(steps)]
+
+    plain = train(3)
+    with applied(make_plan(1, policy="every-layer")) as plan:
+        assert train(3) == plain and plan.is_attached
+    with applied(make_plan(1, policy="every-layer")):
+        stranger = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        stranger.step(lambda: torch.ones(1))
+        with pytest.raises(PlanError, match="before the plan's model"):
+            stranger.step(lambda: torch.ones(1))
+
+
 def saved_bytes(model) -> int:
     sizes = {}
 
