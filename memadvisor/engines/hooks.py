@@ -119,6 +119,10 @@ class Hooks:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._steps.after_step(optimizer)
 
+    def _in_order(self) -> list[ModuleObserver]:
+        """Executors in order of their construction, alike on all ranks: at a backward's end each has collectives."""
+        return sorted(self._observers, key=lambda observer: getattr(observer, "number", -1))
+
     def _wrap_backward(self, undo: Undo) -> None:
         # torch.autograd.backward and .grad both call the engine through this name of their module.
         original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
@@ -128,14 +132,14 @@ class Hooks:
             failed = True
             try:
                 if self._depth == 1:
-                    for observer in list(self._observers):
+                    for observer in self._in_order():
                         observer.backward_begins()
                 result = original(*args, **kwargs)
                 failed = False
             finally:
                 self._depth -= 1
                 if self._depth == 0:
-                    for observer in list(self._observers):
+                    for observer in self._in_order():
                         observer.backward_ends(failed)
             return result
 
