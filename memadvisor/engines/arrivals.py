@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.flat import Flat
 from memadvisor.engines.released import needs_no_values
+from memadvisor.engines.replaced import Replaced
 from memadvisor.run.compiled import has_compiled
 from memadvisor.schedule import Point
 
@@ -54,6 +55,12 @@ class Arrivals:
     def __init__(self, executor: Executor) -> None:
         self._executor: Executor = weakref.proxy(executor)
         self._may_be_late: bool | None = None
+        self.replaced = Replaced()
+
+    def step_begins(self) -> None:
+        """All parameters are there, and where an optimizer step finds them."""
+        self.settle()
+        self.replaced.take_values(self._executor.flats)
 
     def bring(self, stepped: set[int]) -> None:
         """Bring what an optimizer has updated, by indices of flats, to all ranks."""
@@ -64,10 +71,12 @@ class Arrivals:
                 if flat.index not in stepped or flat.full is None or flat.shard is None:
                     continue
                 own = flat.own_part(flat.full)
-                if action.overlaps and self.can_wait(flat):
+                is_late = action.overlaps and not self.replaced.has_taken(flat)
+                if is_late and self.can_wait(flat):
                     _leave_behind(flat, executor.wire.begin_gather(flat.full, own, flat.unit, flat.index))
                 else:
                     executor.wire.gather(flat.full, own, flat.unit, flat.index)
+        self.replaced.give_back()
 
     def settle(self) -> None:
         """Wait for all that is on its way."""

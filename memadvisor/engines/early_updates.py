@@ -263,6 +263,7 @@ class EarlyUpdates:
             for flat in unit.trainable:
                 if flat.stage < 3:
                     settle(flat)
+                    self._executor.arrivals.replaced.take_values([flat])
                     if flat.has_masters:
                         flat.keep_written()
                 else:

@@ -374,7 +374,7 @@ class Executor:
     def step_begins(self) -> None:
         """All ranks meet here, so that none updates what another is still reading."""
         self._release_all()
-        self.arrivals.settle()
+        self.arrivals.step_begins()
         found = self.wire.largest([self.digest, -self.digest], self.flats[0].device)
         if found[0] != -found[1]:
             raise RuntimeError("the ranks ran different units of the model in this step")

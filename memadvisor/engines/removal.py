@@ -13,6 +13,7 @@ import torch.distributed as dist
 from memadvisor.engines.flat import Flat, Slot
 from memadvisor.engines.owners import Owners
 from memadvisor.engines.released import show
+from memadvisor.engines.replaced import is_elsewhere
 from memadvisor.engines.sharded_step import whole_state
 from memadvisor.engines.whole_step import Ask, slots_of
 
@@ -112,6 +113,8 @@ def _restore_parameters(executor: Executor, flat: Flat) -> None:
     else:
         executor.gather(flat, collective=True)
     for slot in flat.slots:
+        if is_elsewhere(slot):
+            continue  # the script has put it there
         show(slot, full)
         own = torch.empty_strided(slot.shape, slot.stride, dtype=flat.script_dtype, device=flat.device)
         slot.parameter.data = own.copy_(slot.view(full))
@@ -125,7 +128,7 @@ def _restore_gradients(executor: Executor, flat: Flat) -> None:
         executor.wire.gather(source, own, flat.unit, flat.index)
     for slot in flat.slots:
         if source is not None and slot.parameter.grad is not None:
-            slot.parameter.grad = slot.view(source).to(flat.script_dtype, copy=True)
+            slot.parameter.grad = slot.view(source).to(slot.parameter.dtype, copy=True)
         elif slot.token is not None:
             slot.parameter.grad = None  # used up by an update in the backward
         if flat.has_cast_gradients:
