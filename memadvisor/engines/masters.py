@@ -40,6 +40,12 @@ def piece_of_masters(slot: Slot) -> torch.Tensor:
     return with_written(masters, slot.piece(flat.own_slice(flat.full)), masters)
 
 
+def seen_from_here(slot: Slot, whole: torch.Tensor) -> torch.Tensor:
+    """A parameter's masters from all ranks, 1-D, with what the script has written here: others may come by it later."""
+    with torch.no_grad():
+        return with_written(whole, slot.flattened(slot.parameter.detach()), whole)
+
+
 def show_masters(executor: Executor, flat: Flat) -> None:
     """Masters have been loaded, on all ranks: the parameters are these, rounded."""
     if flat.has_masters_beside and flat.full is not None:

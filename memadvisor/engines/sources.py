@@ -16,7 +16,7 @@ from memadvisor.engines.boxes import Box, boxes_of_run, storage_order
 from memadvisor.engines.flat import Slot
 from memadvisor.engines.late import LateTensor
 from memadvisor.engines.loans import is_held
-from memadvisor.engines.masters import take_written
+from memadvisor.engines.masters import seen_from_here, take_written
 from memadvisor.engines.own_storages import OwnStorages
 from memadvisor.engines.released import making_state_dict
 from memadvisor.engines.sharded_step import MASTER
@@ -107,6 +107,8 @@ class Source:
         if not self.key and slot.flat.loan is not None:
             return slot.flattened(slot.view(slot.flat.loan))
         whole = self.executor.service.fetch(slot, self.key, self.piece().to(self.dtype))
+        if self.key == MASTER and slot.flat.has_masters_beside and not self.is_read_into:
+            whole = seen_from_here(slot, whole)
         self.executor.lates.announce(whole, self)
         return whole
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 from dataclasses import replace
 
 import torch
@@ -156,6 +157,8 @@ def _keeps_what_is_written(ddp, optimizer) -> bool:
     own = [p for group in optimizer.param_groups for p in group["params"]]
     number = next(n for n, p in enumerate(own) if p is parameter)
     before = optimizer.state_dict()["state"][number]["master"].clone()
+    if torch.distributed.get_rank() == 0:
+        time.sleep(0.1)  # the other rank asks before this one has come by its write
     with torch.no_grad():
         parameter[::2] = 0.125
     after = optimizer.state_dict()["state"][number]["master"]
