@@ -1,6 +1,7 @@
 """Exported FSDP2 modules train as DDP does, and hold what the plan says."""
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,7 @@ def seen(tmp_path_factory):
             [*command, str(rank), str(directory / "rendezvous"), *map(str, paths)],
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])},
         )
         for rank in range(2)
     ]
