@@ -116,7 +116,8 @@ class CollectiveTimes:
     """Seconds of any collective among `num_ranks`: `kind` says where they come from.
 
     `measured`: curves of `memadvisor calibrate`, for this number of ranks or the nearest one, whose
-    points are carried over by the ring formula. `fitted`: alpha and beta fitted to the run's own.
+    points are carried over by the ring formula. `fitted`: alpha and beta fitted to the run's own, the largest of which
+    has `largest_bytes`.
     `slowdown`: what compute and collectives cost each other at the same time; None where that was not measured, and is
     taken to be nothing. `alternatives`: measured curves of other algorithms, by operation, algorithm and number of ranks.
     """
@@ -126,6 +127,7 @@ class CollectiveTimes:
     curves: Mapping[str, CollectiveCurve]
     alpha_s: float | None = None
     beta_bytes_per_s: float | None = None
+    largest_bytes: int | None = None
     slowdown: OverlapSlowdown | None = None
     alternatives: Mapping[tuple[str, str, int], CollectiveCurve] = field(default_factory=dict)
 
@@ -186,7 +188,12 @@ def times_from_observations(observations: Sequence[Observation], source: str) ->
     if fitted is None:
         return None
     return CollectiveTimes(
-        kind="fitted", source=source, curves={}, alpha_s=fitted[0], beta_bytes_per_s=fitted[1]
+        kind="fitted",
+        source=source,
+        curves={},
+        alpha_s=fitted[0],
+        beta_bytes_per_s=fitted[1],
+        largest_bytes=max(seen.size_bytes for seen in observations),
     )
 
 

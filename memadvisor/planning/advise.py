@@ -26,6 +26,7 @@ from memadvisor.local_sgd import LocalSgd, check_local_sgd, local_sgd_loss_text
 from memadvisor.plan import Plan
 from memadvisor.planning.algorithms import algorithms_notes, choose_algorithms
 from memadvisor.planning.collecting import collecting_seldom
+from memadvisor.planning.extrapolation import extrapolation_notes
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.named import check_policy, named_plan
@@ -161,6 +162,7 @@ def advise(
             *_coding_notes(optimizer_bits, transfers),
             *model_notes(run.ranks[0], search.models, plain, knows_tier=transfers is not None),
             *_notes(run, ranks, times),
+            *extrapolation_notes(found, plain, times),
             *_transfer_notes(found, transfers),
             *_allocator_notes(plain, settings),
         ),
