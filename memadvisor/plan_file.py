@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from memadvisor.compression import Compression
-from memadvisor.errors import PlanError, UsageError
+from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
 from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan, PlannedModel, Prediction, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.precision import Precision
-from memadvisor.run.files import write_private_file
+from memadvisor.run.files import write_output
 
 FORMAT = 1
 
@@ -128,12 +128,7 @@ def load_plan(path: str | Path) -> Plan:
 
 def save_plan(plan: Plan, path: Path, *, replace: bool = True) -> None:
     """Write a plan whole or not at all, readable by its owner alone. Raises UsageError."""
-    try:
-        write_private_file(path, json.dumps(plan_to_json(plan), indent=1) + "\n", replace=replace)
-    except OSError as error:
-        raise UsageError(
-            f"{str(path)!r} cannot be written: {error.strerror}.", hint="name a writable file."
-        ) from error
+    write_output(path, json.dumps(plan_to_json(plan), indent=1) + "\n", replace=replace)
 
 
 def _unit_from_json(value: Any) -> UnitPlan:

@@ -39,9 +39,8 @@ class OperatorKind:
     name: str
     counted_by: CountedBy
     has_arithmetic: bool
-    products: (
-        dict[Any, Arithmetic] | None
-    )  # its arithmetic, where the shapes of its arguments, all tensors, tell it
+    # Its arithmetic, where the shapes of its arguments, all tensors, tell it.
+    products: dict[Any, Arithmetic] | None
     is_random: bool  # it may draw random numbers
     dropout_position: int | None
     is_general: bool

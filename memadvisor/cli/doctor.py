@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from memadvisor.cli.visible import visible
 from memadvisor.doctor.findings import Finding, findings, trial_finding
 from memadvisor.doctor.host import host_facts
 from memadvisor.doctor.probe_torch import probe_torch
@@ -49,12 +50,7 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
     """Three columns; the hint under the text."""
     margin = " " * 24
     head = f"{finding.state:<8} {finding.subject:<14} "
-    yield from textwrap.wrap(_printable(finding.text), width, initial_indent=head, subsequent_indent=margin)
+    yield from textwrap.wrap(visible(finding.text), width, initial_indent=head, subsequent_indent=margin)
     if finding.hint is not None:
-        hint = _printable(finding.hint)
+        hint = visible(finding.hint)
         yield from textwrap.wrap(hint, width, initial_indent=f"{margin}-> ", subsequent_indent=f"{margin}   ")
-
-
-def _printable(text: str) -> str:
-    """Others' words without control characters, which a terminal would act on."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from pathlib import Path
 
 from memadvisor.cli.estimate_view import COMPONENTS
-from memadvisor.errors import UsageError
 from memadvisor.layout_table.read import read_layout_table
 from memadvisor.planning.predict_layouts import RowPrediction, predict_row
-from memadvisor.run.files import write_private_file
+from memadvisor.run.files import write_output
 
 ANSWERS = ("step_time_s", "peak_memory_bytes", "fits", "p_oom", "mfu", "hfu")
 
@@ -19,12 +17,7 @@ ANSWERS = ("step_time_s", "peak_memory_bytes", "fits", "p_oom", "mfu", "hfu")
 def predict_table(path: str, output: str) -> None:
     """Read, predict, write whole or not at all. Raises UsageError where a file cannot be read or written."""
     predictions = [predict_row(row) for row in read_layout_table(path)]
-    try:
-        write_private_file(Path(output), table_text(predictions))
-    except OSError as error:
-        raise UsageError(
-            f"{output!r} cannot be written: {error.strerror}.", hint="name a file in a writable directory."
-        ) from error
+    write_output(output, table_text(predictions), hint="name a file in a writable directory.")
     failed = sum(each.prediction is None for each in predictions)
     what = (
         f"{len(predictions)} rows, {failed} of them with an error" if failed else f"{len(predictions)} rows"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from memadvisor.errors import UsageError
 from memadvisor.export.export import TARGETS, export_plan
 from memadvisor.export.quoting import printable
 from memadvisor.plan_file import load_plan
-from memadvisor.run.files import write_private_file
+from memadvisor.run.files import write_output
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         sys.stdout.write(exported.text)
     else:
-        _write(Path(arguments.output), exported.text)
+        write_output(arguments.output, exported.text)
     if not exported.has_comments:
         for line in exported.remarks:
             print(f"memadvisor export: {printable(line)}", file=sys.stderr)
@@ -47,12 +45,3 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_private_file(path, text)
-    except OSError as error:
-        raise UsageError(
-            f"{str(path)!r} cannot be written: {error.strerror}.", hint="name a writable file."
-        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
+from memadvisor.cli.visible import visible
 from memadvisor.tui.text import paragraph, plain
 
 NOT_RECORDED = "not recorded"
@@ -16,7 +17,7 @@ def heading(title: str, *rest: str | tuple[str, str]) -> Text:
 
 def printable(text: str) -> Text:
     """Words that may hold names of the user's program: no markup, and control characters as escapes, not left out."""
-    return Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
+    return Text(visible(text))
 
 
 def name_of(unit: str) -> str:

@@ -112,9 +112,8 @@ class Applied:
         self._swaps: weakref.WeakKeyDictionary[torch.optim.Optimizer, Swap | OwnedSwap] = (
             weakref.WeakKeyDictionary()
         )
-        self._optimizer_numbers = (
-            itertools.count()
-        )  # of those that need whole parameters: one order on all ranks
+        # Of optimizers that need whole parameters: one order on all ranks.
+        self._optimizer_numbers = itertools.count()
         self._owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, Owners] = weakref.WeakKeyDictionary()
         self._states = OptimizerStates(
             self.slot_of, self._executor_of, self._optimizers, self._owners, self.meet

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import shlex
 import textwrap
 from collections.abc import Iterable
 from typing import Any
-
-_SAFE_WORD = re.compile(r"[A-Za-z0-9_./:=,@%+-]+", re.ASCII)
 
 
 def printable(text: str) -> str:
@@ -55,12 +53,7 @@ def yaml_mapping(value: dict[str, Any], indent: str = "") -> str:
     return "".join(lines)
 
 
-def shell_word(word: str) -> str:
-    """One word of a POSIX shell: as it is where nothing in it acts, else in single quotes."""
-    return word if _SAFE_WORD.fullmatch(word) else "'" + word.replace("'", "'\"'\"'") + "'"
-
-
 def shell_array(name: str, groups: Iterable[tuple[str, ...]]) -> str:
     """A bash array, an option and its values on a line."""
-    lines = "".join("    " + " ".join(shell_word(word) for word in group) + "\n" for group in groups)
+    lines = "".join("    " + " ".join(shlex.quote(word) for word in group) + "\n" for group in groups)
     return f"{name}=(\n{lines})\n"

@@ -36,7 +36,7 @@ from memadvisor.hardware.hardware import (
     PageCache,
     TierBandwidth,
 )
-from memadvisor.run.files import write_private_file
+from memadvisor.run.files import write_output
 
 FORMAT = 1
 _TIERS = ("disk", "host", "coder", "disk_both_ways", "page_cache_both_ways", "host_both_ways")
@@ -85,12 +85,8 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
     for tier in ("page_cache", "overlap", *_TIERS):
         bandwidth = getattr(hardware, tier)
         fields[tier] = None if bandwidth is None else dataclasses.asdict(bandwidth)
-    try:
-        write_private_file(Path(path), json.dumps({"format": FORMAT, **fields}, indent=1) + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"{str(path)!r} cannot be written: {error.strerror}.", hint="name a file in a writable directory."
-        ) from error
+    text = json.dumps({"format": FORMAT, **fields}, indent=1) + "\n"
+    write_output(path, text, hint="name a file in a writable directory.")
 
 
 def _read(path: Path) -> Hardware:

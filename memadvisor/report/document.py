@@ -7,22 +7,16 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from memadvisor.errors import UsageError
 from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html, legend_html
 from memadvisor.report.escape import html_text, html_with_code, script_json
 from memadvisor.report.script import SCRIPT
 from memadvisor.report.style import stylesheet
-from memadvisor.run.files import write_private_file
+from memadvisor.run.files import write_output
 
 
 def write_page(text: str, path: Path) -> None:
     """Write the page whole or not at all, readable by its owner alone. Raises UsageError."""
-    try:
-        write_private_file(path, text)
-    except OSError as error:
-        raise UsageError(
-            f"{str(path)!r} cannot be written: {error.strerror}.", hint="name a writable file with -o."
-        ) from error
+    write_output(path, text, hint="name a writable file with -o.")
 
 
 def document(title: str, body: str, figures: Mapping[str, object]) -> str:

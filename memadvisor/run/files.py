@@ -7,6 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from memadvisor.errors import UsageError
+
 
 def write_private_file(path: Path, text: str, *, replace: bool = True) -> None:
     """Write a whole file or nothing, readable by its owner alone. Raises OSError."""
@@ -22,3 +24,13 @@ def write_private_file(path: Path, text: str, *, replace: bool = True) -> None:
                 path.hardlink_to(temporary)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_output(
+    path: str | Path, text: str, *, replace: bool = True, hint: str = "name a writable file."
+) -> None:
+    """The same for a file that the user has named. Raises UsageError."""
+    try:
+        write_private_file(Path(path), text, replace=replace)
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.", hint=hint) from error

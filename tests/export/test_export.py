@@ -14,7 +14,7 @@ from memadvisor.compression import Compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.export.export import TARGETS, export_plan
 from memadvisor.export.features import FEATURES
-from memadvisor.export.quoting import printable, shell_word, yaml_scalar
+from memadvisor.export.quoting import printable, shell_array, yaml_scalar
 from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.precision import Precision
@@ -340,7 +340,7 @@ def test_an_unknown_target_is_a_users_mistake():
 def test_quoted_text_stays_text(text):
     assert printable(text).isascii()
     assert printable(text).isprintable()
-    assert shlex.split(shell_word(text)) == [text]
+    assert shlex.split(shell_array("A", [(text,)])) == ["A=(", text, ")"]
     quoted = yaml_scalar(text)
     assert quoted.isascii()
     assert ast.literal_eval(quoted) == text  # Python reads these escapes as YAML does
