@@ -165,10 +165,13 @@ def _show_schedule(pipeline: PipelineTimes, arguments: argparse.Namespace) -> No
 
 
 def _is_open(arguments: argparse.Namespace) -> bool:
-    """Whether nothing is said of how several accelerators share the work."""
+    """Whether nothing is said of how the accelerators share the work, or how one does a step of a known size."""
     if arguments.model is None or any(getattr(arguments, name) is not None for name in _DEGREES):
         return False
-    return _cluster(arguments).num_accelerators > 1
+    if _cluster(arguments).num_accelerators > 1:
+        return True
+    is_known_step = arguments.batch is not None and arguments.seq is not None
+    return is_known_step and all(getattr(arguments, option) in _UNSET for option in _OF_ONE_LAYOUT)
 
 
 def _search(arguments: argparse.Namespace) -> int:

@@ -24,8 +24,11 @@ def print_found(
 ) -> None:
     """Predicted, all of it. `reasons`: of the best, in their order."""
     console.print(Text(_answer(question, found)), soft_wrap=True)
-    if found.best:
+    if (
+        found.best and question.cluster.num_accelerators > 1
+    ):  # else there is one split, and the front begins with it
         console.print(_table("fastest splits over ranks, near-equals left out (predicted)", found.best))
+    if found.best:
         console.print(Text("why (predicted; each change alone, replicas make up for degrees)"))
         for number, reason in enumerate(reasons, start=1):
             console.print(Text(f"{number}. {reason_words(reason)}"), soft_wrap=True)

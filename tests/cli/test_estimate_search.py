@@ -28,6 +28,17 @@ def test_the_best_layouts_in_words_and_as_json(capsys):
     assert counts.pop("num_layouts") == sum(counts.values())
 
 
+def test_of_one_accelerator_recomputation_and_the_host_are_searched(capsys):
+    words = ["estimate", "--model", "gpt2-xl", "--gpus", "RTX-4090-24GB", "--seq", "1024", "--batch", "32"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "on the host: optimizer" in said.splitlines()[0]
+    assert "less memory for more time" in said and "splits over ranks" not in said
+
+    assert main([*words, "--dp", "1"]) == 1  # one layout, with its parts; it does not fit
+    assert "layout     dp 1, 32 microbatches of 1" in capsys.readouterr().out
+
+
 def test_tensor_parallelism_may_fill_several_nodes(capsys):
     """Four tensor-parallel ranks on nodes of two, once --widest-tp says so."""
     cluster = [
