@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +61,8 @@ class Service:
         self._asked_s = 0.0  # when somebody asked last
         self._kept: Executor | None = None
         self._thread: threading.Thread | None = None
+        self._goodbye: threading.Thread | None = None
+        self._called: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         if executor.num_shared_stages >= 1:
             store: Any = dist.distributed_c10d._get_default_store()
             self._client = store.clone()
@@ -70,6 +73,11 @@ class Service:
                 daemon=True,
             )
             self._thread.start()
+            # Waits from the first: Python 3.12.0 to 3.12.2 start no thread once a script has ended (python/cpython#113964).
+            self._goodbye = threading.Thread(
+                target=_do_when_called, args=(self._called,), name="memadvisor-goodbye", daemon=True
+            )
+            self._goodbye.start()
             # Another rank may still ask when this one's script has already let go of its model.
             self._kept = executor
             atexit.register(self.leave)
@@ -81,9 +89,12 @@ class Service:
         thread, self._thread = self._thread, None
         if thread is None or os.getpid() != self._pid:
             return
+        self._called.put(None)
         with contextlib.suppress(Exception):  # the store's host may have gone already
             self._send(self._wire.rank, {"kind": "stop"})
             thread.join(timeout=5.0)
+        if self._goodbye is not None and self._goodbye is not threading.current_thread():
+            self._goodbye.join(timeout=5.0)
 
     def leave(self) -> None:
         """The script ends here: answer until every rank has come as far, or nobody has asked for long.
@@ -91,7 +102,7 @@ class Service:
         After an exception nobody is waited for: the others may be waiting for this rank in a collective,
         and it is its exit that the launcher ends them by.
         """
-        if self._thread is None or os.getpid() != self._pid:
+        if self._thread is None or self._goodbye is None or os.getpid() != self._pid:
             return
         if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
             executor = self._executor()
@@ -101,9 +112,8 @@ class Service:
             self._say_goodbye(_QUIET_S, _LAST_S)
             return
         # What has failed may be the store's host: frozen, it would hold up this rank's end for good.
-        goodbye = threading.Thread(target=self._say_goodbye, args=(0.0, 0.0), daemon=True)
-        goodbye.start()
-        goodbye.join(timeout=_LAST_S)
+        self._called.put(lambda: self._say_goodbye(0.0, 0.0))
+        self._goodbye.join(timeout=_LAST_S)
 
     def _say_goodbye(self, quiet_s: float, last_s: float) -> None:
         with contextlib.suppress(Exception):  # the store's host may have gone already
@@ -268,6 +278,11 @@ def _answer_until_stopped(service: weakref.ref[Service], store: Any, prefix: str
         except Exception:
             store.set(question["answer"], "null")  # who asked says what is missing
         del owner
+
+
+def _do_when_called(called: SimpleQueue[Callable[[], None] | None]) -> None:
+    if (work := called.get()) is not None:
+        work()
 
 
 def _take(store: Any, key: str) -> bytes:

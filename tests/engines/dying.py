@@ -8,11 +8,13 @@ fork that ends as an interpreter does, so that a case costs little more than its
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +70,15 @@ def stop_being_there(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
 
+def start_no_threads() -> None:
+    """What Python 3.12.0 to 3.12.2 refuse once a script has ended (python/cpython#113964), refused by each version."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    threading.Thread.start = start  # type: ignore[method-assign]
+
+
 def train(case: Case, rank: int, port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     if rank == 0:
@@ -87,6 +98,8 @@ def train(case: Case, rank: int, port: int) -> None:
 
     ddp.module.blocks[1].register_forward_hook(forward)
     for step in range(FATAL_STEP + 2):
+        if step == 1:
+            atexit.register(start_no_threads)  # before what the plan, applied by now, does at the end
         fatal = step == FATAL_STEP and rank == case.victim
         ddp(torch.randint(0, 13, (4, 6))).square().mean().backward()
         optimizer.step()
