@@ -28,6 +28,7 @@ from memadvisor.engines.compressed_activations import CompressedActivations
 from memadvisor.engines.executor import Executor, Label, Labelled
 from memadvisor.engines.flat import Flat, Slot, flats_with
 from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
+from memadvisor.engines.gradient_hooks import check_outside
 from memadvisor.engines.heap import keep_freed_memory
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.independence import check_independent
@@ -348,6 +349,7 @@ class Applied:
         is_offloaded = self._offload.applies(optimizer)
         if not slots and not is_offloaded:
             return None
+        check_outside(optimizer, slots)
         self.meet(optimizer)
         self._restore(optimizer)
         owners = self._owners.get(optimizer)

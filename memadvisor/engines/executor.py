@@ -22,13 +22,14 @@ from memadvisor.engines.arrivals import Arrivals, drop, settle
 from memadvisor.engines.build_units import build_units
 from memadvisor.engines.early_updates import EarlyUpdates, Note
 from memadvisor.engines.flat import Flat, UnitState
+from memadvisor.engines.gradient_hooks import GradientHooks
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.loans import Loans
 from memadvisor.engines.masters import take_written
 from memadvisor.engines.moving import move_parameters
 from memadvisor.engines.one_process import NoService, NoWire
-from memadvisor.engines.reductions import Reductions, accumulated_hook
+from memadvisor.engines.reductions import Reductions
 from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
 from memadvisor.engines.second_copies import second_copies
@@ -84,7 +85,6 @@ class Executor:
         self.num_writes = 0
         self.in_step = False
         self._ddp: Callable[[], Any] = (lambda: None) if ddp is None else weakref.ref(ddp)
-        self._handles: list[Any] = []
         self.optimizers: set[torch.optim.Optimizer] = set()  # their state is asked for as long as we are
         self.units = build_units(model, schedule, self.wire.rank, self.wire.num_ranks)
         self.slots = [slot for flat in self.flats for slot in flat.slots]
@@ -95,6 +95,7 @@ class Executor:
         self.lates = Lates(self)
         self.arrivals = Arrivals(self)
         self.early = EarlyUpdates(self, note)
+        self.gradient_hooks = GradientHooks(self)
         pages(self)
         move_parameters(self)
         # Not sooner: a rank that is ahead may ask for a shard before this one has any.
@@ -137,20 +138,13 @@ class Executor:
         self.hooks.observe(self, self.tops)
         if self.num_shared_stages == 3:
             self.observe_modules()
-        for unit in self.units.values():
-            for flat in unit.trainable:
-                for slot in flat.slots:
-                    hook = accumulated_hook(weakref.ref(self), unit.name, slot)
-                    parameter: Any = slot.parameter
-                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def observe_modules(self) -> None:
         self.hooks.observe(self, set(self.model.uses))
 
     def detach(self) -> None:
         self.hooks.forget(self)
-        while self._handles:
-            self._handles.pop().remove()
+        self.gradient_hooks.remove()
         self.wire.close()
         self.transfers.close()
         self.service.stop()

@@ -35,6 +35,7 @@ class Slot:
     flat: Flat = field(repr=False)
     token: Any = None  # what stands for the gradient of a sharded parameter (gradients.py)
     had_gradient: bool = False
+    has_hooks: bool = False  # the script's own, on its gradient (gradient_hooks.py)
     version: int = 0  # of the parameter, when its values were shown last
 
     @property

@@ -7,7 +7,6 @@ units at the same time would add up gradients of different parameters, so the or
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import torch
 
 from memadvisor.engines.feedback import Feedback
 from memadvisor.engines.flat import Flat, Slot, UnitState
+from memadvisor.engines.gradient_hooks import check_hooked
 from memadvisor.engines.lanes import Chain, Ticket
 from memadvisor.engines.local_sgd import LocalSteps
 from memadvisor.errors import PlanError
@@ -70,6 +70,7 @@ class Reductions:
 
     def begin(self) -> None:
         self.sweep()
+        self._executor.gradient_hooks.come_last()
         for flat in self._backward.scattering:  # of a backward that an exception ended
             flat.scattering = flat.grad = None
         self._backward = _Backward()
@@ -165,17 +166,21 @@ class Reductions:
                 "The script runs a backward through the model inside DistributedDataParallel, past DDP itself.",
                 hint="use --zero 1, which leaves such gradients alone as DDP does.",
             )
+        if slot.has_hooks or parameter.grad is None:
+            check_hooked(slot)
         with torch.no_grad():
             if self._is_whole_buffer(slot):
                 self._adopt(slot)
             view = self._gradient_view(slot)
-            if flat.stage < 2:
-                if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
-                    view.copy_(parameter.grad)
-                    parameter.grad = view
-            elif parameter.grad is not None:
-                self._take_share(slot, parameter.grad, view)
+            gradient = parameter.grad
+            if gradient is None:
+                raise AssertionError("a gradient that is not there has been accumulated")
+            if flat.stage >= 2:
+                self._take_share(slot, gradient, view)
                 parameter.grad = None
+            elif gradient.data_ptr() != view.data_ptr():
+                view.copy_(gradient)
+                parameter.grad = view
         flat.ready.add(slot.index)
         if all(len(other.ready) == len(other.slots) for other in unit.trainable):
             self._unit_backward_ends(unit)
@@ -368,17 +373,3 @@ class Reductions:
         if gradient is None or buffer is None:
             return False
         return bool(gradient.untyped_storage()._cdata == buffer.untyped_storage()._cdata)
-
-
-def accumulated_hook(
-    executor: weakref.ref[Executor], unit: str, slot: Slot
-) -> Callable[[torch.Tensor], None]:
-    """Hook for a parameter's gradient, on behalf of an executor that it does not keep alive."""
-    reference = weakref.ref(slot)
-
-    def accumulated(parameter: torch.Tensor) -> None:
-        owner, place = executor(), reference()
-        if owner is not None and place is not None:
-            owner.reductions.accumulated(owner.units[unit], place)
-
-    return accumulated

@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset
 
 from memadvisor.engines.dealing import Batch, deal, num_rounds, rounds_of
+from memadvisor.engines.gradient_hooks import check_outside
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
 
@@ -161,6 +162,7 @@ class SingleProcess:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._wrappers:
             return
+        check_outside(optimizer, self._wrappers)
         if not self._has_dealt:
             raise PlanError(
                 "The script has not read its data from a torch DataLoader, so it cannot be dealt to ranks: all would "
