@@ -9,7 +9,7 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 - gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it, 2 and 3 until the
   reduction, which leaves a shard; what the script has dropped is free from the next forward on;
 - with an optimizer dtype, shards of narrow parameters and of their gradients, and their state, are in it; stages 1 and 2
-  have these masters beside the parameters, and stage 1 casts its pieces of the gradients while the optimizer steps;
+  have these masters beside the parameters, and stage 1 casts its pieces of a unit's gradients for its update;
 - with a precision, gathered flats are in its parameter dtype, and buffers of gradients and their staging in its
   reduction dtype; shards of parameters and gradients are in the parameters' own;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
@@ -50,7 +50,7 @@ from memadvisor.cost.second_copies import SecondCopies
 from memadvisor.cost.states import UnitStates
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.cost.unit_sizes import largest_piece_share, unit_sizes
-from memadvisor.cost.widened_gradients import widened_gradients
+from memadvisor.cost.widened_gradients import WidenedGradients
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
@@ -82,7 +82,7 @@ class EngineMemory:
         sharded = [name for name, stage in self.stages.items() if stage]
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
-        self._widened = widened_gradients(self._sizes, self.stages, self._away)
+        self._widened = WidenedGradients(self._sizes, self.stages)
         self._dropped = DroppedGradients(step, self.stages, self.num_ranks)
         coded = {
             name: (self._states(name), self.num_ranks if self.stages[name] else 1, self._sizes[name].widening)
@@ -146,7 +146,7 @@ class EngineMemory:
         """What the rank with most is sent of its own parameters while the optimizer steps, and what it casts."""
         if not self._is_stepping:
             return {}
-        lent = {("gradient", name): size_bytes for name, size_bytes in self._widened.items()}
+        lent = self._widened.held()
         for name, owned in self._owned.items():
             if self.stages[name] >= 2:
                 lent["gradient", name] = owned.parameter_bytes
@@ -339,12 +339,12 @@ class EngineMemory:
         packed = self._packed.get(name)
         return self._gradient_bytes(name) if packed is None else packed.reduce_bytes
 
-    def late_optimizer_share(self) -> float:
-        """`optimizer_share` of what the optimizer step itself updates."""
-        return self.optimizer_share(self.stages.keys() - self._early)
+    def late_optimizer_share(self, temporary_bytes: int) -> float:
+        """`optimizer_share` of what the optimizer step itself updates, where it has most; `temporary_bytes`: times that."""
+        return self._widened.fullest(temporary_bytes, self.stages.keys() - self._early, self.optimizer_share)
 
     def late_update_share(self) -> float:
-        """`update_share` of what the optimizer step itself updates all at once."""
+        """`update_share` of what the optimizer step itself updates from memory."""
         return self.update_share(self.stages.keys() - self._early - self._away.keys())
 
     def optimizer_share(self, names: Iterable[str]) -> float:

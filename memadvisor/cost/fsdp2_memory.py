@@ -208,7 +208,7 @@ class Fsdp2Memory:
     def spend(self, name: str) -> None:
         raise AssertionError("FSDP2 updates in the optimizer step")
 
-    def late_optimizer_share(self) -> float:
+    def late_optimizer_share(self, temporary_bytes: int) -> float:
         return 1.0
 
     def late_update_share(self) -> float:

@@ -180,7 +180,7 @@ class _Player:
         self.lanes.compute(place, segment.duration_s * share + self.activations.rounding_s(position))
         self.engine.leave(segment)
         if self.watcher is not None:
-            self.watcher.segment(position, self.engine.tensors(), self._temporaries_share(segment))
+            self.watcher.segment(position, self.engine.tensors(), self._temporaries_share(position, view))
         if leaves:
             self._actions(_POINTS[segment.phase][1], position, is_last)
 
@@ -197,18 +197,22 @@ class _Player:
 
     def _highest(self, place: str, position: int, view: View) -> None:
         """The segment's own highest instant; an optimizer's temporaries shrink with what it updates."""
-        share = self._temporaries_share(self.step.segments[position])
+        share = self._temporaries_share(position, view)
         if share != 1:
-            start = self.activations.start(position, view)
-            grown = _grown(start, self.activations.peak(position, view), share)
+            grown = self._growth(position, view, share)
             self._moment(place, position, position, view, grown)
             return
         self.moments.add_peak(place, position, view, self.engine.held())
 
-    def _temporaries_share(self, segment: Segment) -> float:
-        if segment.phase != "optimizer" or self.engine.replays:
+    def _temporaries_share(self, position: int, view: View) -> float:
+        if self.step.segments[position].phase != "optimizer" or self.engine.replays:
             return 1.0
-        return self.engine.late_optimizer_share()
+        return self.engine.late_optimizer_share(sum(self._growth(position, view, 1.0).values()))
+
+    def _growth(self, position: int, view: View, share: float) -> Bytes:
+        """What a segment reaches above its start, times `share`."""
+        start, peak = self.activations.start(position, view), self.activations.peak(position, view)
+        return {c: math.ceil((peak.get(c, 0) - start.get(c, 0)) * share) for c in {**peak, **start}}
 
     def _tell_states(self) -> None:
         if self.watcher is not None:
@@ -351,8 +355,7 @@ class _Player:
         most: Bytes = {}
         for position in self.step.optimizer_at:
             view = self.engine.view(self.step.segments[position])
-            peak, start = self.activations.peak(position, view), self.activations.start(position, view)
-            most = max(most, _grown(start, peak, share), key=lambda found: sum(found.values()))
+            most = max(most, self._growth(position, view, share), key=lambda found: sum(found.values()))
         return most
 
     def _end_backward(self, following: int, is_last: bool) -> None:
@@ -389,8 +392,3 @@ _POINTS = {
 _AFTER = tuple(after for _, after in _POINTS.values())
 # A reduction may run under the rest of a backward, whose end waits for all of them.
 _PASSES = {"forward": "forward", "backward": "backward", "recompute": "backward"}
-
-
-def _grown(start: Bytes, peak: Bytes, share: float) -> dict[str, int]:
-    """What a segment reaches above its start, times `share`."""
-    return {c: math.ceil((peak.get(c, 0) - start.get(c, 0)) * share) for c in {**peak, **start}}

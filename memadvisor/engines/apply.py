@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from memadvisor.engines import ddp as ddp_patch
 from memadvisor.engines import local_sgd, norms, removal, sources
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one, require_one_rank
+from memadvisor.engines.cast_updates import are_cast
 from memadvisor.engines.casts import Casts, check_castable
 from memadvisor.engines.closures import closure_of, with_closure_done
 from memadvisor.engines.compressed_activations import CompressedActivations
@@ -358,7 +359,7 @@ class Applied:
             executor.early.step_begins(optimizer, slots)
             executor.step_begins()
             executor.optimizers.add(optimizer)
-        if is_offloaded:
+        if is_offloaded or are_cast(slots):
             self._offload.before_step(optimizer, partial(self._swaps.__setitem__, optimizer))
         elif owners is None:
             self._swaps[optimizer] = Swap(optimizer, self.slot_of, label=self._label)

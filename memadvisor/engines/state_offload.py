@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from memadvisor.coded_states import LEAST_ELEMENTS
+from memadvisor.engines.cast_updates import update_cast_units
 from memadvisor.engines.coded_tier import tables_of
 from memadvisor.engines.delayed_updates import DelayedUpdates
 from memadvisor.engines.late import LateTensor
@@ -142,7 +143,9 @@ class StateOffload:
     # ---- the step ----------------------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer, then: Callable[[Swap], None]) -> None:
-        """Update what is put away when the script's own hooks have run; `then` gets what the groups hold after that."""
+        """Update what goes unit by unit when the script's own hooks have run; `then` gets what the groups hold after that.
+
+        That is what is put away, and what is cast (cast_updates.py)."""
 
         def last_hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             then(self._update(optimizer))
@@ -167,6 +170,7 @@ class StateOffload:
                     step.play(model.actions)
                     self._tell(optimizer, number, step, time.perf_counter() - start_s)
                 updated |= {id(parameter) for unit in members.values() for parameter in unit}
+        updated |= update_cast_units(optimizer, self._slot_of, self._label, updated)
         _order_as_without_us(optimizer)
         rest = {id(parameter) for parameter in parameters_of(optimizer)} - updated
         return Swap(optimizer, self._slot_of, only=rest, label=self._label)
