@@ -36,24 +36,24 @@ DATA = (
     "memadvisor.operator_calls",
 )
 COST = "memadvisor.cost"
-OWN_HOOKS = "memadvisor.own_hooks"
+TORCH = ("memadvisor.own_hooks", "memadvisor.cuda_graphs")  # what capture and engines know of it
 ANALYZERS = "memadvisor.analyzers"
 ALLOWED = {
     **dict.fromkeys(DATA, DATA),
-    OWN_HOOKS: (),
-    "memadvisor.capture": (*DATA, OWN_HOOKS),
+    **dict.fromkeys(TORCH, ()),
+    "memadvisor.capture": (*DATA, *TORCH),
     "memadvisor.calibrate": (*DATA, "memadvisor.engines.dynamic_code", "memadvisor.engines.exchanges"),
     COST: DATA,
     ANALYZERS: (*DATA, COST),
     "memadvisor.planning": (*DATA, COST, ANALYZERS),
-    "memadvisor.engines": (*DATA, COST, OWN_HOOKS),
+    "memadvisor.engines": (*DATA, COST, *TORCH),
     "memadvisor.doctor": (*DATA, ANALYZERS),
     "memadvisor.export": DATA,
     "memadvisor.report": (*DATA, COST, ANALYZERS),
     "memadvisor.gates": (*DATA, ANALYZERS),
     "memadvisor.tui": (*DATA, COST, ANALYZERS, "memadvisor.planning", "memadvisor.report"),
 }
-MAY_IMPORT_TORCH = ("memadvisor.capture", "memadvisor.calibrate", "memadvisor.engines", OWN_HOOKS)
+MAY_IMPORT_TORCH = ("memadvisor.capture", "memadvisor.calibrate", "memadvisor.engines", *TORCH)
 
 
 def _inside(module, packages):

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from memadvisor.capture.clock import DeviceMark, seconds_of
+from memadvisor.cuda_graphs import is_capturing
 from memadvisor.run.torch_names import dtype_name
 
 # Operator of c10d -> the operation's name, and which argument is the full message.
@@ -149,7 +150,7 @@ class CollectiveLog:
 
     def mark(self) -> Mark | None:
         """To be taken before an operation; None on the host, and while a CUDA graph is captured."""
-        if self._mark is None or _is_capturing():
+        if self._mark is None or is_capturing():  # where events have no times
             return None
         return self._mark()
 
@@ -378,11 +379,6 @@ def _is_on_device(group: Any, tensors: list[torch.Tensor]) -> bool:
         return str(group._get_backend(torch.device("cuda")).name()).lower() == "nccl"
     except (RuntimeError, AttributeError):
         return False  # the group has no backend for CUDA
-
-
-def _is_capturing() -> bool:
-    """Whether the current stream is being captured into a graph, where events have no times."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _when_done(out: Any, callback: Callable[[Any], None]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from memadvisor.capture.arguments import Arguments, Arithmetic, shapes_text
+from memadvisor.cuda_graphs import is_capturing
 
 
 def _num_pairs(num_queries: int, num_keys: int, causal: str, window: int | None) -> int:
@@ -94,7 +95,7 @@ class _Layout:
 
 
 def _lengths(ends: torch.Tensor) -> list[int]:
-    if ends.is_cuda and torch.cuda.is_current_stream_capturing():
+    if ends.is_cuda and is_capturing():
         raise RuntimeError("the lengths of a packed batch cannot be read while a CUDA graph is captured")
     numbers = ends.tolist()
     return [after - before for before, after in pairwise(numbers)]

@@ -1,8 +1,8 @@
 """torch's global hooks, all of them, installed in one place and removed without a trace.
 
-Module forwards (pre and post), optimizer steps (pre and post), the call into the autograd engine, and
-the start and the end of the script's own profiler. No full-backward module hooks: they break in-place
-activations. A hook never raises into the training; the first failure switches the recorder off.
+Module forwards (pre and post), optimizer steps (pre and post), the call into the autograd engine, the start and the
+end of the script's own profiler, and of its capturing of CUDA graphs, while which nobody is told of the others. No
+full-backward module hooks: they break in-place activations. A hook never raises into the training; the first failure switches the recorder off.
 
 A module hook runs at every call of every module, so the two of them do nothing before they know that they must.
 """
@@ -25,6 +25,10 @@ from memadvisor.capture.compiled import never_compiled, never_compiled_itself
 from memadvisor.capture.position import Position
 
 _NUM_ROUNDS, _NUM_CALLS = 7, 60
+_CAPTURED = (
+    "The script captures its work into a CUDA graph, which runs no hooks when it is replayed: "
+    "steps, or parts of the model, that are replayed are not seen."
+)
 
 
 class Observer(Protocol):
@@ -42,6 +46,7 @@ class Observer(Protocol):
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None: ...
     def profiler_starts(self) -> None: ...
     def profiler_ends(self) -> None: ...
+    def note(self, level: str, text: str) -> None: ...
     def see_failure(self, error: BaseException | None) -> None: ...
     def fail(self, error: BaseException) -> None: ...
 
@@ -57,6 +62,8 @@ class Hooks:
     def __init__(self, observer: Observer) -> None:
         self.num_module_calls = 0
         self._is_listening = self._was_listening = True
+        self._was_listening_before_capture: bool | None = None  # None: no stream is being captured
+        self._misses_capture = self._has_noted_capture = False
         self._observer = observer
         self._undo: list[Callable[[], None]] = []
         self.quiet_call_s = self._install_module_hooks()
@@ -68,6 +75,7 @@ class Hooks:
         self._wrap_profiler()
         self._silence_compile()
         self._hide_from_compilation()
+        self._hide_from_capture()
 
     def listen_to_modules(self, wanted: bool) -> None:
         """Put the module hooks in their place, or set them aside. Not inside a module's call."""
@@ -98,6 +106,9 @@ class Hooks:
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
         def guarded(*args: Any) -> None:
             if is_compiling():
+                return
+            if self._was_listening_before_capture is not None:
+                self._misses_capture = True
                 return
             try:
                 call(*args)
@@ -237,6 +248,30 @@ class Hooks:
                     callbacks.remove(ours)
 
         self._undo.append(undo)
+
+    def _hide_from_capture(self) -> None:
+        """What would be asked or recorded while a stream is captured into a CUDA graph could end the capture."""
+        graph = torch.cuda.CUDAGraph
+        begin, end = graph.capture_begin, graph.capture_end
+
+        def capture_begin(*args: Any, **kwargs: Any) -> None:
+            begin(*args, **kwargs)
+            self._was_listening_before_capture = self._is_listening
+            self.listen_to_modules(False)
+
+        def capture_end(*args: Any, **kwargs: Any) -> None:
+            was_listening, self._was_listening_before_capture = self._was_listening_before_capture, None
+            try:
+                end(*args, **kwargs)
+            finally:
+                if was_listening:
+                    self.listen_to_modules(True)
+                if self._misses_capture and not self._has_noted_capture:
+                    self._has_noted_capture = True
+                    self._guarded(self._observer.note)("warning", _CAPTURED)
+
+        self._replace(graph, "capture_begin", never_compiled_itself(capture_begin))
+        self._replace(graph, "capture_end", never_compiled_itself(capture_end))
 
     def _silence_compile(self) -> None:
         # A compiled model warns that it sees global hooks; the warning is about us, not about the script.

@@ -13,11 +13,14 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from memadvisor.cuda_graphs import is_capturing
 from memadvisor.engines.undo import Undo
 from memadvisor.errors import PlanError
 
 _COMPILED = "This plan cannot be applied to a model compiled by torch.compile."
 _NOT_COMPILED = "run without torch.compile, or use --zero 0 to 2 without recomputation."
+CAPTURED = "This plan cannot be applied to a model that the script captures into a CUDA graph."
+NOT_CAPTURED = "run without the graph, or without a plan."
 
 
 class ModuleObserver(Protocol):
@@ -99,6 +102,8 @@ class Hooks:
         if compiled is not None and any(id(part) in self._never_compiled for part in compiled.modules()):
             raise PlanError(_COMPILED, hint=_NOT_COMPILED)
         observer = self._observer(module)
+        if observer is not None and is_capturing():  # replayed, it would use memory that is no longer its
+            raise PlanError(CAPTURED, hint=NOT_CAPTURED)
         self._calls += 1
         if observer is None:
             if self._calls == 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from memadvisor.cuda_graphs import is_replayed
 from memadvisor.errors import PlanError
 from memadvisor.plan import fingerprint
 from memadvisor.run.cut import cut_units, module_tree, unwrap
@@ -115,6 +116,11 @@ def check_shardable(model: torch.nn.Module, num_stages: int) -> None:
             hint="use --zero 2, or run without torch.compile.",
         )
     for name, module in unwrap(model).named_modules():
+        if num_stages and is_replayed(module):  # with the parameters where they lay when it was captured
+            raise PlanError(
+                f"The forward of {name or 'the model'!r} replays a CUDA graph, whose parameters must stay where they are.",
+                hint="run without torch.cuda.make_graphed_callables, or use --zero 0.",
+            )
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise PlanError(
                 f"{name!r} makes sparse gradients, which this engine cannot reduce.",

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from memadvisor.engines.hooks import Hooks
+from memadvisor.cuda_graphs import is_capturing
+from memadvisor.engines.hooks import CAPTURED, NOT_CAPTURED, Hooks
 from memadvisor.engines.live import LiveModel
 from memadvisor.engines.saved import is_in_checkpoint
 from memadvisor.engines.undo import Undo
@@ -48,6 +49,8 @@ class UnitForwards:
             around = reference()
             if around is None or id(module) in running or not around.applies(module):
                 return original(module, *args, **kwargs)
+            if is_capturing():
+                raise PlanError(CAPTURED, hint=NOT_CAPTURED)
             running.add(id(module))
             try:
                 return around.run(original, module, args, kwargs)
