@@ -36,7 +36,11 @@ DATA = (
     "memadvisor.operator_calls",
 )
 COST = "memadvisor.cost"
-TORCH = ("memadvisor.own_hooks", "memadvisor.cuda_graphs")  # what capture and engines know of it
+TORCH = (
+    "memadvisor.own_hooks",
+    "memadvisor.cuda_graphs",
+    "memadvisor.backends",
+)  # what capture and engines know of it
 ANALYZERS = "memadvisor.analyzers"
 ALLOWED = {
     **dict.fromkeys(DATA, DATA),

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from memadvisor.backends import uses_nccl
 from memadvisor.capture.clock import DeviceMark, seconds_of
 from memadvisor.cuda_graphs import is_capturing
 from memadvisor.run.torch_names import dtype_name
@@ -375,10 +376,7 @@ def _is_on_device(group: Any, tensors: list[torch.Tensor]) -> bool:
     """Whether NCCL runs it: of a barrier, which has no tensors, the group's backend for CUDA tells."""
     if group is None or any(not tensor.is_cuda for tensor in tensors):
         return False
-    try:
-        return str(group._get_backend(torch.device("cuda")).name()).lower() == "nccl"
-    except (RuntimeError, AttributeError):
-        return False  # the group has no backend for CUDA
+    return uses_nccl(group)
 
 
 def _when_done(out: Any, callback: Callable[[Any], None]) -> None:

@@ -310,7 +310,7 @@ class EarlyUpdates:
     def _agree(self, rhythm: tuple[int, bool]) -> None:
         """All ranks together: early updates begin, or never do."""
         mine = [int(self._reason is not None), rhythm[0], -rhythm[0], int(rhythm[1]), -int(rhythm[1])]
-        found = self._executor.wire.largest(mine, self._executor.flats[0].device)
+        found = self._executor.wire.largest(mine)
         if self._reason is None and not any(self._optimizer_of_unit(unit) for unit in self._units.values()):
             self._reason = "no unit has all its parameters in one optimizer that updates elements one by one"
         if found[1] != -found[2] or found[3] != -found[4]:

@@ -369,7 +369,7 @@ class Executor:
         """All ranks meet here, so that none updates what another is still reading."""
         self._release_all()
         self.arrivals.step_begins()
-        found = self.wire.largest([self.digest, -self.digest], self.flats[0].device)
+        found = self.wire.largest([self.digest, -self.digest])
         if found[0] != -found[1]:
             raise RuntimeError("the ranks ran different units of the model in this step")
         self.reductions.step_begins()
@@ -387,7 +387,7 @@ class Executor:
 
     def meet(self) -> None:
         """Wait for all ranks: whatever they read before this point of the program, they have read."""
-        self.wire.largest([0], self.flats[0].device)
+        self.wire.largest([0])
         self.reductions.have_met()
 
     def labelled_tensors(self) -> Iterator[Labelled]:

@@ -1,7 +1,7 @@
 """The two axes of hybrid sharding: groups of ranks that share what is sharded, and groups across these.
 
 Ranks that follow each other are a group inside, as those of one machine do under torch's launchers; the ranks that
-hold the same shard, one of each group inside, are a group across.
+hold the same shard, one of each group inside, are a group across. And a group whose messages come from the host.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import datetime
 import weakref
 
-import torch
 import torch.distributed as dist
 
-# Groups that nobody uses any more, by their ranks. Torch names a group by its ranks: one that is made where another
+from memadvisor.backends import sends_from_host
+
+# Groups that nobody uses any more, by their ranks and backend (None: that of the default group). Torch names a group by its ranks: one that is made where another
 # of that name has been destroyed finds the addresses of the dead one. So ours are used again.
-_idle: dict[tuple[int, ...], list[weakref.ref[dist.ProcessGroup]]] = {}
+_Kind = tuple[tuple[int, ...], str | None]
+_idle: dict[_Kind, list[weakref.ref[dist.ProcessGroup]]] = {}
+_kinds: weakref.WeakKeyDictionary[dist.ProcessGroup, _Kind] = weakref.WeakKeyDictionary()
 
 
 def near(group: dist.ProcessGroup, num_ranks: int) -> dist.ProcessGroup:
@@ -31,23 +34,36 @@ def split(group: dist.ProcessGroup, shard_ranks: int) -> tuple[dist.ProcessGroup
     return near(group, shard_ranks), _take(group, tuple(across))
 
 
-def give_back(*groups: dist.ProcessGroup) -> None:
-    """The groups of a split that has had its time; all their ranks do this at the same point of the program."""
+def of_host(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """`group`, or where it cannot send what lies in the host's memory (NCCL), one of the same ranks that can.
+
+    All ranks call this. Numbers of the host's that went by way of a GPU would be waited for until it has done all else.
+    """
+    if sends_from_host(group):
+        return group
+    return _take(group, tuple(dist.get_process_group_ranks(group)), "gloo")
+
+
+def give_back(*groups: dist.ProcessGroup | None) -> None:
+    """Groups of ours that have had their time; all their ranks do this at the same point of the program."""
     for group in groups:
-        if _is_alive(group):
-            _idle.setdefault(tuple(dist.get_process_group_ranks(group)), []).append(weakref.ref(group))
+        if group is not None and group in _kinds and _is_alive(group):
+            _idle.setdefault(_kinds[group], []).append(weakref.ref(group))
 
 
-def _take(whole: dist.ProcessGroup, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    idle = _idle.get(ranks, [])
+def _take(whole: dist.ProcessGroup, ranks: tuple[int, ...], backend: str | None = None) -> dist.ProcessGroup:
+    idle = _idle.get((ranks, backend), [])
     while idle:
         group = idle.pop(0)()
         if group is not None and _is_alive(group):
             return group
     # A group of its own would wait for half an hour, whatever the script has asked for.
-    made = dist.new_group(list(ranks), timeout=_timeout_of(whole), use_local_synchronization=True)
+    made = dist.new_group(
+        list(ranks), timeout=_timeout_of(whole), backend=backend, use_local_synchronization=True
+    )
     if not isinstance(made, dist.ProcessGroup):
         raise AssertionError("this process is no part of its own group")
+    _kinds[made] = ranks, backend
     return made
 
 
@@ -56,6 +72,5 @@ def _is_alive(group: dist.ProcessGroup) -> bool:
 
 
 def _timeout_of(group: dist.ProcessGroup) -> datetime.timedelta:
-    device = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
-    timeout: datetime.timedelta = group._get_backend(torch.device(device)).options._timeout
+    timeout: datetime.timedelta = group._get_backend(group._device_types[0]).options._timeout
     return timeout

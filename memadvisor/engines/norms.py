@@ -101,7 +101,8 @@ def _sharded_norm(gradients: list[ShardedGradient], executor: Executor, power: f
     operation = dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM
     norm = norm if infinite else norm.pow(power)
     dist.all_reduce(norm, op=operation, group=executor.wire.group)
-    executor.reductions.have_met()
+    if not norm.is_cuda:  # there the sum is only queued, and nobody has waited for anybody
+        executor.reductions.have_met()
     return norm if infinite else norm.pow(1.0 / power)
 
 

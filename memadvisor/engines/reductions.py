@@ -118,7 +118,7 @@ class Reductions:
         if self._executor.is_alone:
             pass  # as without a plan: what got no gradient has none
         elif self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):
-            used = self._wire.largest(used, self._slots[0].flat.device)
+            used = self._wire.largest(used)
         elif absent:
             self._missing = [slot.name for slot in absent] if self._sync else []
             used = [int(slot.flat.trainable) for slot in self._slots]
@@ -147,7 +147,7 @@ class Reductions:
         """
         names = list(self._units)
         done = self._backward.done + [name for name in self._order if name not in self._backward.done]
-        order = self._wire.broadcast([names.index(name) for name in done], self._slots[0].flat.device)
+        order = self._wire.broadcast([names.index(name) for name in done])
         self._order = [names[number] for number in order]
         self._order_known = True
 

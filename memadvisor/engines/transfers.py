@@ -17,6 +17,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from memadvisor.backends import uses_nccl
 from memadvisor.compression import UNCOMPRESSED, Compression, packed_bytes, scratch_elements
 from memadvisor.engines.flat import Flat
 from memadvisor.engines.lanes import Chain, Ticket
@@ -167,7 +168,7 @@ def _tensors(flat: Flat) -> tuple[torch.Tensor, torch.Tensor]:
 
 def check_compressible(group: dist.ProcessGroup, model: torch.nn.Module, compression: Compression) -> None:
     """Raise PlanError where messages of bytes could not be unpacked on the way."""
-    if compression == UNCOMPRESSED or "nccl" in dist.get_backend(group):
+    if compression == UNCOMPRESSED or uses_nccl(group):
         return
     if any(parameter.is_cuda for parameter in model.parameters()):
         raise PlanError(

@@ -20,6 +20,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from memadvisor.backends import uses_nccl
 from memadvisor.engines.cuda_lane import CudaLane
 from memadvisor.engines.exchanges import (
     gather_by_doubling,
@@ -27,7 +28,7 @@ from memadvisor.engines.exchanges import (
     reduce_pairwise,
     reduce_together,
 )
-from memadvisor.engines.groups import give_back, split
+from memadvisor.engines.groups import give_back, of_host, split
 from memadvisor.engines.lanes import Chain, Lane, Ticket
 from memadvisor.engines.thread_lane import ThreadLane
 from memadvisor.executors import Algorithm, algorithm_for
@@ -81,6 +82,7 @@ class Wire:
     ) -> None:
         self.everyone = self.group = group
         self.across: dist.ProcessGroup | None = None
+        self._host: dist.ProcessGroup | None = None  # for numbers of the host's, once there have been some
         if shard_ranks is not None and shard_ranks < group.size():
             self.group, self.across = split(group, shard_ranks)
         self.num_contributions = group.size()  # to a mean
@@ -111,9 +113,8 @@ class Wire:
         """End the lanes, and let others use the groups of this wire."""
         while self._lanes:
             self._lanes.popitem()[1].close()
-        if self.across is not None:
-            give_back(self.group, self.across)
-            self.across = None
+        give_back(self._host, *(() if self.across is None else (self.group, self.across)))
+        self.across = self._host = None
 
     # ---- all ranks' gradients ----------------------------------------------------------------
 
@@ -353,19 +354,23 @@ class Wire:
 
     # ---- small numbers -----------------------------------------------------------------------
 
-    def largest(self, values: list[int], device: torch.device) -> list[int]:
-        """The largest of each value over the ranks."""
-        tensor = torch.tensor(values, dtype=torch.int64, device=device)
+    def largest(self, values: list[int]) -> list[int]:
+        """The largest of each value over the ranks. No rank returns before all have called this."""
+        tensor = torch.tensor(values, dtype=torch.int64)
         with self._named("meeting of all ranks"):
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.everyone)
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._of_host())
         return [int(value) for value in tensor.tolist()]
 
-    def broadcast(self, values: list[int], device: torch.device) -> list[int]:
+    def broadcast(self, values: list[int]) -> list[int]:
         """The first rank's values."""
-        tensor = torch.tensor(values, dtype=torch.int64, device=device)
+        tensor = torch.tensor(values, dtype=torch.int64)
         with self._named("broadcast"):
-            dist.broadcast(tensor, dist.get_global_rank(self.everyone, 0), group=self.everyone)
+            dist.broadcast(tensor, dist.get_global_rank(self.everyone, 0), group=self._of_host())
         return [int(value) for value in tensor.tolist()]
+
+    def _of_host(self) -> dist.ProcessGroup:
+        self._host = self._host or of_host(self.everyone)
+        return self._host
 
     # ---- what is what ------------------------------------------------------------------------
 
@@ -373,7 +378,7 @@ class Wire:
         """How shards travel: natively (NCCL), pairwise (Gloo), or staged by Gloo through the host."""
         if not tensor.is_cuda:
             return "pairwise"
-        return "native" if "nccl" in dist.get_backend(self.group) else "staged"
+        return "native" if uses_nccl(self.group) else "staged"
 
     @contextlib.contextmanager
     def _named(self, operation: str, unit: str | None = None, where: str = "") -> Iterator[None]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 
+from memadvisor.engines import groups
+from memadvisor.engines.groups import _timeout_of
 from memadvisor.engines.wire import Wire
 from tests.engines.ranks import run_ranks
 
@@ -56,3 +60,26 @@ def test_every_way_gives_the_same():
     for num_ranks in (2, 3):
         for found in run_ranks(travelled, num_ranks, num_ranks, timeout_s=40):
             assert all(found.values()), found
+
+
+def numbers(rank: int) -> dict[str, object]:
+    """What the ranks agree on where the group takes nothing from the host's memory, as NCCL's does not."""
+    with mock.patch.object(groups, "sends_from_host", lambda group: False):
+        first = Wire(dist.group.WORLD, lambda tensor: None)
+        found = {"largest": first.largest([rank, -rank]), "broadcast": first.broadcast([10 * rank + 1])}
+        own = first._host
+        first.close()
+        second = Wire(dist.group.WORLD, lambda tensor: None)
+        second.largest([rank])
+        return found | {
+            "is another group": own is not dist.group.WORLD and dist.get_world_size(own) == 2,
+            "is used again": second._host is own,
+            "has a time limit": own is not None and _timeout_of(own) == _timeout_of(dist.group.WORLD),
+        }
+
+
+def test_numbers_of_the_host_go_by_way_of_the_host():
+    for found in run_ranks(numbers, 2, timeout_s=40):
+        assert found.pop("largest") == [1, 0]
+        assert found.pop("broadcast") == [1]
+        assert all(found.values()), found

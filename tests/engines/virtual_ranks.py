@@ -122,7 +122,7 @@ class AloneWire(Wire):
     """What the other ranks hold, and send, is drawn from what it is for."""
 
     def __init__(self, staged: Any, case: Case, lane: Any) -> None:
-        self.group = self.everyone = None
+        self.group = self.everyone = self._host = None
         self.across = "across" if case.plan.group_ranks < case.plan.num_ranks else None
         self.num_contributions = case.plan.num_ranks
         self.num_ranks, self.rank = case.plan.group_ranks, case.rank % case.plan.group_ranks
@@ -148,10 +148,10 @@ class AloneWire(Wire):
         answer = partial(_draw, tensor, (*key, self._num_messages[key]), add=True)
         return self.lane(tensor.device).adopt([_Answer(answer)], writes=(tensor,))
 
-    def largest(self, values, device):
+    def largest(self, values):
         return values
 
-    def broadcast(self, values, device):
+    def broadcast(self, values):
         return values
 
 
