@@ -26,7 +26,7 @@ from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
-from memadvisor.units import format_bytes, format_seconds, parse_bytes
+from memadvisor.units import GIB, format_bytes, format_seconds, parse_bytes
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -342,6 +342,9 @@ def _price(advice: Advice) -> str:
     if advice.next_gib_s is None:
         return f"{text}."
     worth = format_seconds(advice.next_gib_s) if advice.next_gib_s > 0 else "nothing"
+    most_bytes = max([advice.measured_peak_bytes, *(point.peak_bytes for point in advice.front)])
+    if most_bytes <= advice.budget_bytes + GIB:  # there is nothing to buy beyond that
+        return f"{text}. More memory than the budget saves {worth} a step{' at most' if advice.next_gib_s > 0 else ''}."
     return f"{text}. A GiB beyond the budget saves {worth} a step."
 
 

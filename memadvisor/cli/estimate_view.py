@@ -72,7 +72,8 @@ def layout_words(layout: Layout) -> str:
         shard = "" if layout.shard is None else f" in groups of {layout.shard}"
         words.append(f"ZeRO {layout.zero_stage}{shard}")
     words += [_ZEROPP_WORDS[name] for name in layout.zeropp]
-    words.append(f"{layout.num_microbatches} microbatches of {layout.micro_batch_size}")
+    plural = "" if layout.num_microbatches == 1 else "es"
+    words.append(f"{layout.num_microbatches} microbatch{plural} of {layout.micro_batch_size}")
     if layout.pipeline > 1:
         words.append(layout.schedule + (f" of {layout.chunks} chunks" if layout.chunks > 1 else ""))
     if layout.stage_layers is not None:
