@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.analyzers.segments import captured_step, observed_collectives
-from memadvisor.coded_states import optimizer_bits_text
-from memadvisor.compression import UNCOMPRESSED, Compression, check_compression, compression_loss_text
-from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
+from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.collectives import (
     CollectiveTimes,
     Observation,
@@ -18,15 +16,15 @@ from memadvisor.cost.collectives import (
     times_of_sizes,
 )
 from memadvisor.cost.step import CapturedStep
-from memadvisor.cost.transfers import TransferTimes, transfer_times
+from memadvisor.cost.transfers import transfer_times
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
-from memadvisor.local_sgd import LocalSgd, check_local_sgd, local_sgd_loss_text
+from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
-from memadvisor.planning.algorithms import algorithms_notes, choose_algorithms
+from memadvisor.planning.advice_notes import notes
+from memadvisor.planning.algorithms import choose_algorithms
 from memadvisor.planning.collecting import collecting_seldom
-from memadvisor.planning.extrapolation import extrapolation_notes
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.named import check_policy, named_plan
@@ -35,8 +33,8 @@ from memadvisor.planning.ranked import FrontPoint, RankedPlan, front_of, order, 
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
 from memadvisor.planning.second_copies import check_near_ranks
-from memadvisor.planning.several_models import check_single, model_notes, updates_apart
-from memadvisor.precision import FULL_PRECISION, Precision, loss_text, masters_text
+from memadvisor.planning.several_models import check_single, updates_apart
+from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
 from memadvisor.units import GIB
 
@@ -101,11 +99,7 @@ def advise(
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
     _check_options(ranks, precision, compression, local_sgd)
     plain = captured_step(run, precision=precision, num_ranks=ranks)
-    if local_sgd is not None:
-        check_single(run.ranks[0], "local SGD is worked out")
-    if plain.shard_groups:
-        check_single(run.ranks[0], "plans for FSDP2 are worked out")
-        _check_asked(ranks, run.manifest.world_size, precision, compression, local_sgd)
+    _check_model(run, plain, ranks, precision, compression, local_sgd)
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
     transfers = transfer_times(hardware, ranks * _movable_bytes(plain))
@@ -154,18 +148,7 @@ def advise(
         policy=policy,
         named=named,
         learnt=learnt,
-        notes=(
-            *_precision_notes(precision),
-            *_compression_notes(compression),
-            *_local_sgd_notes(local_sgd),
-            *algorithms_notes(found[0].plan.algorithms),
-            *_coding_notes(optimizer_bits, transfers),
-            *model_notes(run.ranks[0], search.models, plain, knows_tier=transfers is not None),
-            *_notes(run, ranks, times),
-            *extrapolation_notes(found, plain, times),
-            *_transfer_notes(found, transfers),
-            *_allocator_notes(plain, settings),
-        ),
+        notes=tuple(notes(run, search, plain, found)),
     )
 
 
@@ -193,38 +176,12 @@ def _check_one_update(optimizer_bits: int | None, step: CapturedStep) -> None:
         )
 
 
-def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -> Iterator[str]:
-    if optimizer_bits is not None and transfers is not None:
-        yield f"Every plan is lossy: {optimizer_bits_text(optimizer_bits)}"
-        yield f"What coding takes is predicted from its measured throughput ({transfers.source})."
-
-
 def _movable_bytes(step: CapturedStep) -> int:
     """The most that one rank can have on another tier at one time: its optimizer state, and what a micro-batch saves."""
     saved: dict[int | None, int] = {}
     for storages in step.saved:
         saved[storages.micro_batch] = saved.get(storages.micro_batch, 0) + storages.size_bytes
     return sum(s.optimizer_bytes for s in step.states.values()) + max(saved.values(), default=0)
-
-
-def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) -> Iterator[str]:
-    units = [unit for ranked in found for unit in ranked.plan.units]
-    tiers = {
-        "parameters and gradients": {unit.parameter_tier for unit in units} - {"device"},
-        "optimizer state": {unit.optimizer_tier for unit in units} - {"device"},
-        "activations": {unit.activation_tier for unit in units} - {"device"},
-    }
-    moved = [what for what, where in tiers.items() if where]
-    if not moved or transfers is None:
-        return
-    yield f"Transfers of {' and '.join(moved)} are predicted from measured bandwidths ({transfers.source})."
-    if any("disk" in where for where in tiers.values()):
-        yield (
-            "The page cache is taken to hold what is on disk: where others need that memory, transfers are as slow as the "
-            "disk."
-            if transfers.is_cached
-            else "The page cache is taken to hold nothing of what is on disk, and may make transfers faster."
-        )
 
 
 def _worth_showing(found: list[RankedPlan]) -> list[RankedPlan]:
@@ -286,26 +243,21 @@ def _is_for_cuda(step: CapturedStep, hardware: Hardware | None) -> bool:
     )
 
 
-def _allocator_notes(step: CapturedStep, settings: AllocatorSettings | None) -> Iterator[str]:
-    if settings is None:
-        return
-    yield (
-        "A plan fits if what the CUDA caching allocator is predicted to reserve is within the budget"
-        f"{f' (settings: {text})' if (text := settings_text(settings)) else ''}; "
-        "the CUDA context and NCCL's buffers come on top."
-    )
-    if not step.device.startswith("cuda"):
-        yield "Recorded on a CPU: what operators allocate inside themselves on a GPU may differ."
-
-
-def _check_asked(
+def _check_model(
+    run: Run,
+    step: CapturedStep,
     num_ranks: int,
-    recorded: int,
     precision: Precision,
     compression: Compression,
     local_sgd: LocalSgd | None,
 ) -> None:
-    """Raise UsageError for what a script that shards its model by FSDP2 itself cannot be given."""
+    """Raise UsageError for what several models, or a script that shards its model by FSDP2 itself, cannot be given."""
+    if local_sgd is not None:
+        check_single(run.ranks[0], "local SGD is worked out")
+    if not step.shard_groups:
+        return
+    check_single(run.ranks[0], "plans for FSDP2 are worked out")
+    recorded = run.manifest.world_size
     what = (
         f"--gpus {num_ranks}"
         if num_ranks != recorded
@@ -360,40 +312,3 @@ def _like_ours(observations: tuple[Observation, ...], step: CapturedStep) -> tup
         return observations
     gathers = [row for row in observations if row.operation == "all_gather"]
     return tuple(replace(row, operation=name) for row in gathers for name in ("all_gather", "reduce_scatter"))
-
-
-def _precision_notes(precision: Precision) -> Iterator[str]:
-    if precision.has_masters:
-        yield f"Every plan changes the updates: {masters_text(precision)}"
-    if precision.is_lossy:
-        yield f"Every plan is lossy: {loss_text(precision)}"
-    if precision.param_dtype not in (None, "float32"):
-        yield (
-            f"Recorded activations of the model are taken to be in {precision.param_dtype}; times of compute are those "
-            "recorded."
-        )
-
-
-def _compression_notes(compression: Compression) -> Iterator[str]:
-    if compression.is_lossy:
-        yield f"Every plan is lossy: {compression_loss_text(compression)}"
-        yield "Making and reading compressed messages takes compute time that is not predicted."
-
-
-def _local_sgd_notes(local_sgd: LocalSgd | None) -> Iterator[str]:
-    if local_sgd is not None:
-        yield f"Every plan is lossy: {local_sgd_loss_text(local_sgd)}"
-        yield "Predicted times and bytes are those of the mean step between two averages; a single step has none, or all."
-
-
-def _notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Iterator[str]:
-    recorded = run.manifest.world_size
-    if num_ranks != recorded:
-        yield (
-            f"Recorded with {recorded} rank{'s' * (recorded != 1)}, planned for {num_ranks}: each rank is assumed to "
-            "keep its own micro-batch, so the batch of a step grows or shrinks with the ranks."
-        )
-    if run.missing_ranks:
-        yield f"{len(run.missing_ranks)} ranks left nothing readable; the plan rests on the others."
-    if times is not None:
-        yield f"Times of collectives: {times.kind} ({times.source})."

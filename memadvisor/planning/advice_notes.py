@@ -1,0 +1,109 @@
+"""What the reader of an advice should know: what every plan changes, and what its predictions rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memadvisor.coded_states import optimizer_bits_text
+from memadvisor.compression import Compression, compression_loss_text
+from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
+from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.local_sgd import LocalSgd, local_sgd_loss_text
+from memadvisor.planning.algorithms import algorithms_notes
+from memadvisor.planning.extrapolation import extrapolation_notes
+from memadvisor.planning.ranked import RankedPlan
+from memadvisor.planning.search import Search
+from memadvisor.planning.several_models import model_notes
+from memadvisor.precision import Precision, loss_text, masters_text
+from memadvisor.run.run import Run
+
+
+def notes(run: Run, search: Search, plain: CapturedStep, found: list[RankedPlan]) -> Iterator[str]:
+    """Of the plans that a search has found for the step `plain`, from best to worst."""
+    yield from _precision_notes(search.precision)
+    yield from _compression_notes(search.compression)
+    yield from _local_sgd_notes(search.local_sgd)
+    yield from algorithms_notes(found[0].plan.algorithms)
+    yield from _coding_notes(search.optimizer_bits, search.transfers)
+    yield from model_notes(run.ranks[0], search.models, plain, knows_tier=search.transfers is not None)
+    yield from _run_notes(run, search.num_ranks, search.times)
+    yield from extrapolation_notes(found, plain, search.times)
+    yield from _transfer_notes(found, search.transfers)
+    yield from _allocator_notes(plain, search.settings)
+
+
+def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -> Iterator[str]:
+    if optimizer_bits is not None and transfers is not None:
+        yield f"Every plan is lossy: {optimizer_bits_text(optimizer_bits)}"
+        yield f"What coding takes is predicted from its measured throughput ({transfers.source})."
+
+
+def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) -> Iterator[str]:
+    units = [unit for ranked in found for unit in ranked.plan.units]
+    tiers = {
+        "parameters and gradients": {unit.parameter_tier for unit in units} - {"device"},
+        "optimizer state": {unit.optimizer_tier for unit in units} - {"device"},
+        "activations": {unit.activation_tier for unit in units} - {"device"},
+    }
+    moved = [what for what, where in tiers.items() if where]
+    if not moved or transfers is None:
+        return
+    yield f"Transfers of {' and '.join(moved)} are predicted from measured bandwidths ({transfers.source})."
+    if any("disk" in where for where in tiers.values()):
+        yield (
+            "The page cache is taken to hold what is on disk: where others need that memory, transfers are as slow as the "
+            "disk."
+            if transfers.is_cached
+            else "The page cache is taken to hold nothing of what is on disk, and may make transfers faster."
+        )
+
+
+def _allocator_notes(step: CapturedStep, settings: AllocatorSettings | None) -> Iterator[str]:
+    if settings is None:
+        return
+    yield (
+        "A plan fits if what the CUDA caching allocator is predicted to reserve is within the budget"
+        f"{f' (settings: {text})' if (text := settings_text(settings)) else ''}; "
+        "the CUDA context and NCCL's buffers come on top."
+    )
+    if not step.device.startswith("cuda"):
+        yield "Recorded on a CPU: what operators allocate inside themselves on a GPU may differ."
+
+
+def _precision_notes(precision: Precision) -> Iterator[str]:
+    if precision.has_masters:
+        yield f"Every plan changes the updates: {masters_text(precision)}"
+    if precision.is_lossy:
+        yield f"Every plan is lossy: {loss_text(precision)}"
+    if precision.param_dtype not in (None, "float32"):
+        yield (
+            f"Recorded activations of the model are taken to be in {precision.param_dtype}; times of compute are those "
+            "recorded."
+        )
+
+
+def _compression_notes(compression: Compression) -> Iterator[str]:
+    if compression.is_lossy:
+        yield f"Every plan is lossy: {compression_loss_text(compression)}"
+        yield "Making and reading compressed messages takes compute time that is not predicted."
+
+
+def _local_sgd_notes(local_sgd: LocalSgd | None) -> Iterator[str]:
+    if local_sgd is not None:
+        yield f"Every plan is lossy: {local_sgd_loss_text(local_sgd)}"
+        yield "Predicted times and bytes are those of the mean step between two averages; a single step has none, or all."
+
+
+def _run_notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Iterator[str]:
+    recorded = run.manifest.world_size
+    if num_ranks != recorded:
+        yield (
+            f"Recorded with {recorded} rank{'s' * (recorded != 1)}, planned for {num_ranks}: each rank is assumed to "
+            "keep its own micro-batch, so the batch of a step grows or shrinks with the ranks."
+        )
+    if run.missing_ranks:
+        yield f"{len(run.missing_ranks)} ranks left nothing readable; the plan rests on the others."
+    if times is not None:
+        yield f"Times of collectives: {times.kind} ({times.source})."
