@@ -42,6 +42,14 @@ class _Reading:
     is_over: bool = False
 
 
+def _backend() -> str:
+    """NCCL for ranks with a GPU each; it refuses those that share one, for which Gloo goes by way of the host."""
+    if not torch.cuda.is_available():
+        return "gloo"
+    shares = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
+    return "gloo" if shares else "cpu:gloo,cuda:nccl"
+
+
 class SingleProcess:
     """In force from construction until `remove`; does nothing in a script that starts its ranks itself.
 
@@ -84,7 +92,7 @@ class SingleProcess:
                     f"The plan is for {self.num_ranks} ranks, and no launcher has started this process as one of them.",
                     hint=f"start the script with `memadvisor run --nproc {self.num_ranks}` or torchrun.",
                 )
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+            dist.init_process_group(_backend())
             self._has_started = True
 
     def _patch_start(self) -> None:

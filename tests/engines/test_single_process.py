@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
+from memadvisor.engines import single_process
 from memadvisor.engines.apply import Applied
 from memadvisor.engines.single_process import SingleProcess
 from memadvisor.errors import PlanError
@@ -190,3 +192,14 @@ def test_what_cannot_be_dealt_is_refused():
     for found in run_ranks(refusals, 2, 2):
         for name, (_, words) in REFUSED.items():
             assert words in found[name], (name, found[name])
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_ranks", "backend"),
+    [(0, 2, "gloo"), (1, 2, "gloo"), (2, 2, "cpu:gloo,cuda:nccl"), (8, 2, "cpu:gloo,cuda:nccl")],
+)
+def test_ranks_that_share_a_gpu_are_not_given_to_nccl(monkeypatch, num_gpus, num_ranks, backend):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_ranks))
+    assert single_process._backend() == backend
