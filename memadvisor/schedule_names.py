@@ -7,15 +7,15 @@ import re
 # Without signs and capitals: `PipeDream-Flush`, `pipedream_flush` and `pipedreamflush` are one word.
 _SPELLINGS = {
     "gpipe": "gpipe afab allforwardallbackward fthenb",
-    "1f1b": "1f1b dapple pipedreamflush",
-    "interleaved": "interleaved 1f1bi i1f1b 1f1binterleaved interleaved1f1b vpp",
+    "1f1b": "1f1b onef1b oneforwardonebackward onefoneb dapple pipedreamflush noninterleaved 1f1bnoninterleaved noninterleaved1f1b megatron1f1b",
+    "interleaved": "interleaved 1f1bi i1f1b 1f1binterleaved interleaved1f1b interleaving megatroninterleaved vpp 1f1bvpp virtualpipeline",
     "breadth-first": "breadthfirst bfs loopedbfs",
     "bpipe": "bpipe",
     "2bw": "2bw pipedream2bw",
     "chimera": "chimera",
-    "zb-h1": "zbh1",
-    "zb-h2": "zbh2",
-    "zb-v": "zbv zbvzerobubble",
+    "zb-h1": "zbh1 zb zerobubble zerobubbleh1",
+    "zb-h2": "zbh2 zerobubbleh2",
+    "zb-v": "zbv zbvzerobubble vzb zerobubblev",
     "dualpipe": "dualpipe",
     "zb-1p": "zb1p",
     "zb-2p": "zb2p",
@@ -25,5 +25,7 @@ _BY_WORD = {word: name for name, words in _SPELLINGS.items() for word in words.s
 
 
 def schedule_name(text: str) -> str | None:
-    """The schedule meant by `1F1B`, `DAPPLE`, `PipeDream-Flush`, `1F1B-I`, `ZB-1p`...; None for others."""
-    return _BY_WORD.get(re.sub(r"[^a-z0-9]", "", text.lower()))
+    """The schedule meant by `1F1B`, `DAPPLE`, `PipeDream-Flush`, `1F1B-I`, `ZB-1p`, `interleaved (v=2)`...; None for others."""
+    words = re.sub(r"\b(?:with|v|vp|vpp|chunks)\b[\s=:]*\d+|[\s_-]v\d+\b|\b\d+\s*chunks\b", "", text.lower())
+    word = re.sub(r"[^a-z0-9]", "", words.replace("with", ""))
+    return _BY_WORD.get(word) or _BY_WORD.get(word.removesuffix("schedule"))

@@ -9,8 +9,6 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
-from memadvisor.errors import UsageError
-from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import Software
 
 
@@ -118,7 +116,7 @@ MEGATRON_2021 = Preset(
     "after the backward (of bf16 in fp32); 16 B a parameter",
     source="arXiv:2104.04473; arXiv:2205.05198, section 4 (activations) and 6.3 (reduction not overlapped); "
     "megatron/arguments.py (accumulate_allreduce_grads_in_fp32 is bf16's alone)",
-    names=("megatron", "megatron-lm", "megatron-2021"),
+    names=("megatron", "megatron-lm", "megatron-2021", "flagscale"),
     sequence_parallel=False,
 )
 MEGATRON_DEEPSPEED = Preset(
@@ -181,7 +179,17 @@ FSDP = Preset(
     source="torch.distributed.fsdp.MixedPrecisionPolicy; https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, its "
     "activation checkpointing and pipelines (reshard_after_forward; generate_split_points: two stages a rank where no split is "
     "given) as of 2024 and 2025",
-    names=("fsdp", "fsdp1", "fsdp2", "pytorch-fsdp", "torchtitan", "axolotl", "litgpt", "lit-gpt"),
+    names=(
+        "fsdp",
+        "fsdp1",
+        "fsdp2",
+        "pytorch-fsdp",
+        "fairscale",
+        "torchtitan",
+        "axolotl",
+        "litgpt",
+        "lit-gpt",
+    ),
     zero_stage=3,
     looped_chunks=2,
     offloads_together=True,
@@ -237,14 +245,24 @@ DDP = Preset(
     "matrix; gradients once more in the reducer's buckets, for gradient_as_bucket_view is off unless asked for; AdamW in torch's kernels "
     "over lists (foreach), which move 80 B of a parameter where a fused one moves 28",
     source="torch.nn.parallel.DistributedDataParallel (gradient_as_bucket_view), torch.autocast; arXiv:2006.15704",
-    names=("ddp", "pytorch", "torch", "autocast", "lightning"),
+    names=("ddp", "pytorch", "torch", "autocast", "lightning", "fairseq"),
 )
 HUGGING_FACE = Preset(
     software=dataclasses.replace(DDP.software, name="huggingface", reference_code=True),
     meaning="as ddp, with the model's class of transformers: its Trainer and accelerate, whose fp16 and bf16 are autocast's",
     source="https://github.com/huggingface/accelerate, src/accelerate/accelerator.py, prepare_model; "
     "https://github.com/huggingface/transformers, src/transformers/training_args.py (fp16, bf16)",
-    names=("huggingface", "transformers", "accelerate", "hf-trainer", "trl", "llama-factory"),
+    names=(
+        "huggingface",
+        "transformers",
+        "accelerate",
+        "hf-trainer",
+        "trl",
+        "llama-factory",
+        "ms-swift",
+        "xtuner",
+        "unsloth",
+    ),
 )
 # Of whole projects, whose names stand beside many a trainer's and in many an address.
 _OF_PROJECTS = (DDP, HUGGING_FACE)
@@ -265,14 +283,6 @@ PRESETS = (
     HUGGING_FACE,
 )
 
-_OPTIMIZER_STATE = {
-    **dict.fromkeys(("adam", "adamw", "lamb"), 8),
-    **dict.fromkeys(("momentum", "lion", "muon", "adagrad"), 4),
-    **dict.fromkeys(("adam8bit", "adamw8bit"), 2),
-    **dict.fromkeys(("sgd", "adafactor"), 0),
-}
-_OPTIMIZER_MAKERS = re.compile(r"^(paged|fused)|(hf|torch|torchfused|apexfused|bnb)$")
-
 
 def find_preset(name: str) -> Preset | None:
     """The trainer of that name, in any spelling, or the one that the name begins with or holds (`PyTorch FSDP2 + TP`,
@@ -289,18 +299,12 @@ def find_preset(name: str) -> Preset | None:
     return max(named or inside, key=lambda pair: pair[0], default=(0, None))[1]
 
 
-def on_accelerator(software: Software, accelerator: Hardware, *, is_given: bool) -> Software:
-    """The same code with the dtype that the accelerator has: 8 bits of AMD's kind, and where nobody named a precision,
-    fp16 on a card that has no bf16.
-    """
-    rates, dtype = accelerator.peak_flops_per_s, software.compute_dtype
-    if dtype in rates:
-        return software
-    if dtype.startswith("float8"):
-        others = [name for name in rates if name.startswith("float8")]
-    else:
-        others = [] if is_given else [name for name in ("float16", "bfloat16") if name in rates]
-    return dataclasses.replace(software, compute_dtype=others[0]) if others else software
+def names_hugging_face(name: str) -> bool:
+    """Whether Hugging Face's classes are trained, whoever shards them: `Accelerate + FSDP`, `HF Trainer, DeepSpeed`, axolotl."""
+    word = _plain(name)
+    return name.lower().startswith("hf") or any(
+        _plain(each) in word for each in (*HUGGING_FACE.names, "axolotl")
+    )
 
 
 def preset_named_in(text: str) -> Preset | None:
@@ -314,84 +318,6 @@ def preset_named_in(text: str) -> Preset | None:
         (len(name), preset) for preset in trainers for name in preset.names if len(name) > 7 and name in words
     ]
     return max(found, key=lambda pair: pair[0])[1] if found else None
-
-
-def with_fp32_gradients(software: Software) -> Software:
-    """Megatron-LM's of bf16, and of 2022 on (arXiv:2205.05198): 18 B a parameter."""
-    return dataclasses.replace(software, gradient_bytes=4, reduce_bytes=4, fused_accumulation=True)
-
-
-def with_precision(software: Software, precision: str) -> Software:
-    """The same code computing in another dtype: bf16, fp16, fp8, fp4, fp32; `amp_bf16` and `autocast fp16` are torch.autocast's.
-
-    Pure bf16 (Lightning's bf16-true) keeps parameters, gradients and Adam's moments in it, and no master copy; fp32 one copy of
-    everything, 16 B a parameter. Trainers other than the default cast parameters as they do, whatever the word: FSDP under
-    Composer's amp_bf16, for one. Raises UsageError for another word.
-    """
-    if software.name == MODERN.software.name and re.search("amp|autocast", precision.lower()):
-        software = dataclasses.replace(
-            software,
-            autocast=True,
-            parameter_bytes=4,
-            gradient_bytes=4,
-            reduce_bytes=4,
-            optimizer_bytes=min(software.optimizer_bytes, 8),
-        )
-    if re.search(r"pure|true", precision.lower()) and re.search(r"16", precision):
-        software = dataclasses.replace(
-            software, parameter_bytes=2, gradient_bytes=2, reduce_bytes=2, optimizer_bytes=4
-        )
-    word = re.sub(r"amp|mixed|autocast|true|pure|[\s_+/-]", "", precision.lower())
-    if re.search(r"fp4|float4", word):  # nvfp4, mxfp4
-        return dataclasses.replace(software, compute_dtype="float4_e2m1fn")
-    if re.search(r"fp8|float8", word):  # fp8-cs, mxfp8, bf16+fp8: products in 8 bits, whatever scales them
-        return dataclasses.replace(software, compute_dtype="float8_e4m3fn")
-    if word in ("fp32", "float32", "32"):
-        return dataclasses.replace(
-            software,
-            compute_dtype="float32",
-            autocast=False,
-            parameter_bytes=4,
-            gradient_bytes=4,
-            reduce_bytes=4,
-            optimizer_bytes=min(software.optimizer_bytes, 8),
-        )
-    if word in ("bf16", "bfloat16") and software.name in (
-        MEGATRON_DEEPSPEED.software.name,
-        GPT_NEOX.software.name,
-    ):
-        software = dataclasses.replace(
-            software, gradient_bytes=6, reduce_bytes=4, reduce_bucket_elements=0.0, update_gradient_bytes=0
-        )
-    if word in ("bf16", "bfloat16") and software.name == MEGATRON_2021.software.name:
-        software = with_fp32_gradients(software)
-    dtypes = dict.fromkeys(("fp16", "float16", "half", "16"), "float16") | {"tf32": "tf32"}
-    dtypes |= dict.fromkeys(("bf16", "bfloat16"), "bfloat16")
-    if word not in dtypes:
-        raise UsageError(f"{precision!r} is no precision.", hint="it is bf16, fp16, fp8, fp4, tf32 or fp32.")
-    if word == "tf32":
-        return dataclasses.replace(with_precision(software, "fp32"), compute_dtype="tf32")
-    return dataclasses.replace(software, compute_dtype=dtypes[word])
-
-
-def with_optimizer(software: Software, optimizer: str) -> Software:
-    """The same code with another optimizer's state beside the master copy. Raises UsageError for one not known."""
-    word = re.sub(r"[\s_-]", "", optimizer.lower().replace("8-bit", "8bit"))
-    word = re.sub(r"^adamw?bnb8bit$", "adamw8bit", _OPTIMIZER_MAKERS.sub("", word))
-    state_bytes = _OPTIMIZER_STATE.get(_OPTIMIZER_MAKERS.sub("", word))
-    if state_bytes is None:
-        raise UsageError(
-            f"{optimizer!r} is no known optimizer.", hint=f"known are {', '.join(_OPTIMIZER_STATE)}."
-        )
-    if (software.parameter_bytes, software.optimizer_bytes) == (
-        2,
-        4,
-    ):  # all in 16 bits, without a master copy
-        return dataclasses.replace(
-            software, optimizer_bytes=state_bytes if state_bytes == 2 else state_bytes // 2
-        )
-    master_bytes = 4 if software.parameter_bytes < 4 else 0
-    return dataclasses.replace(software, optimizer_bytes=master_bytes + state_bytes)
 
 
 def _plain(name: str) -> str:

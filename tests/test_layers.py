@@ -21,6 +21,7 @@ DATA = (
     "memadvisor.layout",
     "memadvisor.layout_table",
     "memadvisor.software",
+    "memadvisor.software_dtypes",
     "memadvisor.run",
     "memadvisor.hardware",
     "memadvisor.plan",

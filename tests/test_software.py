@@ -14,9 +14,8 @@ from memadvisor.software import (
     TORCHTUNE,
     find_preset,
     preset_named_in,
-    with_optimizer,
-    with_precision,
 )
+from memadvisor.software_dtypes import with_optimizer, with_precision
 
 
 def state_bytes(software):

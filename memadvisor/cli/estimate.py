@@ -37,15 +37,8 @@ from memadvisor.planning.modelled_split import with_balanced_stages
 from memadvisor.planning.nearest_fit import nearest_fit
 from memadvisor.planning.predict_layouts import predict_case
 from memadvisor.planning.what_if import what_if
-from memadvisor.software import (
-    MODERN,
-    PRESETS,
-    Preset,
-    find_preset,
-    on_accelerator,
-    with_optimizer,
-    with_precision,
-)
+from memadvisor.software import MODERN, PRESETS, Preset, find_preset
+from memadvisor.software_dtypes import on_accelerator, with_optimizer, with_precision
 from memadvisor.units import parse_bytes
 
 _OF_ONE_LAYOUT = (

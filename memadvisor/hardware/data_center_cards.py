@@ -248,7 +248,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         name="GB200-186GB",
-        aliases=("gb200", "gb200-192gb"),
+        aliases=("gb200", "gb200-192gb", "gb200-nvl72"),
         memory_bytes=186 * 10**9,
         memory_bandwidth_bytes_per_s=8e12,
         peak_flops_per_s={
@@ -264,7 +264,7 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         name="GB300-279GB",
-        aliases=("gb300", "gb300-288gb"),
+        aliases=("gb300", "gb300-288gb", "gb300-nvl72"),
         memory_bytes=279 * 10**9,
         memory_bandwidth_bytes_per_s=8e12,
         peak_flops_per_s={

@@ -212,7 +212,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         name="TPU-v5e-16GB",
-        aliases=("tpu v5e", "tpu v5 lite"),
+        aliases=("tpu v5e", "tpuv5e", "tpu v5 lite"),
         memory_bytes=16 * 10**9,
         memory_bandwidth_bytes_per_s=819e9,
         peak_flops_per_s={"bfloat16": 197e12},
@@ -220,7 +220,10 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         name="TPU-v5p-95GB",
-        aliases=("tpu v5p",),
+        aliases=(
+            "tpu v5p",
+            "tpuv5p",
+        ),
         memory_bytes=95 * 10**9,
         memory_bandwidth_bytes_per_s=2765e9,
         peak_flops_per_s={"bfloat16": 459e12},

@@ -22,11 +22,23 @@ _LARGEST = {
 }
 # 8k tokens of a sequence are 8192; 4M tokens of a batch, and 7B parameters, are decimal.
 _BINARY = ("seq_len",)
-_NUMBER = re.compile(r"([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmbtKMBT]?)", re.ASCII)
-_EMPTY = ("", "-", "na", "n/a", "nan", "null")
-_YES = ("true", "yes", "on", "1", "1.0", "y", "t")
-_PLACES = ("cpu", "host", "nvme", "disk")  # where something is offloaded to: that it is
-_NO = ("false", "no", "off", "0", "0.0", "n", "f", "none")
+_NUMBER = re.compile(
+    r"[~\u2248]?\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmbtKMBT]?)"
+    r"(?:\s*(?:[gG]i?[bB](?:/s)?|[gG]|W|tokens?|toks?|params?|parameters|[gG][pP][uU]s?|layers|seqs|sequences|samples))?",
+    re.ASCII,
+)
+_EMPTY = (
+    "", "-", "--", "\u2013", "\u2014", "na", "n/a", "n.a.", "nan", "null", "?", "unknown", "tbd", "auto",
+)  # fmt: skip
+YES = (
+    "true", "yes", "on", "1", "1.0", "y", "t", "enabled", "enable", "w/", "with", "x", "\u2713", "\u2714", "\u2705",
+)  # fmt: skip
+_PLACES = (  # where something is offloaded to, or what is: that it is
+    "cpu", "host", "nvme", "disk", "ssd", "ram", "optimizer", "optim", "params", "parameters", "100%",
+)  # fmt: skip
+NO = (
+    "false", "no", "off", "0", "0.0", "n", "f", "none", "disabled", "disable", "w/o", "without", "\u2717", "\u2718", "\u274c",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +90,9 @@ class Cells:
         text = self.texts.get(column)
         if text is None:
             return None
-        if text.lower() in _YES or text.lower() in _PLACES:
+        if text.lower() in YES or text.lower() in _PLACES:
             return True
-        if text.lower() in _NO:
+        if text.lower() in NO:
             return False
         raise UsageError(f"{column} is {text!r}, which is neither true nor false.")
 

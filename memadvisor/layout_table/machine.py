@@ -66,7 +66,9 @@ def _accelerator(cells: Cells) -> Hardware:
         )
         name = named or USUAL_GPU
         cells.note(f"no gpu: {name} is taken" + (", which another column names" if named else ""))
-    name = re.sub(r"^\s*\d+\s*x\s+|^\s*\d+x(?=[a-z])", "", name, flags=re.IGNORECASE)
+    name = re.sub(
+        r"^\s*\d+\s*[x*\u00d7]\s*(?=[a-z])|(?<!rt)\s*[x*\u00d7]\s*\d{1,3}\s*$", "", name, flags=re.IGNORECASE
+    )
     if (geforce := _GEFORCE.match(name)) is not None:
         name = " ".join(("rtx", *filter(None, geforce.groups())))
     memory = cells.number("gpu_mem_gb")
@@ -77,8 +79,13 @@ def _accelerator(cells: Cells) -> Hardware:
     # A size that the catalogue has not (A100 of 64 GB): the device is known, and its memory is what the row says.
     size = _SIZE.search(name)
     plain = named_hardware(_SIZE.sub("", name))
-    if size is None or plain is None:
+    if plain is None and (inside := device_named_in(name)) is not None:  # `AMD MI250X (1 GCD)`, `A100 custom`
+        cells.note(f"{name} is taken for {inside}")
+        plain = named_hardware(inside)
+    if plain is None:
         raise UnknownHardwareError(f"{name!r} is no accelerator of the catalogue.")
+    if size is None or plain.memory_bytes == int(size.group(1)) * 10**9:
+        return plain
     cells.note(f"{name} is taken for {plain.name} with {size.group(1)} GB")
     return dataclasses.replace(plain, memory_bytes=int(size.group(1)) * 10**9)
 
@@ -112,6 +119,12 @@ def device_named_in(text: str) -> str | None:
             if found is not None:
                 return found.name
     return None
+
+
+def usual_per_node(cells: Cells) -> int:
+    """Of a full node of the row's accelerator."""
+    links = links_of(_accelerator(Cells(cells.texts)))
+    return 8 if links is None or links.reference is None else links.reference.per_node
 
 
 def _usual_per_node(accelerator: Hardware, num_accelerators: int) -> int:

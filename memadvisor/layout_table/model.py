@@ -17,6 +17,7 @@ from memadvisor.architecture import Architecture, Experts
 from memadvisor.architectures.load import named_architecture
 from memadvisor.errors import UsageError
 from memadvisor.layout_table.cells import Cells
+from memadvisor.layout_table.sizes import architecture_of_size
 
 _GATED = "llama mistral mixtral qwen gemma deepseek phi3 phi4 yi smollm olmo falcon3 baichuan internlm glm granite kimi grok"
 _PLAIN = "gpt opt bloom mpt megatron falcon pythia neox turing mtnlg bert cerebras phi galactica starcoder"
@@ -68,9 +69,9 @@ def _named(cells: Cells) -> Architecture | None:
     name = cells.text("model")
     n_layers, hidden = cells.whole("n_layers"), cells.whole("hidden")
     known = None if name is None else named_architecture(name)
+    if known is None and n_layers is None and hidden is None:
+        known = _of_size(cells)
     if known is None:
-        if n_layers is None and hidden is None and name is not None:
-            raise UsageError(f"{name!r} is no known model, and n_layers and hidden are not given.")
         return None
     if n_layers not in (None, known.n_layers) or hidden not in (None, known.hidden):
         return None
@@ -80,7 +81,10 @@ def _named(cells: Cells) -> Architecture | None:
         return None
     changes: dict[str, Any] = {column: value for column, value in said.items() if value is not None}
     if "n_heads" in changes:
-        changes.setdefault("n_kv_heads", min(known.n_kv_heads, changes["n_heads"]))
+        has_own = known.n_kv_heads == known.n_heads  # each query head has keys of its own
+        changes.setdefault(
+            "n_kv_heads", changes["n_heads"] if has_own else min(known.n_kv_heads, changes["n_heads"])
+        )
         changes.setdefault("head_dim", max(1, known.hidden // changes["n_heads"]))
     if cells.text("n_experts") is not None:
         experts = _experts(cells)
@@ -88,6 +92,26 @@ def _named(cells: Cells) -> Architecture | None:
     found = dataclasses.replace(known, **changes)
     if found.n_heads % found.n_kv_heads:
         raise UsageError(f"{found.n_kv_heads} key heads do not divide {found.n_heads} heads.")
+    return found
+
+
+def _of_size(cells: Cells) -> Architecture:
+    """By the number of parameters alone. Raises UsageError where that is not said, or is of experts."""
+    name = cells.text("model")
+    parameters = cells.number("n_params")
+    billions = cells.number("params_b") or (parameters / 1e9 if parameters else _billions_in(name or ""))
+    if parameters is not None and parameters < 1e4:  # a bare 6.7
+        billions = parameters
+    if billions is None or re.search(r"\d\s*x\s*\d|moe|-a\d", (name or "").lower()):
+        raise UsageError(
+            "n_layers and hidden are needed, or the name of a known model alone."
+            if name is None
+            else f"{name!r} is no known model, and n_layers and hidden are not given."
+        )
+    gated = cells.flag("gated_mlp")
+    found = architecture_of_size(billions, gated_by_name(name or "") if gated is None else gated)
+    what = f"{found.n_layers} layers of {found.hidden}"
+    cells.note(f"no shape but a size of {billions:g}B: that of {found.name} ({what}) is taken")
     return found
 
 
@@ -180,7 +204,7 @@ def _shape(cells: Cells, seq_len: int, tensor: int) -> _Shape:
         raise UsageError("n_layers and hidden are needed, or the name of a known model alone.")
     head_dim, n_heads = cells.whole("head_dim"), cells.whole("n_heads")
     if n_heads is None:
-        width = head_dim or 128
+        width = head_dim or next((width for width in (128, 64, 80, 96) if hidden % width == 0), 128)
         if hidden % width:
             raise UsageError(f"n_heads is not given, and hidden {hidden} is no multiple of {width}.")
         n_heads = hidden // width
@@ -193,7 +217,11 @@ def _shape(cells: Cells, seq_len: int, tensor: int) -> _Shape:
         raise UsageError(f"{n_kv_heads} key heads do not divide {n_heads} heads.")
     name = cells.text("model") or f"{n_layers}x{hidden}"
     causal = cells.flag("causal")
-    parameters, is_rounded = cells.number("n_params"), (cells.text("n_params") or "0")[-1].isalpha()
+    parameters = cells.number("n_params")
+    # Three digits, as of 1300000000 and 6.74e9, say no more than 1.3B and 6.74B.
+    is_rounded = parameters is not None and float(f"{parameters:.3g}") == parameters
+    if parameters is not None and parameters < 1e4:
+        parameters *= 1e9
     return _Shape(
         name=name,
         n_layers=n_layers,

@@ -15,6 +15,7 @@ from memadvisor.layout_table.cells import Cells, cells, headers
 from memadvisor.layout_table.machine import cluster_of
 from memadvisor.layout_table.model import architecture_of
 from memadvisor.layout_table.spread import degrees_of, step_of
+from memadvisor.layout_table.words import spelled_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ def _row(line: int, row: Cells) -> LayoutRow:
 
 
 def _case(row: Cells) -> LayoutCase:
+    row = spelled_out(row)
     degrees = degrees_of(row)
     seq_len = row.whole("seq_len")
     if seq_len is None:

@@ -16,8 +16,9 @@ from memadvisor.layout import (
     zeropp_fields,
     zeropp_names,
 )
-from memadvisor.layout_table.cells import Cells
-from memadvisor.layout_table.training_code import STRATEGIES, plain_word, software_of, strategy_stage
+from memadvisor.layout_table.cells import NO, YES, Cells
+from memadvisor.layout_table.machine import usual_per_node
+from memadvisor.layout_table.training_code import plain_word, software_of, stage_in, strategy_stage
 from memadvisor.schedule_names import SCHEDULES, schedule_name
 from memadvisor.software import Preset
 
@@ -40,8 +41,8 @@ def degrees_of(cells: Cells) -> Degrees:
     """Degrees of a row; the replicas follow from the accelerators where only those are named. Raises UsageError."""
     tensor, pipeline, context = (cells.whole(name) or 1 for name in ("tp", "pp", "cp"))
     ranks, data = cells.whole("n_gpus"), cells.whole("dp")
-    if ranks is None and cells.text("nodes") and cells.text("gpus_per_node"):
-        ranks = (cells.whole("nodes") or 1) * (cells.whole("gpus_per_node") or 1)
+    if ranks is None and cells.text("nodes") and (data is None or cells.text("gpus_per_node")):
+        ranks = (cells.whole("nodes") or 1) * (cells.whole("gpus_per_node") or usual_per_node(cells))
     inner = tensor * pipeline * context
     if data is None and cells.text("replicate") is not None:
         data = (cells.whole("shard") or 1) * (cells.whole("replicate") or 1)
@@ -111,6 +112,8 @@ def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool
     if total is None and tokens is not None:
         total = max(1, round(tokens / seq_len))
     if total is None:
+        if count is None:
+            cells.note("no batch: one microbatch of each replica is taken")
         return size or 1, count or 1, size is None
     if total < degrees.data:
         raise UsageError(f"a global batch of {total} sequences is too small for {degrees.data} replicas.")
@@ -134,7 +137,7 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture, preset
     schedule = None
     if text is not None:
         schedule = schedule_name(text)
-        if schedule is None:
+        if schedule is None and degrees.pipeline > 1 and text.lower() not in NO:
             raise UsageError(f"{text!r} is no known schedule; known are {', '.join(SCHEDULES)}.")
     chunks = cells.whole("chunks")
     part = cells.whole("layers_per_virtual_stage")
@@ -154,12 +157,13 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture, preset
 def _zero_stage(cells: Cells, preset: Preset) -> int:
     text = cells.text("zero_stage")
     if text is not None:
-        word = plain_word(text)
-        stage = STRATEGIES.get(word)
-        match = re.fullmatch(r"(?:zero|stage|zerostage)?([0-3])0?", word)
-        if stage is None and match is None:
+        if text.lower() in NO:
+            return 0
+        number = re.fullmatch(r"[zZ]?([0-3])(?:\.0*)?", text)
+        stage = int(number.group(1)) if number is not None else stage_in(text)
+        if stage is None or text.startswith("-"):
             raise UsageError(f"zero_stage is {text!r}; it is 0, 1, 2 or 3.")
-        return int(match.group(1)) if match is not None else stage or 0
+        return stage
     if cells.text("strategy") is None:
         return preset.zero_stage
     stage = strategy_stage(cells)
@@ -183,31 +187,29 @@ def _zeropp(cells: Cells, degrees: Degrees, shard: int | None, per_node: int) ->
     return found
 
 
+# Everything of each layer runs again.
+_ALL = re.compile(
+    r"full|all|every|uniform|block|layer|per(layer|block)|transformer(layer|block)|ac$|(activation|gradient)?(re|check).*|(act|grad)ckpt|ckpt"
+)
+
+
 def recompute_word(text: str | None) -> str:
     """What is recomputed, from the words that tables use. Raises UsageError for words that say nothing."""
-    words = (text or "none").lower()
+    words = (text or "none").lower().strip()
     word = plain_word(words.split("(")[0])
-    if word in ("none", "no", "false", "off", "0", "00", "without", "noact"):
+    if words in NO or re.fullmatch(
+        r"no(ne|act|recompute|recomputation|ckpt|checkpointing|ac)?|without.*|00", word
+    ):
         return "none"
-    if any(part in words for part in ("selective", "attncore", "attn core", "core_attn", "sac", "scores")):
+    if re.search(r"select|attn|attention|sac\b|scores|\bsel\b|\bop\b|core", words):
         return "selective"
     if any(part in words for part in ("norm", "swiglu", "act func", "pointwise")):
         return "pointwise"
-    if word in (
-        "full",
-        "true",
-        "yes",
-        "on",
-        "1",
-        "10",
-        "everylayer",
-        "all",
-        "alllayers",
-        "uniform",
-        "block",
-        "layer",
-        "ac",
-    ):
+    if re.search(r"every \d|every other|partial|half|\d+ of|block\W*\d", words):
+        raise UsageError(
+            f"recompute is {text!r}: part of the layers alone is not modelled; it is none, selective, pointwise or full."
+        )
+    if words in YES or word == "10" or _ALL.match(word):
         return "full"
     raise UsageError(f"recompute is {text!r}; it is none, selective, pointwise or full.")
 
@@ -222,10 +224,11 @@ def _sequence_parallel(cells: Cells) -> bool | None:
 
 def _context_kind(cells: Cells) -> str:
     text = cells.text("context_kind")
-    if text is None or plain_word(text) in ("ring", "p2p", "allgather"):
-        return "ring"
-    if plain_word(text) in ("ulysses", "a2a", "alltoall"):
+    word = plain_word(text or "ring")
+    if re.search(r"ulysses|a2a|all2all|alltoall", word):
         return "ulysses"
+    if re.search(r"ring|p2p|allgather|zigzag|stripe|megatron", word):
+        return "ring"
     raise UsageError(f"context_kind is {text!r}; it is ring or ulysses.")
 
 
@@ -246,12 +249,12 @@ def _expert(cells: Cells, architecture: Architecture, degrees: Degrees) -> int:
 
 def _share(cells: Cells, column: str) -> float:
     text = (cells.text(column) or "0").lower()
-    if text in ("false", "no", "off", "none"):
+    if text in NO:
         return 0.0
-    if text in ("true", "yes", "on"):
+    if text in YES or text in ("cpu", "host"):
         return 1.0
     try:
-        value = float(text)
+        value = float(text.rstrip("% ")) / (100.0 if text.endswith("%") else 1.0)
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:

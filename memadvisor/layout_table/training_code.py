@@ -9,17 +9,24 @@ from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import Software
-from memadvisor.layout_table.cells import Cells
+from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.software import (
+    DDP,
     FSDP,
+    GPT_NEOX,
     LLM_FOUNDRY,
     MEGATRON_2021,
     MEGATRON_CORE,
+    MEGATRON_DEEPSPEED,
     MODERN,
     Preset,
     find_preset,
-    on_accelerator,
+    names_hugging_face,
     preset_named_in,
+)
+from memadvisor.software_dtypes import (
+    as_of_2023,
+    on_accelerator,
     with_fp32_gradients,
     with_optimizer,
     with_precision,
@@ -34,6 +41,14 @@ STRATEGIES = {
     "hybridshard": 3,
     "fsdp": 3,
     "hsdp": 3,
+    "zerooffload": 2,  # arXiv:2101.06840
+    "zeroinfinity": 3,  # arXiv:2104.07857
+    "distributedoptimizer": 1,
+    "posgp": 3,  # arXiv:1910.02054, section 5
+    "posg": 2,
+    "pos": 1,
+    "osgp": 3,
+    "osg": 2,
 }
 _WITHOUT_FLASH = ("V100", "A100")
 _DTYPE_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
@@ -46,6 +61,9 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     preset = _preset(cells, architecture, accelerator.name)
     software = preset.software
     mode, precision, attention = (cells.text(name) for name in ("mp_mode", "precision", "attention"))
+    is_fp16 = re.search("fp16|float16|half", (precision or "").lower()) is not None  # as before bf16's time
+    if preset in (MEGATRON_DEEPSPEED, GPT_NEOX) and not (_is_old(architecture, accelerator.name) or is_fp16):
+        software = as_of_2023(software)
     if preset is MEGATRON_2021 and cells.text("sequence_parallel") is not None:
         software = with_fp32_gradients(software)  # it has the option, and is of 2022
     if mode is not None:
@@ -63,8 +81,9 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     if optimizer is not None:
         software = with_optimizer(software, optimizer)
     code = cells.text("model_code")
-    if code is not None:
-        software = dataclasses.replace(software, reference_code=is_reference(code))
+    is_hugging_face = names_hugging_face(cells.text("framework") or "") or software.reference_code
+    reference = is_hugging_face if code is None else is_reference(code)
+    software = dataclasses.replace(software, reference_code=reference)
     return preset, software
 
 
@@ -137,9 +156,13 @@ def _dropout(cells: Cells) -> bool | None:
     return cells.flag("dropout")
 
 
+def _is_old(architecture: Architecture, gpu: str) -> bool:
+    """Of the time before FlashAttention: Llamas, and Hopper, came after it."""
+    return not architecture.gated_mlp and gpu.startswith(_WITHOUT_FLASH)
+
+
 def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
-    # Llamas, and Hopper, came after FlashAttention.
-    is_old = not architecture.gated_mlp and gpu.startswith(_WITHOUT_FLASH)
+    is_old = _is_old(architecture, gpu)
     framework = cells.text("framework")
     if framework is not None:
         preset = find_preset(framework)
@@ -148,7 +171,10 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
         cells.note(f"framework {framework!r} is not known: what is taken where none is named is taken")
     if cells.text("mp_mode") is not None:
         return LLM_FOUNDRY
-    if cells.text("strategy") is not None and strategy_stage(cells) == 3:
+    strategy = plain_word(cells.text("strategy") or "")
+    if strategy == "ddp":
+        return DDP
+    if strategy_stage(cells) == 3 or any(word in strategy for word in ("fsdp", "shardgradop")):
         return FSDP
     named = preset_named_in(cells.text("source") or "")
     if named is not None:
@@ -168,14 +194,14 @@ def _composer(software: Software, mode: str) -> Software:
 def is_fused(text: str) -> bool:
     """Whether scores stay out of memory. Raises UsageError for a word that does not say."""
     word = plain_word(text)
-    if word.startswith(("flash", "fused", "sdpa", "triton", "xformers", "cudnn", "memeff", "fa2", "fa3")):
+    if re.match(
+        r"flash|fused|sdpa|triton|xformers|cudnn|mem.*eff|fa\d*$|v\d$|te$|transformerengine|flex", word
+    ):
         return True
-    if word in ("true", "yes", "on", "1"):
-        return True
-    if word.startswith(("unfused", "eager", "math", "torch", "naive", "standard", "noflash", "core")):
+    if re.match(r"unfused|eager|math|torch|naive|standard|vanilla|no|core|wo|without", word):
         return False
-    if word in ("false", "no", "off", "0", "none"):
-        return False
+    if text.lower() in YES or text.lower() in NO:
+        return text.lower() in YES
     raise UsageError(f"attention is {text!r}; it is flash or unfused.")
 
 
@@ -191,10 +217,15 @@ def is_reference(text: str) -> bool:
 
 def strategy_stage(cells: Cells) -> int | None:
     """The ZeRO stage that a word such as FULL_SHARD, ZeRO-2 or `FSDP + TP` stands for."""
-    word = plain_word(cells.text("strategy") or "")
-    match = re.search(r"zero([0-3])", word)
+    return stage_in(cells.text("strategy") or "")
+
+
+def stage_in(text: str) -> int | None:
+    """Of `FULL_SHARD`, `DeepSpeed ZeRO-2`, `P_os+g`, `distributed optimizer`; None of words that tell none."""
+    word = plain_word(text)
+    match = re.search(r"(?:zero|\bz)(?:dp|stage|optimizer)*([0-3])|stage([0-3])", word)
     if match is not None:
-        return int(match.group(1))
+        return int(match.group(1) or match.group(2))
     return next((stage for name, stage in STRATEGIES.items() if name in word), None)
 
 

@@ -20,7 +20,8 @@ from memadvisor.planning.largest import (
     posed,
     techniques,
 )
-from memadvisor.software import find_preset, with_precision
+from memadvisor.software import find_preset
+from memadvisor.software_dtypes import with_precision
 
 GIB = 2**30
 

@@ -1,0 +1,127 @@
+"""Cells that say more than their own column does: `TP4 PP2`, `DeepSpeed ZeRO-3 + offload`, `interleaved (v=2)`, `4x8` accelerators.
+
+What they say goes into the columns that are for it, where the row has none of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from memadvisor.layout_table.cells import Cells
+from memadvisor.schedule_names import schedule_name
+
+_DEGREE = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|vpp|vp|sp)\s*[-=:_]?\s*(\d+)", re.IGNORECASE)
+_DEGREES = {"mp": "tp", "vpp": "chunks", "vp": "chunks", "sp": "ulysses"}
+_CHUNKS = re.compile(
+    r"(?:\bvpp|\bvp|\bv|chunks|stages)\s*[-=:]?\s*(\d+)|(\d+)\s*(?:chunks|virtual)", re.IGNORECASE
+)
+_GRID = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)")
+_STAGE = re.compile(
+    r"\bz(?:ero)?[\s_-]*(?:stage)?[\s_-]*[0-3]\b|shard_grad_op|no_shard|zero[\s_-]*(?:offload|infinity)"
+)
+_NOTHING = ("none", "no", "false", "off", "0", "0.0")
+
+
+def spelled_out(cells: Cells) -> Cells:
+    """The same row, with what its words say in the columns that are for it."""
+    said = dict(cells.texts)
+    for reader in (_parallelism, _grid, _method, _chunks, _stage, _offload, _ulysses, _batch):
+        said |= reader(said)
+    if "batch_size" in said and "micro_batch_size" in said and "micro_batch_size" not in cells.texts:
+        cells.note("batch_size is taken for a replica's microbatch")
+    return Cells(said, cells.notes)
+
+
+def _number(said: Mapping[str, str], column: str) -> int | None:
+    text = said.get(column, "")
+    return int(float(text)) if re.fullmatch(r"\d{1,9}(\.0*)?", text) else None
+
+
+def _parallelism(said: Mapping[str, str]) -> dict[str, str]:
+    """Degrees of `TP4 PP2 DP8`, `dp=8-tp=4`, `PP2DP4TP1`."""
+    text = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", said.get("parallelism", ""))
+    found = {_DEGREES.get(name.lower(), name.lower()): size for name, size in _DEGREE.findall(text)}
+    return {column: size for column, size in found.items() if column not in said}
+
+
+def _grid(said: Mapping[str, str]) -> dict[str, str]:
+    """`4x8` accelerators: four nodes of eight."""
+    grid = _GRID.fullmatch(said.get("n_gpus", ""))
+    if grid is None:
+        return {}
+    nodes, per_node = (int(number) for number in grid.groups())
+    return {"n_gpus": str(nodes * per_node), "nodes": str(nodes), "gpus_per_node": str(per_node)}
+
+
+def _method(said: Mapping[str, str]) -> dict[str, str]:
+    """A method that is a pipeline's schedule."""
+    text = said.get("strategy")
+    return {"schedule": text} if text and "schedule" not in said and schedule_name(text) else {}
+
+
+def _chunks(said: Mapping[str, str]) -> dict[str, str]:
+    found = _CHUNKS.search(said.get("schedule", ""))
+    return {} if found is None or "chunks" in said else {"chunks": found.group(1) or found.group(2)}
+
+
+def _stage(said: Mapping[str, str]) -> dict[str, str]:
+    """The stage that stands in a trainer's name: `DeepSpeed ZeRO-2`, `FSDP (SHARD_GRAD_OP)`."""
+    found = _STAGE.search(said.get("framework", "").lower())
+    return {} if found is None or "strategy" in said or "zero_stage" in said else {"strategy": found.group()}
+
+
+def _offload(said: Mapping[str, str]) -> dict[str, str]:
+    """ZeRO-Offload has the optimizer's state on the host (arXiv:2101.06840), ZeRO-Infinity the parameters too (arXiv:2104.07857)."""
+    text = said.get("offload", "").lower()
+    told = " ".join(said.get(column, "") for column in ("zero_stage", "strategy", "framework")).lower()
+    if (
+        not text
+        and re.search("offload|infinity", told)
+        and not re.search(r"(no|without|w/o)[\s-]*offload", told)
+    ):
+        text = "all" if "infinity" in told else "cpu"
+    if not text or text in _NOTHING:
+        return {}
+    found = {
+        "offload_optimizer": r"optim|state|both|all",
+        "offload_parameters": r"param|weight|both|all",
+        "offload_activations": r"activ|\bact\b",
+    }
+    named = [column for column, words in found.items() if re.search(words, text)]
+    if not named:  # true, cpu, nvme
+        is_third = re.search(r"3|full_?shard|fsdp", told) and not re.search(r"zero[\s_-]*[012]", told)
+        named = ["offload_optimizer", "offload_parameters"] if is_third else ["offload_optimizer"]
+    return {column: "true" for column in named if column not in said}
+
+
+def _ulysses(said: Mapping[str, str]) -> dict[str, str]:
+    """Degrees of a sequence parallelism that is not Megatron's: ranks split each sequence, and heads inside attention."""
+    size = _number(said, "ulysses") or _number(said, "sequence_parallel") or 1
+    if size == 1:
+        return {}
+    if size == _number(said, "tp"):
+        return {"sequence_parallel": "true"}
+    ring = _number(said, "cp")
+    return {"cp": str(size), "context_kind": "ulysses"} if ring is None else {"cp": str(size * ring)}
+
+
+def _batch(said: Mapping[str, str]) -> dict[str, str]:
+    """A bare batch size is the step's, but beside a number of microbatches, and where there are more replicas than that."""
+    text = said.get("batch_size")
+    if text is None or "global_batch_seqs" in said:
+        return {}
+    if "micro_batch_size" in said:
+        return {} if "global_batch_tokens" in said else {"global_batch_seqs": text}
+    size, replicas = _number(said, "batch_size"), _replicas(said)
+    is_own = "grad_accum" in said or "global_batch_tokens" in said
+    is_own |= size is not None and replicas is not None and size < replicas
+    return {"micro_batch_size" if is_own else "global_batch_seqs": text}
+
+
+def _replicas(said: Mapping[str, str]) -> int | None:
+    data, ranks = _number(said, "dp"), _number(said, "n_gpus")
+    if data is not None or ranks is None:
+        return data
+    tensor, stages, context = (_number(said, column) or 1 for column in ("tp", "pp", "cp"))
+    return ranks // (tensor * stages * context)

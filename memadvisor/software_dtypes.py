@@ -1,0 +1,142 @@
+"""What a precision, an optimizer, a card or a year makes of a trainer's habits."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.layout import Software
+from memadvisor.software import GPT_NEOX, MEGATRON_2021, MEGATRON_DEEPSPEED, MODERN
+
+_OPTIMIZER_STATE = {
+    **dict.fromkeys(("adam", "adamw", "lamb"), 8),
+    **dict.fromkeys(("momentum", "lion", "muon", "adagrad"), 4),
+    **dict.fromkeys(("adam8bit", "adamw8bit"), 2),
+    **dict.fromkeys(("sgd", "adafactor"), 0),
+}
+
+
+_OPTIMIZER_MAKERS = re.compile(
+    r"^(paged|fused|distributed|deepspeed|cpu|apex|torch)+|(hf|torch|torchfused|apexfused|bnb|optimizer)$"
+)
+
+
+def as_of_2023(software: Software) -> Software:
+    """Megatron-DeepSpeed's and GPT-NeoX's from 2023 on: FlashAttention, bf16, no dropout in Llamas (examples_deepspeed/pretrain_llama2_distributed.sh)."""
+    return dataclasses.replace(
+        with_precision(software, "bf16"), fused_attention=True, dropout=False, attention_backward_share=None
+    )
+
+
+def on_accelerator(software: Software, accelerator: Hardware, *, is_given: bool) -> Software:
+    """The same code with the dtype that the accelerator has: 8 bits of AMD's kind, and where nobody named a precision,
+    fp16 on a card that has no bf16. In NVIDIA's containers, where its trainers run, products of fp32 go by TF32
+    (docs.nvidia.com/deeplearning/frameworks/pytorch-release-notes).
+    """
+    rates, dtype = accelerator.peak_flops_per_s, software.compute_dtype
+    if dtype == "float32" and "tf32" in rates and software.name.startswith(("megatron", "nemo")):
+        return dataclasses.replace(software, compute_dtype="tf32")
+    if dtype in rates:
+        return software
+    if dtype.startswith("float8"):
+        others = [name for name in rates if name.startswith("float8")]
+    else:
+        others = [] if is_given else [name for name in ("float16", "bfloat16") if name in rates]
+    return dataclasses.replace(software, compute_dtype=others[0]) if others else software
+
+
+def with_fp32_gradients(software: Software) -> Software:
+    """Megatron-LM's of bf16, and of 2022 on (arXiv:2205.05198): 18 B a parameter."""
+    return dataclasses.replace(software, gradient_bytes=4, reduce_bytes=4, fused_accumulation=True)
+
+
+def with_precision(software: Software, precision: str) -> Software:
+    """The same code computing in another dtype: bf16, fp16, fp8, fp4, fp32; `amp_bf16` and `autocast fp16` are torch.autocast's.
+
+    Pure bf16 (Lightning's bf16-true) keeps parameters, gradients and Adam's moments in it, and no master copy; fp32 one copy of
+    everything, 16 B a parameter. Trainers other than the default cast parameters as they do, whatever the word: FSDP under
+    Composer's amp_bf16, for one. Raises UsageError for another word.
+    """
+    if software.name == MODERN.software.name and re.search("amp|autocast", precision.lower()):
+        software = dataclasses.replace(
+            software,
+            autocast=True,
+            parameter_bytes=4,
+            gradient_bytes=4,
+            reduce_bytes=4,
+            optimizer_bytes=min(software.optimizer_bytes, 8),
+        )
+    if re.search(r"pure|true", precision.lower()) and re.search(r"16", precision):
+        software = dataclasses.replace(
+            software, autocast=False, parameter_bytes=2, gradient_bytes=2, reduce_bytes=2, optimizer_bytes=4
+        )
+    word = _dtype_word(precision)
+    if word == "fp4":
+        return dataclasses.replace(software, compute_dtype="float4_e2m1fn")
+    if word == "fp8":  # products in 8 bits, whatever scales them
+        return dataclasses.replace(software, compute_dtype="float8_e4m3fn")
+    if word == "16":
+        return software
+    if word == "fp32":
+        return dataclasses.replace(
+            software,
+            compute_dtype="float32",
+            autocast=False,
+            parameter_bytes=4,
+            gradient_bytes=4,
+            reduce_bytes=4,
+            optimizer_bytes=min(software.optimizer_bytes, 8),
+        )
+    if word == "bf16" and software.name in (
+        MEGATRON_DEEPSPEED.software.name,
+        GPT_NEOX.software.name,
+    ):
+        software = dataclasses.replace(
+            software, gradient_bytes=6, reduce_bytes=4, reduce_bucket_elements=0.0, update_gradient_bytes=0
+        )
+    if word == "bf16" and software.name == MEGATRON_2021.software.name:
+        software = with_fp32_gradients(software)
+    if word is None:
+        raise UsageError(f"{precision!r} is no precision.", hint="it is bf16, fp16, fp8, fp4, tf32 or fp32.")
+    if word == "tf32":
+        return dataclasses.replace(with_precision(software, "fp32"), compute_dtype="tf32")
+    return dataclasses.replace(software, compute_dtype={"bf16": "bfloat16", "fp16": "float16"}[word])
+
+
+# The narrowest dtype counts, for products have it: `bf16 + fp32 accumulation` is bf16. A bare `mixed`, `amp` or apex's `O2` is the
+# trainer's own of 16 bits.
+_DTYPES = {
+    "fp4": r"fp4|float4|e2m1",  # nvfp4, mxfp4
+    "fp8": r"fp8|float8|e4m3|e5m2",  # fp8-cs, mxfp8, bf16+fp8
+    "bf16": r"bf16|bfloat16|bf-16",
+    "fp16": r"fp16|float16|fp-16|half|(?<![a-z0-9])f?16(?![0-9])",
+    "16": r"mixed|amp|autocast|(?<![a-z0-9])o[12](?![a-z0-9])",
+    "tf32": r"tf32|tensorfloat",
+    "fp32": r"fp32|float32|fp-32|single|full|(?<![a-z0-9])f?32(?![0-9])",
+}
+
+
+def _dtype_word(precision: str) -> str | None:
+    return next((word for word, spelled in _DTYPES.items() if re.search(spelled, precision.lower())), None)
+
+
+def with_optimizer(software: Software, optimizer: str) -> Software:
+    """The same code with another optimizer's state beside the master copy. Raises UsageError for one not known."""
+    plain = re.sub(r"\(.*?\)|[\s_-]", "", optimizer.lower())
+    word = re.sub(r"^adamw?bnb8bit$|^8bitadamw?$", "adamw8bit", _OPTIMIZER_MAKERS.sub("", plain))
+    state_bytes = _OPTIMIZER_STATE.get(_OPTIMIZER_MAKERS.sub("", word))
+    if state_bytes is None:
+        raise UsageError(
+            f"{optimizer!r} is no known optimizer.", hint=f"known are {', '.join(_OPTIMIZER_STATE)}."
+        )
+    if (software.parameter_bytes, software.optimizer_bytes) == (
+        2,
+        4,
+    ):  # all in 16 bits, without a master copy
+        return dataclasses.replace(
+            software, optimizer_bytes=state_bytes if state_bytes == 2 else state_bytes // 2
+        )
+    master_bytes = 4 if software.parameter_bytes < 4 else 0
+    return dataclasses.replace(software, optimizer_bytes=master_bytes + state_bytes)

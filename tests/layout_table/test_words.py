@@ -1,0 +1,109 @@
+"""Rows in the words of strangers mean what they say; what cannot be meant is one sentence."""
+
+import pytest
+
+from tests.layout_table.test_read import case_of, read_one
+
+
+def layout_of(**columns):
+    return case_of(n_gpus="8", **columns).step.layout
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields"),
+    [
+        ({"parallelism": "TP4 PP2"}, {"tensor": 4, "pipeline": 2, "data": 1}),
+        ({"parallelism": "PP2DP4TP1"}, {"tensor": 1, "pipeline": 2, "data": 4}),
+        ({"parallelism": "dp=2,tp=4", "tp": "2", "dp": "4"}, {"tensor": 2, "data": 4}),
+        ({"tensor parallelism": "2", "pipeline parallelism": "4"}, {"tensor": 2, "pipeline": 4, "data": 1}),
+        ({"sp_size": "4"}, {"context": 4, "context_kind": "ulysses", "data": 2}),
+        ({"sequence_parallel": "4"}, {"context": 4, "context_kind": "ulysses"}),
+        ({"sequence_parallel": "4", "tp": "4"}, {"context": 1, "sequence_parallel": True}),
+        ({"sequence_parallel": "1", "tp": "4"}, {"sequence_parallel": True}),
+        ({"ulysses_degree": "2", "ring_degree": "2"}, {"context": 4, "context_kind": "ring"}),
+        ({"pp": "2", "schedule": "interleaved (v=3)"}, {"chunks": 3, "schedule": "interleaved"}),
+        ({"pp": "2", "schedule": "1F1B (non-interleaved)"}, {"chunks": 1, "schedule": "1f1b"}),
+        ({"pp": "2", "method": "ZB-1p"}, {"schedule": "zb-1p"}),
+        ({"schedule": "no pipeline"}, {"schedule": "1f1b"}),
+        ({"framework": "DeepSpeed ZeRO-2"}, {"zero_stage": 2}),
+        ({"framework": "DeepSpeed ZeRO-3 + offload"}, {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}),
+        ({"zero_stage": "ZeRO-Offload"}, {"zero_stage": 2, "offload_optimizer": True, "offload_parameters": False}),
+        ({"zero_stage": "ZeRO-Infinity"}, {"zero_stage": 3, "offload_parameters": True}),
+        ({"zero_stage": "P_os+g"}, {"zero_stage": 2}),
+        ({"zero_stage": "distributed optimizer"}, {"zero_stage": 1}),
+        ({"zero_stage": "no"}, {"zero_stage": 0}),
+        ({"strategy": "SHARD_GRAD_OP"}, {"zero_stage": 2}),
+        ({"offload": "none"}, {"offload_optimizer": False}),
+        ({"offload": "cpu", "zero": "2"}, {"offload_optimizer": True, "offload_parameters": False}),
+        ({"offload": "activations"}, {"offload_activations": 1.0, "offload_optimizer": False}),
+        ({"offload_alpha": "50%"}, {"offload_activations": 0.5}),
+        ({"act_ckpt": "w/o"}, {"recompute": "none"}),
+        ({"act_ckpt": "gradient checkpointing"}, {"recompute": "full"}),
+        ({"act_ckpt": "attn"}, {"recompute": "selective"}),
+        ({"batch_size": "64", "mbs": "2"}, {"micro_batch_size": 2, "num_microbatches": 4}),
+        ({"batch_size": "4", "grad_accum": "2"}, {"micro_batch_size": 4, "num_microbatches": 2}),
+        ({"batch_size": "4"}, {"micro_batch_size": 4, "num_microbatches": 1}),
+        ({"tokens_per_batch": "65,536 tokens", "mbs": "1"}, {"num_microbatches": 8}),
+    ],
+)  # fmt: skip
+def test_what_words_mean(columns, fields):
+    layout = layout_of(**columns)
+
+    assert {name: getattr(layout, name) for name in fields} == fields
+
+
+def test_accelerators_by_nodes():
+    """`2x8`; and nodes alone are full ones."""
+    for columns in ({"n_gpus": "2x8"}, {"nodes": "2"}):
+        cluster = case_of(**columns).cluster
+        assert (cluster.num_nodes, cluster.per_node) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"act_ckpt": "every 2 layers"}, "part of the layers"),
+        ({"pp": "2", "schedule": "Hanayo"}, "no known schedule"),
+        ({"zero_stage": "-1"}, "it is 0, 1, 2 or 3"),
+        ({"precision": "int8"}, "no precision"),
+    ],
+)
+def test_what_is_not_known_is_one_sentence(columns, said):
+    assert said in read_one(n_gpus="8", **columns).error
+
+
+@pytest.mark.parametrize(
+    ("columns", "layers", "hidden"),
+    [
+        ({"model": "7B"}, 32, 4096),
+        ({"model": "GPT", "params_b": "6.7"}, 32, 4096),
+        ({"model": "gpt", "n_params": "22e9"}, 48, 6144),
+        ({"model": "GPT 20B"}, 44, 6144),  # as GPT-NeoX-20B is
+        ({"model": "LLaMA", "n_params": "65B"}, 80, 8192),
+    ],
+)
+def test_a_size_alone_has_the_shape_of_the_published_model_next_to_it(columns, layers, hidden):
+    row = read_one(**{**dict.fromkeys(("n_layers", "hidden", "n_heads", "vocab")), **columns})
+
+    assert (row.case.architecture.n_layers, row.case.architecture.hidden) == (layers, hidden)
+    assert any("no shape" in note for note in row.notes)
+
+
+def test_shapes_between_published_sizes_grow_with_the_size():
+    sizes = [0.2, 1, 2, 5, 10, 15, 20, 30, 50, 100, 250, 400, 700, 2000]
+    for model in ("gpt", "llama"):
+        counts = [
+            read_one(n_layers=None, hidden=None, n_heads=None, vocab=None, model=model, params_b=str(size))
+            .case.architecture.num_parameters() / 1e9
+            for size in sizes
+        ]  # fmt: skip
+        assert counts == sorted(counts)
+        assert all(abs(count / size - 1) < 0.4 for count, size in zip(counts, sizes, strict=True))
+
+
+def test_query_heads_that_the_row_has_otherwise_keep_keys_of_their_own():
+    """A GPT of 128 heads by a known name has no groups of keys; a Llama keeps its groups."""
+    gpt = case_of(model="gpt3-175b", n_layers="96", hidden="12288", n_heads="128").architecture
+    llama = case_of(model="llama3-8b", n_layers="32", hidden="4096", n_heads="64").architecture
+
+    assert (gpt.n_kv_heads, llama.n_kv_heads) == (128, 8)
