@@ -29,6 +29,16 @@ def _from_gpt_flops(table: pd.DataFrame) -> pd.Series:
     return per_token * tokens / (table.tflops_per_gpu * 1e12 * table.n_gpus)
 
 
+def _from_recomputed_flops(table: pd.DataFrame) -> pd.Series:
+    """From FLOP/s of a GPT that recomputes all of each layer (arXiv:2104.04473, equation 3)."""
+    attention, head = (
+        table.seq_len / (6 * table.hidden),
+        table.vocab / (16 * table.n_layers * table.hidden),
+    )
+    flops = 96.0 * table.global_batch_seqs * table.seq_len * table.n_layers * table.hidden**2
+    return flops * (1 + attention + head) / (table.tflops_per_gpu * 1e12 * table.n_gpus)
+
+
 BLIND = (
     Published(
         name="internevo_a100",
@@ -117,6 +127,51 @@ BLIND = (
         num_bytes=lambda table: table.memory_gib * GIB,
         memory=allocated,
     ),
+    Published(
+        name="vtrain_multi_a100",
+        source="vTrain (arXiv:2312.12391; github.com/VIA-Research/vTrain, data/ground_truth_multi.csv)",
+        note="Megatron-DeepSpeed on 64 to 512 A100, GPTs of 3.6B to 175B, full recomputation. Its steps on one node, of other models and "
+        "layouts, are among those that were fitted to.",
+        seconds=lambda table: table.iteration_ms / 1e3,
+        group="tp",
+    ),
+    Published(
+        name="megatron_zero3_a100",
+        source="Narayanan et al. 2021 (arXiv:2104.04473), table 2",
+        note="GPTs of 175B and 530B on 384 to 2240 A100: DeepSpeed's ZeRO stage 3 without other parallelism, and Megatron-LM's tensor and "
+        "pipeline parallelism (whether it is interleaved is not said). Steps follow from the published FLOP/s, which count recomputation.",
+        seconds=_from_recomputed_flops,
+        group="zero_stage",
+    ),
+    Published(
+        name="flagperf",
+        source="FlagPerf (github.com/FlagOpen/FlagPerf, training/nvidia)",
+        note="Llama 2 and 3, Baichuan 2, ChatGLM 3 on A100, A800, H800 and H100 by Megatron Core, FlagScale, Megatron-DeepSpeed and DeepSpeed. "
+        "What is recomputed, shared out and reduced is as its scripts have it. Memory is the device's, in whole GiB.",
+        seconds=rate_per_gpu,
+        num_bytes=lambda table: table.device_memory_gib_used * GIB,
+        memory=with_context,
+        group="framework",
+    ),
+    Published(
+        name="paddle_llama_a100",
+        source="FlagPerf (github.com/FlagOpen/FlagPerf, training/nvidia/llama1_7B-paddle)",
+        note="LLaMA 7B on 8 A100 of 80 and 40 GB by PaddlePaddle, sharded in stages 1 and 2, tensor and pipeline parallelism. Steps of the 40 GB cards are "
+        "taken to have 2M tokens, as said, and not the 4M of the number of microbatches. Which memory is not said: the whole device's is taken.",
+        seconds=rate_per_gpu,
+        num_bytes=lambda table: table.memory_gb * 1e9,
+        memory=with_context,
+        group="gpu",
+    ),
+    Published(
+        name="universal_llm_trainer",
+        source="Universal LLM trainer (github.com/ljm565/universal-LLM-trainer, its GPU test)",
+        note="Llama 3.1 8B and Phi-3 mini whole on one H100 and one A100, all in bf16, by Hugging Face's classes. Rows of LoRA and of states on the host (whose "
+        "step is not defined) are left out. Which memory is not said: the peak allocated is taken.",
+        seconds=seconds,
+        num_bytes=lambda table: table.memory_gib * GIB,
+        memory=allocated,
+    ),
 )
 
 # Of the code before the commit that brought these tables.
@@ -131,4 +186,9 @@ FIRST = {
     "flashattention2_a100": First(time_mape=0.11, time_bias=-0.074, spearman=0.958),
     "gpt2xl_lightning": First(time_mape=0.503, time_bias=-0.503, spearman=0.866, memory_mape=0.466, memory_bias=0.466),
     "torchtune_offload": First(time_mape=0.195, time_bias=-0.195, memory_mape=1.4, memory_bias=1.4),
+    "vtrain_multi_a100": First(time_mape=0.079, time_bias=-0.023, spearman=0.949),
+    "megatron_zero3_a100": First(time_mape=0.286, time_bias=-0.286, spearman=0.778),
+    "flagperf": First(time_mape=0.192, time_bias=0.007, spearman=0.956, memory_mape=0.159, memory_bias=-0.15),
+    "paddle_llama_a100": First(time_mape=0.24, time_bias=-0.24, spearman=0.952, memory_mape=0.099, memory_bias=-0.035),
+    "universal_llm_trainer": First(time_mape=0.497, time_bias=-0.497, spearman=1.0, memory_mape=0.276, memory_bias=0.276),
 }  # fmt: skip
