@@ -35,6 +35,11 @@ AT_MOST = {
     "flashattention2_a100": (0.15, None),
     "gpt2xl_lightning": (0.55, 0.4),
     "torchtune_offload": (0.25, 0.15),
+    "vtrain_multi_a100": (0.1, None),
+    "megatron_zero3_a100": (0.35, None),
+    "flagperf": (0.18, 0.2),
+    "paddle_llama_a100": (0.3, 0.15),
+    "universal_llm_trainer": (0.55, 0.15),
 }
 
 
