@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memadvisor.analyzers.checkpoint_frames import MODEL_STATES, TracedCalls
+from memadvisor.analyzers.intervals import holds, union
 from memadvisor.run.run import RankRun
 
 NUM_LISTED = 20
@@ -22,7 +23,8 @@ class Lifetime:
     another tier; both None where that was not seen. `returned_of`: the storage whose bytes are back here, where
     they have been moved; `saved_s` is then when room was made for them. `original_bytes`: of what is kept in fewer
     bits; None for all else. `other_modules` save it as well; `is_held_elsewhere`: it outlives autograd, so that
-    somebody else, such as a variable of the script, keeps it alive anyway.
+    somebody else, such as a variable of the script, keeps it alive anyway. `is_made_again`: saved in the backward, by
+    the second forward of a checkpoint.
     """
 
     storage_id: int
@@ -43,6 +45,7 @@ class Lifetime:
     released_s: float | None
     returned_of: int | None = None
     original_bytes: int | None = None
+    is_made_again: bool = False
 
     @property
     def kept_s(self) -> float | None:
@@ -55,8 +58,9 @@ class SavedBytes:
     """What one unit or module keeps for the backward in one micro-batch (the one that kept most).
 
     A storage counts once, for the one that saved it first, also where it is moved to another tier and back. Model
-    states and what was there before the step do not count: they would be alive anyway. `by_operator_bytes` says
-    which operators made it.
+    states and what was there before the step do not count: they would be alive anyway. Nor does what a checkpoint's
+    second forward saves: it is there for one block's backward at a time, and a sum over all may exceed the peak.
+    `by_operator_bytes` says which operators made it.
     """
 
     name: str
@@ -95,7 +99,9 @@ def activations(rank: RankRun) -> Activations | None:
     by_micro_batch: dict[int, int] = defaultdict(int)
     known = {life.storage_id for life in lifetimes}
     in_order = [
-        life for life in sorted(lifetimes, key=lambda life: life.saved_s) if life.returned_of not in known
+        life
+        for life in sorted(lifetimes, key=lambda life: life.saved_s)
+        if life.returned_of not in known and not life.is_made_again
     ]
     for life in in_order:
         by_micro_batch[life.micro_batch] += life.size_bytes
@@ -116,6 +122,7 @@ def activations(rank: RankRun) -> Activations | None:
 
 
 def _lifetimes(traced: TracedCalls, start_s: float) -> Iterator[Lifetime]:
+    second_runs = union((c.start_s, c.end_s) for c in traced.rank.module_calls if c.phase == "recompute")
     for storage_id, rows in traced.saves_of.items():
         storage = traced.storages[storage_id]
         if storage.phase == "baseline" or storage.category in MODEL_STATES:
@@ -144,6 +151,7 @@ def _lifetimes(traced: TracedCalls, start_s: float) -> Iterator[Lifetime]:
             released_s=None if released_s is None else released_s - start_s,
             returned_of=origin.storage_id if is_back else None,
             original_bytes=first.original_bytes,
+            is_made_again=first.copy_of is None and holds(second_runs, first.saved_s),
         )
 
 

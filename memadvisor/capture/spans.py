@@ -188,9 +188,10 @@ class SpanLog:
             end = self.mark()
             for span in self._units.pop():
                 span[_END] = end
-        if not was_recompute and torch.is_grad_enabled():
-            if is_outermost:
+        if torch.is_grad_enabled():
+            if is_outermost and not was_recompute:
                 self._count_inputs(info.name, args, kwargs)
+            # Of a reentrant checkpoint, whose first forward has no graph, the second one's is what the backward takes.
             if info.is_unit and self.has_unit_spans:
                 tensor = _first_tensor_with_grad(output)
                 if tensor is not None and tensor.grad_fn is not None:

@@ -1,7 +1,7 @@
 import dataclasses
 
 from memadvisor.analyzers.activations import activations
-from memadvisor.run.records import Saved
+from memadvisor.run.records import ModuleCall, Saved
 from tests.make_run import make_run, step, storage
 
 TOKENS = 4 * 32
@@ -121,3 +121,15 @@ def test_recomputed_blocks_keep_their_input_in_the_forward():
 
 def test_without_a_traced_step_nothing_is_known():
     assert activations(make_run(traced_step=None).ranks[0]) is None
+
+
+def test_what_a_second_forward_saves_lives_for_one_backward_and_is_in_no_sum():
+    """A reentrant checkpoint saves in the backward, one block after another: eight blocks' sum was twice the peak."""
+    rows = [storage(storage_id=i, size_bytes=64) for i in range(3)]
+    again = ModuleCall(0, "blocks.0", "blocks.0", "recompute", 0, 4.0, 5.0)
+    saves = [saved(0, 1.0, 6.0), saved(1, 4.2, 5.5), saved(2, 4.4, 5.5)]
+    rank = dataclasses.replace(rank_of(rows, saves), module_calls=(again,))
+    kept = activations(rank)
+
+    assert kept.saved_bytes == sum(unit.saved_bytes for unit in kept.units) == 64
+    assert [life.is_made_again for life in kept.lifetimes] == [False, True, True]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
+from torch.utils.checkpoint import checkpoint
 
 import memadvisor
 from memadvisor.analyzers.evaluation import evaluation
@@ -145,6 +146,34 @@ def test_spans_of_units_lie_inside_forward_and_backward(tmp_path):
     inner = [span for span in spans if span.kind == "unit_backward"]
     assert {"1", "2", "3"} <= {span.unit for span in inner}
     assert all(backward.start_s <= span.start_s <= span.end_s <= backward.end_s for span in inner)
+
+
+def test_blocks_behind_reentrant_checkpoints_have_their_backwards(tmp_path):
+    """Their first forward has no graph that a hook could wait in: they were told a backward of 0 seconds."""
+    block = lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU())  # noqa: E731
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(32, 16)
+            self.blocks = nn.ModuleList(block() for _ in range(3))
+            self.head = nn.Linear(16, 32)
+
+        def forward(self, tokens):
+            x = self.tokens(tokens)
+            for each in self.blocks:
+                x = checkpoint(each, x, use_reentrant=True)
+            return self.head(x)
+
+    with memadvisor.profile(tmp_path / "run") as prof:
+        train(Checkpointed(), steps=4)
+    spans = [span for span in prof.run.ranks[0].spans if span.step == 3]
+    backwards = {span.unit: span for span in spans if span.kind == "unit_backward"}
+    again = {span.unit: span for span in spans if span.kind == "unit_recompute"}
+    order = [f"blocks.{i}" for i in (2, 1, 0)]
+
+    assert [unit for unit in backwards if unit in order] == order
+    assert all(again[unit].end_s <= backwards[unit].start_s < backwards[unit].end_s for unit in order)
 
 
 def test_parts_of_a_known_model_have_their_forwards_and_evaluations(tmp_path):
