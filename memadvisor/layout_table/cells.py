@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memadvisor.errors import UsageError
-from memadvisor.layout_table.columns import NAMES, ORDER, plain
+from memadvisor.layout_table.columns import LETTERS, NAMES, ORDER, plain
 
 # Beyond these a number is a slip of the pen, and would cost more memory and time than the whole table.
 _LARGEST = {
@@ -22,6 +22,7 @@ _LARGEST = {
 }
 # 8k tokens of a sequence are 8192; 4M tokens of a batch, and 7B parameters, are decimal.
 _BINARY = ("seq_len",)
+_LAST = 10**3  # of several headers for one column, letters have the least say
 _NUMBER = re.compile(
     r"[~\u2248]?\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmbtKMBT]?)"
     r"(?:\s*(?:[gG]i?[bB](?:/s)?|[gG]|W|tokens?|toks?|params?|parameters|[gG][pP][uU]s?|layers|seqs|sequences|samples))?",
@@ -101,12 +102,15 @@ class Cells:
 
 
 def headers(names: list[str]) -> dict[str, list[int]]:
-    """Which cells of a row say something of each column, the one that has the say first."""
+    """Which cells of a row say something of each column, the one that has the say first. Single letters say something beside
+    other names alone."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for position, name in enumerate(names):
-        key = plain(name or "")
-        if key in NAMES:
-            found.setdefault(NAMES[key], []).append((ORDER[key], position))
+    keys = [plain(name or "") for name in names]
+    has_names = any(key in NAMES for key in keys)
+    for position, (name, key) in enumerate(zip(names, keys, strict=True)):
+        column = NAMES.get(key) or (LETTERS.get((name or "").strip()) if has_names else None)
+        if column is not None:
+            found.setdefault(column, []).append((ORDER.get(key, _LAST), position))
     return {column: [position for _, position in sorted(places)] for column, places in found.items()}
 
 

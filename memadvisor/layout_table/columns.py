@@ -45,7 +45,7 @@ MODEL = (
     _column("encoder_layers", "num_encoder_layers", "of the layers, those of an encoder, which come first; the others then have cross attention", "0; of a named model its own"),
     _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size param_count parameter_count number_of_parameters", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
     _column("params_b", "model_size_b size_b params_billion n_params_b parameters_b parameters_billion params_in_billions number_of_parameters_billion n_params_billion num_params_b", "the same in 10^9, rounded", "what the model's name says, such as 7b"),
-    _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len max_seq_length sequence_len max_length seq_length_tokens context ctx context_len context_window block_size tokens_per_sequence cutoff_len", "tokens of a sequence; of an encoder-decoder the source's", "2048"),
+    _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len max_seq_length sequence_len max_length seq_length_tokens context ctx context_len context_window block_size tokens_per_sequence cutoff_len sequence", "tokens of a sequence; of an encoder-decoder the source's", "2048"),
     _column("target_len", "decoder_seq_length max_target_length decoder_seq_len", "tokens of the decoder's sequence, of an encoder-decoder alone", "seq_len"),
 )  # fmt: skip
 
@@ -63,7 +63,7 @@ MACHINE = (
 SPREAD = (
     _column("dp", "data_parallel data_parallel_size dp_size dp_degree data_parallelism dp_replicas", "replicas", "n_gpus / (tp pp cp)"),
     _column("pp", "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size pp_degree pp_gpus pipeline_parallelism n_stages num_stages pipeline_stages pp_stages pp_size_stages", "pipeline stages", "1"),
-    _column("tp", "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size tp_degree mp model_parallel tensor_parallelism tensor_mp tensor_model_parallel mp_size model_parallelism", "ranks that share each matrix", "1"),
+    _column("tp", "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size tp_degree mp model_parallel tensor_parallelism tensor_mp tensor_model_parallel mp_size model_parallelism model_parallel_size", "ranks that share each matrix", "1"),
     _column("parallelism", "parallel parallel_strategy parallel_config layout parallel_layout parallel_setup", "degrees in words, for those that have no column of their own: `TP4 PP2 DP8`, `dp=8,tp=4`, `PP2DP4TP1`", "not used"),
     _column("tp_kind", "tensor_kind tensor_parallel_mode", "1d (Megatron's), 2d, 2.5d, 3d: grids of ranks (a square, tp_depth squares, a cube)", "1d"),
     _column("tp_depth", "tensor_depth tesseract_depth", "grids of 2.5d", "1"),
@@ -76,14 +76,14 @@ SPREAD = (
     _column("zero_stage", "zero zero_equiv zero_level deepspeed_stage deepspeed_zero_stage zero_optimization_stage sharding_stage zero_dp", "ZeRO stage 0 to 3", "of `strategy`; else the trainer's own"),
     _column("zeropp", "zero_plus_plus", "options of ZeRO++, of ZeRO stage 3, with commas: hpz, qwz, qgz (the last two are lossy)", "none"),
     _column("hpz_ranks", "zero_hpz_partition_size hpz_partition_size secondary_shard", "ranks that share hpZ's second copy of the parameters; more than 1 is hpz", "of hpz a node's part of those that share shards"),
-    _column("strategy", "sharding_strategy fsdp_strategy sharding method parallel_method training_strategy dp_strategy technique", "a word for it: NO_SHARD or DDP (0), SHARD_GRAD_OP (2), FULL_SHARD or FSDP (3), HYBRID_SHARD or HSDP (3 in groups), ZeRO-1 ...", "zero_stage"),
-    _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size local_batch_size batch_size_per_gpu micro_bs micro_bsz mini_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size per_gpu_batch_size batch_per_gpu batch_per_device batch_size_gpu batch_size_per_device local_batch local_bs bs_per_gpu device_batch_size per_device_bs", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
+    _column("strategy", "sharding_strategy fsdp_strategy sharding method parallel_method training_strategy dp_strategy technique setup", "a word for it: NO_SHARD or DDP (0), SHARD_GRAD_OP (2), FULL_SHARD or FSDP (3), HYBRID_SHARD or HSDP (3 in groups), ZeRO-1 ...", "zero_stage"),
+    _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size local_batch_size batch_size_per_gpu micro_bs micro_bsz mini_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size per_gpu_batch_size batch_per_gpu batch_per_device batch_size_gpu batch_size_per_device local_batch local_bs bs_per_gpu device_batch_size per_device_bs mb", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
     _column("grad_accum", "gradient_accumulation_steps gradient_accumulation ga gas n_microbatches num_microbatches microbatches grad_acc grad_acc_steps grad_accum_steps gradient_acc_steps accumulation_steps accumulate_grad_batches accum_steps", "microbatches of a step and replica", "global_batch_seqs / (dp micro_batch_size), rounded up; where they disagree, the global batch counts"),
     _column("global_batch_seqs", "global_batch_size gbs global_batch train_batch_size global_bs global_batch_sequences total_batch_size effective_batch_size batch_seqs", "sequences of a step", "dp micro_batch_size grad_accum"),
     _column("batch_size", "batch bs bsz", "sequences of a step; of a microbatch and replica where there is `grad_accum` beside it and no other size, or more replicas than that", "global_batch_seqs"),
     _column("global_batch_tokens", "tokens_per_step batch_tokens tokens_per_batch tokens_per_iteration tokens_per_iter global_batch_size_tokens global_tokens batch_size_tokens batch_size_in_tokens", "tokens of a step", "global_batch_seqs seq_len"),
     _column("schedule", "pp_schedule pipeline_schedule pp_engine pipeline_type pp_type pipe_schedule", "gpipe, 1f1b (dapple, pipedream-flush), interleaved (1f1b-i), breadth-first, 2bw (pipedream-2bw), chimera, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, dualpipe, bpipe", "1f1b; interleaved where there are chunks"),
-    _column("chunks", "interleave_v virtual_stages vpp vp virtual_pp virtual_pipeline num_model_chunks virtual_pipeline_model_parallel_size virtual_pp_size vpp_size vp_size vpp_degree virtual_chunks model_chunks n_chunks interleave interleaved_stages virtual_pipeline_size num_virtual_stages", "parts of the model on each pipeline rank", "1; of an interleaved schedule one layer a part (two parts of torchtitan)"),
+    _column("chunks", "interleave_v virtual_stages vpp vp virtual_pp virtual_pipeline num_model_chunks virtual_pipeline_model_parallel_size virtual_pp_size vpp_size vp_size vpp_degree virtual_chunks model_chunks n_chunks interleave interleaved_stages virtual_pipeline_size num_virtual_stages n_loop num_loops loops", "parts of the model on each pipeline rank", "1; of an interleaved schedule one layer a part (two parts of torchtitan)"),
     _column("layers_per_virtual_stage", "num_layers_per_virtual_pipeline_stage", "layers of such a part", "by chunks"),
     _column("sequence_parallel", "seq_parallel sp sequence_parallelism megatron_sp tp_sp", "norms and dropout share out tokens among tensor ranks", "the trainer's own"),
     _column("context_kind", "cp_kind cp_comm_type context_parallel_type cp_type sp_type attention_parallel", "ring (p2p) or ulysses (a2a)", "ring"),
@@ -99,6 +99,9 @@ CODE = (
     _column("source", "reference url", "where the row is from; a trainer's repository in it says which trainer ran", "none"),
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
     _column("precision", "dtype mixed_precision data_type training_precision compute_dtype param_dtype", "bf16, fp16, fp8 (mxfp8, fp8-cs), fp4 (nvfp4), tf32, fp32; pure bf16 (bf16-true): parameters, gradients and moments in 16 bits, no master copy; amp_bf16, amp_fp16: torch.autocast over fp32 parameters, as ddp and huggingface always have it with 16 bits; other trainers that are named cast as they do", "the trainer's own; fp16 on a V100"),
+    _column("bf16", "use_bf16", "that the precision is bf16: true", "not used"),
+    _column("fp16", "use_fp16", "that the precision is fp16: true", "not used"),
+    _column("fp8", "use_fp8", "that the precision is fp8: true", "not used"),
     _column("reduce_dtype", "grad_reduce_dtype reduce_precision gradient_reduce_dtype", "dtype that gradients are reduced in: bf16, fp16, fp32", "the trainer's own"),
     _column("no_sync", "defer_reduction", "gradients of a step's microbatches stay whole on each rank, and are reduced with the last (FSDP's no_sync; what Accelerate does)", "false"),
     _column("tensor_overlap", "tp_comm_overlap async_tp async_tensor_parallel", "share of tensor parallelism's collectives that goes on under products, 0 to 1; true is 0.5", "the trainer's own"),
@@ -108,7 +111,7 @@ CODE = (
     _column("linear_loss", "liger fused_linear_cross_entropy cut_cross_entropy chunked_loss fused_linear_ce liger_kernel", "the head's product and the loss go by pieces of the tokens, and logits are never whole (Liger, torchtune)", "the trainer's own"),
     _column("loss_dtype", "cross_entropy_dtype logits_dtype", "dtype of the cross entropy: fp32 (of a copy of the logits), or bf16, fp16 (of the logits as they are: F.cross_entropy without a cast or autocast)", "fp32"),
     _column("loss_parallel", "vocab_parallel_loss", "tensor-parallel ranks share out the loss with the vocabulary; else each has all logits", "true"),
-    _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn flash use_flash_attention attention_kernel attention_backend attn_kernel attn_backend fused_attention sdpa", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),
+    _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn flash use_flash_attention attention_kernel attention_backend attn_kernel attn_backend fused_attention sdpa kernel", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),
     _column("model_code", "modeling model_implementation", "reference (huggingface, transformers): the model is Hugging Face's class of it, operator by operator, with its dropouts; fused: the trainer's own code", "fused"),
     _column("dropout", "", "there is dropout", "the trainer's own"),
     _column("compile", "torch_compile compiled use_torch_compile use_compile", "torch.compile fuses what is pointwise; `model,loss` and `loss`: the loss too", "the trainer's own"),
@@ -122,6 +125,12 @@ def plain(name: str) -> str:
     """A header without case, blanks and punctuation: `Hidden Size` and `hidden_size` are one."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
+
+# The letters of arXiv:2104.04473, section 2 and 3, as a whole header; of these alone the case counts.
+LETTERS = {
+    "p": "pp", "t": "tp", "d": "dp", "b": "micro_batch_size", "B": "global_batch_seqs", "m": "grad_accum", "n": "n_gpus", "s": "seq_len",
+    "h": "hidden", "a": "n_heads", "l": "n_layers", "L": "n_layers", "V": "vocab", "v": "chunks",
+}  # fmt: skip
 
 NAMES = {plain(name): column.name for column in COLUMNS for name in (column.name, *column.aliases)}
 # Of several headers for one column, the earlier of these has the say.

@@ -109,6 +109,8 @@ def _of_size(cells: Cells) -> Architecture:
             else f"{name!r} is no known model, and n_layers and hidden are not given."
         )
     gated = cells.flag("gated_mlp")
+    if gated is None and "v100" in (cells.text("gpu") or "").lower():
+        gated = gated_by_name(name or "") or False  # of before Llamas
     found = architecture_of_size(billions, gated_by_name(name or "") if gated is None else gated)
     what = f"{found.n_layers} layers of {found.hidden}"
     cells.note(f"no shape but a size of {billions:g}B: that of {found.name} ({what}) is taken")

@@ -24,6 +24,7 @@ _PLAIN = {
 }  # fmt: skip
 _SAME = 0.06  # of a size: 7 for 6.7, 30 for 32
 _HEAD = 128
+_DEPTH = 8  # layers that pipelines divide
 
 
 def architecture_of_size(billions: float, gated: bool | None) -> Architecture:
@@ -45,8 +46,12 @@ def _between(billions: float, sizes: dict[float, str]) -> Architecture:
     share = math.log(billions / under) / math.log(over / under) if over > under else 0.0
     share = min(1.0, max(0.0, share))
     like = high if share > 0.5 else low
-    n_layers = max(1, round(low.n_layers * (high.n_layers / low.n_layers) ** share))
-    hidden = max(_HEAD, round(math.sqrt(billions * 1e9 / (12 * n_layers)) / _HEAD) * _HEAD)
+    n_layers = low.n_layers * (high.n_layers / low.n_layers) ** share
+    n_layers = max(_DEPTH, round(n_layers / _DEPTH) * _DEPTH)
+    # 12 layers hidden^2 (Kaplan et al. 2020, arXiv:2001.08361, table 1), and the tables of tokens.
+    tables = like.vocab * (1 if like.tied_embeddings else 2)
+    root = math.sqrt(tables**2 + 48 * n_layers * billions * 1e9)
+    hidden = max(_HEAD, round((root - tables) / (24 * n_layers) / _HEAD) * _HEAD)
     n_heads = hidden // _HEAD
     return dataclasses.replace(
         like,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from memadvisor.layout_table.cells import Cells
+from memadvisor.layout_table.cells import YES, Cells
 from memadvisor.schedule_names import schedule_name
 
 _DEGREE = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|vpp|vp|sp)\s*[-=:_]?\s*(\d+)", re.IGNORECASE)
@@ -17,6 +17,7 @@ _CHUNKS = re.compile(
     r"(?:\bvpp|\bvp|\bv|chunks|stages)\s*[-=:]?\s*(\d+)|(\d+)\s*(?:chunks|virtual)", re.IGNORECASE
 )
 _GRID = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)")
+_CARDS = re.compile(r"(\d+)\s*(?:[x*\u00d7]\s*|\s)((?!gpu)[a-z].*)", re.IGNORECASE)
 _STAGE = re.compile(
     r"\bz(?:ero)?[\s_-]*(?:stage)?[\s_-]*[0-3]\b|shard_grad_op|no_shard|zero[\s_-]*(?:offload|infinity)"
 )
@@ -26,7 +27,7 @@ _NOTHING = ("none", "no", "false", "off", "0", "0.0")
 def spelled_out(cells: Cells) -> Cells:
     """The same row, with what its words say in the columns that are for it."""
     said = dict(cells.texts)
-    for reader in (_parallelism, _grid, _method, _chunks, _stage, _offload, _ulysses, _batch):
+    for reader in (_parallelism, _grid, _method, _precision, _chunks, _stage, _offload, _ulysses, _batch):
         said |= reader(said)
     if "batch_size" in said and "micro_batch_size" in said and "micro_batch_size" not in cells.texts:
         cells.note("batch_size is taken for a replica's microbatch")
@@ -46,18 +47,30 @@ def _parallelism(said: Mapping[str, str]) -> dict[str, str]:
 
 
 def _grid(said: Mapping[str, str]) -> dict[str, str]:
-    """`4x8` accelerators: four nodes of eight."""
-    grid = _GRID.fullmatch(said.get("n_gpus", ""))
+    """`4x8` accelerators: four nodes of eight; `8 x A100` with their name."""
+    text = said.get("n_gpus", "")
+    grid, cards = _GRID.fullmatch(text), _CARDS.fullmatch(text)
+    if grid is None and cards is not None:
+        return {"n_gpus": cards.group(1)} | ({} if "gpu" in said else {"gpu": cards.group(2)})
     if grid is None:
         return {}
     nodes, per_node = (int(number) for number in grid.groups())
     return {"n_gpus": str(nodes * per_node), "nodes": str(nodes), "gpus_per_node": str(per_node)}
 
 
-def _method(said: Mapping[str, str]) -> dict[str, str]:
+def _method(said: dict[str, str]) -> dict[str, str]:
     """A method that is a pipeline's schedule."""
-    text = said.get("strategy")
-    return {"schedule": text} if text and "schedule" not in said and schedule_name(text) else {}
+    text = said.get("strategy", "")
+    if schedule_name(text) is None:
+        return {}
+    del said["strategy"]
+    return {} if "schedule" in said else {"schedule": text}
+
+
+def _precision(said: Mapping[str, str]) -> dict[str, str]:
+    """Flags by the name of a dtype, as Hugging Face's `bf16=True`."""
+    named = [dtype for dtype in ("fp8", "bf16", "fp16") if said.get(dtype, "").lower() in YES]
+    return {} if not named or "precision" in said else {"precision": named[0]}
 
 
 def _chunks(said: Mapping[str, str]) -> dict[str, str]:
