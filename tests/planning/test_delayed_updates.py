@@ -1,5 +1,6 @@
 """Updates one step late: predicted from the plain run, applied, and measured."""
 
+import gc
 import tempfile
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def played(step, bytes_per_s=1e9, *, is_delayed=True, tier="disk"):
 
 
 def recorded(plan):
+    gc.collect()  # models of runs before this one that lie in cycles
     torch.manual_seed(1)
     model = Gpt(2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
