@@ -221,6 +221,7 @@ LINKS: dict[str, DeviceLinks] = {
     "RTX-3090-24GB": _links(4),
     "RTX-A6000-48GB": _links(4),
     "RTX-2080-Ti-11GB": _links(3),
+    "TITAN-RTX-24GB": _links(3),
     "RTX-6000-Ada-48GB": _links(4),
     "RTX-4090-24GB": _links(4),
     "RTX-5090-32GB": _links(5),

@@ -10,6 +10,8 @@ RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper, table of the
 RTX_A6000 = "NVIDIA Ampere GA102 GPU architecture white paper (v2), table of the RTX A6000, https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
 RTX_6000_ADA = "NVIDIA Ada GPU architecture white paper, table of the RTX 6000 Ada, https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
 TURING = "NVIDIA Turing GPU architecture white paper, table of the GeForce RTX 2080 Ti, https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf"
+TITAN_RTX = "NVIDIA TITAN RTX product page, https://www.nvidia.com/en-us/deep-learning-ai/products/titan-rtx/; its chip at that clock as the Quadro RTX 6000 of the Turing white paper, "
+TITAN_RTX += TURING.rpartition(", ")[2]
 MI210 = (
     "AMD Instinct MI210 product page, https://www.amd.com/en/products/accelerators/instinct/mi200/mi210.html"
 )
@@ -63,6 +65,14 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bandwidth_bytes_per_s=616e9,
         peak_flops_per_s={"float16": 53.8e12, "float32": 13.4e12},
         sources=one_page(TURING),
+    ),
+    CatalogueEntry(
+        name="TITAN-RTX-24GB",
+        aliases=("titan rtx",),
+        memory_bytes=24 * 10**9,
+        memory_bandwidth_bytes_per_s=672e9,
+        peak_flops_per_s={"float16": 130.5e12, "float32": 16.3e12},
+        sources=one_page(TITAN_RTX),
     ),
     CatalogueEntry(
         name="RTX-4090-24GB",

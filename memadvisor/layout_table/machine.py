@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from functools import lru_cache
 
 from memadvisor.errors import UnknownHardwareError, UsageError
-from memadvisor.hardware.catalogue import find_entry
+from memadvisor.hardware.catalogue import CATALOGUE, find_entry
 from memadvisor.hardware.cluster import Cluster, Link
 from memadvisor.hardware.clusters import links_of, make_cluster, named_inside, network_link
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.layout_table.cells import Cells
 
+_NAMES = {alias.lower(): entry.name for entry in CATALOGUE for alias in (entry.name, *entry.aliases)}
 USUAL_GPU = "A100-80GB"
 _PLAIN_NETWORK_BYTES_PER_S = 25e9  # 200 Gbit/s a node, where neither the table nor the vendor says more
 _TELLING = (
@@ -31,6 +33,12 @@ _RATE = re.compile(
 _INFINIBAND = {"fdr": 56, "edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}
 # A GeForce card by its bare number: 3090, 2080Ti.
 _GEFORCE = re.compile(r"^\s*(?:nvidia\s+|geforce\s+|rtx[\s-]*)*([2-5]0\d0)\s*-?(ti)?\s*$", re.IGNORECASE)
+# Machines that are named in place of their cards: NVIDIA's, and instances of AWS and Google Cloud (their documentation).
+_MACHINES = {
+    r"dgx-?[12]": "V100-32GB", r"p3\.": "V100-16GB", r"p3dn\.": "V100-32GB", r"p4d\.": "A100-40GB", r"p4de\.": "A100-80GB",
+    r"p5\.": "H100", r"p5en?\.": "H200", r"g5\.": "A10G", r"g6\.": "L4", r"g6e\.": "L40S", r"a2-highgpu": "A100-40GB",
+    r"a2-ultragpu": "A100-80GB", r"a3-(high|mega)gpu": "H100", r"a3-ultragpu": "H200",
+}  # fmt: skip
 _GENERATION = re.compile(r"(?:(\d+)\s*[x*\u00d7]\s*|\b)(fdr|edr|hdr|ndr|xdr)(\d{3})?\b", re.IGNORECASE)
 
 
@@ -71,6 +79,7 @@ def _accelerator(cells: Cells) -> Hardware:
     )
     if (geforce := _GEFORCE.match(name)) is not None:
         name = " ".join(("rtx", *filter(None, geforce.groups())))
+    name = next((card for machine, card in _MACHINES.items() if re.match(machine, name.lower())), name)
     memory = cells.number("gpu_mem_gb")
     sized = None if memory is None else named_hardware(f"{_SIZE.sub('', name)} {memory:g}GB")
     found = sized or named_hardware(name)
@@ -83,7 +92,12 @@ def _accelerator(cells: Cells) -> Hardware:
         cells.note(f"{name} is taken for {inside}")
         plain = named_hardware(inside)
     if plain is None:
-        raise UnknownHardwareError(f"{name!r} is no accelerator of the catalogue.")
+        near = difflib.get_close_matches(name.lower(), _NAMES, n=3, cutoff=0.5)
+        known = dict.fromkeys(_NAMES[each] for each in near or ("v100", "a100", "h100", "mi300x"))
+        raise UnknownHardwareError(
+            f"{name!r} is no accelerator of the catalogue.",
+            hint=f"known are {', '.join(known)} and others (memadvisor/hardware/).",
+        )
     if size is None or plain.memory_bytes == int(size.group(1)) * 10**9:
         return plain
     cells.note(f"{name} is taken for {plain.name} with {size.group(1)} GB")

@@ -19,6 +19,11 @@ def rates(**columns):
         ("DGX-H100", "H100-SXM-80GB"),
         ("NVIDIA A10G", "A10G-24GB"),
         ("MI350X", "MI350X-288GB"),
+        ("AMD MI250X (1 GCD)", "MI250X-die-64GB"),
+        ("A100x8", "A100-SXM4-80GB"),
+        ("p4d.24xlarge", "A100-SXM4-40GB"),
+        ("GB200 NVL72", "GB200-186GB"),
+        ("Titan RTX", "TITAN-RTX-24GB"),
     ],
 )
 def test_names_of_cards(name, card):
