@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 
 import pytest
 import torch
@@ -46,6 +47,7 @@ class Training:
 
     def run(self, num_steps=5):
         """The losses, and how often a block ran."""
+        gc.collect()  # models of runs before this one that lie in cycles
         losses, before = [], Block.num_runs
         for _ in range(num_steps):
             x = torch.randn(61, 8)  # a prime number: no micro-batch of it is part of another
