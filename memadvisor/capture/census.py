@@ -10,7 +10,13 @@ from memadvisor.capture.account import Resident
 from memadvisor.capture.allocator import device_block_sizes
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.models import Models
-from memadvisor.capture.tensor_storage import describe, is_shared, plain_tensors, storage_address
+from memadvisor.capture.tensor_storage import (
+    describe,
+    is_shared,
+    plain_tensors,
+    sparse_parts,
+    storage_address,
+)
 from memadvisor.run.living import living
 from memadvisor.run.records import OptimizerState
 
@@ -81,7 +87,11 @@ def _take(
     cpu: CpuAccount | None,
 ) -> None:
     try:
-        if tensor.device.type != device.type or tensor.layout != torch.strided:
+        if tensor.device.type != device.type:
+            return
+        if tensor.layout != torch.strided:
+            for part in sparse_parts(tensor):
+                _take(part, category, unit, device, found, given, cpu)
             return
         address = storage_address(tensor)
         if not address or address in found:

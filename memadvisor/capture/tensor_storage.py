@@ -33,6 +33,17 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from plain_tensors(part)
 
 
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The strided tensors that hold a sparse one, whose own storage is none: its values and where they stand."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
+
+
 def storage_address(tensor: torch.Tensor) -> int:
     """Address of the tensor's storage, 0 where it has none (meta, fake, sparse, wrapper subclasses)."""
     try:

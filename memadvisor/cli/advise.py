@@ -201,8 +201,9 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
     console.print(_table(advice))
     changing = [str(order) for order, ranked in enumerate(advice.plans, start=1) if ranked.changes_script]
     if changing:
+        plans = f"Plans {', '.join(changing)} need" if len(changing) > 1 else f"Plan {changing[0]} needs"
         console.print(
-            f"Plans that need another micro-batch, which you set in your script, come last: {', '.join(changing)}."
+            f"{plans} another micro-batch, which you set in your script; of those that fit, such plans come last."
         )
     for order, ranked in enumerate(advice.plans[:3], start=1):
         console.print(printable(f"{order}. {ranked.plan.why}"))
