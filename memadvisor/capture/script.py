@@ -149,6 +149,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--param-dtype",
         "--reduce-dtype",
         "--optimizer-dtype",
+        "--ranks",
         "--secondary-ranks",
         "--gather-bits",
         "--reduce-bits",

@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_recording_options(parser: argparse.ArgumentParser) -> None:
     """The options that `profile` and `run` share."""
-    parser.add_argument("--nproc", type=_positive, metavar="N", help="start N ranks on this machine")
+    parser.add_argument("--nproc", type=positive, metavar="N", help="start N ranks on this machine")
     parser.add_argument(
         "--out", metavar="DIR", help="the run directory to make (default: memadvisor-runs/...)"
     )
@@ -143,7 +143,8 @@ def close(arguments: argparse.Namespace, directory: Path, *, here: Path, with_re
         print_closing(directory, here=here, with_report=with_report)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of ranks on the command line."""
     if not text.isdecimal() or not 1 <= int(text) <= 100_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return int(text)

@@ -21,7 +21,15 @@ from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.offload import FLAGS as OFFLOAD_FLAGS
 from memadvisor.cli.offload import add_offload_options, offload_of, with_disk_directory
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
-from memadvisor.cli.profile import add_recording_options, close, continuation_of, launch, start, target_of
+from memadvisor.cli.profile import (
+    add_recording_options,
+    close,
+    continuation_of,
+    launch,
+    positive,
+    start,
+    target_of,
+)
 from memadvisor.errors import MemadvisorError, PlanError, UsageError
 from memadvisor.plan import Plan
 from memadvisor.plan_checks import check_plan
@@ -61,6 +69,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="with ZeRO stages 2 and 3: update each unit, and free its gradients, as soon as they are reduced",
     )
+    parser.add_argument(
+        "--ranks",
+        type=positive,
+        metavar="N",
+        help="of a plan made by hand: the ranks that the script starts by itself (torch.multiprocessing.spawn)",
+    )
     add_recording_options(parser)
 
 
@@ -91,6 +105,9 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         *ROUNDING_FLAGS,
     )
     given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag) is not None]
+    if arguments.ranks is not None and (arguments.nproc or arguments.plan is not None):
+        excluded = "--nproc" if arguments.nproc else "--plan"
+        raise UsageError(f"{excluded} excludes --ranks.", hint="each says how many ranks there are.")
     if arguments.plan is not None:
         if given:
             raise UsageError(f"--plan excludes {given[0]}.", hint="give a plan, or make one by hand.")
@@ -98,7 +115,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if not given:
         raise UsageError("There is no plan to apply.", hint="give --plan FILE, or --zero and --policy.")
     plan = Plan(
-        num_ranks=arguments.nproc or rank_identity().world_size,
+        num_ranks=arguments.nproc or arguments.ranks or rank_identity().world_size,
         zero_stage=_stage(arguments),
         policy=arguments.policy or "none",
         why="made by hand",

@@ -62,5 +62,5 @@ def require_one_rank(*_: Any) -> None:
         num_ranks = dist.get_world_size()
         raise PlanError(
             f"The plan is for one rank, and the script has started {num_ranks} by itself.",
-            hint=f"make a plan for them with `memadvisor advise --gpus {num_ranks}`.",
+            hint=f"add --ranks {num_ranks}, or make a plan for them with `memadvisor advise --gpus {num_ranks}`.",
         )

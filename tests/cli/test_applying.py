@@ -18,16 +18,16 @@ from tests.warm_python import warm_python
 SPAWNS = SCRIPTS / "kinds" / "spawns_ranks.py"
 
 
-def run(directory, num_ranks, *words, zero_stage=3, python=None):
+def run(directory, num_ranks, *words, zero_stage=3, python=None, by_hand=False):
     """`memadvisor run` with a plan for so many ranks, and without a launcher."""
     plan = Plan(num_ranks=num_ranks, zero_stage=zero_stage, why="by hand")
     save_plan(plan, directory / "plan.json")
+    made = ["--zero", zero_stage, "--ranks", num_ranks] if by_hand else ["--plan", directory / "plan.json"]
     command = [
         "-m",
         "memadvisor",
         "run",
-        "--plan",
-        directory / "plan.json",
+        *made,
         "--out",
         directory / "run",
         *words,
@@ -67,7 +67,7 @@ def refusals(done):
 @pytest.mark.timeout(150)
 def test_a_plan_is_applied_in_the_ranks_that_a_script_spawns(tmp_path):
     """With the losses, the words about a rank that fails, and the exit code that they have without it."""
-    ours = run(tmp_path, 2, SPAWNS, "fail")
+    ours = run(tmp_path, 2, SPAWNS, "fail", by_hand=True)
     recorded = load_run(tmp_path / "run")
 
     *printed, caught = ours.stdout.splitlines()
