@@ -105,7 +105,9 @@ def check_precision(precision: Precision, num_ranks: int, stages: set[int], sour
         found = 0 if num_ranks == 1 else min(stages)
         if (dtype != "float32" or field == "optimizer_dtype") and found < stage:
             where = "one rank" if num_ranks == 1 else f"ZeRO stage {found}"
+            instead = "; with 1 or 2, have the script make its model narrow, and add --optimizer-dtype fp32"
+            instead = instead if field == "param_dtype" and found else ""
             raise PlanError(
                 f"{source} has {field} {dtype} with {where}.",
-                hint=f"it needs several ranks and stage {('1, 2 or 3', '2 or 3', '3')[stage - 1]} for every unit.",
+                hint=f"it needs several ranks and stage {('1, 2 or 3', '2 or 3', '3')[stage - 1]} for every unit{instead}.",
             )
