@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -28,7 +28,7 @@ from memadvisor.engines.live import LiveModel
 from memadvisor.engines.loans import Loans
 from memadvisor.engines.masters import take_written
 from memadvisor.engines.moving import move_parameters
-from memadvisor.engines.one_process import NoService, NoWire
+from memadvisor.engines.one_process import NoService, wire_of
 from memadvisor.engines.reductions import Reductions
 from memadvisor.engines.released import hide, show
 from memadvisor.engines.saved import SavedParameters
@@ -36,7 +36,6 @@ from memadvisor.engines.second_copies import second_copies
 from memadvisor.engines.service import Service
 from memadvisor.engines.sources import Lates
 from memadvisor.engines.transfers import Transfers
-from memadvisor.engines.wire import Wire
 from memadvisor.run.cut import unwrap
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
@@ -73,10 +72,11 @@ class Executor:
         self.hooks = hooks
         self.label = label
         self.unit = ""  # whose staging is being allocated
-        self.wire = self._wire_of(ddp)
+        self.wire = wire_of(ddp, schedule, number, lambda staged: label(staged, "communication", self.unit))
         self.transfers = Transfers(self.wire, second_copies(schedule, self.wire, number, label))
         self.any_order = any_order  # ranks may use different parameters (find_unused_parameters)
         self.collective = False  # whether the pass under way is one that all ranks take together
+        self.asks = False  # whether it is, but in any order, and each rank asks for what it needs
         self.in_forward = False  # the model's own
         self.digest = 0
         # How far this rank has come: what a service thread needs to know before it answers.
@@ -103,17 +103,6 @@ class Executor:
         self._attach()
 
     # ---- construction ------------------------------------------------------------------------
-
-    def _wire_of(self, ddp: Any) -> Wire:
-        if ddp is None:
-            return cast(Wire, NoWire())  # nothing else of a wire is asked for on one rank
-        return Wire(
-            ddp.process_group,
-            lambda tensor: self.label(tensor, "communication", self.unit),
-            self.number,
-            shard_ranks=self.schedule.shard_ranks,
-            algorithms=self.schedule.algorithms,
-        )
 
     @property
     def flats(self) -> list[Flat]:
@@ -197,6 +186,9 @@ class Executor:
             self._release_all()  # on all ranks, or one would wait for gathers that another leaves out
         self.reductions.sweep(together=through_ddp and training)
         self.collective = through_ddp and training and not self.any_order
+        self.asks = (
+            through_ddp and training and self.any_order and self.service.can_send(self.flats[0].device)
+        )
         if torch.is_grad_enabled() and (self.is_alone or ddp is not None):
             self.reductions.expect(through_ddp, self.is_alone or ddp.require_backward_grad_sync)
         self.in_forward = True
@@ -206,9 +198,9 @@ class Executor:
         self.in_forward = False
         self._drop_arriving()
         for unit in self.units.values():
-            unit.is_kept |= self.collective and unit.stage == 3 and unit.present
+            unit.is_kept |= (self.collective or self.asks) and unit.stage == 3 and unit.present
         self._release_all(kept=False)
-        self.collective = False
+        self.collective = self.asks = False
 
     def _release_all(self, *, kept: bool = True) -> None:
         """Release every unit of stage 3; without `kept`, those alone that this rank may release by itself."""
@@ -223,12 +215,12 @@ class Executor:
         """Have the unit's backward announced by the gradients of its outputs."""
         if not torch.is_grad_enabled():
             return
-        this, collective = weakref.ref(self), self.collective
+        this, collective, asks = weakref.ref(self), self.collective, self.asks
 
         def announced(gradient: torch.Tensor) -> None:
             executor = this()
             if executor is not None:
-                executor.collective = collective
+                executor.collective, executor.asks = collective, asks
                 executor._unit_backward_begins(unit)
 
         leaves: list[Any] = tree_leaves(output)
@@ -265,7 +257,7 @@ class Executor:
         self.num_backwards += is_ours
         self._drop_arriving()
         self._release_all(kept=is_ours)
-        self.collective = False
+        self.collective = self.asks = False
 
     # ---- actions -----------------------------------------------------------------------------
 
@@ -290,7 +282,9 @@ class Executor:
         for flat in self.units[action.unit].flats:
             if not action.overlaps:
                 self.gather(flat)
-            elif self.collective and (flat.second is not None or action.ranks is not Ranks.SECONDARY):
+            elif self.asks or (
+                self.collective and (flat.second is not None or action.ranks is not Ranks.SECONDARY)
+            ):
                 self._begin_gather(flat)  # nobody is asked for what may never be needed
 
     def _begin_gather(self, flat: Flat) -> None:
@@ -299,6 +293,9 @@ class Executor:
             return
         with torch.no_grad():
             self._make_room(flat, flat.full)
+            if self.asks:
+                flat.arriving = self.service.begin_fetch(flat, flat.full)
+                return
             self.remember("gather", flat)
             flat.arriving = self.transfers.begin_gather(flat)
 
@@ -340,6 +337,8 @@ class Executor:
             self.wire.gather(full, flat.own_part(full), flat.unit, flat.index)
         elif flat.loan is not None:
             full.copy_(flat.loan)
+        elif self.asks:
+            self.service.begin_fetch(flat, full).wait()
         else:
             self.service.fetch_parameters(flat, full)
 

@@ -67,7 +67,8 @@ def notes_on(executor: Executor) -> Iterator[tuple[str, str]]:
             "warning",
             "the plan's compression has no effect: no sharded parameter of the model is float32",
         )
-    if executor.any_order and executor.num_shared_stages == 3:
+    can_send = executor.service.can_send(executor.flats[0].device) if executor.flats else True
+    if executor.any_order and executor.num_shared_stages == 3 and not can_send:
         exactly = ", in float32," if executor.schedule.compression.gather_bits else ""
         yield (
             "warning",

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from memadvisor.engines.flat import Flat, Slot, UnitState
 from memadvisor.engines.paged_flats import Page, PagedTensor, Trouble
 from memadvisor.engines.tiers import Tier, make_tier
+from memadvisor.engines.wire import Wire
 from memadvisor.errors import PlanError
-from memadvisor.schedule import Lane
+from memadvisor.schedule import Lane, Schedule
 
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Label
+    from memadvisor.engines.service import Arriving
 
 StateOf = Callable[[Slot, str], torch.Tensor | None]
 
@@ -42,6 +44,14 @@ class NoWire:
     def close(self) -> None: ...
 
 
+def wire_of(ddp: Any, schedule: Schedule, number: int, staged: Callable[[torch.Tensor], None]) -> Wire:
+    """The wire of a model that `ddp` wraps; without that, of one process."""
+    if ddp is None:
+        return cast(Wire, NoWire())  # nothing else of a wire is asked for on one rank
+    ranks, algorithms = schedule.shard_ranks, schedule.algorithms
+    return Wire(ddp.process_group, staged, number, shard_ranks=ranks, algorithms=algorithms)
+
+
 class NoService:
     """Stands where `Service` does: what is asked for is all here, or on a tier."""
 
@@ -55,6 +65,12 @@ class NoService:
                 "on one rank parameters that are not present lie on a tier, but in an update"
             )
         flat.page.parameters.read_into(full).wait()
+
+    def can_send(self, device: torch.device) -> bool:
+        return False
+
+    def begin_fetch(self, flat: Flat, full: torch.Tensor) -> Arriving:
+        raise AssertionError("there is nobody to ask")
 
     def fetch_gradients(self, flat: Flat, full: torch.Tensor) -> None:
         """Fill `full` with the gradient."""

@@ -6,7 +6,9 @@ rank that runs ahead blocks at its next collective before anything is updated, a
 the number of optimizer steps, of backwards and of writes that the asking rank has seen, and is answered
 when the other has seen as many.
 
-Slow by nature (bytes through a key-value store): training passes never use it.
+What is asked for goes through the key-value store, which is slow by nature. In a training pass whose ranks may run
+different units every rank is there to send, and waits for no answer but the shard itself: on a CPU it travels as a
+message, to where it belongs (`begin_fetch`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.engines.undo import Undo
+from memadvisor.engines.works import Work
 from memadvisor.run.torch_names import dtype_name
 
 if TYPE_CHECKING:
@@ -146,6 +149,23 @@ class Service:
         """Fill `full` with every rank's shard of the mean gradient."""
         self._fetch_shards("gradient", flat, full, flat.grad_shard)
 
+    def can_send(self, device: torch.device) -> bool:
+        """Whether shards may travel as messages of their own, at any time and from any thread."""
+        return device.type == "cpu"
+
+    def begin_fetch(self, flat: Flat, full: torch.Tensor) -> Arriving:
+        """Have every rank's shard of the parameters come into `full`, in its dtype; in training passes of all ranks alone."""
+        if flat.shard is None:
+            raise RuntimeError(f"the parameters of unit {flat.unit!r} have been dropped")
+        parts = full.chunk(self._wire.num_ranks)
+        others = [rank for rank in range(self._wire.num_ranks) if rank != self._wire.rank]
+        # Posted before they are asked for: Gloo is slow to send what is waited for later.
+        works = [self._wire.begin_receive(parts[rank], rank, flat.unit, flat.index) for rank in others]
+        for rank in others:
+            self._post(rank, "sent", flat, key=dtype_name(full.dtype))
+        parts[self._wire.rank].copy_(flat.shard)
+        return Arriving(works)
+
     def fetch(self, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
         """A parameter, or with `key` a state that the optimizer keeps for it, whole: 1-D in storage order."""
         result = torch.empty(slot.end - slot.start, dtype=own.dtype, device=own.device)
@@ -173,6 +193,11 @@ class Service:
             part.copy_(own if rank == self._wire.rank else self._ask(rank, kind, flat))
 
     def _ask(self, rank: int, kind: str, flat: Flat, slot: Slot | None = None, key: str = "") -> torch.Tensor:
+        answer = self._post(rank, kind, flat, slot, key)
+        return self._receive(answer, f"{kind} of unit {flat.unit!r} on rank {rank}")
+
+    def _post(self, rank: int, kind: str, flat: Flat, slot: Slot | None = None, key: str = "") -> str:
+        """Ask; gives where the answer will be."""
         executor = self._executor()
         if executor is None or self._thread is None:
             raise RuntimeError("the process group has been destroyed: shards of other ranks are out of reach")
@@ -180,9 +205,10 @@ class Service:
             self._asks += 1
             answer = f"{self._prefix}/answer/{self._wire.rank}/{self._asks}"
         question = {"kind": kind, "flat": flat.index, "slot": slot.index if slot else -1, "key": key}
+        question["rank"] = self._wire.rank
         question |= {"answer": answer, "progress": _progress(executor)}
         self._send(rank, question)
-        return self._receive(answer, f"{kind} of unit {flat.unit!r} on rank {rank}")
+        return answer
 
     def _send(self, rank: int, question: dict[str, Any]) -> None:
         number = self._client.add(f"{self._prefix}/count/{rank}", 1)
@@ -210,6 +236,9 @@ class Service:
             own < other for own, other in zip(_progress(executor), question["progress"], strict=True)
         ):
             time.sleep(_POLL_S)
+        if question["kind"] == "sent":
+            self._send_shard(executor.flats[question["flat"]], question)
+            return
         tensor = self._held(executor, question)
         if tensor is None:
             store.set(question["answer"], "null")
@@ -221,6 +250,12 @@ class Service:
             store.set(f"{question['answer']}/{number}", _bytes(part))
         header = {"parts": len(parts), "dtype": dtype_name(flat.dtype)}
         store.set(question["answer"], json.dumps(header))
+
+    def _send_shard(self, flat: Flat, question: dict[str, Any]) -> None:
+        if flat.shard is None:
+            raise AssertionError("a rank in a training pass has its shards")
+        shard = flat.shard.to(getattr(torch, question["key"]))
+        self._wire.send(shard, question["rank"], flat.unit, flat.index)
 
     def _held(self, executor: Executor, question: dict[str, Any]) -> torch.Tensor | None:
         flat: Flat = executor.flats[question["flat"]]
@@ -234,6 +269,21 @@ class Service:
             slot: Slot = executor.slots[question["slot"]]
             return slot.piece(flat.shard)
         return flat.shard
+
+
+class Arriving:
+    """Ticket of messages that have been asked for."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = list(works)
+
+    def wait(self) -> None:
+        """Block until all are there."""
+        while self._works:
+            self._works[0].wait()
+            self._works.pop(0)
+
+    join = wait
 
 
 def patch_goodbye(executors: Iterable[Executor], undo: Undo) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -31,6 +30,7 @@ from memadvisor.engines.exchanges import (
 from memadvisor.engines.groups import give_back, of_host, split
 from memadvisor.engines.lanes import Chain, Lane, Ticket
 from memadvisor.engines.thread_lane import ThreadLane
+from memadvisor.engines.works import CollectiveError, Work, there
 from memadvisor.executors import Algorithm, algorithm_for
 from memadvisor.own_hooks import own_hooks_aside
 
@@ -38,22 +38,7 @@ from memadvisor.own_hooks import own_hooks_aside
 _FIRST_TAG = 2**20
 _MAX_WIRES = 1000
 _FIRST_PIECE_TAG = 2**19  # of uneven pieces; before it those of shards
-
-
-class CollectiveError(RuntimeError):
-    """A collective failed; says which one, of which unit, on which rank, and with whom."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """One of torch's works, whose failure says what it was."""
-
-    work: dist.Work
-    named: Callable[[], contextlib.AbstractContextManager[None]]
-
-    def wait(self) -> None:
-        with self.named():
-            self.work.wait()
+_FIRST_ASKED_TAG = 3 * 2**18  # of shards that one rank asks another for
 
 
 def lane_for(device: torch.device) -> Lane:
@@ -126,8 +111,8 @@ class Wire:
     def _begin_sum(self, tensor: torch.Tensor, unit: str, group: dist.ProcessGroup) -> Ticket:
         named = partial(self._named, "all-reduce", unit)
         with named():
-            work = _there(dist.all_reduce(tensor, group=group, async_op=True))
-        return self.lane(tensor.device).adopt([_Work(work, named)], writes=(tensor,))
+            work = there(dist.all_reduce(tensor, group=group, async_op=True))
+        return self.lane(tensor.device).adopt([Work(work, named)], writes=(tensor,))
 
     def begin_reduce_scatter(self, full: torch.Tensor, unit: str = "", number: int = 0) -> Chain:
         """Begin to sum `full`, which is used up; the ticket gives this rank's slice of the sum.
@@ -240,8 +225,8 @@ class Wire:
             named = partial(self._named, "all-gather", unit)
             with named():
                 slices = list(full.chunk(self.num_ranks))
-                work = _there(dist.all_gather(slices, shard, group=self.group, async_op=True))
-            return self.lane(full.device).adopt([_Work(work, named)], reads=(shard,), writes=(full,))
+                work = there(dist.all_gather(slices, shard, group=self.group, async_op=True))
+            return self.lane(full.device).adopt([Work(work, named)], reads=(shard,), writes=(full,))
         gather = partial(self._gather, way, full, shard, unit, number)
         return self.lane(full.device).submit(gather, reads=(shard,), writes=(full,))
 
@@ -337,17 +322,30 @@ class Wire:
         received: torch.Tensor,
         source: int,
         tag: int,
-    ) -> list[_Work]:
+    ) -> list[Work]:
         """Send to one rank of the group and receive from another; both are under way on return."""
         tag += self._first_tag
         to_rank, source_rank = self._global_ranks[to], self._global_ranks[source]
         sending = partial(self._named, operation, unit, f", sending to rank {to_rank}")
         receiving = partial(self._named, operation, unit, f", receiving from rank {source_rank}")
         with sending():
-            out = _there(dist.isend(sent, to_rank, group=self.group, tag=tag))
+            out = there(dist.isend(sent, to_rank, group=self.group, tag=tag))
         with receiving():
-            back = _there(dist.irecv(received, source_rank, group=self.group, tag=tag))
-        return [_Work(out, sending), _Work(back, receiving)]
+            back = there(dist.irecv(received, source_rank, group=self.group, tag=tag))
+        return [Work(out, sending), Work(back, receiving)]
+
+    def begin_receive(self, received: torch.Tensor, source: int, unit: str, number: int) -> Work:
+        """Begin to receive what rank `source` of the group is asked to `send`. May be called from any thread, as that may."""
+        rank, tag = self._global_ranks[source], self._first_tag + _FIRST_ASKED_TAG + number
+        receiving = partial(self._named, "fetch", unit, f", receiving from rank {rank}")
+        with receiving():
+            return Work(there(dist.irecv(received, rank, group=self.group, tag=tag)), receiving)
+
+    def send(self, sent: torch.Tensor, to: int, unit: str, number: int) -> None:
+        """Send a rank of the group what it waits for."""
+        rank, tag = self._global_ranks[to], self._first_tag + _FIRST_ASKED_TAG + number
+        with self._named("fetch", unit, f", sending to rank {rank}"):
+            there(dist.isend(sent, rank, group=self.group, tag=tag)).wait()
 
     def _partners(self, distance: int) -> tuple[int, int]:
         return (self.rank + distance) % self.num_ranks, (self.rank - distance) % self.num_ranks
@@ -390,9 +388,3 @@ class Wire:
             whose = "" if unit is None else f" of unit {unit!r}" if unit else " of the model's own parameters"
             rank = self._global_ranks[self.rank]
             raise CollectiveError(f"The {operation}{whose} failed on rank {rank}{where}: {error}") from error
-
-
-def _there(work: dist.Work | None) -> dist.Work:
-    if work is None:
-        raise AssertionError("this process is no part of its own group")
-    return work

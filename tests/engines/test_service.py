@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.live import read_model
 from memadvisor.engines.moving import move_parameters
+from memadvisor.engines.service import Service
 from memadvisor.plan import UnitPlan
+from memadvisor.precision import FULL_PRECISION, Precision
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import (
     Model,
@@ -188,6 +190,35 @@ def whole_values(rank: int) -> dict[str, bool]:
 def test_averages_copies_and_writes_see_whole_weights():
     for found in run_ranks(whole_values, 2, timeout_s=60):
         assert all(found.values()), found
+
+
+def differing_units(rank: int, precision: Precision) -> tuple[float, int]:
+    """How far losses are from DDP's where ranks run different units, and how much a rank has asked for by way of the
+    store while it trained."""
+    training = Training(unused=True, accumulate=2, no_sync=True)
+    plain, _ = train(training, rank)
+    asked: list[str] = []
+    num_asked: list[int] = []
+    ask = Service._ask
+
+    def counted(self, rank, kind, *rest):
+        asked.append(kind)
+        return ask(self, rank, kind, *rest)
+
+    plan = make_plan(2, 3, overlap=True, gather_depth=2, precision=precision)
+    with pytest.MonkeyPatch.context() as patch, applied(plan):
+        patch.setattr(Service, "_ask", counted)
+        losses, _ = train(training, rank, lambda *_: num_asked.append(len(asked)))
+    return largest_difference(losses, plain), num_asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("precision", "most"), [(FULL_PRECISION, 2e-6), (Precision(param_dtype="bfloat16"), 0.1)]
+)
+def test_ranks_that_run_different_units_are_sent_what_they_ask_for_as_messages(precision, most):
+    for apart, num_asked in run_ranks(differing_units, 2, precision, timeout_s=60):
+        assert apart < most
+        assert num_asked == 0
 
 
 def read_early(rank: int) -> tuple[float, float]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from memadvisor.compression import Compression
-from memadvisor.engines import executor as executor_module
+from memadvisor.engines import one_process as wires
 from memadvisor.engines.executor import Executor
 from memadvisor.engines.hooks import Hooks
 from memadvisor.engines.live import read_model
@@ -206,14 +206,14 @@ def executing(case: Case, lane: Any) -> Iterator[tuple[_Ddp, Executor]]:
     torch.manual_seed(3)
     root, undo = Small(), Undo()
     ddp, model = _Ddp(root), read_model(root)
-    original = executor_module.Wire
-    executor_module.Wire = lambda group, staged, number, **_: AloneWire(staged, case, lane)
+    original = wires.Wire
+    wires.Wire = lambda group, staged, number, **_: AloneWire(staged, case, lane)
     try:
         hooks = Hooks(_Alone(), undo)
         schedule = write_schedule(case.plan, model.rows)
         yield ddp, Executor(model, schedule, ddp, hooks, lambda *_: None, False, lambda _: _Alone())
     finally:
-        executor_module.Wire = original
+        wires.Wire = original
         undo.run()
 
 
