@@ -3,10 +3,11 @@
 Trains samples/train_gpt.py in bf16 plain, profiled, and with the plan that `advise` finds for a budget below its
 peak, each in a process of its own, and reads the runs. Then benchmarks/allocator_models.py: for each of its models the
 captured peak, and what the simulated allocator reserves for torch's own sequence of allocations and for the captured
-step, beside what torch reserved. On a GPU it takes a few minutes; on a CPU the model
-is small. Needs torch and numpy alone: no view is used.
+step, beside what torch reserved. Then the engines (gpu_engines.py): two ranks under ZeRO, and placement on one. On a GPU
+each takes a few minutes; on a CPU the models are small. Needs torch and numpy alone: no view is used.
 
     python benchmarks/gpu_check.py
+    python benchmarks/gpu_check.py --only ranks placement
     python benchmarks/gpu_check.py --device cpu
 """
 
@@ -23,6 +24,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu_engines import check_placement, check_ranks, largest_difference
 
 import memadvisor
 from memadvisor.analyzers.analysis import analyze
@@ -42,6 +45,7 @@ SHAPES = {
     "cpu": {"layers": 4, "dim": 128, "heads": 4, "seq": 128, "micro-batch": 8},
 }
 NOT_RECORDED = "not recorded"
+PARTS = ("loop", "allocator", "ranks", "placement")
 
 
 class Check:
@@ -50,12 +54,9 @@ class Check:
     def __init__(self, args, folder):
         self.args = args
         self.folder = folder
-        self.on_cuda = args.device.startswith("cuda")
-        self.shape = [
-            word
-            for name, value in SHAPES[args.device.split(":")[0]].items()
-            for word in (f"--{name}", str(value))
-        ]
+        self.kind = args.device.split(":")[0]
+        self.on_cuda = self.kind == "cuda"
+        self.shape = [word for name, value in SHAPES[self.kind].items() for word in (f"--{name}", str(value))]
         self.training = [*self.shape, "--steps", str(args.steps), "--bf16", "--device", args.device]
         self.rows = []
 
@@ -87,6 +88,7 @@ class Check:
         return losses, json.loads(result.read_text())
 
     def memadvisor(self, command, out, *options):
+        """Words that run what follows them under memadvisor; its run is `out` in the folder."""
         return ["-m", "memadvisor", command, *options, "--trace-step", "3", "--out", self.folder / out]
 
 
@@ -274,11 +276,6 @@ def check_waits(check, name, words, result):
     )
 
 
-def largest_difference(losses, others):
-    """Relative; over all steps."""
-    return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
-
-
 def print_table(rows):
     widths = [max(len(row[column]) for row in rows if len(row) > column) for column in range(2)]
     for what, *cells in rows:
@@ -297,6 +294,7 @@ def parse_args():
     parser.add_argument(
         "--models", nargs="*", help="of the allocator's check (default: all; compiled on CUDA alone)"
     )
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--budget", type=float, default=0.7, help="memory budget, as a fraction of the peak")
     return parser.parse_args()
 
@@ -310,11 +308,17 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check = Check(args, Path(folder))
         try:
-            losses, measured = check_capture(check)
-            if args.rounds:
-                check_overhead(check)
-            check_plan(check, losses, measured)
-            check_allocator(check)
+            if "loop" in args.only:
+                losses, measured = check_capture(check)
+                if args.rounds:
+                    check_overhead(check)
+                check_plan(check, losses, measured)
+            if "allocator" in args.only:
+                check_allocator(check)
+            if "ranks" in args.only:
+                check_ranks(check)
+            if "placement" in args.only:
+                check_placement(check)
         finally:
             name = torch.cuda.get_device_name() if check.on_cuda else "CPU"
             print(

@@ -1,21 +1,26 @@
 """Runs a script and notes peak and duration of each step by torch's own means. Knows nothing of memadvisor.
 
 On CUDA the peak is `max_memory_allocated`, reset after each step. On CPU it is the sum over the memory events of
-torch's profiler, which slows the steps down; so there either the peak is witnessed (--peak) or the time.
+torch's profiler, which slows the steps down; so there either the peak is witnessed (--peak) or the time. With --waits
+it counts instead how often torch reports, in the steps after the third, that the host waited for the device; each rank
+but the first then adds its number to the name of the result.
 
-    python benchmarks/witness.py [--peak] RESULT.json SCRIPT [ARGS...]
+    python benchmarks/witness.py [--peak | --waits] RESULT.json SCRIPT [ARGS...]
 """
 
 import json
+import os
 import runpy
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 ON_CUDA = torch.cuda.is_available()
+WARM_STEPS = 3
 
 
 class Witness:
@@ -61,8 +66,46 @@ def cpu_peaks_bytes(events, ends_ns):
     return peaks
 
 
+class WaitCounter:
+    """Torch's own warnings of waits, once a few steps have warmed up."""
+
+    def __init__(self):
+        self.num_steps = self.num_waits = 0
+        register_optimizer_step_post_hook(self.end_step)
+        self._show, warnings.showwarning = warnings.showwarning, self.see
+        warnings.filterwarnings("always", message=".*synchroniz")
+
+    def end_step(self, *_):
+        self.num_steps += 1
+        if self.num_steps == WARM_STEPS and ON_CUDA:
+            torch.cuda.set_sync_debug_mode("warn")
+
+    def see(self, message, *rest):
+        if "synchroniz" in str(message):
+            self.num_waits += 1
+        else:
+            self._show(message, *rest)
+
+
+def count_waits(result, script, *arguments):
+    counter = WaitCounter()
+    run(script, arguments)
+    rank = os.environ.get("RANK", "0")
+    name = result if rank == "0" else f"{result}.{rank}"
+    Path(name).write_text(json.dumps({"num_waits": counter.num_waits}))
+
+
+def run(script, arguments):
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
 def main():
     words = sys.argv[1:]
+    if words[0] == "--waits":
+        count_waits(*words[1:])
+        return
     witness_peak = words[0] == "--peak"
     result, script, *arguments = words[1:] if witness_peak else words
     witness = Witness()
@@ -72,9 +115,7 @@ def main():
         activities = [torch.profiler.ProfilerActivity.CPU]
         profiler = torch.profiler.profile(activities=activities, profile_memory=True)
         profiler.start()
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
+    run(script, arguments)
     if profiler is not None:
         profiler.stop()
         witness.peaks_bytes = cpu_peaks_bytes(memory_events(profiler), witness.ends_ns)

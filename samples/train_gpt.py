@@ -197,7 +197,10 @@ def main():
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # NCCL refuses ranks that share a GPU.
+        num_local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        has_own = device.type == "cuda" and num_local <= torch.cuda.device_count()
+        dist.init_process_group("nccl" if has_own else "gloo")
     train(args, device, rank, world_size)
     if world_size > 1:
         dist.destroy_process_group()
