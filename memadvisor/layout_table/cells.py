@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memadvisor.errors import UsageError
-from memadvisor.layout_table.columns import LETTERS, NAMES, ORDER, plain
+from memadvisor.layout_table.columns import LETTERS, NAMES, ORDER, named
 
 # Beyond these a number is a slip of the pen, and would cost more memory and time than the whole table.
 _LARGEST = {
@@ -105,7 +105,7 @@ def headers(names: list[str]) -> dict[str, list[int]]:
     """Which cells of a row say something of each column, the one that has the say first. Single letters say something beside
     other names alone."""
     found: dict[str, list[tuple[int, int]]] = {}
-    keys = [plain(name or "") for name in names]
+    keys = [named(name or "") for name in names]
     has_names = any(key in NAMES for key in keys)
     for position, (name, key) in enumerate(zip(names, keys, strict=True)):
         column = NAMES.get(key) or (LETTERS.get((name or "").strip()) if has_names else None)

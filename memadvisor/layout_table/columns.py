@@ -64,7 +64,7 @@ SPREAD = (
     _column("dp", "data_parallel data_parallel_size dp_size dp_degree data_parallelism dp_replicas", "replicas", "n_gpus / (tp pp cp)"),
     _column("pp", "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size pp_degree pp_gpus pipeline_parallelism n_stages num_stages pipeline_stages pp_stages pp_size_stages", "pipeline stages", "1"),
     _column("tp", "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size tp_degree mp model_parallel tensor_parallelism tensor_mp tensor_model_parallel mp_size model_parallelism model_parallel_size", "ranks that share each matrix", "1"),
-    _column("parallelism", "parallel parallel_strategy parallel_config layout parallel_layout parallel_setup", "degrees in words, for those that have no column of their own: `TP4 PP2 DP8`, `dp=8,tp=4`, `PP2DP4TP1`", "not used"),
+    _column("parallelism", "parallel parallel_strategy parallel_config layout parallel_layout parallel_setup config configuration", "degrees in words, for those that have no column of their own: `TP4 PP2 DP8`, `dp=8,tp=4`, `PP2DP4TP1`", "not used"),
     _column("tp_kind", "tensor_kind tensor_parallel_mode", "1d (Megatron's), 2d, 2.5d, 3d: grids of ranks (a square, tp_depth squares, a cube)", "1d"),
     _column("tp_depth", "tensor_depth tesseract_depth", "grids of 2.5d", "1"),
     _column("cp", "context_parallel context_parallel_size cp_size cp_degree context_parallelism ring_degree ring_attention_degree", "ranks that share each sequence", "1"),
@@ -95,7 +95,7 @@ SPREAD = (
 )  # fmt: skip
 
 CODE = (
-    _column("framework", "system software library trainer training_framework codebase", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, nemo, megatron-deepspeed, gpt-neox, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface", "llm-foundry with mp_mode, fsdp with strategy; the trainer that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
+    _column("framework", "system software library trainer training_framework codebase", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, nemo, megatron-deepspeed, gpt-neox, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface", "llm-foundry with mp_mode; the trainer whose words `strategy` has (fsdp, ddp, ZeRO's of deepspeed); the one that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
     _column("source", "reference url", "where the row is from; a trainer's repository in it says which trainer ran", "none"),
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
     _column("precision", "dtype mixed_precision data_type training_precision compute_dtype param_dtype", "bf16, fp16, fp8 (mxfp8, fp8-cs), fp4 (nvfp4), tf32, fp32; pure bf16 (bf16-true): parameters, gradients and moments in 16 bits, no master copy; amp_bf16, amp_fp16: torch.autocast over fp32 parameters, as ddp and huggingface always have it with 16 bits; other trainers that are named cast as they do", "the trainer's own; fp16 on a V100"),
@@ -131,6 +131,23 @@ LETTERS = {
     "p": "pp", "t": "tp", "d": "dp", "b": "micro_batch_size", "B": "global_batch_seqs", "m": "grad_accum", "n": "n_gpus", "s": "seq_len",
     "h": "hidden", "a": "n_heads", "l": "n_layers", "L": "n_layers", "V": "vocab", "v": "chunks",
 }  # fmt: skip
+
+# What may stand behind a header without making it another: a symbol, or what is counted.
+_SYMBOL = re.compile(
+    r"[(\[]\s*(?:[abBdhlmnpstvV#]|tokens|seqs|sequences|samples|GB|GPUs)\s*[)\]]\s*$", re.ASCII
+)
+_COUNTED = re.compile(r"^(?:number|num|no)of")
+
+
+def named(header: str) -> str:
+    """The plain name of a header: as it stands where that is known, else without a symbol behind it (`Hidden size (h)`) and
+    without words for a number before it (`No. of layers`)."""
+    if header.lstrip().startswith("#") and plain(header) + "s" in NAMES:  # `#GPU`, `# layer`
+        return plain(header) + "s"
+    spellings = [plain(header), plain(_SYMBOL.sub("", header))]
+    spellings += [_COUNTED.sub("", spelling) for spelling in spellings]
+    return next((spelling for spelling in spellings if spelling in NAMES), spellings[0])
+
 
 NAMES = {plain(name): column.name for column in COLUMNS for name in (column.name, *column.aliases)}
 # Of several headers for one column, the earlier of these has the say.

@@ -12,6 +12,7 @@ from memadvisor.layout import Software
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.software import (
     DDP,
+    DEEPSPEED,
     FSDP,
     GPT_NEOX,
     LLM_FOUNDRY,
@@ -171,15 +172,25 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
         cells.note(f"framework {framework!r} is not known: what is taken where none is named is taken")
     if cells.text("mp_mode") is not None:
         return LLM_FOUNDRY
-    strategy = plain_word(cells.text("strategy") or "")
-    if strategy == "ddp":
-        return DDP
-    if strategy_stage(cells) == 3 or any(word in strategy for word in ("fsdp", "shardgradop")):
-        return FSDP
-    named = preset_named_in(cells.text("source") or "")
+    named = _named_by_strategy(cells.text("strategy") or "", is_old) or preset_named_in(
+        cells.text("source") or ""
+    )
     if named is not None:
         return MEGATRON_CORE if named is MEGATRON_2021 and not is_old else named
     return MEGATRON_2021 if is_old else MODERN
+
+
+def _named_by_strategy(text: str, is_old: bool) -> Preset | None:
+    """The trainer whose words `DDP`, `FULL_SHARD`, `ZeRO-3` or `Megatron TP=8` are."""
+    word = plain_word(text)
+    if word == "ddp":
+        return DDP
+    if re.search("fsdp|hsdp|fullshard|shardgradop|hybridshard", word):
+        return FSDP
+    found = find_preset(text)
+    if found is DEEPSPEED and is_old:
+        return MEGATRON_DEEPSPEED
+    return found
 
 
 def _composer(software: Software, mode: str) -> Software:

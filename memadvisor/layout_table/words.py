@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from memadvisor.layout_table.cells import YES, Cells
 from memadvisor.schedule_names import schedule_name
 
-_DEGREE = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|vpp|vp|sp)\s*[-=:_]?\s*(\d+)", re.IGNORECASE)
-_DEGREES = {"mp": "tp", "vpp": "chunks", "vp": "chunks", "sp": "ulysses"}
+_DEGREE = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs)\s*[-=:_]?\s*(\d+)", re.IGNORECASE)
+_DEGREES = {
+    "mp": "tp", "vpp": "chunks", "vp": "chunks", "sp": "ulysses", "mbs": "micro_batch_size", "gbs": "global_batch_seqs",
+}  # fmt: skip
 _CHUNKS = re.compile(
     r"(?:\bvpp|\bvp|\bv|chunks|stages)\s*[-=:]?\s*(\d+)|(\d+)\s*(?:chunks|virtual)", re.IGNORECASE
 )
@@ -40,14 +42,17 @@ def _number(said: Mapping[str, str], column: str) -> int | None:
 
 
 def _parallelism(said: Mapping[str, str]) -> dict[str, str]:
-    """Degrees of `TP4 PP2 DP8`, `dp=8-tp=4`, `PP2DP4TP1`."""
-    text = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", said.get("parallelism", ""))
+    """Degrees of `TP4 PP2 DP8`, `dp=8-tp=4`, `PP2DP4TP1`, of a method `Megatron TP=8`."""
+    words = " ".join(said.get(column, "") for column in ("parallelism", "strategy"))
+    text = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", words)
     found = {_DEGREES.get(name.lower(), name.lower()): size for name, size in _DEGREE.findall(text)}
     return {column: size for column, size in found.items() if column not in said}
 
 
-def _grid(said: Mapping[str, str]) -> dict[str, str]:
-    """`4x8` accelerators: four nodes of eight; `8 x A100` with their name."""
+def _grid(said: dict[str, str]) -> dict[str, str]:
+    """`4x8` accelerators: four nodes of eight; `8 x A100` with their name. A count in the name's place is their number."""
+    if "n_gpus" not in said and re.fullmatch(r"\d{1,3}", said.get("gpu", "")):
+        return {"n_gpus": said.pop("gpu")}
     text = said.get("n_gpus", "")
     grid, cards = _GRID.fullmatch(text), _CARDS.fullmatch(text)
     if grid is None and cards is not None:

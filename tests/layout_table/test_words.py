@@ -6,7 +6,7 @@ from tests.layout_table.test_read import case_of, read_one
 
 
 def layout_of(**columns):
-    return case_of(n_gpus="8", **columns).step.layout
+    return case_of(**{"n_gpus": "8", **columns}).step.layout
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,9 @@ def layout_of(**columns):
         ({"batch_size": "4", "grad_accum": "2"}, {"micro_batch_size": 4, "num_microbatches": 2}),
         ({"batch_size": "4"}, {"micro_batch_size": 4, "num_microbatches": 1}),
         ({"p": "2", "t": "2", "b": "4", "B": "32"}, {"pipeline": 2, "tensor": 2, "micro_batch_size": 4, "num_microbatches": 4}),
+        ({"No. of GPUs": "8", "Tensor parallel size (t)": "4", "n_gpus": None}, {"tensor": 4, "data": 2}),
+        ({"n_gpus": None, "#GPU": "8", "method": "Megatron TP=4"}, {"tensor": 4, "data": 2}),
+        ({"config": "tp2-pp2-mbs2-gbs16"}, {"tensor": 2, "pipeline": 2, "micro_batch_size": 2, "num_microbatches": 4}),
         ({"tokens_per_batch": "65,536 tokens", "mbs": "1"}, {"num_microbatches": 8}),
     ],
 )  # fmt: skip
