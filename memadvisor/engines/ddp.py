@@ -125,6 +125,9 @@ def _check_options(ddp: DistributedDataParallel) -> None:
         "mixed_precision": ddp.mixed_precision is not None,
         "parameters that DDP ignores": bool(ddp.parameters_to_ignore),
         "delay_all_reduce_named_params": bool(ddp._delay_all_reduce_params),
+        "optimizers inside the backward (_apply_optimizer_in_backward)": any(
+            hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.module.parameters()
+        ),
     }
     for what, found in unsupported.items():
         if found:

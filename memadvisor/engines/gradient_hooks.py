@@ -24,9 +24,7 @@ from memadvisor.errors import PlanError
 if TYPE_CHECKING:
     from memadvisor.engines.executor import Executor
 
-UPDATE_AFTERWARDS = (
-    "update after the backward (--update-in-backward saves the same memory), or run without a plan."
-)
+UPDATE_AFTERWARDS = "update after the backward (with several ranks --update-in-backward saves as much), or run without a plan."
 
 
 class GradientHooks:

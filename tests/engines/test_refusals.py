@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.distributed.optim import _apply_optimizer_in_backward
 
 from memadvisor.errors import PlanError
 from tests.engines.ranks import run_ranks
@@ -63,6 +64,12 @@ def refusals(rank: int) -> dict[str, str]:
         loss = ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean()
         torch.autograd.grad(loss, list(ddp.module.blocks[0].parameters()))
 
+    def in_backward():
+        model = torch.nn.Linear(2, 2)
+        _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+        torch.nn.parallel.DistributedDataParallel(model)
+
+    attempt("in backward", make_plan(2, 1), in_backward)
     attempt("lbfgs", make_plan(2, 1), with_optimizer(lambda ddp: torch.optim.LBFGS(ddp.parameters())))
     attempt("ranks", make_plan(3, 2), lambda: build(Training(), rank))
     attempt("model", make_plan(2, 2, fingerprint="1" * 16), lambda: build(Training(), rank))
@@ -76,6 +83,7 @@ def refusals(rank: int) -> dict[str, str]:
 
 def test_what_cannot_be_done_rightly_is_refused_in_one_line():
     expected = {
+        "in backward": "optimizers inside the backward",
         "lbfgs": "LBFGS searches along one line for all parameters",
         "ranks": "for 3 ranks, and the script's DDP has 2",
         "model": "for another model",
