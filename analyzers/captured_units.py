@@ -34,7 +34,8 @@ def captured_model(run: Run, step: CapturedStep) -> CapturedModel:
         )
     if step.micro_batch_size is None:
         raise UsageError(
-            "The run does not say how many samples a micro-batch has, so its times cannot be scaled to others.",
+            "The run does not say how many samples a micro-batch has, or its passes are no accumulation (weights are updated "
+            "between them, or a batch comes again), so its times cannot be scaled to others.",
             hint="profile a script whose model takes a batch of tensors.",
         )
     chain = _Chain(rank, step)

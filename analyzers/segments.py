@@ -84,7 +84,7 @@ def captured_step(
         exposed_s = take_collectives(rank, step, pieces, durations, observed_collectives(run))
     else:
         exposed_s = _take_exposed_tail(rank, pieces, durations)
-    batch = _micro_batch_size(step) if is_each_called_once(rank, step) else None
+    batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
     units = planned_units(rank, planned_models(rank, num_ranks or rank.process.world_size))
     states = unit_states(rank, step, units)
     runs, cost = second_runs(rank, pieces, durations, micro_batch_divisor), second_run_cost(rank)
@@ -150,8 +150,14 @@ def _traced_peak_bytes(rank: RankRun) -> int:
     return (step.peak_allocated_bytes if step is not None else None) or 0
 
 
-def _micro_batch_size(step: Step) -> int | None:
+def _micro_batch_size(rank: RankRun, step: Step) -> int | None:
+    """None where nobody knows what half of one is: samples are not known, or passes are no accumulation, since the weights
+    are updated between them or the same batch comes again."""
     if step.num_samples is None or step.num_samples % max(1, step.num_micro_batches):
+        return None
+    own = [span for span in rank.spans if span.step == step.index]
+    last_s = max((span.start_s for span in own if span.kind == "backward"), default=step.start_s)
+    if step.num_repeated_batches or any(s.kind == "optimizer" and s.end_s <= last_s for s in own):
         return None
     return step.num_samples // max(1, step.num_micro_batches)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 import torch
@@ -242,7 +242,10 @@ class Models:
         for _, root in self.roots():
             yield from root.buffers()
 
-    def parameter_rows(self) -> list[Parameter]:
+    def parameter_rows(self, updated: Set[int] = frozenset()) -> list[Parameter]:
+        """`updated`: ids of parameters for which an optimizer keeps state. They are trained, though the script may have
+        frozen them for the moment, as Lightning's toggle_optimizer does with all but one optimizer's.
+        """
         first_name: dict[int, str] = {}
         rows = []
         for prefix, root in self.roots():
@@ -258,7 +261,7 @@ class Models:
                         dtype=dtype_name(parameter.dtype),
                         num_elements=parameter.numel(),
                         size_bytes=parameter.numel() * parameter.element_size(),
-                        requires_grad=parameter.requires_grad,
+                        requires_grad=parameter.requires_grad or id(parameter) in updated,
                         tied_to=tied_to if tied_to != name else "",
                     )
                 )
@@ -280,15 +283,16 @@ class Models:
     def shard_group_rows(self) -> list[ShardGroup]:
         return list(shard_groups(self.roots()).values())
 
-    def unit_rows(self) -> list[Unit]:
-        """Units with their full parameters, in order of first execution; never executed ones come last."""
+    def unit_rows(self, updated: Set[int] = frozenset()) -> list[Unit]:
+        """Units with their full parameters, in order of first execution; never executed ones come last. `updated`: as of
+        `parameter_rows`."""
         sizes: dict[str, list[int]] = {}
         for _, unit, parameter in self.parameters():
             entry = sizes.setdefault(unit, [0, 0, 0])
             size_bytes = parameter.numel() * parameter.element_size()
             entry[0] += parameter.numel()
             entry[1] += size_bytes
-            entry[2] += size_bytes if parameter.requires_grad else 0
+            entry[2] += size_bytes if parameter.requires_grad or id(parameter) in updated else 0
         blocks, models = {}, {}
         for prefix, root in self.roots():
             for name, module in root.named_modules(prefix=prefix):

@@ -314,7 +314,7 @@ class Recorder:
     def _write_step(self, step: ClosedStep, now_s: float, *, at_once: bool = False) -> bool:
         """False: nothing can be written any more."""
         self._writer.add_step(step)
-        self._writer.write_models(self._models)
+        self._writer.write_models(self._models, self._updates.living)
         self._writer.flush(now_s, force=at_once)
         if self._writer.failure is not None:
             self.fail(self._writer.failure)
@@ -383,7 +383,7 @@ class Recorder:
         if self._updates.last_end is not None and self._updates.cycle.has_open_step:
             self._end_step_late(self._updates.last_end)
         if self._spans is not None:
-            self._writer.write_models(self._models)
+            self._writer.write_models(self._models, self._updates.living)
         if self._spans is None or self._spans.step.index == 0:
             self._writer.write_note("warning", what_was_seen(self._spans is not None, self._backward_steps))
         self._writer.write_ending(exit_code, exception, self._gauges.device)

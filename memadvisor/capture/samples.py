@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +14,30 @@ from memadvisor.capture.tensor_storage import is_without_shape
 # What libraries of graphs hand over in place of tensors has one of these: torch_geometric's Data, DGL's DGLGraph,
 # torch_sparse's SparseTensor.
 _OF_GRAPHS = ("num_nodes", "sparse_sizes")
+
+
+@dataclass(slots=True)
+class SeenBatches:
+    """What the models of one step were given: the very tensors, as they were written last."""
+
+    num_repeated: int = 0
+    _seen: dict[tuple[str, int], tuple[weakref.ref[torch.Tensor], int, int]] = field(default_factory=dict)
+
+    def is_repeated(
+        self, model: str, args: Sequence[Any], kwargs: Mapping[str, Any], micro_batch: int
+    ) -> bool:
+        """Whether the model has had this first tensor before in the step; counted where a backward lies between."""
+        values = (*args, *kwargs.values())
+        first = next((value for value in values if isinstance(value, torch.Tensor) and value.dim() > 0), None)
+        if first is None or first.is_inference():
+            return False
+        known = self._seen.get((model, id(first)))
+        version = first._version  # a buffer that is filled anew holds another batch
+        if known is None or known[0]() is not first or known[1] != version:
+            self._seen[model, id(first)] = weakref.ref(first), version, micro_batch
+            return False
+        self.num_repeated += known[2] != micro_batch
+        return True
 
 
 def batch_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | None, int | None]:

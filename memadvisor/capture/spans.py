@@ -18,7 +18,7 @@ from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.models import ModuleInfo
 from memadvisor.capture.position import Position
-from memadvisor.capture.samples import batch_of
+from memadvisor.capture.samples import SeenBatches, batch_of
 from memadvisor.run.records import Span, Step
 
 _Mark = float | DeviceMark
@@ -65,6 +65,7 @@ class OpenStep:
     is_pieced: bool = False
     spans: list[_OpenSpan] = field(default_factory=list)
     given: dict[str, Given] = field(default_factory=dict)
+    seen: SeenBatches = field(default_factory=SeenBatches)
     num_backwards: int = 0
     num_micro_batches: int = 0
     recorder_s: float = 0.0
@@ -135,6 +136,7 @@ class SpanLog:
         self._position.micro_batch -= num_micro_batches
         rest.index, rest.start = ended.index + 1, end
         rest.num_backwards -= ended.num_backwards
+        rest.seen = SeenBatches()
         rest.given = {name: each.since(ended.given.get(name, Given())) for name, each in rest.given.items()}
         ended.is_pieced = rest.is_pieced = True
         self._note_micro_batches(ended)
@@ -251,6 +253,9 @@ class SpanLog:
         given = self.step.given.setdefault(name, Given())
         given.num_calls += 1
         num_samples, num_tokens = batch_of(args, kwargs)
+        is_known = num_samples is not None or num_tokens is not None
+        if is_known and self.step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
+            return
         if num_samples is not None and self.on_first_batch is not None:
             self.on_first_batch(num_samples)
             self.on_first_batch = None
@@ -333,6 +338,7 @@ class ClosedStep:
             peak_allocated_bytes=self.peak_allocated_bytes,
             peak_reserved_bytes=self.peak_reserved_bytes,
             recorder_s=step.recorder_s if self.knows_cost and not step.is_pieced else None,
+            num_repeated_batches=step.seen.num_repeated,
         )
         spans = []
         for kind, unit, micro_batch, start, end in step.spans:

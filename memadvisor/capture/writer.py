@@ -118,14 +118,15 @@ class RankWriter:
         self._journal.write_rows("live_storages", alive)
         self._journal.write_rows("out_of_memory", [event])
 
-    def write_models(self, models: Models) -> None:
+    def write_models(self, models: Models, optimizers: Callable[[], Iterable[torch.optim.Optimizer]]) -> None:
         """Once, when the first step has run every unit that it runs."""
         if self._has_models:
             return
         self._has_models = True
+        updated = {id(p) for optimizer in optimizers() for p, state in optimizer.state.items() if state}
         self._journal.write_rows("modules", models.module_rows())
-        self._journal.write_rows("units", models.unit_rows())
-        self._journal.write_rows("parameters", models.parameter_rows())
+        self._journal.write_rows("units", models.unit_rows(updated))
+        self._journal.write_rows("parameters", models.parameter_rows(updated))
         self._journal.write_rows("shard_groups", models.shard_group_rows())
 
     def write_trace(

@@ -117,7 +117,9 @@ class Step:
     step's times never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has
     one, and no step after it has `allocated_bytes`. Micro-batches are the calls of a model with gradients, or the
     backwards where these are fewer; of several models, or parts that the script calls itself, calls, samples and
-    tokens are those of the one that has the most.
+    tokens are those of the one that has the most. A batch that a model is given again in the step counts once; in how
+    many calls of all models a batch came again after a backward (SAM's second pass, a closure of L-BFGS) is
+    `num_repeated_batches`, 0 in older runs.
     Where listening to the modules would cost too much, most steps go without: they have no spans but those of
     backward and optimizer, and no samples and tokens; an evaluation pass in one of them is not recorded as such,
     and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only
@@ -135,6 +137,7 @@ class Step:
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     recorder_s: float | None
+    num_repeated_batches: int = 0
 
     @property
     def duration_s(self) -> float:

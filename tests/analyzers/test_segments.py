@@ -206,3 +206,26 @@ def test_neither_a_bias_gradient_nor_a_workspace_begins_a_buffer_before_their_op
 
     assert highest_bytes("[1, 64]") == highest_bytes("[64]") < highest_bytes("[2, 32]")
     assert highest_bytes("", "inside aten::mm") < highest_bytes("", "inside aten::sum")
+
+
+def test_passes_that_are_no_accumulation_have_no_micro_batch():
+    """Of a step in which weights are updated between passes (a GAN), or a batch comes again (SAM), half is no other batch."""
+    run = make_run(num_ranks=1, num_micro_batches=2)
+    (rank,) = run.ranks
+    traced = rank.traced_step
+    first, second = sorted(
+        (s for s in rank.spans if s.step == traced.index and s.kind == "backward"), key=lambda s: s.start_s
+    )
+    between = (first.end_s, (first.end_s + second.start_s) / 2)
+    updated = dataclasses.replace(rank, spans=(*rank.spans, Span(traced.index, "optimizer", "", 1, *between)))
+    again = dataclasses.replace(
+        rank,
+        steps=tuple(
+            dataclasses.replace(s, num_repeated_batches=1) if s.index == traced.index else s
+            for s in rank.steps
+        ),
+    )
+
+    assert captured_step(run).micro_batch_size is not None
+    for other in (updated, again):
+        assert captured_step(dataclasses.replace(run, ranks=(other,))).micro_batch_size is None

@@ -176,6 +176,32 @@ def test_blocks_behind_reentrant_checkpoints_have_their_backwards(tmp_path):
     assert all(again[unit].end_s <= backwards[unit].start_s < backwards[unit].end_s for unit in order)
 
 
+def test_parameters_that_are_frozen_for_the_moment_are_trained(tmp_path):
+    """Lightning's toggle_optimizer freezes what its other optimizers train: the theory of states left that out."""
+    model = nn.ModuleDict({"left": nn.Linear(16, 16), "right": nn.Linear(16, 16), "kept": nn.Linear(16, 16)})
+    model["kept"].requires_grad_(False)
+    model.forward = lambda x: model["kept"](model["right"](model["left"](x)))
+    optimizers = {name: torch.optim.Adam(model[name].parameters()) for name in ("left", "right")}
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            for name, optimizer in optimizers.items():
+                for other in optimizers:
+                    model[other].requires_grad_(other == name)
+                model(torch.randn(4, 16)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+
+    assert {row.name for row in rank.parameters if row.requires_grad} == {
+        f"{unit}.{each}" for unit in optimizers for each in ("weight", "bias")
+    }
+    assert {unit.name: unit.trainable_bytes for unit in rank.units} == {
+        "left": 1088,
+        "right": 1088,
+        "kept": 0,
+    }
+
+
 def test_parts_of_a_known_model_have_their_forwards_and_evaluations(tmp_path):
     """As of an actor-critic, whose rollouts call the model and whose updates call its parts."""
     model = make_model()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import memadvisor
 from memadvisor.capture.samples import batch_of
 
 FEATURES = torch.randn(30, 7)  # of 30 nodes
@@ -65,3 +66,37 @@ def test_a_call_for_many_tasks_at_once_does_not_tell_its_samples():
     torch.func.grad(loss)(torch.ones(7), inputs[0])
     torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(torch.ones(7), inputs)
     assert found == [(30, None), (None, None)]
+
+
+def test_a_batch_counts_once_and_what_comes_again_after_a_backward_is_told(tmp_path):
+    """SAM looks at a batch from two places; a buffer that is filled anew holds another batch."""
+    model = torch.nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    buffer = torch.empty(4, 16)
+
+    def run(name, passes):
+        with memadvisor.profile(tmp_path / name) as prof:
+            for _ in range(4):
+                passes()
+                optimizer.step()
+        step = prof.run.ranks[0].steps[1]
+        return step.num_samples, step.num_micro_batches, step.num_repeated_batches
+
+    def sam(x):
+        model(x).sum().backward()
+        model(x).sum().backward()
+
+    def filled():
+        for _ in range(2):
+            model(buffer.normal_()).sum().backward()
+
+    def pair(x):
+        (model(x) - model(x + 1)).sum().backward()
+
+    def twice(x):
+        (model(x) * model(x)).sum().backward()
+
+    assert run("sam", lambda: sam(torch.randn(4, 16))) == (4, 2, 1)
+    assert run("filled", filled) == (8, 2, 0)
+    assert run("twice", lambda: twice(torch.randn(4, 16))) == (4, 1, 0)
+    assert run("pair", lambda: pair(torch.randn(4, 16))) == (8, 1, 0)
