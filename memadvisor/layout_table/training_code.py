@@ -205,6 +205,10 @@ def _composer(software: Software, mode: str) -> Software:
 def is_fused(text: str) -> bool:
     """Whether scores stay out of memory. Raises UsageError for a word that does not say."""
     word = plain_word(text)
+    if "softmax" in word or word.startswith(
+        "megatron"
+    ):  # kernels of the softmax alone, whose scores are in memory
+        return False
     if re.match(
         r"flash|fused|sdpa|triton|xformers|cudnn|mem.*eff|fa\d*$|v\d$|te$|transformerengine|flex", word
     ):

@@ -255,6 +255,8 @@ def test_options_of_zeropp():
         ({"precision": "pure bf16", "framework": "huggingface"}, {"autocast": False, "optimizer_bytes": 4}),
         ({"strategy": "FULL_SHARD", "compile": "true"}, {"fused_mlp": True}),
         ({"attention": "flash", "dropout": "0.1"}, {"fused_attention": True, "dropout": True}),
+        ({"kernel": "flash_attn2 + RMS kern."}, {"fused_attention": True}),
+        ({"attention": "fused softmax", "gpu": "H100"}, {"fused_attention": False}),
         ({"dropout": "0.0"}, {"dropout": False}),
         ({"optimizer": "sgd", "gpu": "H100"}, {"optimizer_bytes": 4}),
         ({"mp_mode": "DEFAULT", "precision": "amp_bf16"}, {"reduce_bytes": 4, "compute_dtype": "bfloat16"}),
