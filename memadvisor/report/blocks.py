@@ -69,6 +69,9 @@ def kinds_html(kinds: Iterable[str], basis: str = "") -> str:
     return labels + (f'<span class="basis">{html_text(basis)}</span>' if basis else "")
 
 
+_MOST_ON_A_LINE = 24  # characters of a cell; longer ones are words, not figures, and may be broken
+
+
 def table(
     title: str,
     heads: Sequence[str],
@@ -93,10 +96,11 @@ def table(
 
 
 def _row(cells: Sequence[str], tag: str, num_text: int) -> str:
-    texts = (
-        f"<{tag}{'' if position < num_text else ' class=number'}>{html_text(cell)}</{tag}>"
-        for position, cell in enumerate(cells)
-    )
+    texts = []
+    for position, cell in enumerate(cells):
+        kinds = ["number"] * (position >= num_text) + ["words"] * (len(cell) > _MOST_ON_A_LINE)
+        css_class = f' class="{" ".join(kinds)}"' if kinds else ""
+        texts.append(f"<{tag}{css_class}>{html_text(cell)}</{tag}>")
     return f"<tr>{''.join(texts)}</tr>"
 
 

@@ -113,8 +113,10 @@ figcaption{display:flex;flex-wrap:wrap;align-items:baseline;gap:.3rem .7rem;marg
 .missing p{margin:.2rem 0 0}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.93rem}
-th{color:var(--dim);font-weight:600;text-align:left;font-size:.85rem}
-th,td{padding:.28rem .9rem .28rem 0;border-bottom:1px solid var(--line);vertical-align:top;white-space:nowrap}
+th{color:var(--dim);font-weight:600;text-align:left;font-size:.85rem;vertical-align:bottom}
+th,td{padding:.28rem .9rem .28rem 0;border-bottom:1px solid var(--line)}
+td{vertical-align:top;white-space:nowrap}
+td.words{white-space:normal;min-width:9rem}
 td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:9rem}
 th.number,td.number{text-align:right}
 th:last-child,td:last-child{padding-right:0}
