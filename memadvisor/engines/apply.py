@@ -240,7 +240,7 @@ class Applied:
         except PlanError as error:
             if self.plan.models and not isinstance(error, NotPlannedError):
                 raise
-            self._other_model = error  # a plan may be for the second model that the script calls
+            self._other_model = error.with_traceback(None)  # perhaps the next model's; frames hold tensors
 
     def _stages(self) -> set[int]:
         """ZeRO stages that the plan asks of any unit; on one rank that of units that lie elsewhere alone matters."""

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import gc
+import weakref
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         Block.num_runs += 1
+        Block.last_input = weakref.ref(x)
         return x + self.down(F.gelu(self.up(x)))
 
 
@@ -118,6 +120,16 @@ def test_a_script_that_trains_another_model_is_refused_before_its_first_step(pla
     finally:
         applied.remove()
     assert all(torch.equal(value, before[name]) for name, value in training.critic.state_dict().items())
+
+
+def test_nothing_is_held_of_the_second_runs_of_a_model_that_is_trained_before_the_others_are_met(plan):
+    training = Training()
+    applied = install(plan)
+    try:
+        training.critic(torch.randn(61, 8)).sum().backward()
+        assert Block.last_input() is None
+    finally:
+        applied.remove()
 
 
 def test_no_unit_of_a_plan_is_of_no_model(plan):
