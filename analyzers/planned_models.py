@@ -75,10 +75,12 @@ def is_each_called_once(rank: RankRun, step: Step) -> bool:
 
 
 def live_gradients(rank: RankRun, pieces: Sequence[Stretch]) -> list[frozenset[str] | None]:
-    """Of several models, those that have gradients when each piece of the traced step begins; None for one model."""
+    """Those models that have gradients when each piece of the traced step begins. None for one model, where the memory of
+    its gradients tells, unless it is known to have none though that memory is there, as a bucket of DDP's may be."""
     models = models_of(rank)
+    without = _without_gradients(rank, pieces, frozenset(models))
     if len(models) < 2:
-        return [None] * len(pieces)
+        return [frozenset() if gone else None for gone in without]
     of_unit = {unit.name: unit.model for unit in rank.units}
     starts = [piece.start_s for piece in pieces]
     found: list[set[str]] = [set() for _ in pieces]
@@ -89,4 +91,22 @@ def live_gradients(rank: RankRun, pieces: Sequence[Stretch]) -> list[frozenset[s
         last = len(pieces) if row.death_s is None else bisect_left(starts, row.death_s)
         for alive in found[bisect_left(starts, row.birth_s) : last]:
             alive.add(model)
-    return [frozenset(alive) for alive in found]
+    return [frozenset(alive - gone) for alive, gone in zip(found, without, strict=True)]
+
+
+def _without_gradients(
+    rank: RankRun, pieces: Sequence[Stretch], models: frozenset[str]
+) -> list[frozenset[str]]:
+    """By piece, models that had no gradient when the forward began that it is in; all where a backward begins with none."""
+    starts = [piece.start_s for piece in pieces]
+    found: list[frozenset[str]] = [frozenset() for _ in pieces]
+    step = rank.traced_step
+    for span in rank.spans:
+        if step is None or span.step != step.index or span.has_gradients is not False:
+            continue
+        first = bisect_left(starts, span.start_s)
+        last = bisect_left(starts, span.end_s) if span.kind == "forward" else first + 1
+        own = models & {innermost(span.unit, models) or ""} if span.kind == "forward" else models
+        for position in range(first, min(last, len(pieces))):
+            found[position] |= own
+    return found

@@ -238,6 +238,17 @@ class Models:
                     full = f"{module_name}.{name}" if module_name else name
                     yield full, info.unit if info else prefix, parameter
 
+    def has_gradients(self, module: str | None) -> bool:
+        """Whether a parameter of the model that a module is of has a gradient; None: of any model."""
+        models = {prefix for prefix, _ in self._roots}
+        return any(
+            parameter.grad is not None
+            for prefix, root in self.roots()
+            if module is None or innermost(prefix, models) == innermost(module, models)
+            for parameter in root.parameters()
+            if parameter.is_leaf
+        )
+
     def buffers(self) -> Iterator[torch.Tensor]:
         for _, root in self.roots():
             yield from root.buffers()

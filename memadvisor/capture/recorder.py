@@ -294,6 +294,7 @@ class Recorder:
         self._memory.meet_device(self._gauges.device, self._gauges.cpu)
         self._spans = SpanLog(self._position, clock_for(self._gauges.device).mark, self.reach_backward_of)
         self._spans.on_first_batch = self.on_first_batch
+        self._spans.has_gradients = self._models.has_gradients
         self._writer.write_process(self._gauges.device)
         if self._tracing.first_step == 0:
             self._start_trace()

@@ -22,9 +22,9 @@ from memadvisor.capture.samples import SeenBatches, batch_of
 from memadvisor.run.records import Span, Step
 
 _Mark = float | DeviceMark
-# One span under way: kind, unit, micro-batch, start, end.
+# One span under way: kind, unit, micro-batch, start, end, whether there were gradients when it began.
 _OpenSpan = list[Any]
-_MICRO_BATCH, _START, _END = 2, 3, 4
+_MICRO_BATCH, _START, _END, _HAS_GRADIENTS = 2, 3, 4, 5
 # One hook call in so many is timed; timing each would cost as much as the hook.
 _TIMED_SHARE = 16
 
@@ -88,6 +88,7 @@ class SpanLog:
         self.step = OpenStep(index=0, start=mark())
         self.mark = mark
         self.on_first_batch: Callable[[int], None] | None = None
+        self.has_gradients: Callable[[str | None], bool] | None = None  # of a module's model, or of any
         self._position = position
         self._on_unit_backward = on_unit_backward
         self._units: list[list[_OpenSpan]] = []
@@ -178,7 +179,10 @@ class SpanLog:
         # The span of a model's wrapper stands for the model inside it, too.
         if not info.is_root and info.is_unit and self.has_unit_spans and kinds in ([], ["forward"]):
             kinds.append("unit_forward")
-        self._units.append([self._open(kind, info.unit) for kind in kinds])
+        spans = [self._open(kind, info.unit) for kind in kinds]
+        if kinds[:1] == ["forward"]:
+            self._look_for_gradients(spans[0], info.name)
+        self._units.append(spans)
 
     def leave_unit(
         self, info: ModuleInfo, args: Any, kwargs: Any, output: Any, *, was_recompute: bool
@@ -201,6 +205,7 @@ class SpanLog:
 
     def enter_backward(self) -> None:
         self._backward = self._open("backward", "")
+        self._look_for_gradients(self._backward, None)
         self.step.num_backwards += 1
 
     def leave_backward(self) -> None:
@@ -231,9 +236,14 @@ class SpanLog:
         return end
 
     def _open(self, kind: str, unit: str) -> _OpenSpan:
-        span = [kind, unit, self._position.micro_batch, self.mark(), None]
+        span = [kind, unit, self._position.micro_batch, self.mark(), None, None]
         self.step.spans.append(span)
         return span
+
+    def _look_for_gradients(self, span: _OpenSpan, module: str | None) -> None:
+        """A gradient's memory may be there while no parameter has it: a bucket of DDP's lasts."""
+        if self.step.traced and self.has_gradients is not None:
+            span[_HAS_GRADIENTS] = self.has_gradients(module)
 
     def _close_unit_backward(self, end: _Mark) -> None:
         if self._unit_backward is not None:
@@ -341,9 +351,11 @@ class ClosedStep:
             num_repeated_batches=step.seen.num_repeated,
         )
         spans = []
-        for kind, unit, micro_batch, start, end in step.spans:
+        for kind, unit, micro_batch, start, end, has_gradients in step.spans:
             span_start_s = seconds_of(start)
             span_end_s = None if end is None else seconds_of(end)
             if span_start_s is not None and span_end_s is not None:
-                spans.append(Span(step.index, kind, unit, micro_batch, span_start_s, span_end_s))
+                spans.append(
+                    Span(step.index, kind, unit, micro_batch, span_start_s, span_end_s, has_gradients)
+                )
         return row, spans

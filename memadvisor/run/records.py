@@ -150,6 +150,8 @@ class Span:
 
     A `unit_forward` inside a backward is a recomputation and has kind `unit_recompute`; a forward without gradients
     is an `evaluation`. Both are of a model, or of a part that the script calls itself.
+    `has_gradients`, of forwards and backwards of a traced step: whether a parameter of that model, or of any, has a
+    gradient when it begins. None of others, and in older runs.
     """
 
     step: int
@@ -158,6 +160,7 @@ class Span:
     micro_batch: int
     start_s: float
     end_s: float
+    has_gradients: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

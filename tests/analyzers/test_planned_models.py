@@ -1,0 +1,24 @@
+"""Which models have gradients when a piece of the step begins."""
+
+from dataclasses import replace
+
+from memadvisor.analyzers.planned_models import live_gradients
+from memadvisor.analyzers.segments import cut_step
+from tests.make_run import make_run
+
+
+def test_a_forward_that_finds_no_gradient_has_none_though_their_memory_is_there():
+    """As under DistributedDataParallel(gradient_as_bucket_view=True), whose buckets outlast `zero_grad()`."""
+    rank = make_run(num_micro_batches=2).ranks[0]
+    spans = [
+        replace(span, has_gradients=span.micro_batch > 0) if span.kind in ("forward", "backward") else span
+        for span in rank.spans
+    ]
+    pieces = cut_step(spans, rank.traced_step)
+    units = tuple(replace(unit, model="") for unit in rank.units)
+    found = live_gradients(replace(rank, spans=tuple(spans), units=units), pieces)
+    first = next(place for place, piece in enumerate(pieces) if piece.phase == "backward")
+
+    for place, (piece, alive) in enumerate(zip(pieces, found, strict=True)):
+        has_none = piece.micro_batch == 0 and (piece.phase == "forward" or place == first)
+        assert alive == (frozenset() if has_none else None)
