@@ -7,6 +7,7 @@ rule descends, and a leaf with parameters is a unit of its own.
 A bare container (Sequential, ModuleList) is such a child only when it holds nothing but leaves: the
 stages of a ResNet are containers of blocks, not blocks. Nor are children with names of their own, in no list, that hold a
 list of more blocks than there are of them: T5's encoder and decoder are two stacks of one class.
+Lists in a list, one a layer of `[norm, attention]` or `[norm, feed-forward]`, are one list.
 Parameters that a module holds directly, beside such children, belong to that module's unit.
 """
 
@@ -40,8 +41,13 @@ def cut_units(root: ModuleNode) -> dict[str, str]:
     return units
 
 
-def _cut(node: ModuleNode, enclosing: str, units: dict[str, str]) -> None:
-    repeated = _repeated_blocks(node.children)
+def _cut(
+    node: ModuleNode, enclosing: str, units: dict[str, str], around: Collection[str] = frozenset()
+) -> None:
+    """`around`: the classes of blocks that are repeated in the list of lists that the node is in."""
+    repeated = _repeated_blocks(_members(node) if node.type_name == "ModuleList" else node.children) | {
+        *around
+    }
     if node.type_name not in _LISTS:
         repeated -= _stacks(node.children, repeated)
     if node.type_name == "ModuleList" and len(node.children) == 1:
@@ -53,7 +59,19 @@ def _cut(node: ModuleNode, enclosing: str, units: dict[str, str]) -> None:
         if child.type_name in repeated and _may_be_block(child):
             _assign(child, child.name, units)
         else:
-            _cut(child, own, units)
+            _cut(child, own, units, repeated if _is_list_in_list(node, child) else ())
+
+
+def _is_list_in_list(node: ModuleNode, child: ModuleNode) -> bool:
+    return node.type_name == child.type_name == "ModuleList"
+
+
+def _members(node: ModuleNode) -> list[ModuleNode]:
+    """What a list holds, and the lists in it."""
+    found = []
+    for child in node.children:
+        found += _members(child) if _is_list_in_list(node, child) else [child]
+    return found
 
 
 def _repeated_blocks(children: Sequence[ModuleNode]) -> set[str]:

@@ -84,6 +84,13 @@ def test_two_stacks_of_one_class_are_cut_into_their_blocks():
     assert set(units_of(layers).values()) == {"", "0", "1"}
 
 
+def test_lists_in_a_list_are_one_list():
+    """Layers as pairs of a norm and a block, each pair a list: the block has its twins in the other pairs."""
+    pairs = nn.ModuleList(nn.ModuleList([nn.LayerNorm(4), Block()]) for _ in range(3))
+
+    assert set(units_of(pairs).values()) == {"", *(f"{i}.{j}" for i in range(3) for j in range(2))}
+
+
 def test_parameters_beside_blocks_belong_to_their_modules_unit():
     model = nn.Module()
     model.layers = nn.ModuleList(Block() for _ in range(2))
