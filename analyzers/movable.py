@@ -38,7 +38,8 @@ def inner_storages(
 def boundary_tensors(
     placed: Sequence[Placed], freed: set[int], passes: Passes, missed: Mapping[int, int]
 ) -> dict[int, BoundaryTensor]:
-    """By number: crossing storages that a unit takes as input, or that autograd keeps for units of several sorts."""
+    """By number: crossing storages that a unit takes as input, or that autograd keeps for the one that makes them while
+    others need them too."""
     found: dict[int, BoundaryTensor] = {}
     starts = [piece.start_s for piece in passes.pieces]
     for number, item in enumerate(placed):
@@ -47,9 +48,10 @@ def boundary_tensors(
         if number in freed or row.category in STATES or not crossing:
             continue
         input_of = units_fed(item, passes)
-        if not input_of:
+        maker = passes.forward.get(item.birth, (None, 0))[0]
+        if not input_of and not any(saved.unit == maker for saved in item.saved):
             continue
-        last_use_s = row.last_forward_use_s
+        last_use_s = item.needed_until_s
         found[number] = BoundaryTensor(
             category=row.category,
             size_bytes=row.size_bytes,
@@ -73,8 +75,8 @@ def saved_until(item: Placed, starts: Sequence[float]) -> dict[str, int]:
 
 
 def units_fed(item: Placed, passes: Passes) -> dict[str, int]:
-    """Units that use a storage born before their forward, with the segment of their backward."""
-    times = [item.row.last_forward_use_s, *(saved.saved_s for saved in item.saved)]
+    """Units that take or use a storage born before their forward, with the segment of their backward."""
+    times = [item.row.last_forward_use_s, *item.taken_s, *(saved.saved_s for saved in item.saved)]
     fed: dict[str, int] = {}
     for time_s in times:
         position = passes.forward_at(time_s)

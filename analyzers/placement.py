@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
-from memadvisor.analyzers.batch_sizes import shrink_batch
+from memadvisor.analyzers.batch_sizes import is_weight_cast, shrink_batch
 from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.cost.step import STATES
 from memadvisor.precision import FULL_PRECISION, Precision
@@ -38,12 +38,22 @@ class Stretch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A storage and the segments of its birth and death (-1: before the step; number of segments: after)."""
+    """A storage and the segments of its birth and death (-1: before the step; number of segments: after).
+
+    `taken_s`: when units were called with it, whether they use it or only have it in a list.
+    """
 
     row: Storage
     birth: int
     death: int
     saved: tuple[Saved, ...]
+    taken_s: tuple[float, ...] = ()
+
+    @property
+    def needed_until_s(self) -> float | None:
+        """Its last use in the forward, or when somebody beside autograd was last seen to hold it; None: neither."""
+        times = (self.row.last_forward_use_s, self.row.last_held_s)
+        return max((time_s for time_s in times if time_s is not None), default=None)
 
 
 class Passes:
@@ -80,9 +90,9 @@ class Passes:
         if any(saved.unit != unit or saved.released_s is None for saved in item.saved):
             return None
         end_s = self.pieces[item.birth].end_s
-        used_later = item.row.last_forward_use_s is not None and item.row.last_forward_use_s > end_s
+        needed_later = item.needed_until_s is not None and item.needed_until_s > end_s
         held_longer = item.death > self.last_of_backward(backward)
-        return None if used_later or held_longer else unit
+        return None if needed_later or held_longer else unit
 
     def last_of_backward(self, position: int) -> int:
         """The last segment in which what a unit's backward used may still be dropped: the next one."""
@@ -128,6 +138,7 @@ def place_storages(
     starts = [piece.start_s for piece in pieces]
     sizes = shrink_batch(rank, step, divisor)
     shares = narrow_shares(rank, pieces, precision)
+    taken_s = _calls_with(rank)  # by storage
     placed = []
     for row in rank.storages:
         if row.device != rank.process.device or (row.death_s is not None and row.death_s <= step.start_s):
@@ -137,9 +148,27 @@ def place_storages(
             death = max(0, bisect_left(starts, row.death_s) - 1)
         size_bytes = int(sizes.get(row.storage_id, row.size_bytes) * shares.get(row.storage_id, 1))
         sized = row if size_bytes == row.size_bytes else replace(row, size_bytes=size_bytes)
+        if row.last_held_s is not None and is_weight_cast(row, rank.parameters):
+            sized = replace(sized, last_held_s=None)  # by autocast's cache, of which more is known
         birth = _birth_segment(row, step, pieces, starts)
-        placed.append(Placed(sized, birth, max(death, birth), tuple(saved_of[row.storage_id])))
+        kept_for, taken = tuple(saved_of[row.storage_id]), tuple(taken_s[row.storage_id])
+        placed.append(Placed(sized, birth, max(death, birth), kept_for, taken))
     return placed
+
+
+def _calls_with(rank: RankRun) -> Mapping[int, Sequence[float]]:
+    """By storage, when units' forwards were called with it."""
+    units = {unit.name for unit in rank.units}
+    calls = {
+        call.call_id: call.start_s
+        for call in rank.module_calls
+        if call.phase == "forward" and call.module == call.unit and call.unit in units
+    }
+    found: dict[int, list[float]] = defaultdict(list)
+    for row in rank.call_tensors:
+        if row.role == "input" and row.call_id in calls:
+            found[row.storage_id].append(calls[row.call_id])
+    return found
 
 
 def _birth_segment(row: Storage, step: Step, pieces: Sequence[Stretch], starts: Sequence[float]) -> int:

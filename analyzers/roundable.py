@@ -52,7 +52,7 @@ def _roundable(
         return None
     if not is_mask and (row.dtype not in FLOATING or not first.needs_gradient or count < fewest[first.unit]):
         return None
-    used_s = row.birth_s if row.last_forward_use_s is None else max(row.birth_s, row.last_forward_use_s)
+    used_s = max(row.birth_s, item.needed_until_s or row.birth_s)
     return RoundableStorage(
         category=row.category,
         dtype=row.dtype,

@@ -112,9 +112,10 @@ def _arguments(
 
 
 def _held_until(item: Placed, until: Mapping[str, int], passes: Passes, *, is_cast: bool) -> int:
-    """Its last use in the forward; its death, where that comes later than the last release explains."""
+    """Its last use in the forward, or the last time that somebody held it; its death, where that comes later than the last
+    release explains."""
     if not until or item.death > passes.last_of_backward(max(until.values())):
         return item.death
-    last_use_s = item.row.last_forward_use_s
+    last_use_s = item.needed_until_s
     used = item.birth if last_use_s is None else max(item.birth, passes.segment_at(last_use_s))
     return max(used, passes.end_of_forward(item.birth)) if is_cast else used

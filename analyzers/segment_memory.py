@@ -367,8 +367,8 @@ def _without_saving(
     changed = []
     for event in events:
         if event.number in freed and event.delta_bytes > 0:
-            row = placed[event.number].row
-            end_s = piece.end_s if row.last_forward_use_s is None else row.last_forward_use_s
+            row, needed_s = placed[event.number].row, placed[event.number].needed_until_s
+            end_s = piece.end_s if needed_s is None else needed_s
             birth = event._replace(category="temporary")
             changed.append(birth)
             if event.number not in casts:

@@ -83,7 +83,7 @@ def _unsaved_death(item: Placed, passes: Passes, *, is_cast: bool) -> tuple[int,
     """Where it would die had its forward kept nothing: at its last use; a cast weight with autocast's cache."""
     if is_cast:
         return passes.end_of_forward(item.birth), math.inf
-    end_s = item.row.last_forward_use_s
+    end_s = item.needed_until_s
     return item.birth, math.inf if end_s is None else max(end_s, item.row.birth_s)
 
 

@@ -60,6 +60,7 @@ class _Block:
     is_result: bool = False  # an operator returned it; otherwise it never left the operator
     last_use_ns: int | None = None
     last_forward_use_ns: int | None = None
+    last_held_ns: int | None = None
     number: int = -1
 
 
@@ -169,6 +170,10 @@ def make_account(
     for call in log.calls:
         _apply_call(ledger, call)
     saved_blocks = _apply_saved(ledger, log.saved)
+    for held in log.held:
+        block = ledger.at(held.address, held.time_ns)
+        if block is not None:
+            block.last_held_ns = max(held.time_ns, block.last_held_ns or held.time_ns)
     for named in (*log.named, *final):
         block = ledger.at(named.address, named.time_ns)
         if block is not None:
@@ -301,6 +306,7 @@ def _storage_row(block: _Block, seconds: Callable[[int | None], float | None], d
         last_use_s=seconds(block.last_use_ns),
         last_forward_use_s=seconds(block.last_forward_use_ns),
         address=None if device == "cpu" else block.address,
+        last_held_s=seconds(block.last_held_ns),
     )
 
 

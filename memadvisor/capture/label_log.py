@@ -69,6 +69,14 @@ class SavedTensor:
     original_bytes: int | None = None
 
 
+@dataclass(slots=True, eq=False)
+class HeldStorage:
+    """What autograd keeps and somebody else held too, at the last moment that anybody did."""
+
+    address: int
+    time_ns: int
+
+
 # Of a call, while the step runs: start and end, name, place, the sequence number of the node that autograd made for it
 # (None: it made none), arithmetic (executed and needed FLOPs, shapes), addresses of the inputs, results as pairs of
 # an address and (dtype, shape) one after the other, bytes read and written, and whether it drew random numbers.
@@ -89,6 +97,7 @@ class LabelLog:
     places: list[tuple[int, Place]] = field(default_factory=list)
     named: list[Named] = field(default_factory=list)
     saved: list[SavedTensor] = field(default_factory=list)
+    held: list[HeldStorage] = field(default_factory=list)
     sightings: dict[int, Sighting] = field(default_factory=dict)
     forward_starts_ns: list[int] = field(default_factory=list)
     recompute_ends_ns: list[int] = field(default_factory=list)

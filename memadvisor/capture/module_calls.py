@@ -6,7 +6,7 @@ What a call took in is what checkpointing it would have to keep, whether its own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,11 @@ class ModuleCallLog:
         self._open[depth] = call
         self.calls.append(call)
 
-    def leave(self, args: Any, kwargs: Any, output: Any, depth: int) -> None:
+    def leave(self, args: Any, kwargs: Any, output: Any, depth: int) -> Collection[int]:
+        """The call has ended; the addresses of what it was called with."""
         call = self._open.pop(depth, None)
         if call is None:
-            return
+            return ()
         call.end_ns = time.time_ns()
         before = dict(call.versions)
         inputs: dict[int, tuple[bool, bool]] = {}
@@ -68,6 +69,7 @@ class ModuleCallLog:
         call.outputs = tuple(
             dict.fromkeys(address for tensor in _tensors(output) for address in self._addresses(tensor))
         )
+        return inputs.keys()
 
     def _addresses(self, tensor: torch.Tensor) -> Iterator[int]:
         for plain in plain_tensors(tensor):

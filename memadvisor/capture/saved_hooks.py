@@ -16,6 +16,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 from memadvisor.capture.compiled import never_compiled
+from memadvisor.capture.holders import Holders, SavedStorage
 from memadvisor.capture.label_log import LabelLog, SavedTensor
 from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.tensor_storage import PLAIN_TENSORS
@@ -30,6 +31,7 @@ class SavedTensorHooks:
         self._also = also  # autograd asks the innermost hooks alone
         self._mode = mode
         self._log = log
+        self.holders = Holders(log)
 
     @never_compiled
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -38,12 +40,16 @@ class SavedTensorHooks:
             self._also(tensor)
         # Our own detach is none of the script's.
         was_active, self._mode.is_active = self._mode.is_active, False
-        needs_gradient = tensor.requires_grad
+        needs_gradient, is_leaf = tensor.requires_grad, tensor.is_leaf
         tensor = without_cycle(tensor)
+        is_own = bool(address) and type(tensor) in PLAIN_TENSORS and not (needs_gradient and is_leaf)
+        if is_own and is_leaf:
+            tensor = own_alias(tensor)
         self._mode.is_active = was_active
         if not address or not was_active:
             return _Kept(tensor, None)
-        return _Kept(tensor, self._row(tensor, address, needs_gradient=needs_gradient))
+        row = self._row(tensor, address, needs_gradient=needs_gradient)
+        return _Kept(tensor, row, self.holders.save(tensor, address) if is_own else None)
 
     @staticmethod
     @never_compiled
@@ -115,8 +121,10 @@ def without_cycle(tensor: torch.Tensor) -> torch.Tensor:
     keeps the result, and what no backward runs through would never be freed; it restores the rest by itself."""
     if tensor.grad_fn is None:
         return tensor
-    if type(tensor) not in PLAIN_TENSORS:
-        return tensor.data
+    return tensor.data if type(tensor) not in PLAIN_TENSORS else own_alias(tensor)
+
+
+def own_alias(tensor: torch.Tensor) -> torch.Tensor:
     # No mode, ours or the script's, is to see the detach that this is: it is none of the script's.
     with torch._C._DisableTorchDispatch():
         return tensor.data
@@ -125,16 +133,21 @@ def without_cycle(tensor: torch.Tensor) -> torch.Tensor:
 class _Kept:
     """Stands for a saved tensor inside autograd; its end is the moment that autograd lets go."""
 
-    __slots__ = ("row", "tensor")
+    __slots__ = ("row", "storage", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, row: SavedTensor | None) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, row: SavedTensor | None, storage: SavedStorage | None = None
+    ) -> None:
         self.tensor = tensor
         self.row = row
+        self.storage = storage
 
     @never_compiled
     def __del__(self) -> None:
         if self.row is not None:
             self.row.released_ns = time.time_ns()
+        if self.storage is not None:
+            self.storage.num_saves -= 1
 
 
 class Held:

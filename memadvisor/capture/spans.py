@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -305,9 +305,13 @@ class _BackwardStart:
 def _first_tensor_with_grad(output: Any) -> torch.Tensor | None:
     if isinstance(output, torch.Tensor):
         return output if output.requires_grad else None
-    values = (
-        output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
-    )
+    values: Iterable[Any] = ()
+    if isinstance(output, dict):
+        values = output.values()
+    elif isinstance(output, (list, tuple)):
+        values = output
+    elif is_dataclass(output) and not isinstance(output, type):
+        values = (getattr(output, each.name, None) for each in fields(output))
     return next((found for value in values if (found := _first_tensor_with_grad(value)) is not None), None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -120,11 +120,17 @@ class Tracer:
             for log in (
                 self.log.flat,
                 self.log.saved,
+                self.log.held,
                 self.log.places,
                 self.log.named,
                 self.module_calls.calls,
             ):
                 log.clear()
+
+    def look_who_holds(self, apart: Collection[int] = ()) -> None:
+        """Note what of autograd's somebody else holds too, but for storages at the addresses `apart`."""
+        if self.mode.is_active:
+            self._hooks.holders.look(apart)
 
     def can_finish(self) -> bool:
         """Whether our mode is on top; a script that opened one of its own must close it first."""

@@ -51,6 +51,7 @@ class Tracing:
 
     def note_place(self) -> None:
         if self.tracer is not None:
+            self.tracer.look_who_holds()
             self.tracer.note_place()
 
     def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:
@@ -74,6 +75,7 @@ class Tracing:
         if self.tracer is None:
             return
         position = self._position
+        self.tracer.look_who_holds()
         self.tracer.note_place()
         depth = len(position.stack) - 1
         self.tracer.module_calls.enter(info, args, position.phase, position.micro_batch, depth)
@@ -83,7 +85,8 @@ class Tracing:
     def leave_module(self, args: Any, kwargs: Any, output: Any, *, was_recompute: bool) -> None:
         if self.tracer is None:
             return
-        self.tracer.module_calls.leave(args, kwargs, output, len(self._position.stack))
+        inputs = self.tracer.module_calls.leave(args, kwargs, output, len(self._position.stack))
+        self.tracer.look_who_holds(inputs)  # which the call itself still holds
         self.tracer.note_place()
         if was_recompute and self._position.phase == "backward":
             self.tracer.log.recompute_ends_ns.append(time.time_ns())

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.empty_caches import without_empty_caches
@@ -122,9 +121,6 @@ class Recompute:
                 unit, forward, args, kwargs, around, kept, self._label_kept, holder
             )
         self._learn_changing(module, before)
-        if not _is_plain(output):
-            self._leave_alone(self._units[module], f"it returns a {type(output).__name__}")
-            del self._units[module]
         return output
 
     @contextlib.contextmanager
@@ -248,8 +244,3 @@ class _WithBuffers:
     def __exit__(self, *exception: object) -> None:
         for (owner, name, _), value in zip(self._before, self._live, strict=True):
             owner[name] = value
-
-
-def _is_plain(output: Any) -> bool:
-    """Tensors, or tuples, lists and dicts of them."""
-    return all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in tree_leaves(output))

@@ -1,9 +1,8 @@
 """What one profiled process leaves behind, as rows; each class is one table of the journal.
 
-Times are seconds of the process's monotonic clock (`time.monotonic`), which all processes of one
-machine share; `ProcessInfo.unix_offset_s` turns them into wall-clock time. `None` always means
-"not recorded", never zero. Names of modules and units are `named_modules` names; the model itself is
-"" and a second root model found in the same script is `model1`, its children `model1.layer`.
+Times are seconds of the process's monotonic clock (`time.monotonic`), which all processes of one machine share;
+`ProcessInfo.unix_offset_s` turns them into wall-clock time. `None` always means "not recorded", never zero. Names are
+those of `named_modules`; the model itself is "", a second one of the script `model1`, its children `model1.layer`.
 """
 
 from __future__ import annotations
@@ -148,10 +147,9 @@ class Step:
 class Span:
     """A stretch of a step: kind is forward, evaluation, backward, optimizer, unit_forward or unit_backward.
 
-    A `unit_forward` inside a backward is a recomputation and has kind `unit_recompute`; a forward without gradients
-    is an `evaluation`. Both are of a model, or of a part that the script calls itself.
-    `has_gradients`, of forwards and backwards of a traced step: whether a parameter of that model, or of any, has a
-    gradient when it begins. None of others, and in older runs.
+    A `unit_forward` inside a backward is a recomputation and has kind `unit_recompute`; a forward without gradients is
+    an `evaluation`. Both are of a model, or of a part that the script calls itself. `has_gradients`: whether a
+    parameter of that model, or of any in a backward, has a gradient when it begins; None where nobody looked.
     """
 
     step: int
@@ -167,8 +165,9 @@ class Span:
 class Storage:
     """One allocation of the traced step, or one that was alive when it began (phase `baseline`).
 
-    `death_s` None: still alive at the end of the step. `module` is the innermost module that was
-    running at birth. For a temporary inside an operator, `operator` names that operator.
+    `death_s` None: still alive at the end of the step. `module` is the innermost module that was running at birth. For
+    a temporary inside an operator, `operator` names that operator. `last_held_s`: when somebody beside autograd was
+    last seen to hold what it keeps, where modules and backwards begin and end; None: never, or older runs.
     """
 
     storage_id: int
@@ -187,6 +186,7 @@ class Storage:
     last_use_s: float | None
     last_forward_use_s: float | None
     address: int | None = None  # on the device; not recorded on CPU
+    last_held_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +260,13 @@ class CallTensor:
 class Operator:
     """One operator of the traced step. FLOPs are 2 per multiply-add of matrix products and convolutions.
 
-    `executed_flops` is what ran; `model_flops` leaves out recomputation (analyzers/utilization.py)
-    and counts causal attention as the T(T+1)/2 pairs that the model needs.
+    `executed_flops` is what ran; `model_flops` leaves out recomputation (analyzers/utilization.py) and counts causal
+    attention as the T(T+1)/2 pairs that the model needs.
 
     `shapes`, of those with matrix arithmetic: the two factors of a product, input and weight of a convolution or
-    recurrent layer, (batch, heads, length, width) of query, key and value, as JSON. `read_bytes` and
-    `written_bytes`: what the operator must move of its tensors, each element once (capture/traffic.py).
-    `changes`: the storage that an operator in place (`aten::relu_`) writes into. `is_random`: it draws numbers from a
-    generator; None in older runs.
+    recurrent layer, (batch, heads, length, width) of query, key and value, as JSON. `read_bytes` and `written_bytes`:
+    what the operator must move of its tensors, each element once (capture/traffic.py). `changes`: the storage that an
+    operator in place (`aten::relu_`) writes into. `is_random`: it draws numbers from a generator; None in older runs.
     """
 
     name: str

@@ -55,7 +55,8 @@ def predicted_and_measured(kind, num_micro_batches, chosen, bf16):
     """Peaks in bytes, and the losses of the plain and the applied run."""
     run, losses = recorded(kind, num_micro_batches, bf16)
     step = captured_step(run)
-    units = tuple(UnitPlan(name=f"blocks.{n}", zero_stage=0, recompute=True) for n in chosen)
+    names = (f"blocks.{n}" if isinstance(n, int) else n for n in chosen)
+    units = tuple(UnitPlan(name=name, zero_stage=0, recompute=True) for name in names)
     plan = make_plan(1, units=units)
     predicted = simulate(step, write_schedule(plan, step.units), None).prediction()
     applied, losses_applied = recorded(kind, num_micro_batches, bf16, plan)

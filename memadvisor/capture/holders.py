@@ -1,0 +1,68 @@
+"""Who, beside autograd, holds what autograd keeps of the traced step, as seen where modules and backwards begin and end.
+
+A script may collect what its layers return in a list, or simply have it in a variable: recomputing the layer then frees
+nothing before the script lets go. Each saved tensor has a TensorImpl of its own here (saved_hooks.py), so a storage that
+more of them share than autograd has saved, and more than the Python object that is asked, is held by somebody else too.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Collection
+
+import torch
+
+from memadvisor.capture.label_log import HeldStorage, LabelLog
+
+_OWN_OWNERS = 1  # the Python object that is asked
+
+
+class SavedStorage:
+    """A storage as long as autograd keeps anything in it; it is held by those that stand for what autograd keeps."""
+
+    __slots__ = ("__weakref__", "address", "held", "num_saves", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage, address: int) -> None:
+        self.storage = storage
+        self.address = address
+        self.num_saves = 0
+        self.held: HeldStorage | None = None  # its row, once somebody was seen to hold it
+
+    @property
+    def is_held(self) -> bool:
+        return torch._C._storage_Use_Count(self.storage._cdata) > self.num_saves + _OWN_OWNERS
+
+
+class Holders:
+    """Saved storages that somebody may hold, and the last moment that somebody did."""
+
+    def __init__(self, log: LabelLog) -> None:
+        self._log = log
+        self._saved: weakref.WeakValueDictionary[int, SavedStorage] = weakref.WeakValueDictionary()
+        self._watched: weakref.WeakSet[SavedStorage] = weakref.WeakSet()
+
+    def save(self, tensor: torch.Tensor, address: int) -> SavedStorage:
+        """Autograd keeps `tensor`, a TensorImpl that nobody else has."""
+        storage = tensor.untyped_storage()
+        known = self._saved.get(storage._cdata)
+        if known is None:
+            known = self._saved[storage._cdata] = SavedStorage(storage, address)
+        known.num_saves += 1
+        self._watched.add(known)
+        return known
+
+    def look(self, apart: Collection[int] = ()) -> None:
+        """What nobody holds but autograd, nobody will hold again, unless it is saved once more. Nothing is noted of
+        storages at the addresses `apart`."""
+        now_ns = time.time_ns()
+        for saved in list(self._watched):
+            if not saved.is_held:
+                self._watched.discard(saved)
+            elif saved.address in apart:
+                continue
+            elif saved.held is None:
+                saved.held = HeldStorage(saved.address, now_ns)
+                self._log.held.append(saved.held)
+            else:
+                saved.held.time_ns = now_ns

@@ -1,0 +1,79 @@
+"""What units return and the script holds: in a list until the loss is known, or for the units behind them."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.planning.test_called_again import predicted_and_measured
+from tests.planning.test_moved_activations import BATCH, LENGTH, VOCABULARY, WIDTH, Gpt
+
+
+@dataclass
+class Made:
+    x: torch.Tensor
+    scores: torch.Tensor
+
+
+class Attending(nn.Module):
+    """Returns what it has saved, in an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x, scale):
+        q, k, v = self.qkv(self.norm(x)).split(WIDTH, -1)
+        scores = (q @ k.transpose(1, 2)).softmax(-1)
+        return Made(x + scores @ v, scores)
+
+
+class Collecting(Gpt):
+    """Has all scores in a list until its forward ends, whose loss is the fullest moment."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Attending() for _ in range(4))
+
+    def forward(self, words):
+        made = [Made(self.tokens(words), words)]
+        for block in self.blocks:
+            made.append(block(made[-1].x, None))
+        return self.head(made[-1].x).repeat(1, 1, 8).softmax(-1).mean()
+
+    def loss(self):
+        return self(torch.randint(VOCABULARY, (BATCH, LENGTH)))
+
+
+class Dense(nn.Module):
+    """A layer is called with a list of all that those before it have made; none of that is saved by autograd."""
+
+    class Layer(nn.Module):
+        def __init__(self, num_before):
+            super().__init__()
+            self.up, self.down = nn.Conv2d(8 * num_before, 32, 1), nn.Conv2d(32, 8, 3, padding=1)
+
+        def forward(self, before):
+            return self.down(F.gelu(self.up(torch.cat(before, 1))))
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(40, 10)
+        self.layers = nn.ModuleList(Dense.Layer(number) for number in range(1, 5))
+
+    def loss(self):
+        made = [self.stem(torch.randn(BATCH, 3, 16, 16))]
+        for layer in self.layers:
+            made.append(layer(made))
+        return self.head(torch.cat(made, 1).mean((2, 3))).square().mean()
+
+
+@pytest.mark.parametrize("kind", [Collecting, Dense])
+def test_what_the_script_holds_is_not_freed_by_recomputing_its_maker(kind):
+    names = [f"{'blocks' if kind is Collecting else 'layers'}.{number}" for number in range(4)]
+    predicted, measured, losses = predicted_and_measured(kind, 1, names, bf16=False)
+
+    assert losses[0] == losses[1]
+    assert measured == pytest.approx(predicted, rel=1e-3)
