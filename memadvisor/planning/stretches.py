@@ -62,17 +62,18 @@ def chain_of(step: CapturedStep) -> tuple[str, ...]:
 
 
 def _called_once(step: CapturedStep) -> Iterator[str]:
-    """Recomputable blocks that run once, in one piece, in each micro-batch, in order.
+    """Recomputable blocks that run once, in one piece, in each micro-batch, in order, and have their backward there.
 
     Between single layers stands code of the script as a rule, an activation function say, that may work in place.
     """
     blocks = {unit.name for unit in step.units if unit.is_block}
     for unit in dict.fromkeys(s.unit for s in step.segments if s.phase == "forward"):
-        pieces = [found for (name, _), found in step.forwards.items() if name == unit]
+        passes = {key: found for key, found in step.forwards.items() if key[0] == unit}
         if (
             unit is not None
             and unit in blocks & step.recomputable.keys()
-            and all(len(p) == 1 for p in pieces)
+            and all(len(pieces) == 1 for pieces in passes.values())
+            and passes.keys() <= step.backwards.keys()
             and unit not in step.called_again
         ):
             yield unit

@@ -1,6 +1,7 @@
 """Nested recomputation of a recorded model: predicted from the plain run, applied, and measured to the byte."""
 
 import gc
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -63,6 +64,16 @@ def best(run, budget):
 def test_blocks_that_take_what_the_one_before_returns_are_a_chain(plain):
     run, _ = plain
     assert chain_of(captured_step(run)) == tuple(f"blocks.{number}" for number in range(NUM_BLOCKS))
+
+
+def test_a_block_whose_backward_comes_with_another_micro_batch_is_in_no_chain(plain):
+    """As of a critic whose gradient is asked for before the loss is known."""
+    step = captured_step(plain[0])
+    later = tuple(
+        replace(s, micro_batch=1) if (s.phase, s.unit) == ("backward", "blocks.1") else s
+        for s in step.segments
+    )
+    assert "blocks.1" not in chain_of(replace(step, segments=later))
 
 
 def test_the_smallest_budget_takes_nested_stretches_and_its_peak_is_measured_to_the_byte(plain, tmp_path):
