@@ -36,7 +36,7 @@ def inner_storages(
 
 
 def boundary_tensors(
-    placed: Sequence[Placed], freed: set[int], passes: Passes, missed: Mapping[int, int]
+    placed: Sequence[Placed], freed: set[int], casts: set[int], passes: Passes, missed: Mapping[int, int]
 ) -> dict[int, BoundaryTensor]:
     """By number: crossing storages that a unit takes as input, or that autograd keeps for the one that makes them while
     others need them too."""
@@ -47,22 +47,36 @@ def boundary_tensors(
         crossing = item.death > item.birth and item.death < len(passes.pieces)
         if number in freed or row.category in STATES or not crossing:
             continue
-        input_of = units_fed(item, passes)
+        again = cast_again(item, passes, starts) if number in casts else ()
+        input_of = {} if again else units_fed(item, passes)
         maker = passes.forward.get(item.birth, (None, 0))[0]
         if not input_of and not any(saved.unit == maker for saved in item.saved):
             continue
         last_use_s = item.needed_until_s
+        last_use = item.birth if last_use_s is None else bisect_left(starts, last_use_s) - 1
         found[number] = BoundaryTensor(
             category=row.category,
             size_bytes=row.size_bytes,
             birth_segment=item.birth,
             death_segment=item.death,
             missed_bytes=missed.get(number, 0),
-            last_use_segment=item.birth if last_use_s is None else bisect_left(starts, last_use_s) - 1,
+            last_use_segment=max(last_use, passes.end_of_forward(item.birth)) if again else last_use,
             saved_until=saved_until(item, starts),
             input_of=input_of,
+            cast_again=again,
         )
     return found
+
+
+def cast_again(item: Placed, passes: Passes, starts: Sequence[float]) -> tuple[tuple[str, int, int], ...]:
+    """Of a weight that autocast has cast: the calls that save it, each by the segment of its backward and its release."""
+    until: dict[tuple[str, int], int] = {}
+    for saved in item.saved:
+        position = passes.forward_at(saved.saved_s)
+        if position is not None and saved.released_s is not None:
+            call = passes.forward[position]
+            until[call] = max(bisect_left(starts, saved.released_s) - 1, until.get(call, 0))
+    return tuple((unit, backward, last) for (unit, backward), last in until.items())
 
 
 def saved_until(item: Placed, starts: Sequence[float]) -> dict[str, int]:

@@ -106,7 +106,7 @@ def segment_memory(
     placed = place_storages(rank, step, pieces, divisor, precision)
     passes = Passes(pieces)
     freed = {number for number, item in enumerate(placed) if passes.unit_that_frees(item) is not None}
-    casts = {number for number in freed if is_weight_cast(placed[number].row, rank.parameters)}
+    casts = {n for n, item in enumerate(placed) if item.saved and is_weight_cast(item.row, rank.parameters)}
     events, start = _events(rank, step, pieces, placed)
     parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in rank.units}
     for parameter in rank.parameters:
@@ -126,7 +126,7 @@ def segment_memory(
         if position in forwards:
             operators[position] = forwards[position].operators(start, unsaved, events[position], placed)
         _apply(start, events[position])
-    boundaries = boundary_tensors(placed, freed, passes, missed)
+    boundaries = boundary_tensors(placed, freed, casts, passes, missed)
     saved = saved_storages(rank, placed, casts, passes)
     return Memory(
         levels=tuple(levels),

@@ -259,6 +259,9 @@ def _changes(step: CapturedStep, stretches: Stretches) -> Iterable[_Change]:
         elif needed > death:
             yield _Change(tensor.category, death, death, tensor.missed_bytes, begins_inside=True)
             yield _Change(tensor.category, death + 1, needed, size_bytes)
+        if tensor.cast_again:
+            yield from _cast_again(step, tensor, stretches, needed)
+            continue
         for first, last in _made_again(step, tensor, stretches, maker, needed):
             yield _Change(tensor.category, first, last, size_bytes, begins_inside=True)
 
@@ -339,6 +342,18 @@ def _made_again(
         else:
             merged.append((first, last))
     return merged
+
+
+def _cast_again(
+    step: CapturedStep, tensor: BoundaryTensor, stretches: Stretches, needed: int
+) -> Iterable[_Change]:
+    """Second copies of a weight that autocast casts. Only the growth of the call that has cast it first knows of it."""
+    own = step.segments[tensor.birth_segment].pass_number
+    for unit, backward, until in tensor.cast_again:
+        if unit in stretches and until > needed:
+            knows = unit == step.maker_of(tensor) and step.segments[backward].pass_number == own
+            first = max(backward, needed + 1)
+            yield _Change(tensor.category, first, until, tensor.size_bytes, begins_inside=knows)
 
 
 def _sum(level: Bytes, changes: dict[str, list[int]], position: int) -> dict[str, int]:

@@ -113,6 +113,8 @@ class BoundaryTensor:
     it for, in which segment it is released. `input_of` gives the backward segment of each unit that takes
     it as input: recomputing that unit keeps it so long. `missed_bytes`: what the segment that it dies in would reach
     beyond what it does, if it lived on; all of it where it dies before that segment's highest instant.
+    `cast_again`, of a weight that autocast has cast: each call of a unit that saves it, by the segment of its backward, and
+    of that where it is released. Its cache ends with the forward, so each of them casts anew when it runs again.
     """
 
     category: str
@@ -123,6 +125,7 @@ class BoundaryTensor:
     last_use_segment: int
     saved_until: Mapping[str, int]
     input_of: Mapping[str, int]
+    cast_again: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,13 +42,12 @@ def test_what_each_call_saves_is_set_free_and_made_again(kind, num_micro_batches
     assert measured == pytest.approx(predicted, rel=1e-3)
 
 
-def test_weights_that_autocast_has_cast_are_taken_to_stay():
-    """They are made in the first call and used in the second; the prediction is too high by them, and never too low."""
+def test_weights_that_autocast_has_cast_are_cast_again_in_each_second_run():
+    """Calls behind the first find them in autocast's cache, which is there no more when they run again."""
     predicted, measured, losses = predicted_and_measured(Shared, 1, (0, 1, 2, 3), bf16=True)
-    cast_bytes = sum(2 * p.numel() for p in Shared().blocks[:3].parameters())
 
     assert losses[0] == losses[1]
-    assert 0 <= predicted - measured <= cast_bytes
+    assert measured == pytest.approx(predicted, rel=2e-3)
 
 
 def predicted_and_measured(kind, num_micro_batches, chosen, bf16):
