@@ -44,13 +44,13 @@ def boundary_tensors(
     starts = [piece.start_s for piece in passes.pieces]
     for number, item in enumerate(placed):
         row = item.row
-        crossing = item.death > item.birth and item.death < len(passes.pieces)
-        if number in freed or row.category in STATES or not crossing:
+        if number in freed or row.category in STATES or item.death == item.birth:
             continue
         again = cast_again(item, passes, starts) if number in casts else ()
         input_of = {} if again else units_fed(item, passes)
         maker = passes.forward.get(item.birth, (None, 0))[0]
-        if not input_of and not any(saved.unit == maker for saved in item.saved):
+        is_saved_by_maker = any(saved.unit == maker for saved in item.saved)
+        if not is_saved_by_maker and (not input_of or item.death == len(passes.pieces)):
             continue
         last_use_s = item.needed_until_s
         last_use = item.birth if last_use_s is None else bisect_left(starts, last_use_s) - 1

@@ -321,11 +321,16 @@ def needed_until(tensor: BoundaryTensor, stretches: Stretches, maker: str | None
 def _made_again(
     step: CapturedStep, tensor: BoundaryTensor, stretches: Stretches, maker: str | None, needed: int
 ) -> list[tuple[int, int]]:
-    """From where to where copies of a tensor live that runs of stretches make, beyond the first one's end."""
+    """From where to where copies of a tensor live that runs of stretches make; beyond the first one's end, but for that
+    which its maker saves itself, and makes again while the script still holds the first."""
     lives = []
+    beside = None
     for unit, until in tensor.saved_until.items():
         if unit in stretches:
-            lives.append((min(until, _run_again_at(step, stretches, unit, tensor.birth_segment)), until))
+            again = _run_again_at(step, stretches, unit, tensor.birth_segment)
+            lives.append((min(until, again), until))
+            if unit == maker and again <= until:
+                beside = (again, min(until, needed))
     for unit, until in tensor.input_of.items():
         holding = [s for s in stretches.around(unit) if maker in s]
         if holding and holding[-1] != stretches.around(unit)[-1]:
@@ -341,7 +346,7 @@ def _made_again(
             merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:
             merged.append((first, last))
-    return merged
+    return merged if beside is None else [beside, *merged]
 
 
 def _cast_again(
