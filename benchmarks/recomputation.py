@@ -5,13 +5,14 @@ A plain profile of a few steps is what `advise` plans from. Each plan is applied
 gives its measured peak. Then all of them take steps in turn, round after round, without the recorder: measured time
 is CPU seconds of the fastest step, as a multiple of the plain one's; predicted time is as a multiple of the plain one
 too. "by hand" is torch.utils.checkpoint around each block. Losses are compared with the plain ones, all of them.
-torch's own planner (torch.distributed._tools.sac_ilp) is not among them: it takes its times from a CUDA device.
+"sac_ilp" is torch's own planner (benchmarks/torch_sac.py), where pulp and pwlf are installed.
 
     python benchmarks/recomputation.py [--rounds 5] [--models gpt resnet lstm unet sample-gpt sample-cnn]
         [--budgets 80 60 40 30 20]
 """
 
 import argparse
+import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import memadvisor
 from benchmarks.recomputation_models import MODELS, batch
+from benchmarks.torch_sac import TorchPlan, missing_packages, plans_of_torch, put_in
 from memadvisor.engines.apply import apply
 from memadvisor.plan import Plan
 from memadvisor.planning.advise import advise
@@ -32,16 +34,24 @@ from samples import train_gpt
 from tests.analyzers.checkpointed import Again, loss_of
 
 STEPS = 10
+# With each of their modules to choose from, sac_ilp's solver stops at its limit of 3 minutes a budget.
+BLOCKS_ALONE = ("gpt", "sample-gpt")
 
 
 def policy(name):
     return Plan(num_ranks=1, zero_stage=0, policy=name)
 
 
+def loss_on(model, x, target):
+    return model(x, target) if isinstance(model, train_gpt.GPT) else loss_of(model, x, target)
+
+
 def trained(make, plan, steps):
     """Losses and CPU seconds of the fastest step: with a plan applied, or with these blocks checkpointed by hand."""
     torch.manual_seed(0)
     model = make()
+    if isinstance(plan, TorchPlan):
+        put_in(plan, model)
     if isinstance(plan, tuple):
         for name in plan:
             parent, _, last = name.rpartition(".")
@@ -53,7 +63,7 @@ def trained(make, plan, steps):
         for step in range(steps):
             x, target = batch(model, step)
             start_s = time.process_time()
-            loss = model(x, target) if isinstance(model, train_gpt.GPT) else loss_of(model, x, target)
+            loss = loss_on(model, x, target)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -86,12 +96,65 @@ def plans_of(run, budgets):
     return plans
 
 
+def plans_of_torch_for(name, budgets_bytes, blocks):
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return plans_of_torch(MODELS[name], lambda model: batch(model, 0), loss_on, budgets_bytes, blocks)
+
+
+def torch_plans_of(name, run, budgets):
+    """What sac_ilp decides for each budget; where there is nothing to measure, this is printed with the reason."""
+    if missing := missing_packages():
+        print(f"sac_ilp is left out: {' and '.join(missing)} not installed")
+        return {}
+    rank = run.ranks[0]
+    budgets_bytes = {percent: rank.traced_step.peak_allocated_bytes * percent // 100 for percent in budgets}
+    blocks = blocks_of(rank.units) if name in BLOCKS_ALONE else None
+    # What its trackers leave behind would count towards every peak here.
+    with multiprocessing.get_context("spawn").Pool(1) as elsewhere:
+        found = elsewhere.apply(plans_of_torch_for, (name, budgets_bytes, blocks))
+    plans = {}
+    for percent, plan in found.items():
+        if isinstance(plan, str):
+            print(f"{percent} %, sac_ilp: {plan}")
+        else:
+            plans[f"{percent} %, sac_ilp"] = plan
+    return plans
+
+
+def peaks_of(make, plans):
+    """Measured peaks. Plans of torch that do not run are taken out of `plans`, and printed."""
+    peaks = {}
+    for name, plan in list(plans.items()):
+        try:
+            peaks[name] = recorded(make, plan, 3).ranks[0].traced_step.peak_allocated_bytes
+        except RuntimeError as error:
+            if not isinstance(plan, TorchPlan):
+                raise
+            print(f"{name}: raises {error}")
+            del plans[name]
+    return peaks
+
+
+def foretold(plan, plain_s):
+    """(peak, time as a multiple of the plain step's, what is done) as predicted; None where nobody predicts."""
+    if isinstance(plan, TorchPlan):
+        operators = [keep for module in plan.kept.values() for _, keep in module]
+        what = f"{len(plan.kept)} modules, {sum(operators)} of {len(operators)} operators kept; "
+        return plan.peak_bytes, plan.step_time_ratio, what
+    if (predicted := getattr(plan, "prediction", None)) is None:
+        return None, None, ""
+    kept = sum(len(unit.kept) for unit in plan.units)
+    what = f"{len(plan.recomputed_units)} units, {len(plan.stretches)} stretches, {kept} outputs kept; "
+    return predicted.peak_bytes, predicted.step_time_s / plain_s, what
+
+
 def compare(name, budgets, num_rounds):
-    """Print the model's table; returns how far off the predicted times are, as fractions of the measured ones."""
+    """Print the model's table; returns how far off our predicted times are, as fractions of the measured ones."""
     make = MODELS[name]
     run = recorded(make, None, STEPS)
-    plans = plans_of(run, budgets)
-    peaks = {n: recorded(make, p, 3).ranks[0].traced_step.peak_allocated_bytes for n, p in plans.items()}
+    plans = plans_of(run, budgets) | torch_plans_of(name, run, budgets)
+    peaks = peaks_of(make, plans)
     losses, fastest_s = {}, dict.fromkeys(plans, float("inf"))
     for _ in range(num_rounds):
         for plan_name, plan in plans.items():
@@ -105,20 +168,15 @@ def compare(name, budgets, num_rounds):
     )
     errors = []
     for plan_name in [n for n in plans if n != "plain"]:
-        plan, predicted = plans[plan_name], getattr(plans[plan_name], "prediction", None)
+        peak_bytes, ratio, what = foretold(plans[plan_name], plain_s)
         measured = fastest_s[plan_name] / fastest_s["plain"]
-        again = ""
-        if predicted:
-            errors.append(predicted.step_time_s / plain_s / measured - 1)
-            again = (
-                f"{len(plan.recomputed_units)} units, {len(plan.stretches)} stretches, "
-                f"{sum(len(unit.kept) for unit in plan.units)} outputs kept; "
-            )
+        if ratio is not None and not isinstance(plans[plan_name], TorchPlan):
+            errors.append(ratio / measured - 1)
         print(
-            f"{plan_name:<16} {predicted.peak_bytes if predicted else '-':>15} {peaks[plan_name]:>12} "
+            f"{plan_name:<16} {peak_bytes or '-':>15} {peaks[plan_name]:>12} "
             f"{100 * peaks[plan_name] / peaks['plain']:>7.1f} % "
-            f"{f'{predicted.step_time_s / plain_s:.3f}' if predicted else '-':>15} {measured:>9.3f}  "
-            f"{again}losses {'equal' if losses[plan_name] == losses['plain'] else 'DIFFER'}",
+            f"{f'{ratio:.3f}' if ratio else '-':>15} {measured:>9.3f}  "
+            f"{what}losses {'equal' if losses[plan_name] == losses['plain'] else 'DIFFER'}",
             flush=True,
         )
     return errors
