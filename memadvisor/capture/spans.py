@@ -19,6 +19,7 @@ from memadvisor.capture.listening import Listening
 from memadvisor.capture.models import ModuleInfo
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import SeenBatches, batch_of
+from memadvisor.run.cut import innermost
 from memadvisor.run.records import Span, Step
 
 _Mark = float | DeviceMark
@@ -73,10 +74,14 @@ class OpenStep:
 
     @property
     def main(self) -> Given:
-        """Of the model that was given the most samples, the first of them."""
-        return max(
-            self.given.values(), key=lambda given: given.num_samples or 0, default=Given(0, None, None)
-        )
+        """Of the model that was given the most samples, the first of them; a part that the script calls beside the
+        whole model (a generator over pieces of its output) is none."""
+        whole = [
+            given
+            for name, given in self.given.items()
+            if not any(name != other and innermost(name, {other}) == other for other in self.given)
+        ]
+        return max(whole, key=lambda given: given.num_samples or 0, default=Given(0, None, None))
 
 
 class SpanLog:

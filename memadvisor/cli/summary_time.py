@@ -114,8 +114,9 @@ def _unit_cells(unit: Unit | None, kept: SavedBytes | None, time: UnitTime | Non
     return (
         number("-" if unit is None else format_bytes(unit.parameter_bytes)),
         number("-" if kept is None else format_bytes(kept.saved_bytes)),
-        number("-" if time is None else format_seconds(time.forward_s)),
-        number("-" if time is None else format_seconds(time.backward_s)),
+        # Of a unit that was not seen to run (torch.compile makes one graph of all) there is no time, rather than none.
+        number("-" if time is None or not time.forward_s else format_seconds(time.forward_s)),
+        number("-" if time is None or not time.backward_s else format_seconds(time.backward_s)),
         number("-" if time is None or not time.recompute_s else format_seconds(time.recompute_s)),
     )
 

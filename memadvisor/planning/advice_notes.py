@@ -28,10 +28,20 @@ def notes(run: Run, search: Search, plain: CapturedStep, found: list[RankedPlan]
     yield from algorithms_notes(found[0].plan.algorithms)
     yield from _coding_notes(search.optimizer_bits, search.transfers)
     yield from model_notes(run.ranks[0], search.models, plain, knows_tier=search.transfers is not None)
+    yield from _unit_notes(plain)
     yield from _run_notes(run, search.num_ranks, search.times)
     yield from extrapolation_notes(found, plain, search.times)
     yield from _transfer_notes(found, search.transfers)
     yield from _allocator_notes(plain, search.settings)
+
+
+def _unit_notes(plain: CapturedStep) -> Iterator[str]:
+    ran = {segment.unit for segment in plain.segments if segment.phase == "forward"}
+    if len(plain.states) > 1 and ran.isdisjoint(plain.states):
+        yield (
+            "No unit of the model was seen to run by itself, as where torch.compile makes one of them all, so no plan "
+            "recomputes any: without torch.compile there may be plans that need far less memory."
+        )
 
 
 def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -> Iterator[str]:

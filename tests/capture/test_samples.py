@@ -100,3 +100,17 @@ def test_a_batch_counts_once_and_what_comes_again_after_a_backward_is_told(tmp_p
     assert run("filled", filled) == (8, 2, 0)
     assert run("twice", lambda: twice(torch.randn(4, 16))) == (4, 1, 0)
     assert run("pair", lambda: pair(torch.randn(4, 16))) == (8, 1, 0)
+
+
+def test_a_part_that_is_called_beside_the_whole_model_tells_no_samples(tmp_path):
+    """A generator runs over pieces of the output, a row for each word: a batch of 4 was told as 28 samples."""
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(16, 16), "generator": torch.nn.Linear(16, 9)})
+    model.forward = lambda x: model["body"](x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            output = model(torch.randn(4, 7, 16))
+            model["generator"](output.flatten(0, 1)).sum().backward()
+            optimizer.step()
+
+    assert prof.run.ranks[0].steps[1].num_samples == 4

@@ -310,3 +310,14 @@ def test_parameters_go_to_disk_where_optimizer_state_and_activations_alone_do_no
     assert nothing.smallest_budget_bytes > sum(
         unit.parameter_bytes for unit in states
     )  # as the script makes them
+
+
+def test_a_model_whose_units_were_not_seen_to_run_is_noted():
+    """torch.compile makes one graph of all blocks; why nothing is recomputed was left to the reader."""
+    run = make_run(num_ranks=1)
+    (rank,) = run.ranks
+    spans = tuple(span for span in rank.spans if not span.kind.startswith("unit_"))
+    compiled = dataclasses.replace(run, ranks=(dataclasses.replace(rank, spans=spans),))
+
+    assert not any("by itself" in note for note in advise(run, memory_bytes=10**12).notes)
+    assert any("by itself" in note for note in advise(compiled, memory_bytes=10**12).notes)
