@@ -127,10 +127,10 @@ class Tracer:
             ):
                 log.clear()
 
-    def look_who_holds(self, apart: Collection[int] = ()) -> None:
+    def look_who_holds(self, apart: Collection[int] = (), *, must: bool = False) -> None:
         """Note what of autograd's somebody else holds too, but for storages at the addresses `apart`."""
         if self.mode.is_active:
-            self._hooks.holders.look(apart)
+            self._hooks.holders.look(apart, must=must)
 
     def can_finish(self) -> bool:
         """Whether our mode is on top; a script that opened one of its own must close it first."""

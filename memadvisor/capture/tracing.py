@@ -51,7 +51,7 @@ class Tracing:
 
     def note_place(self) -> None:
         if self.tracer is not None:
-            self.tracer.look_who_holds()
+            self.tracer.look_who_holds(must=not self._position.backward_unit)
             self.tracer.note_place()
 
     def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:
@@ -86,7 +86,8 @@ class Tracing:
         if self.tracer is None:
             return
         inputs = self.tracer.module_calls.leave(args, kwargs, output, len(self._position.stack))
-        self.tracer.look_who_holds(inputs)  # which the call itself still holds
+        # The call itself still holds those.
+        self.tracer.look_who_holds(inputs, must=not self._position.stack)
         self.tracer.note_place()
         if was_recompute and self._position.phase == "backward":
             self.tracer.log.recompute_ends_ns.append(time.time_ns())
