@@ -20,6 +20,8 @@ from memadvisor.schedule import Schedule
 from memadvisor.write_schedule import write_schedule
 
 _HINT = "profile this script and make its plan with `memadvisor advise`."
+# A model may get its parameters in its first calls; after so many it is another than the plan's, and left alone for good.
+_MOST_LOOKS = 3
 
 
 class NotPlannedError(PlanError):
@@ -44,6 +46,7 @@ class PlannedModels:
         self.plan = plan
         self._due = list(plan.models)
         self._others: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._num_looks: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
     @property
     def is_complete(self) -> bool:
@@ -56,12 +59,13 @@ class PlannedModels:
             return False
         is_trainable = _is_trainable(root)
         if not self.plan.models:
-            return is_trainable
+            return is_trainable and self._num_looks.get(root, 0) < _MOST_LOOKS
         return bool(self._due) and self._others.get(root) is not is_trainable
 
     def read(self, root: torch.nn.Module) -> tuple[LiveModel, Schedule]:
         """A model of the plan as units, and what is to be done with them. Raises PlanError, NotPlannedError for a model that
         the plan is not for."""
+        self._num_looks[root] = self._num_looks.get(root, 0) + 1
         plan, name = self._plan_for(root)
         model = read_model(root, name)
         strange = {unit.name for unit in plan.units} - {unit.name for unit in model.units}

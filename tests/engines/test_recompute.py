@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from memadvisor.engines import planned
 from memadvisor.engines.apply import apply, install
 from memadvisor.engines.live import model_fingerprint
 from memadvisor.engines.second_run_cost import measure_second_runs
@@ -365,6 +366,18 @@ def test_a_plan_for_another_model_is_refused_before_the_first_step():
         train_alone(model)
     assert "another model" in error.value.one_line()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_that_is_none_of_the_plans_is_not_looked_at_for_ever(monkeypatch):
+    """Who is around it is searched among all that lives: at each call that took several times a step of Keras."""
+    looks = []
+    monkeypatch.setattr(planned, "living_modules", lambda kind: looks.append(kind) or [])
+    plan = make_plan(1, policy="every-layer", fingerprint=model_fingerprint(new_model()))
+    stranger = torch.nn.Linear(3, 3)
+    with applied(plan):
+        for _ in range(20):
+            stranger(torch.zeros(2, 3))
+    assert 1 <= len(looks) <= 3
 
 
 def test_a_plan_for_ranks_is_refused_by_a_process_that_is_none_of_them():
