@@ -131,17 +131,23 @@ class Software:
         return self.selective == "operators" or not self.fused_attention
 
 
+_COUNTS = (
+    "data", "tensor", "pipeline", "context", "expert", "chunks", "micro_batch_size", "num_microbatches",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """`data` replicas in all, of which `shard` share what the ZeRO stage shards (None: all of them).
 
-    `chunks`: parts of the model on each pipeline device. `recompute`: none, selective (as `Software.selective`
-    says), pointwise (outputs of norms and of the MLP's activation, Yuan et al., ATC 2024) or full (each layer keeps
-    its input). `offload_optimizer`, `offload_parameters`: they live on the host. `offload_activations`: share of saved
-    activations on the host. `stage_layers`: layers of each stage (of each chunk, in the model's order), None to have them
-    balanced. `expert_imbalance`: tokens of the expert-parallel rank that has most over the mean, measured, or the capacity
-    factor to which a router drops or pads. `tensor_kind`: matrices are split along one dimension (Megatron's), or tensor-
-    parallel ranks form a grid (cost/layouts/tensor_grids.py); `tensor_depth`: how many grids, of 2.5d.
+    `chunks`: parts of the model on each pipeline device. `recompute`: none, selective (as `Software.selective` says),
+    pointwise (outputs of norms and of the MLP's activation, Yuan et al., ATC 2024) or full (each layer keeps its
+    input; `recompute_share` of them, on each device). `offload_optimizer`, `offload_parameters`: they live on the
+    host. `offload_activations`: share of saved activations on the host. `stage_layers`: layers of each stage (of each
+    chunk, in the model's order), None to have them balanced. `expert_imbalance`: tokens of the expert-parallel rank
+    that has most over the mean, measured, or the capacity factor to which a router drops or pads. `tensor_kind`:
+    matrices are split along one dimension (Megatron's), or tensor-parallel ranks form a grid
+    (cost/layouts/tensor_grids.py); `tensor_depth`: how many grids, of 2.5d.
 
     ZeRO++ (Wang et al. 2023, arXiv:2306.10209), of ZeRO stage 3: `secondary_shard` (hpZ): so many neighbouring ranks of
     those that share shards, usually a node's, keep a second copy of the parameters that a forward gathered, None for no
@@ -162,6 +168,7 @@ class Layout:
     micro_batch_size: int = 1
     num_microbatches: int = 1
     recompute: str = "none"
+    recompute_share: float = 1.0
     offload_optimizer: bool = False
     offload_parameters: bool = False
     offload_activations: float = 0.0
@@ -174,16 +181,7 @@ class Layout:
     quantized_gradients: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "data",
-            "tensor",
-            "pipeline",
-            "context",
-            "expert",
-            "chunks",
-            "micro_batch_size",
-            "num_microbatches",
-        ):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}.", hint="it is at least 1.")
         if self.zero_stage not in (0, 1, 2, 3):
@@ -193,6 +191,8 @@ class Layout:
             raise UsageError(
                 f"recompute is {self.recompute!r}.", hint=f"it is one of {', '.join(RECOMPUTE)}."
             )
+        if not 0 < self.recompute_share <= 1:
+            raise UsageError(f"{self.recompute_share:g} of the layers run again.", hint="above 0, up to 1.")
         if self.shard is not None and (self.shard < 1 or self.data % self.shard):
             raise UsageError(
                 f"{self.data} replicas do not part into groups of {self.shard}.", hint="shard divides data."

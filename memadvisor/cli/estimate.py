@@ -13,7 +13,7 @@ from rich.console import Console
 from memadvisor.architecture import Architecture
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cli.estimate_arguments import add_code, add_layout
-from memadvisor.cli.estimate_batch import batch_of, degree_of, positive, read_batch_tokens
+from memadvisor.cli.estimate_batch import batch_of, degree_of, positive, read_batch_tokens, recompute_share
 from memadvisor.cli.estimate_largest import largest_to_json, print_largest
 from memadvisor.cli.estimate_search import found_to_json, nearest_to_json, print_found, print_nearest
 from memadvisor.cli.estimate_table import predict_table
@@ -43,7 +43,7 @@ from memadvisor.units import parse_bytes
 
 _OF_ONE_LAYOUT = (
     "show_schedule",
-    "tp_kind", "tp_depth", "split", "shard", "micro_batch", "recompute", "chunks", "sequence_parallel", "context_kind",
+    "tp_kind", "tp_depth", "split", "shard", "micro_batch", "recompute", "recompute_layers", "chunks", "sequence_parallel", "context_kind",
     "offload_optimizer", "offload_parameters", "offload_activations", "expert_imbalance",
 )  # fmt: skip
 _UNSET = (None, False, 0.0, "none", "ring")
@@ -372,6 +372,7 @@ def _layout(
         micro_batch_size=size,
         num_microbatches=count,
         recompute=arguments.recompute,
+        recompute_share=recompute_share(arguments, n_layers / (pipeline * (chunks if pipeline > 1 else 1))),
         offload_optimizer=arguments.offload_optimizer,
         offload_parameters=arguments.offload_parameters,
         offload_activations=arguments.offload_activations,

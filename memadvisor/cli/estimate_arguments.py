@@ -45,6 +45,12 @@ def add_layout(group: argparse._ArgumentGroup) -> None:
         "--recompute", choices=RECOMPUTE, default="none", help="what the backward computes again"
     )
     group.add_argument(
+        "--recompute-layers",
+        type=int,
+        metavar="N",
+        help="with --recompute full: of the layers of each part of the model on a pipeline rank (default: all)",
+    )
+    group.add_argument(
         "--schedule",
         metavar="NAME",
         help=f"{', '.join(SCHEDULES)}; several with commas where all layouts are searched",

@@ -50,6 +50,18 @@ def degree_of(arguments: argparse.Namespace, name: str) -> int:
     return 1 if value is None else positive(name.replace("_", "-"), value)
 
 
+def recompute_share(arguments: argparse.Namespace, layers_of_part: float) -> float:
+    """Of the layers of a part of the model on a pipeline rank, which --recompute-layers counts."""
+    if arguments.recompute_layers is None:
+        return 1.0
+    if arguments.recompute != "full":
+        raise UsageError(
+            f"--recompute-layers goes with --recompute full, not {arguments.recompute}.",
+            hint="leave one out.",
+        )
+    return min(1.0, positive("recompute-layers", arguments.recompute_layers) / layers_of_part)
+
+
 def positive(name: str, value: int) -> int:
     if value < 1 or value > 2**40:
         raise UsageError(f"--{name} is {value}.", hint="it is at least 1.")

@@ -80,7 +80,10 @@ def layout_words(layout: Layout) -> str:
         words.append(f"stages of {'+'.join(map(str, layout.stage_layers))} layers")
     if layout.sequence_parallel:
         words.append("sequence parallel")
-    words.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
+    part = f" of {layout.recompute_share:.0%} of the layers" if layout.recompute_share < 1 else ""
+    words.append(
+        "no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation{part}"
+    )
     offloaded = [
         name
         for name, on in (("optimizer", layout.offload_optimizer), ("parameters", layout.offload_parameters))

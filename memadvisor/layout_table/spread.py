@@ -18,6 +18,7 @@ from memadvisor.layout import (
 )
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.machine import usual_per_node
+from memadvisor.layout_table.recomputation import recomputation
 from memadvisor.layout_table.training_code import plain_word, software_of, stage_in, strategy_stage
 from memadvisor.schedule_names import SCHEDULES, schedule_name
 from memadvisor.software import Preset
@@ -76,6 +77,7 @@ def step_of(
     on_host = [cells.flag(name) or False for name in ("offload_optimizer", "offload_parameters")]
     if preset.offloads_together:
         on_host = [any(on_host)] * 2
+    recompute, recompute_share = recomputation(cells, architecture.n_layers / (degrees.pipeline * chunks))
     layout = Layout(
         data=degrees.data,
         tensor=degrees.tensor,
@@ -93,7 +95,8 @@ def step_of(
         context_kind=_context_kind(cells),
         micro_batch_size=micro_batch_size,
         num_microbatches=num_microbatches,
-        recompute=recompute_word(cells.text("recompute")),
+        recompute=recompute,
+        recompute_share=recompute_share,
         offload_optimizer=on_host[0],
         offload_parameters=on_host[1],
         offload_activations=_share(cells, "offload_activations"),
@@ -185,33 +188,6 @@ def _zeropp(cells: Cells, degrees: Degrees, shard: int | None, per_node: int) ->
     if found["quantized_weights"] or found["quantized_gradients"]:
         cells.note("qwZ and qgZ are lossy: what travels is rounded to 8 and 4 bits")
     return found
-
-
-# Everything of each layer runs again.
-_ALL = re.compile(
-    r"full|all|every|uniform|block|layer|per(layer|block)|transformer(layer|block)|ac$|(activation|gradient)?(re|check).*|(act|grad)ckpt|ckpt"
-)
-
-
-def recompute_word(text: str | None) -> str:
-    """What is recomputed, from the words that tables use. Raises UsageError for words that say nothing."""
-    words = (text or "none").lower().strip()
-    word = plain_word(words.split("(")[0])
-    if words in NO or re.fullmatch(
-        r"no(ne|act|recompute|recomputation|ckpt|checkpointing|ac)?|without.*|00", word
-    ):
-        return "none"
-    if re.search(r"select|attn|attention|sac\b|scores|\bsel\b|\bop\b|core", words):
-        return "selective"
-    if any(part in words for part in ("norm", "swiglu", "act func", "pointwise")):
-        return "pointwise"
-    if re.search(r"every \d|every other|partial|half|\d+ of|block\W*\d", words):
-        raise UsageError(
-            f"recompute is {text!r}: part of the layers alone is not modelled; it is none, selective, pointwise or full."
-        )
-    if words in YES or word == "10" or _ALL.match(word):
-        return "full"
-    raise UsageError(f"recompute is {text!r}; it is none, selective, pointwise or full.")
 
 
 def _sequence_parallel(cells: Cells) -> bool | None:

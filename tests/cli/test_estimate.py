@@ -74,6 +74,26 @@ def test_the_schedule_drawn(tmp_path, capsys):
     assert "<html" in (tmp_path / "page.html").read_text()
 
 
+def test_some_layers_alone_run_again(capsys):
+    words = [
+        "estimate",
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "8xH100",
+        "--seq",
+        "4096",
+        "--tp",
+        "2",
+        "--pp",
+        "4",
+        "--batch",
+        "8",
+    ]
+    assert main([*words, "--micro-batch", "1", "--recompute", "full", "--recompute-layers", "2"]) == 0
+    assert "full recomputation of 25% of the layers" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_layout_that_does_not_fit_ends_with_1(capsys):
     assert main([*LAYOUT, "--memory", "8GiB"]) == 1
     assert "does not fit" in capsys.readouterr().out
@@ -108,6 +128,19 @@ def test_a_table(tmp_path, capsys):
         ["--model", "gpt2", "--seq", "128", "--gpus", "8xH100", "--dp", "4"],
         ["--model", "gpt2", "--seq", "128", "--gpus", "8xH100", "--tp", "0"],
         ["--model", "gpt2", "--seq", "-1", "--gpus", "H100"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--recompute-layers", "2"],
+        [
+            "--model",
+            "gpt2",
+            "--seq",
+            "128",
+            "--gpus",
+            "H100",
+            "--recompute",
+            "full",
+            "--recompute-layers",
+            "0",
+        ],
         ["--model", "gpt2", "--seq", "128", "--gpus", "8xH100", "--dp", "8", "--batch", "12"],
         ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--precision", "int1"],
         ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--framework", "none such"],

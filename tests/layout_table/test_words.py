@@ -70,9 +70,36 @@ def test_accelerators_by_nodes():
 
 
 @pytest.mark.parametrize(
+    ("columns", "share"),  # of the 8 layers of a stage
+    [
+        ({"act_ckpt": "full"}, 1.0),
+        ({"act_ckpt": "every 2 layers"}, 0.5),
+        ({"act_ckpt": "every other layer"}, 0.5),
+        ({"act_ckpt": "every 4th"}, 0.25),
+        ({"act_ckpt": "3 of 4 layers"}, 0.75),
+        ({"act_ckpt": "block:2"}, 0.25),
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": "4"}, 0.5),
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": "20"}, 1.0),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": "1"}, 1.0),
+        ({"act_ckpt": "full", "recompute_num_layers": "1"}, 1.0),
+        ({"recompute_method": "block", "recompute_num_layers": "1"}, 0.125),
+        ({"act_ckpt_layers": "6"}, 0.75),
+    ],
+)
+def test_how_many_layers_run_again(columns, share):
+    layout = case_of(n_layers="32", n_gpus="8", pp="4", **columns).step.layout
+    assert (layout.recompute, layout.recompute_share) == ("full", share)
+
+
+def test_no_layers_to_recompute_are_no_recomputation():
+    for columns in ({"act_ckpt_layers": "0"}, {"recompute_method": "block", "recompute_num_layers": "0"}):
+        assert case_of(n_gpus="8", **columns).step.layout.recompute == "none"
+
+
+@pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"act_ckpt": "every 2 layers"}, "part of the layers"),
+        ({"act_ckpt": "partial"}, "recompute_layers does"),
         ({"pp": "2", "schedule": "Hanayo"}, "no known schedule"),
         ({"zero_stage": "-1"}, "it is 0, 1, 2 or 3"),
         ({"precision": "int8"}, "no precision"),

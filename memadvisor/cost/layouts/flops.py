@@ -61,7 +61,8 @@ def executed_flops(model: Architecture, step: TrainingStep) -> float:
     plain = model_flops(model, step)
     if step.layout.recompute == "full":
         decoded = step.global_batch_sequences * step.length_of(is_decoder=True)
-        return plain + forward_flops(model, step) - decoded * 2.0 * model.head_parameters()
+        again = forward_flops(model, step) - decoded * 2.0 * model.head_parameters()
+        return plain + step.layout.recompute_share * again
     if step.repeats_operators:
         return plain + _repeated_flops(model, step)
     if step.layout.recompute == "selective":

@@ -145,10 +145,10 @@ def _casts(device: Device, products: Sequence[tuple[float, float, float, float]]
 def recompute_seconds(
     model: Architecture, step: TrainingStep, layer: int, device: Device, groups: Groups, forward_s: float
 ) -> float:
-    """What a layer's backward runs again of its forward, which takes `forward_s`."""
+    """What a layer's backward runs again of its forward, which takes `forward_s`; the mean of those that do and do not."""
     how = step.layout.recompute
     if how == "full":
-        return forward_s
+        return step.layout.recompute_share * forward_s
     if step.repeats_operators:
         return _repeated_seconds(model, step, layer, device, groups)
     if how == "selective" and not step.software.fused_attention:

@@ -11,7 +11,12 @@ from itertools import accumulate
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import Coefficients
-from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
+from memadvisor.cost.layouts.saved import (
+    head_saved_bytes,
+    layer_backward_bytes,
+    layer_saved_bytes,
+    plain_saved_bytes,
+)
 from memadvisor.cost.layouts.saved_autocast import only_matrices
 from memadvisor.layout import Layout, TrainingStep
 
@@ -248,5 +253,4 @@ def _recomputed_layer(model: Architecture, step: TrainingStep, layers: tuple[int
     """A layer that runs again holds what it would have kept, until its backward is through."""
     if step.layout.recompute != "full" or not layers:
         return 0.0
-    plain = replace(step, layout=replace(step.layout, recompute="none"))
-    return max(layer_saved_bytes(model, plain, layer) for layer in {layers[0], layers[-1]})
+    return max(plain_saved_bytes(model, step, layer) for layer in {layers[0], layers[-1]})

@@ -36,15 +36,22 @@ _IN_PLACE_LOGIT_BYTES = 8.0
 _FUSED_LOGIT_BYTES = 2.0
 
 
+def plain_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
+    """The same where nothing of it runs again."""
+    return layer_saved_bytes(model, replace(step, layout=replace(step.layout, recompute="none")), layer)
+
+
 def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
-    """What one layer keeps of one microbatch on one rank until its backward."""
+    """What one layer keeps of one microbatch on one rank until its backward; where some layers run again, their mean."""
     layout, software = step.layout, step.software
     tokens = layer_tokens(model, step, layer)
     tp = layout.tensor
     hidden = model.hidden
     spread = layout.stream_ranks
     if layout.recompute == "full":
-        return (4.0 if software.autocast else 2.0) * tokens * hidden / spread
+        inputs = (4.0 if software.autocast else 2.0) * tokens * hidden / spread
+        share = layout.recompute_share
+        return inputs if share == 1 else share * inputs + (1 - share) * plain_saved_bytes(model, step, layer)
     if step.repeats_operators:
         return operators_saved_bytes(model, step, layer, tokens)
     crosses = model.has_cross_attention(layer)
@@ -197,9 +204,8 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
         held = 2.0 * tokens * columns + 6.0 * model.hidden * (columns + gathered * tokens)
     if not step.repeats_operators:
         return held
-    plain = replace(step, layout=replace(layout, recompute="none"))
     repeated = (
-        layer_saved_bytes(model, plain, layer) - layer_saved_bytes(model, step, layer)
+        plain_saved_bytes(model, step, layer) - layer_saved_bytes(model, step, layer)
         for layer in {layers[0], layers[-1]}
     )
     return held + max(0.0, *repeated)

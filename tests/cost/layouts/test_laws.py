@@ -131,6 +131,21 @@ def test_what_goes_to_the_host_goes_in_proportion():
     assert half.activation_bytes == (none.activation_bytes + everything.activation_bytes) / 2
 
 
+@given(models, layouts, st.floats(0.05, 0.95))
+@settings(max_examples=15, deadline=None)
+def test_layers_that_run_again_count_by_their_share(model, layout, share):
+    """Kept bytes, time and FLOPs lie between those of no layer and of all, in proportion."""
+    none, part, every = (
+        estimate(model, replace(layout, recompute=how, recompute_share=share))
+        for how, share in (("none", 1.0), ("full", share), ("full", 1.0))
+    )
+    for figure in (lambda e: e.first.activation_bytes, lambda e: e.hfu * e.step_time_s):
+        low, high = figure(none), figure(every)
+        assert figure(part) == pytest.approx(low + share * (high - low), rel=1e-6)
+    assert none.step_time_s <= part.step_time_s * (1 + 1e-9)
+    assert part.step_time_s <= every.step_time_s * (1 + 1e-9)
+
+
 def test_experts_are_dealt_out_among_replicas():
     layout = Layout(data=8, expert=8, zero_stage=0)
     apart, together = estimate(MIXTURE, layout), estimate(MIXTURE, replace(layout, expert=1))

@@ -1,0 +1,67 @@
+"""What a row says of recomputation: of which operators, and of how many of the layers."""
+
+from __future__ import annotations
+
+import re
+
+from memadvisor.errors import UsageError
+from memadvisor.layout_table.cells import NO, YES, Cells
+from memadvisor.layout_table.training_code import plain_word
+
+# Everything of each layer runs again.
+_ALL = re.compile(
+    r"full|all|every|uniform|block|layer|per(layer|block)|transformer(layer|block)|ac$|(activation|gradient)?(re|check).*|(act|grad)ckpt|ckpt|half|partial"
+)
+_EVERY = re.compile(r"every (\d+)|every (?:other|second)|half|(\d+) (?:of|in|out of) (\d+)")
+_COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers")
+
+
+def recomputation(cells: Cells, layers_of_part: float) -> tuple[str, float]:
+    """One of layout.RECOMPUTE, and the share of the layers that `full` is of.
+
+    `layers_of_part`: layers of one part of a pipeline device, of which Megatron's block method recomputes so many. Raises
+    UsageError for words that say nothing.
+    """
+    text, method = cells.text("recompute"), plain_word(cells.text("recompute_method") or "")
+    count = cells.count("recompute_layers")
+    is_asked = method in ("uniform", "block") or bool(count)
+    word = recompute_word(text if text is not None or not is_asked else "full")
+    if word != "full" or method == "uniform":
+        return word, 1.0  # uniform: the layers that run again together, of all
+    words = (text or "").lower()
+    if count is None and (counted := _COUNTED.search(words)):
+        count = int(counted[1] or counted[2])
+    if every := _EVERY.search(words):
+        step, part, whole = every.groups()
+        share = int(part) / int(whole) if part else 1 / int(step or 2) if step != "0" else 0.0
+    elif count is not None:
+        if count == 1 and method != "block" and "block" not in words:
+            cells.note("one layer to recompute is taken for Megatron's uniform method: all are, one by one")
+            return word, 1.0
+        share = count / layers_of_part
+    elif "partial" in words:
+        raise UsageError(
+            f"recompute is {text!r}, which does not say of how many layers; recompute_layers does."
+        )
+    else:
+        return word, 1.0
+    if share <= 0:
+        return "none", 1.0
+    return word, min(1.0, share)
+
+
+def recompute_word(text: str | None) -> str:
+    """What is recomputed, from the words that tables use. Raises UsageError for words that say nothing."""
+    words = (text or "none").lower().strip()
+    word = plain_word(words.split("(")[0])
+    if words in NO or re.fullmatch(
+        r"no(ne|act|recompute|recomputation|ckpt|checkpointing|ac)?|without.*|00", word
+    ):
+        return "none"
+    if re.search(r"select|attn|attention|sac\b|scores|\bsel\b|\bop\b|core", words):
+        return "selective"
+    if any(part in words for part in ("norm", "swiglu", "act func", "pointwise")):
+        return "pointwise"
+    if words in YES or word == "10" or _ALL.match(word) or _EVERY.search(words) or _COUNTED.search(words):
+        return "full"
+    raise UsageError(f"recompute is {text!r}; it is none, selective, pointwise or full.")
