@@ -12,7 +12,7 @@ from memadvisor.layout_table.training_code import plain_word
 _ALL = re.compile(
     r"full|all|every|uniform|block|layer|per(layer|block)|transformer(layer|block)|ac$|(activation|gradient)?(re|check).*|(act|grad)ckpt|ckpt|half|partial"
 )
-_EVERY = re.compile(r"every (\d+)|every (?:other|second)|half|(\d+) (?:of|in|out of) (\d+)")
+_EVERY = re.compile(r"every (\d+)|every (?:other|second)|half|(\d+) ?(?:of|in|out of|/) ?([1-9]\d*)")
 _COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers")
 
 

@@ -77,6 +77,7 @@ def test_accelerators_by_nodes():
         ({"act_ckpt": "every other layer"}, 0.5),
         ({"act_ckpt": "every 4th"}, 0.25),
         ({"act_ckpt": "3 of 4 layers"}, 0.75),
+        ({"act_ckpt": "12/32 layers"}, 0.375),
         ({"act_ckpt": "block:2"}, 0.25),
         ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": "4"}, 0.5),
         ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": "20"}, 1.0),
@@ -92,7 +93,11 @@ def test_how_many_layers_run_again(columns, share):
 
 
 def test_no_layers_to_recompute_are_no_recomputation():
-    for columns in ({"act_ckpt_layers": "0"}, {"recompute_method": "block", "recompute_num_layers": "0"}):
+    for columns in (
+        {"act_ckpt_layers": "0"},
+        {"act_ckpt": "3 of 0 layers"},
+        {"recompute_method": "block", "recompute_num_layers": "0"},
+    ):
         assert case_of(n_gpus="8", **columns).step.layout.recompute == "none"
 
 
