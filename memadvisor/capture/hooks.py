@@ -2,7 +2,8 @@
 
 Module forwards (pre and post), optimizer steps (pre and post), the call into the autograd engine, the start and the
 end of the script's own profiler, and of its capturing of CUDA graphs, while which nobody is told of the others. No
-full-backward module hooks: they break in-place activations. A hook never raises into the training; the first failure switches the recorder off.
+full-backward module hooks: they break in-place activations. A hook never raises into the training; the first failure
+switches the recorder off.
 
 A module hook runs at every call of every module, so the two of them do nothing before they know that they must.
 """
