@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
@@ -13,7 +13,7 @@ from memadvisor.analyzers.batch_sizes import is_weight_cast, shrink_batch
 from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.cost.step import STATES
 from memadvisor.precision import FULL_PRECISION, Precision
-from memadvisor.run.records import Saved, Step, Storage
+from memadvisor.run.records import CallTensor, ModuleCall, Saved, Step, Storage
 from memadvisor.run.run import RankRun
 
 
@@ -156,18 +156,24 @@ def place_storages(
     return placed
 
 
-def _calls_with(rank: RankRun) -> Mapping[int, Sequence[float]]:
-    """By storage, when units' forwards were called with it."""
+def unit_inputs(rank: RankRun) -> Iterator[tuple[ModuleCall, CallTensor]]:
+    """What units' forwards were called with, and each time the call."""
     units = {unit.name for unit in rank.units}
     calls = {
-        call.call_id: call.start_s
+        call.call_id: call
         for call in rank.module_calls
         if call.phase == "forward" and call.module == call.unit and call.unit in units
     }
+    return (
+        (calls[row.call_id], row) for row in rank.call_tensors if row.role == "input" and row.call_id in calls
+    )
+
+
+def _calls_with(rank: RankRun) -> Mapping[int, Sequence[float]]:
+    """By storage, when units' forwards were called with it."""
     found: dict[int, list[float]] = defaultdict(list)
-    for row in rank.call_tensors:
-        if row.role == "input" and row.call_id in calls:
-            found[row.storage_id].append(calls[row.call_id])
+    for call, row in unit_inputs(rank):
+        found[row.storage_id].append(call.start_s)
     return found
 
 

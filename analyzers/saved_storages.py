@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from memadvisor.analyzers.movable import saved_until, units_fed
-from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.analyzers.placement import Passes, Placed, unit_inputs
 from memadvisor.cost.saved import MIN_BYTES, SavedStorages
 from memadvisor.cost.step import STATES
 from memadvisor.run.run import RankRun
@@ -93,21 +93,13 @@ def _arguments(
 ) -> tuple[Mapping[str, set[int]], Mapping[str, set[int]]]:
     """By unit, what it is called with that needs no gradient, and that does. In older runs: what is no activation."""
     activations = {item.row.storage_id for item in placed if item.row.category == "activation"}
-    units = {unit.name for unit in rank.units}
-    calls = {
-        call.call_id: call.unit
-        for call in rank.module_calls
-        if call.phase == "forward" and call.module == call.unit and call.unit in units
-    }
     stays: dict[str, set[int]] = defaultdict(set)
     goes: dict[str, set[int]] = defaultdict(set)
-    for row in rank.call_tensors:
-        if row.role != "input" or row.call_id not in calls:
-            continue
+    for call, row in unit_inputs(rank):
         needs_gradient = row.needs_gradient
         if needs_gradient is None:
             needs_gradient = row.storage_id in activations
-        (goes if needs_gradient else stays)[calls[row.call_id]].add(row.storage_id)
+        (goes if needs_gradient else stays)[call.unit].add(row.storage_id)
     return stays, goes
 
 
