@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from memadvisor.backends import sends_from_host
 
-# Groups that nobody uses any more, by their ranks and backend (None: that of the default group). Torch names a group by its ranks: one that is made where another
-# of that name has been destroyed finds the addresses of the dead one. So ours are used again.
+# Groups that nobody uses any more, by their ranks and backend (None: that of the default group). Torch names a group by
+# its ranks: one that is made where another of that name has been destroyed finds the addresses of the dead one. So ours
+# are used again.
 _Kind = tuple[tuple[int, ...], str | None]
 _idle: dict[_Kind, list[weakref.ref[dist.ProcessGroup]]] = {}
 _kinds: weakref.WeakKeyDictionary[dist.ProcessGroup, _Kind] = weakref.WeakKeyDictionary()

@@ -324,28 +324,31 @@ class Wire:
         tag: int,
     ) -> list[Work]:
         """Send to one rank of the group and receive from another; both are under way on return."""
-        tag += self._first_tag
-        to_rank, source_rank = self._global_ranks[to], self._global_ranks[source]
-        sending = partial(self._named, operation, unit, f", sending to rank {to_rank}")
-        receiving = partial(self._named, operation, unit, f", receiving from rank {source_rank}")
+        out = self._begin_send(operation, unit, sent, to, tag)
+        return [out, self._begin_receive(operation, unit, received, source, tag)]
+
+    def _begin_send(self, operation: str, unit: str, sent: torch.Tensor, to: int, tag: int) -> Work:
+        rank = self._global_ranks[to]
+        sending = partial(self._named, operation, unit, f", sending to rank {rank}")
         with sending():
-            out = there(dist.isend(sent, to_rank, group=self.group, tag=tag))
+            return Work(there(dist.isend(sent, rank, group=self.group, tag=self._first_tag + tag)), sending)
+
+    def _begin_receive(
+        self, operation: str, unit: str, received: torch.Tensor, source: int, tag: int
+    ) -> Work:
+        rank = self._global_ranks[source]
+        receiving = partial(self._named, operation, unit, f", receiving from rank {rank}")
         with receiving():
-            back = there(dist.irecv(received, source_rank, group=self.group, tag=tag))
-        return [Work(out, sending), Work(back, receiving)]
+            work = there(dist.irecv(received, rank, group=self.group, tag=self._first_tag + tag))
+        return Work(work, receiving)
 
     def begin_receive(self, received: torch.Tensor, source: int, unit: str, number: int) -> Work:
         """Begin to receive what rank `source` of the group is asked to `send`. May be called from any thread, as that may."""
-        rank, tag = self._global_ranks[source], self._first_tag + _FIRST_ASKED_TAG + number
-        receiving = partial(self._named, "fetch", unit, f", receiving from rank {rank}")
-        with receiving():
-            return Work(there(dist.irecv(received, rank, group=self.group, tag=tag)), receiving)
+        return self._begin_receive("fetch", unit, received, source, _FIRST_ASKED_TAG + number)
 
     def send(self, sent: torch.Tensor, to: int, unit: str, number: int) -> None:
         """Send a rank of the group what it waits for."""
-        rank, tag = self._global_ranks[to], self._first_tag + _FIRST_ASKED_TAG + number
-        with self._named("fetch", unit, f", sending to rank {rank}"):
-            there(dist.isend(sent, rank, group=self.group, tag=tag)).wait()
+        self._begin_send("fetch", unit, sent, to, _FIRST_ASKED_TAG + number).wait()
 
     def _partners(self, distance: int) -> tuple[int, int]:
         return (self.rank + distance) % self.num_ranks, (self.rank - distance) % self.num_ranks
