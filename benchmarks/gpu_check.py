@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu_engines import check_placement, check_ranks, largest_difference
+from gpu_engines import GPT, WITNESS, alike, check_placement, check_ranks, losses_of
 
 import memadvisor
 from memadvisor.analyzers.analysis import analyze
@@ -36,8 +36,6 @@ from memadvisor.plan_file import save_plan
 from memadvisor.units import format_bytes, format_fraction, format_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
-GPT = ROOT / "samples" / "train_gpt.py"
-WITNESS = ROOT / "benchmarks" / "witness.py"
 MODELS = ROOT / "benchmarks" / "allocator_models.py"
 OVERHEAD = ROOT / "benchmarks" / "overhead.py"
 SHAPES = {
@@ -84,8 +82,7 @@ class Check:
         option = ["--peak"] if peak else []
         # memadvisor takes options up to the script: the witness's own come after it.
         stdout = self.python(*before, WITNESS, *option, result, GPT, *self.training)
-        losses = [float(line.split()[-1]) for line in stdout.splitlines() if line.startswith("step ")]
-        return losses, json.loads(result.read_text())
+        return losses_of(stdout), json.loads(result.read_text())
 
     def memadvisor(self, command, out, *options):
         """Words that run what follows them under memadvisor; its run is `out` in the folder."""
@@ -148,12 +145,7 @@ def check_capture(check):
         f"{format_fraction(use.mfu)} / {format_fraction(use.hfu)}",
         f"convention {use.convention}, {use.dtype}, {use.hardware_kind or 'no'} peak",
     )
-    check.row(
-        "losses, profiled against plain",
-        "the same"
-        if losses == profiled_losses
-        else f"differ by {largest_difference(losses, profiled_losses):.2g}",
-    )
+    check.row("losses, profiled against plain", alike(losses, profiled_losses))
     return losses, rank
 
 
@@ -196,10 +188,7 @@ def check_plan(check, plain_losses, measured):
     check.row("step time with the plan, measured", format_seconds(step.measured))
     use = analysis.ranks[0].utilization
     check.row("MFU / HFU with the plan", f"{format_fraction(use.mfu)} / {format_fraction(use.hfu)}")
-    same = (
-        "the same" if losses == plain_losses else f"differ by {largest_difference(losses, plain_losses):.2g}"
-    )
-    check.row("losses, with the plan against plain", same)
+    check.row("losses, with the plan against plain", alike(losses, plain_losses))
 
 
 def check_overhead(check):

@@ -16,7 +16,7 @@ from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.segments import captured_step, observed_collectives
 from memadvisor.cost.collectives import times_from_observations
 from memadvisor.plan_file import save_plan
-from memadvisor.units import format_bytes, format_seconds
+from memadvisor.units import format_bytes, format_fraction, format_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 GPT = ROOT / "samples" / "train_gpt.py"
@@ -58,16 +58,20 @@ def check_ranks(check):
         options = (*ranks, "--plan", file)
         losses = losses_of(check.python(*check.memadvisor("run", way, *options), *words))
         name = f"{NUM_RANKS} ranks, ZeRO {way}"
-        applied = analyze(memadvisor.load(check.folder / way), None)
-        compared = applied.comparison
+        applied = analysis_of(check, way)
+        peak = applied.comparison.peak_bytes
         check.row(f"{name}: losses against DDP", f"{largest_difference(losses, plain):.1e}")
         check.row(
             f"{name}: peak, predicted",
-            format_bytes(compared.peak_bytes.predicted),
-            share(compared.peak_bytes.predicted, compared.peak_bytes.measured) + " of captured",
+            format_bytes(peak.predicted),
+            format_fraction(peak.predicted / peak.measured) + " of captured",
         )
         measured_s = applied.ranks[0].step_time.median_s
-        check.row(f"{name}: step time", format_seconds(measured_s), f"{share(measured_s, plain_s)} of DDP's")
+        check.row(
+            f"{name}: step time",
+            format_seconds(measured_s),
+            f"{format_fraction(measured_s / plain_s)} of DDP's",
+        )
         if check.on_cuda:
             counts = waits_of(check, way, "run", options, words), waits
             said = "none added" if counts[0] <= counts[1] else "ADDED"
@@ -79,7 +83,7 @@ def check_placement(check):
     tier = "host" if check.on_cuda else "disk"
     words = [GPT, *STATE_SHAPES[check.kind].split(), "--device", check.args.device]
     plain = losses_of(check.python(*check.memadvisor("profile", "whole"), *words))
-    whole = analyze(memadvisor.load(check.folder / "whole"), None).ranks[0]
+    whole = analysis_of(check, "whole").ranks[0]
     peak_bytes, step_s = whole.peak.allocated_bytes, whole.step_time.median_s
     state_bytes = whole.model_states.optimizer_state_bytes
     check.row("states on the device: peak, captured", format_bytes(peak_bytes))
@@ -93,11 +97,9 @@ def check_placement(check):
     }.items():  # fmt: skip
         out = name.replace(" ", "-")
         losses = losses_of(check.python(*check.memadvisor("run", out, *options), *words))
-        rank = analyze(memadvisor.load(check.folder / out), None).ranks[0]
+        rank = analysis_of(check, out).ranks[0]
         captured_bytes = rank.peak.allocated_bytes
-        check.row(
-            f"{name}: losses", "the same" if losses == plain else f"{largest_difference(losses, plain):.1e}"
-        )
+        check.row(f"{name}: losses", alike(losses, plain))
         check.row(
             f"{name}: peak, captured",
             format_bytes(captured_bytes),
@@ -114,17 +116,12 @@ def check_budgets(check):
     words = [GPT, *shape, "--device", check.args.device]
     tokens = int(shape[shape.index("--micro-batch") + 1]) * int(shape[shape.index("--seq") + 1])
     check.python(*check.memadvisor("profile", "budgets"), *words)
-    whole = analyze(memadvisor.load(check.folder / "budgets"), None).ranks[0]
+    whole = analysis_of(check, "budgets").ranks[0]
     peak_bytes = whole.peak.allocated_bytes
     add_speed(check, "bf16 weights, plain", tokens, whole)
     full = check.memadvisor("run", "full", "--policy", "every-layer")
     check.python(*full, *words)
-    add_speed(
-        check,
-        "bf16 weights, full recomputation",
-        tokens,
-        analyze(memadvisor.load(check.folder / "full"), None).ranks[0],
-    )
+    add_speed(check, "bf16 weights, full recomputation", tokens, analysis_of(check, "full").ranks[0])
     for budget in BUDGETS:
         advice = memadvisor.advise(check.folder / "budgets", memory=int(budget * peak_bytes))
         chosen = next((one for one in advice.plans if one.fits and not one.changes_script), None)
@@ -135,7 +132,7 @@ def check_budgets(check):
         file, out = check.folder / f"{budget}.json", f"budget-{budget}"
         save_plan(chosen.plan, file)
         check.python(*check.memadvisor("run", out, "--plan", file), *words)
-        applied = analyze(memadvisor.load(check.folder / out), None)
+        applied = analysis_of(check, out)
         add_speed(check, name, tokens, applied.ranks[0])
         peak = applied.comparison.peak_bytes
         held = "held" if peak.measured <= budget * peak_bytes else "BROKEN"
@@ -173,14 +170,20 @@ def waits_of(check, name, command, options, words):
     return max(json.loads(file.read_text())["num_waits"] for file in files)
 
 
+def analysis_of(check, name):
+    return analyze(memadvisor.load(check.folder / name), None)
+
+
 def losses_of(stdout):
+    """What the sample has printed."""
     return [float(line.split()[-1]) for line in stdout.splitlines() if line.startswith("step ")]
+
+
+def alike(losses, others):
+    """In words."""
+    return "the same" if losses == others else f"differ by {largest_difference(losses, others):.2g}"
 
 
 def largest_difference(losses, others):
     """Relative; over all steps."""
     return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
-
-
-def share(part, whole):
-    return f"{100 * part / whole:.1f} %"
