@@ -56,7 +56,8 @@ class TrafficShare:
 class Communication:
     """One rank's collectives in the traced step, so its times carry the tracing's own cost.
 
-    `time_s` is the length of the union of [issue, end) of all collectives; None where no end was seen.
+    `time_s` is the length of the union of [issue, end) of all collectives; None where no end was seen. What a rank
+    waited because another began the traced step later than it did, as starting to trace makes it, is left out.
     `exposed_s` is the part of it in which no operator ran, `overlapped_s` the rest; None on an accelerator,
     where an operator's recorded time is that of its launch. `waiting_s` is the part spent waiting for the last
     rank of each group to start (matched by group and sequence), `transfer_s` the part from then to the end;
@@ -86,6 +87,7 @@ def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communicatio
     own = traced_collectives(rank)
     compute = compute_intervals(rank)
     whole = _share("", rank, own, matched, compute)
+    step_s = step.duration_s - _head_start_s(rank, own, matched)
     return Communication(
         bytes=whole.bytes,
         num_calls=whole.num_calls,
@@ -93,8 +95,8 @@ def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communicatio
         time_s=whole.time_s,
         exposed_s=whole.exposed_s,
         exposed_fraction=None
-        if whole.exposed_s is None or step.duration_s <= 0
-        else min(1.0, whole.exposed_s / step.duration_s),
+        if whole.exposed_s is None or step_s <= 0
+        else min(1.0, whole.exposed_s / step_s),
         overlapped_s=None
         if whole.time_s is None or whole.exposed_s is None
         else whole.time_s - whole.exposed_s,
@@ -123,7 +125,7 @@ def _shares(
 def _share(
     name: str, rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched], compute: Intervals
 ) -> TrafficShare:
-    busy = union((started_s(call), call.end_s) for call in own if call.end_s is not None)
+    busy = union((_began_s(rank, call, matched), call.end_s) for call in own if call.end_s is not None)
     time_s = None if own and all(call.end_s is None for call in own) else length(busy)
     is_exposed_known = time_s is not None and (rank.process.device == "cpu" or not own)
     return TrafficShare(
@@ -135,6 +137,22 @@ def _share(
         waiting_s=_waiting_s(rank, own, matched),
         transfer_s=_transfer_s(rank, own, matched),
     )
+
+
+def _began_s(rank: RankRun, call: Collective, matched: Mapping[Key, Matched]) -> float:
+    """When an operation could begin, had the ranks begun the traced step together."""
+    number, began_s = rank.process.rank, started_s(call)
+    match = matched.get(key_of(call, number))
+    if match is None or match.end_s is None or call.end_s is None or not match.head_start_s.get(number):
+        return began_s
+    return max(began_s, call.end_s - (match.end_s - match.issue_s[number]))
+
+
+def _head_start_s(rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched]) -> float:
+    """How much earlier than the last rank this one began the traced step, if it had to wait for that."""
+    number = rank.process.rank
+    found = [matched[key] for call in own if (key := key_of(call, number)) in matched]
+    return max((match.head_start_s.get(number, 0.0) for match in found), default=0.0)
 
 
 def compute_intervals(rank: RankRun) -> Intervals:

@@ -8,7 +8,7 @@ to there times are told as if all had begun together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from memadvisor.analyzers.clocks import RankClock, align_clocks
@@ -22,13 +22,14 @@ class Matched:
     """One collective as all ranks of its group saw it, on the first rank's clock. `last_rank` started it last.
 
     `end_s` less `last_start_s` is as measured; what was issued before the step's first collective had ended is
-    later than measured by what its rank began the traced step before the last one.
+    later than measured by what its rank began the traced step before the last one (`head_start_s`, by rank).
     """
 
     issue_s: dict[int, float]  # by rank
     last_start_s: float
     last_rank: int
     end_s: float | None  # when the last rank had its result
+    head_start_s: dict[int, float] = field(default_factory=dict)
 
 
 def match_collectives(
@@ -75,7 +76,8 @@ def _match(
     by_rank: Mapping[int, Collective], offsets_s: Mapping[int, float], head_starts: _HeadStarts
 ) -> Matched:
     measured_s = {rank: started_s(call) - offsets_s[rank] for rank, call in by_rank.items()}
-    issue_s = {rank: moment_s + head_starts.of(rank, moment_s) for rank, moment_s in measured_s.items()}
+    head_start_s = {rank: head_starts.of(rank, moment_s) for rank, moment_s in measured_s.items()}
+    issue_s = {rank: moment_s + head_start_s[rank] for rank, moment_s in measured_s.items()}
     ends_s = [call.end_s - offsets_s[rank] for rank, call in by_rank.items() if call.end_s is not None]
     last_rank = max(issue_s, key=lambda rank: issue_s[rank])
     transfer_s = max(ends_s) - max(measured_s.values()) if len(ends_s) == len(by_rank) else None
@@ -84,4 +86,5 @@ def _match(
         last_start_s=issue_s[last_rank],
         last_rank=last_rank,
         end_s=None if transfer_s is None else issue_s[last_rank] + transfer_s,
+        head_start_s=head_start_s,
     )

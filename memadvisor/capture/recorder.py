@@ -46,9 +46,8 @@ class Recorder:
         self._has_updated_in_pass = False  # an optimizer stepped inside the backward that is running
         self._is_end_of_step = False  # the last update is
         self._spans: SpanLog | None = None  # there is none before the first model is called
-        self._tracing = Tracing(
-            options.trace_step, self._position, self._writer, self._known_tensors, self.note
-        )
+        known = self._known_tensors
+        self._tracing = Tracing(options.trace_step, self._position, self._writer, known, self.note)
         self._backward_steps = BackwardSteps()
         self._is_over = False
         self._memory = OutOfMemoryLog(
@@ -95,7 +94,7 @@ class Recorder:
             spans.end_timing(timing)
         if info.is_root:
             self._memory.enter_model(args)
-        self._tracing.enter_module(info, args)
+        self._tracing.enter_module(info, module, args)
 
     def leave_module(self, module: torch.nn.Module, args: Any, *rest: Any) -> None:
         # (kwargs, output); after an exception torch leaves the kwargs out.
@@ -295,6 +294,7 @@ class Recorder:
         self._spans = SpanLog(self._position, clock_for(self._gauges.device).mark, self.reach_backward_of)
         self._spans.on_first_batch = self.on_first_batch
         self._spans.has_gradients = self._models.has_gradients
+        self._spans.length_first = self._tracing.length_first
         self._writer.write_process(self._gauges.device)
         if self._tracing.first_step == 0:
             self._start_trace()

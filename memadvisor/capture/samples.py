@@ -14,6 +14,7 @@ from memadvisor.capture.tensor_storage import is_without_shape
 # What libraries of graphs hand over in place of tensors has one of these: torch_geometric's Data, DGL's DGLGraph,
 # torch_sparse's SparseTensor.
 _OF_GRAPHS = ("num_nodes", "sparse_sizes")
+_OF_LENGTHS = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.Transformer)
 
 
 @dataclass(slots=True)
@@ -40,14 +41,44 @@ class SeenBatches:
         return True
 
 
-def batch_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | None, int | None]:
+@dataclass(slots=True)
+class LengthFirst:
+    """Which batches are [length, samples, ...]: those whose first two dimensions a model hands on to a recurrent or
+    attention layer of torch's that takes them in this order (`batch_first=False`). Learnt in the traced step."""
+
+    _shapes: set[torch.Size] = field(
+        default_factory=set
+    )  # [length, samples] of layers, in the call under way
+    _models: set[str] = field(default_factory=set)
+
+    def see_layer(self, module: torch.nn.Module, args: Any) -> None:
+        if isinstance(module, _OF_LENGTHS) and not module.batch_first:
+            given = args[0] if isinstance(args, tuple) and args else None
+            if isinstance(given, torch.Tensor) and not is_without_shape(given) and given.dim() == 3:
+                self._shapes.add(given.shape[:2])
+
+    def leave_model(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """A call of the model has ended; whether its first input is one of these."""
+        if self._shapes and name not in self._models:
+            first = next(iter(_shaped((*args, *kwargs.values()))), None)
+            if first is not None and first.dim() > 1 and first.shape[:2] in self._shapes:
+                self._models.add(name)
+        self._shapes.clear()
+        return name in self._models
+
+
+def batch_of(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, is_length_first: bool = False
+) -> tuple[int | None, int | None]:
     """Samples are the first dimension of the first input, tokens the elements of a 2-D whole-number one.
 
+    `is_length_first`: samples are the second dimension. A float vector is no batch: one sample's features, or a number
+    beside each of another input's samples.
     None for what is not known: without a tensor, under `torch.func.vmap`, where one call is many, and where another input
     says that the first one's rows are the nodes of a graph. Of these half a batch is no smaller graph, and nobody knows how many graphs there are.
     """
     values = (*args, *kwargs.values())
-    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() > 0]
+    tensors = _shaped(values)
     if not tensors or any(hasattr(type(value), name) for value in values for name in _OF_GRAPHS):
         return None, None
     first = tensors[0]
@@ -58,7 +89,18 @@ def batch_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | None
     tensors = [tensor for tensor in tensors if not is_without_shape(tensor)]
     if any(_links_rows(first, other) for other in tensors[1:]):
         return None, None
-    return first.shape[0], first.numel() if not first.is_floating_point() and first.dim() == 2 else None
+    num_samples = first.shape[1] if is_length_first and first.dim() > 1 else first.shape[0]
+    return num_samples, first.numel() if not first.is_floating_point() and first.dim() == 2 else None
+
+
+def _shaped(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Those that may be a batch."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() > 0]
+    return [
+        value
+        for value in tensors
+        if is_without_shape(value) or value.dim() > 1 or not value.is_floating_point() or _is_mapped(value)
+    ]
 
 
 def _is_mapped(tensor: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.models import ModuleInfo
 from memadvisor.capture.position import Position
-from memadvisor.capture.samples import SeenBatches, batch_of
+from memadvisor.capture.samples import LengthFirst, SeenBatches, batch_of
 from memadvisor.run.cut import innermost
 from memadvisor.run.records import Span, Step
 
@@ -94,6 +94,7 @@ class SpanLog:
         self.mark = mark
         self.on_first_batch: Callable[[int], None] | None = None
         self.has_gradients: Callable[[str | None], bool] | None = None  # of a module's model, or of any
+        self.length_first = LengthFirst()
         self._position = position
         self._on_unit_backward = on_unit_backward
         self._units: list[list[_OpenSpan]] = []
@@ -267,7 +268,8 @@ class SpanLog:
     def _count_inputs(self, name: str, args: Any, kwargs: Any) -> None:
         given = self.step.given.setdefault(name, Given())
         given.num_calls += 1
-        num_samples, num_tokens = batch_of(args, kwargs)
+        is_length_first = self.length_first.leave_model(name, args, kwargs)
+        num_samples, num_tokens = batch_of(args, kwargs, is_length_first=is_length_first)
         is_known = num_samples is not None or num_tokens is not None
         if is_known and self.step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
             return

@@ -12,14 +12,17 @@ from memadvisor.capture.allocator_snapshot import take_snapshot
 from memadvisor.capture.census import Labelled
 from memadvisor.capture.collectives import Mark
 from memadvisor.capture.cpu_account import CpuAccount
+from memadvisor.capture.labels import MOST_OPERATORS
 from memadvisor.capture.models import Models, ModuleInfo
 from memadvisor.capture.position import Position
+from memadvisor.capture.samples import LengthFirst
 from memadvisor.capture.tracer import Tracer
 from memadvisor.capture.writer import RankWriter
 from memadvisor.run.records import Storage
 
 _MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
 _MOST_CUT_TRACES = 3  # by want of memory, or by an end that nobody expected
+_IN_A_MODE = "ended inside a dispatch mode of the script"
 
 Peaks = tuple[int | None, int | None]  # allocated, reserved
 
@@ -39,6 +42,7 @@ class Tracing:
         note: Callable[[str, str], None],
     ) -> None:
         self.tracer: Tracer | None = None
+        self.length_first = LengthFirst()
         self.has_trace = False
         self.first_step = first_step
         self._position = position
@@ -71,9 +75,10 @@ class Tracing:
                 if parameter.grad is not None:
                     self.name(parameter.grad, "gradient", unit)
 
-    def enter_module(self, info: ModuleInfo, args: Any) -> None:
+    def enter_module(self, info: ModuleInfo, module: torch.nn.Module, args: Any) -> None:
         if self.tracer is None:
             return
+        self.length_first.see_layer(module, args)
         position = self._position
         self.tracer.look_who_holds()
         self.tracer.note_place()
@@ -188,7 +193,8 @@ class Tracing:
         is_full = tracer is not None and tracer.is_full
         if tracer is not None:
             tracer.abandon()
-        why = (
-            "had too many operators to remember" if is_full else "ended inside a dispatch mode of the script"
+        why = f"had too many operators to remember, more than {MOST_OPERATORS:,}" if is_full else _IN_A_MODE
+        less = (
+            " A shorter step may be traced: a shorter sequence, fewer calls of a closure." if is_full else ""
         )
-        self._note("warning", f"The traced step {why}; it is left out.")
+        self._note("warning", f"The traced step {why}; it is left out, and peaks are not known.{less}")

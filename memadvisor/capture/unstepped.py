@@ -9,8 +9,8 @@ from memadvisor.capture.updates import existing_optimizers
 _WORTH_SAYING_S = 1.0
 UNCALLED = (
     "No call of the model was seen: it is compiled together with its caller, or its class calls forward "
-    "itself, past the hooks of torch.nn.Module. The time of its forward "
-    "counts as outside, samples are not counted, and memory is told apart by phase alone."
+    "itself, past the hooks of torch.nn.Module. Of its forward only the parts that are called as modules are seen, with "
+    "what these were given as samples; the rest of its time counts as outside, and of its memory the phase alone is known."
 )
 
 
@@ -48,7 +48,7 @@ def what_was_seen(has_model: bool, passes: BackwardSteps) -> str:
         number = passes.num_passes or "no"
         seen = (
             f"No training step was seen: a model was called, with {number} backward "
-            f"pass{'es' if passes.num_passes > 1 else ''}, but no optimizer stepped"
+            f"pass{'es' if passes.num_passes > 1 else ''}{'' if number == 'no' else ', but'} and no step of an optimizer"
         )
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     elsewhere_s = used.ru_utime + used.ru_stime

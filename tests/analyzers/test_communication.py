@@ -67,6 +67,16 @@ def test_waiting_lasts_until_the_last_rank_starts():
     assert traffic_of(ranks, 0).operations[0].duration_s == 2.0
 
 
+def test_what_a_rank_waits_for_another_to_begin_tracing_is_not_exposed():
+    """Rank 1 begins its traced step 4 s late, and both issue 1 s into it: of rank 0's 5 s the last one is transfer."""
+    ranks = two_ranks([call(0, 0, 1.0, 6.0)], [call(1, 0, 5.0, 6.0)])
+    late = dataclasses.replace(ranks[1], steps=(dataclasses.replace(ranks[1].steps[0], start_s=4.0),))
+    traffic = traffic_of((ranks[0], late))
+
+    assert (traffic.time_s, traffic.exposed_s, traffic.waiting_s, traffic.transfer_s) == (1.0, 1.0, 0.0, 1.0)
+    assert traffic.exposed_fraction == pytest.approx(1.0 / 6.0)  # of the 10 s that rank 0's step took, 4 less
+
+
 def test_collectives_that_wait_together_wait_once():
     """Two started at 1 and 2 s, and the other rank starts both at 4 s: 3 s, not 5 s."""
     ranks = two_ranks(

@@ -55,6 +55,36 @@ def test_samples_are_the_rows_of_the_first_input(inputs, found):
     assert batch_of(inputs, {}) == found
 
 
+def test_a_float_vector_is_no_batch():
+    """A policy's one state, a number beside each sample."""
+    assert batch_of((torch.randn(4),), {}) == (None, None)
+    assert batch_of((torch.rand(30), FEATURES), {}) == (30, None)
+
+
+class Tagger(torch.nn.Module):
+    def __init__(self, batch_first):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 8)
+        self.lstm = torch.nn.LSTM(8, 8, batch_first=batch_first)
+
+    def forward(self, words):
+        return self.lstm(self.embedding(words))[0]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_samples_are_the_columns_where_a_layer_takes_lengths_first(tmp_path, batch_first):
+    model = Tagger(batch_first)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.randint(0, 9, (12, 5))
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            model(words).sum().backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+    assert rank.traced_step.num_samples == rank.steps[-1].num_samples == (12 if batch_first else 5)
+    assert rank.traced_step.num_tokens == 60
+
+
 def test_a_call_for_many_tasks_at_once_does_not_tell_its_samples():
     found = []
 
