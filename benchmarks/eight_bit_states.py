@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from memadvisor.engines.apply import apply
-from memadvisor.engines.late import LateTensor
+from memadvisor.engines.sharding.late import LateTensor
 from memadvisor.plan import Plan
 from samples import train_gpt
 

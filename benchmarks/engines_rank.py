@@ -24,8 +24,8 @@ from train_gpt import GPT
 from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.engines.apply import install
+from memadvisor.engines.collectives.wire import Wire
 from memadvisor.engines.fsdp2_comm import Gather, Scatter
-from memadvisor.engines.wire import Wire
 from memadvisor.plan import Plan, UnitPlan
 
 # layers, dim, heads, vocabulary (the head is tied to the embedding), sequence

@@ -2,7 +2,7 @@
 
 An element is a whole number of `bits` bits between the smallest and the largest of its block of `BLOCK_ELEMENTS` that
 follow each other in memory; each block has these two as float32 numbers, its smallest and the width of a step
-(engines/rounded.py; as ActNN, arXiv:2104.14129, section 3, and GACT, arXiv:2206.11357, have them). Masks are one bit an
+(engines/activations/rounded.py; as ActNN, arXiv:2104.14129, section 3, and GACT, arXiv:2206.11357, have them). Masks are one bit an
 element, which loses nothing.
 """
 

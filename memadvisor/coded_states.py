@@ -1,7 +1,7 @@
 """Optimizer state in 8 bits between updates: which of it may be, and how many bytes that takes. Pure data.
 
 A coded tensor is one byte for each element, and a float32 scale for each block of `BLOCK_ELEMENTS` that follow each
-other (engines/dynamic_code.py). That is 1.016 bytes an element in the place of 4.
+other (engines/lanes/dynamic_code.py). That is 1.016 bytes an element in the place of 4.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LEAST_ELEMENTS = 4096  # of a parameter whose state is coded: of smaller ones th
 
 # Of the magnitude of an element beside its block's largest, codes are looked up by the exponent down to 2**-EXPONENTS,
 # and by so many bits of the mantissa: one table of codes, two of them for the signed code, and the values of all codes
-# (engines/dynamic_code.py).
+# (engines/lanes/dynamic_code.py).
 EXPONENTS = 24
 MANTISSA_BITS = 11
 NUM_PLACES = ((EXPONENTS + 1) << MANTISSA_BITS) + 1  # the last is that of 1

@@ -1,7 +1,7 @@
 """How a plan makes the messages between ranks smaller, and how many bytes that leaves. Pure data.
 
 Quantised messages hold one whole number of a few bits for each element, and a float32 scale for each block of
-`BLOCK_ELEMENTS` elements that follow each other (engines/quantise.py). ZeRO++ (arXiv:2306.10209) calls quantised
+`BLOCK_ELEMENTS` elements that follow each other (engines/collectives/quantise.py). ZeRO++ (arXiv:2306.10209) calls quantised
 gathers of parameters qwZ, and quantised reductions of gradients qgZ.
 """
 

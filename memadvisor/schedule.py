@@ -1,7 +1,7 @@
 """The schedule: which action happens at which boundary of a step.
 
 The simulator (memadvisor/cost/simulate.py) plays it against measured costs, the executor
-(memadvisor/engines/executor.py) plays the very same object on the live model. What a ZeRO stage or a
+(memadvisor/engines/sharding/executor.py) plays the very same object on the live model. What a ZeRO stage or a
 checkpoint *means* is therefore written once, as actions: write_schedule.py, and for FSDP2 write_fsdp2.py.
 """
 

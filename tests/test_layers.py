@@ -42,15 +42,36 @@ TORCH = (
     "memadvisor.cuda_graphs",
     "memadvisor.backends",
 )  # what capture and engines know of it
+ENGINES = {  # the rooms of the engines, and those below each
+    "lanes": (),
+    "collectives": ("lanes",),
+    "script": (),
+    "sharding": ("lanes", "collectives", "script"),
+    "updates": ("lanes", "collectives", "script", "sharding"),
+    "activations": ("lanes", "script", "sharding"),
+}
 ANALYZERS = "memadvisor.analyzers"
 ALLOWED = {
     **dict.fromkeys(DATA, DATA),
     **dict.fromkeys(TORCH, ()),
     "memadvisor.capture": (*DATA, *TORCH),
-    "memadvisor.calibrate": (*DATA, "memadvisor.engines.dynamic_code", "memadvisor.engines.exchanges"),
+    "memadvisor.calibrate": (
+        *DATA,
+        "memadvisor.engines.lanes.dynamic_code",
+        "memadvisor.engines.collectives.exchanges",
+    ),
     COST: DATA,
     ANALYZERS: (*DATA, COST),
     "memadvisor.planning": (*DATA, COST, ANALYZERS),
+    **{
+        f"memadvisor.engines.{name}": (
+            *DATA,
+            COST,
+            *TORCH,
+            *(f"memadvisor.engines.{below}" for below in under),
+        )
+        for name, under in ENGINES.items()
+    },
     "memadvisor.engines": (*DATA, COST, *TORCH),
     "memadvisor.doctor": (*DATA, ANALYZERS),
     "memadvisor.export": DATA,

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.calibrate.overlap import MESSAGE_BYTES, measure_overlap
-from memadvisor.engines.exchanges import (
+from memadvisor.engines.collectives.exchanges import (
     gather_by_doubling,
     gather_pairwise,
     reduce_pairwise,
@@ -160,7 +160,7 @@ def _collective(
     """The collective as our engine issues it, on float32 of `size_bytes` in full.
 
     On Gloo gathers and reductions to shards are the engine's own messages: Gloo's reduce_scatter clones its
-    input and sums all of it (memadvisor/engines/wire.py).
+    input and sums all of it (memadvisor/engines/collectives/wire.py).
     """
     num_elements = max(num_ranks, size_bytes // 4 // num_ranks * num_ranks)
     full = torch.zeros(num_elements, device=device)

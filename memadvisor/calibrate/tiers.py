@@ -15,7 +15,7 @@ from statistics import median
 import torch
 
 from memadvisor.coded_states import coded_bytes
-from memadvisor.engines.dynamic_code import DynamicCode
+from memadvisor.engines.lanes.dynamic_code import DynamicCode
 from memadvisor.hardware.hardware import PageCache, TierBandwidth
 from memadvisor.hardware.host_memory import free_host_bytes
 

@@ -6,6 +6,6 @@ from __future__ import annotations
 def measure_engines() -> tuple[float, ...]:
     """What recomputation takes here beside a forward: seconds of a call, of each tensor that it saves, and of each
     operator where outputs are kept; of rounding an activation and each of its elements, and of bringing it back."""
-    from memadvisor.engines import rounding_cost, second_run_cost
+    from memadvisor.engines.activations import rounding_cost, second_run_cost
 
     return *second_run_cost.measure_second_runs(), *rounding_cost.measure_rounding()

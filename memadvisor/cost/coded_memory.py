@@ -1,4 +1,4 @@
-"""What the optimizer state of a unit takes that is kept in codes between updates (memadvisor/engines/coded_tier.py)."""
+"""What the optimizer state of a unit takes that is kept in codes between updates (memadvisor/engines/lanes/coded_tier.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine holds where updates are one step late (memadvisor/engines/delayed_updates.py).
+"""What the engine holds where updates are one step late (memadvisor/engines/updates/delayed_updates.py).
 
 - The gradients that an update is made with, and in their memory the values that it makes, from one step to the next: so
   many bytes as the units have gradients, all the time.

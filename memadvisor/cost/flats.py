@@ -1,4 +1,4 @@
-"""A unit's flats as memadvisor/engines/flat.py lays them out, and the pieces of parameters that ranks have of them."""
+"""A unit's flats as memadvisor/engines/sharding/flat.py lays them out, and the pieces of parameters that ranks have of them."""
 
 from __future__ import annotations
 

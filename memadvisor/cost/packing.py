@@ -1,6 +1,6 @@
 """What a unit's gathers and reductions to shards send, and what messages of bytes take beside them.
 
-This mirrors memadvisor/engines/transfers.py: parameters that are float32 travel in the bits that a plan's compression
+This mirrors memadvisor/engines/sharding/transfers.py: parameters that are float32 travel in the bits that a plan's compression
 gives them, each rank's shard as a message of its own; others travel as they are.
 """
 
@@ -21,7 +21,7 @@ class Packing:
 
     `gather_bytes`, `reduce_bytes`: of a whole message, of all ranks. Staging is what messages of bytes need beside
     what the collective needs anyway; flats that are waited for come one after another, so the largest one counts.
-    `all_reduce_bytes`: of gradients that stay whole, with error feedback (engines/feedback.py), whose staging is there
+    `all_reduce_bytes`: of gradients that stay whole, with error feedback (engines/sharding/feedback.py), whose staging is there
     until the end of the backward, and whose residuals always are.
     """
 

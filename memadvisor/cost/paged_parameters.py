@@ -2,7 +2,7 @@
 
 A gather on the lane of a tier is a read into the full parameters, ahead of the unit or where it begins; a reduction on it
 is a write of the gradient from the buffer that it was made in, which the next one, or the backward's end, waits for. Of
-later micro-batches the gradient of those before is read first, and added. memadvisor/engines/paged_flats.py does so.
+later micro-batches the gradient of those before is read first, and added. memadvisor/engines/sharding/paged_flats.py does so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The time of updates whose optimizer state lies on another tier, as memadvisor/engines/paged_step.py does them; with
+"""The time of updates whose optimizer state lies on another tier, as memadvisor/engines/updates/paged_step.py does them; with
 parameters and gradients, where those lie there too.
 
 Two buffers take turns. A unit's state is read into its buffer when what was in that is written; the unit is updated

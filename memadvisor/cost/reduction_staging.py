@@ -11,7 +11,7 @@ from memadvisor.schedule import Schedule
 def together_bytes(states: UnitStates, stage: int, schedule: Schedule) -> int:
     """Of a unit: of each of its flats that goes so, a shard for each rank but this one and the last whose share is added.
 
-    Messages of another width go by themselves (engines/transfers.py).
+    Messages of another width go by themselves (engines/sharding/transfers.py).
     """
     num_ranks = schedule.shard_ranks
     if stage < 2:

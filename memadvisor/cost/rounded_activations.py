@@ -1,6 +1,6 @@
 """Activations that are in a few bits from when they are saved until their backward: what of them is in memory when.
 
-The law of the moments, as memadvisor/engines/compressed_activations.py plays it, storage by storage:
+The law of the moments, as memadvisor/engines/activations/compressed_activations.py plays it, storage by storage:
 
 - When the first unit that rounds a storage saves it, its codes come (activation_bits.rounded_bytes; of a mask, one bit
   an element), and for that instant the scratch of rounding beside it. They go with the last that such a unit has saved.

@@ -1,4 +1,4 @@
-"""What stage 1 casts of gradients for an optimizer that updates masters in a wider dtype (engines/cast_updates.py)."""
+"""What stage 1 casts of gradients for an optimizer that updates masters in a wider dtype (engines/updates/cast_updates.py)."""
 
 from __future__ import annotations
 

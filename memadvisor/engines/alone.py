@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memadvisor.engines.executor import Executor, Label
-from memadvisor.engines.hooks import Hooks
-from memadvisor.engines.live import LiveModel, check_shardable
-from memadvisor.engines.one_process import NoService, StateOf, make_pages
-from memadvisor.engines.sharded_step import is_elementwise
+from memadvisor.engines.script.hooks import Hooks
+from memadvisor.engines.script.live import LiveModel, check_shardable
+from memadvisor.engines.sharding.executor import Executor, Label
+from memadvisor.engines.sharding.one_process import NoService, StateOf, make_pages
+from memadvisor.engines.sharding.sharded_step import is_elementwise
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Schedule
 

@@ -20,33 +20,35 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memadvisor.engines import ddp as ddp_patch
-from memadvisor.engines import local_sgd, norms, removal, sources
+from memadvisor.engines import removal
+from memadvisor.engines.activations.compressed_activations import CompressedActivations
+from memadvisor.engines.activations.offloaded_activations import OffloadedActivations
+from memadvisor.engines.activations.recompute import Note, Recompute
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one, require_one_rank
-from memadvisor.engines.cast_updates import are_cast
-from memadvisor.engines.casts import Casts, check_castable
-from memadvisor.engines.closures import closure_of, with_closure_done
-from memadvisor.engines.compressed_activations import CompressedActivations
-from memadvisor.engines.executor import Executor, Label, Labelled
-from memadvisor.engines.flat import Flat, Slot, flats_with
 from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, uses_fsdp2
-from memadvisor.engines.gradient_hooks import check_outside
-from memadvisor.engines.heap import keep_freed_memory
-from memadvisor.engines.hooks import Hooks
-from memadvisor.engines.independence import check_independent
-from memadvisor.engines.live import LiveModel, check_shardable
-from memadvisor.engines.notes import notes_on, touched_activations, warnings_of
-from memadvisor.engines.offloaded_activations import OffloadedActivations
-from memadvisor.engines.optimizer_state import OptimizerStates
-from memadvisor.engines.owners import Owners
-from memadvisor.engines.planned import NotPlannedError, PlannedModels, unmet
-from memadvisor.engines.recompute import Note, Recompute
-from memadvisor.engines.service import Service, patch_goodbye
-from memadvisor.engines.sharded_step import Swap, is_elementwise
+from memadvisor.engines.notes import note_on_owners, notes_on, touched_activations, warnings_of
+from memadvisor.engines.script.heap import keep_freed_memory
+from memadvisor.engines.script.hooks import Hooks
+from memadvisor.engines.script.live import LiveModel, check_shardable
+from memadvisor.engines.script.planned import NotPlannedError, PlannedModels, unmet
+from memadvisor.engines.script.undo import Undo
+from memadvisor.engines.sharding import local_sgd, sources
+from memadvisor.engines.sharding.casts import Casts, check_castable
+from memadvisor.engines.sharding.executor import Executor, Label, Labelled
+from memadvisor.engines.sharding.flat import Flat, Slot, flats_with
+from memadvisor.engines.sharding.gradient_hooks import check_outside
+from memadvisor.engines.sharding.owners import Owners
+from memadvisor.engines.sharding.service import Service, patch_goodbye
+from memadvisor.engines.sharding.sharded_step import Swap, is_elementwise
+from memadvisor.engines.sharding.transfers import check_compressible
 from memadvisor.engines.single_process import SingleProcess
-from memadvisor.engines.state_offload import StateOffload
-from memadvisor.engines.transfers import check_compressible
-from memadvisor.engines.undo import Undo
-from memadvisor.engines.whole_step import OwnedSwap, slots_of
+from memadvisor.engines.updates import norms
+from memadvisor.engines.updates.cast_updates import are_cast
+from memadvisor.engines.updates.closures import closure_of, with_closure_done
+from memadvisor.engines.updates.independence import check_independent
+from memadvisor.engines.updates.optimizer_state import OptimizerStates
+from memadvisor.engines.updates.state_offload import StateOffload
+from memadvisor.engines.updates.whole_step import OwnedSwap, slots_of
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
 from memadvisor.plan_checks import check_plan
@@ -385,12 +387,7 @@ class Applied:
 
     def _share_out(self, optimizer: torch.optim.Optimizer, owners: Owners, slots: list[Slot]) -> None:
         if owners.assign(slots):
-            self._note(
-                "info",
-                f"{type(optimizer).__name__} needs whole parameters: each is updated by one rank, and the rank with "
-                f"most has {100 * owners.largest_fraction:.1f} % of their bytes "
-                f"({100 / self.plan.group_ranks:.1f} % if even)",
-            )
+            self._note("info", note_on_owners(optimizer, owners, self.plan.group_ranks))
 
     def _executor_of(self, flat: Flat) -> Executor:
         return self._owner[id(flat)]

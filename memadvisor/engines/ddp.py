@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from memadvisor.engines.executor import Executor
-from memadvisor.engines.undo import Undo
+from memadvisor.engines.script.undo import Undo
+from memadvisor.engines.sharding.executor import Executor
 from memadvisor.errors import PlanError
 
 # (wrapper, whether ranks may use different parameters) -> the executor; None leaves DDP alone.

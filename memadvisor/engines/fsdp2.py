@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memadvisor.engines.live import LiveModel
-from memadvisor.engines.recompute import Note
-from memadvisor.engines.undo import Undo
-from memadvisor.engines.wire import Wire
+from memadvisor.engines.activations.recompute import Note
+from memadvisor.engines.collectives.wire import Wire
+from memadvisor.engines.script.live import LiveModel
+from memadvisor.engines.script.undo import Undo
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
 from memadvisor.plan_checks import beside_fsdp2

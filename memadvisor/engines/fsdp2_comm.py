@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from memadvisor.engines.lanes import Ticket
-from memadvisor.engines.wire import Wire
+from memadvisor.engines.collectives.wire import Wire
+from memadvisor.engines.lanes.lanes import Ticket
 
 
 class _Arriving(dist.Work):

@@ -9,8 +9,9 @@ import torch
 from memadvisor.activation_bits import rounding_text
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import compression_loss_text
-from memadvisor.engines.delayed_updates import DELAY_LOSS_TEXT
-from memadvisor.engines.executor import Executor
+from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.owners import Owners
+from memadvisor.engines.updates.delayed_updates import DELAY_LOSS_TEXT
 from memadvisor.local_sgd import local_sgd_loss_text
 from memadvisor.plan import Plan
 from memadvisor.precision import loss_text, masters_text
@@ -75,3 +76,11 @@ def notes_on(executor: Executor) -> Iterator[tuple[str, str]]:
             "DDP allows unused parameters (find_unused_parameters or static_graph): ZeRO stage 3 fetches "
             f"parameters{exactly} rank by rank, which is slow",
         )
+
+
+def note_on_owners(optimizer: torch.optim.Optimizer, owners: Owners, num_ranks: int) -> str:
+    """What it means that an optimizer needs whole parameters, of which `num_ranks` ranks own some each."""
+    return (
+        f"{type(optimizer).__name__} needs whole parameters: each is updated by one rank, and the rank with "
+        f"most has {100 * owners.largest_fraction:.1f} % of their bytes ({100 / num_ranks:.1f} % if even)"
+    )

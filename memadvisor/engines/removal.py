@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from memadvisor.engines.flat import Flat, Slot
-from memadvisor.engines.owners import Owners
-from memadvisor.engines.released import show
-from memadvisor.engines.replaced import is_elsewhere
-from memadvisor.engines.sharded_step import whole_state
-from memadvisor.engines.whole_step import Ask, slots_of
+from memadvisor.engines.sharding.flat import Flat, Slot
+from memadvisor.engines.sharding.owners import Owners
+from memadvisor.engines.sharding.released import show
+from memadvisor.engines.sharding.replaced import is_elsewhere
+from memadvisor.engines.sharding.sharded_step import whole_state
+from memadvisor.engines.updates.whole_step import Ask, slots_of
 
 if TYPE_CHECKING:
-    from memadvisor.engines.executor import Executor
+    from memadvisor.engines.sharding.executor import Executor
 
 
 def remove_executor(

@@ -27,8 +27,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset
 
 from memadvisor.engines.dealing import Batch, deal, num_rounds, rounds_of
-from memadvisor.engines.gradient_hooks import check_outside
-from memadvisor.engines.undo import Undo
+from memadvisor.engines.script.undo import Undo
+from memadvisor.engines.sharding.gradient_hooks import check_outside
 from memadvisor.errors import PlanError
 
 Note = Callable[[str, str], None]

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memadvisor.engines.apply import install
-from memadvisor.engines.live import read_model
+from memadvisor.engines.script.live import read_model
 from memadvisor.plan import UnitPlan
 from tests.engines.ranks import end_ranks, run_ranks
 from tests.engines.trainings import Model, Training, make_plan, train

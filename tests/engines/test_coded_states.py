@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from memadvisor.coded_states import TABLES_BYTES, coded_bytes
-from memadvisor.engines.late import LateTensor
+from memadvisor.engines.sharding.late import LateTensor
 from tests.engines.allocator import open_account
 from tests.engines.trainings import Model, applied, make_optimizer, make_plan
 

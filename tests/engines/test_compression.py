@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.compression import Compression
-from memadvisor.engines.feedback import Feedback
-from memadvisor.engines.flat import Flat
-from memadvisor.engines.quantise import rounded
+from memadvisor.engines.collectives.quantise import rounded
+from memadvisor.engines.sharding.feedback import Feedback
+from memadvisor.engines.sharding.flat import Flat
 from memadvisor.errors import PlanError
 from memadvisor.precision import Precision
 from tests.engines.ranks import run_ranks

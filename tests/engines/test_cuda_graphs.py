@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from memadvisor.engines.live import check_shardable
+from memadvisor.engines.script.live import check_shardable
 from memadvisor.errors import PlanError
 from tests.engines.trainings import Model, applied, make_plan
 
 
 def test_a_forward_that_is_captured_is_refused(monkeypatch):
-    monkeypatch.setattr("memadvisor.engines.unit_forwards.is_capturing", lambda: True)
+    monkeypatch.setattr("memadvisor.engines.activations.unit_forwards.is_capturing", lambda: True)
     with (
         applied(make_plan(1, policy="every-layer")),
         pytest.raises(PlanError, match="captures into a CUDA graph"),

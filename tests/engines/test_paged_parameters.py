@@ -13,17 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memadvisor.engines import one_process, state_offload
 from memadvisor.engines.apply import apply
-from memadvisor.engines.disk import DiskFile
-from memadvisor.engines.live import read_model
-from memadvisor.engines.paged_flats import PagedTensor
-from memadvisor.engines.released import ReleasedParameter
-from memadvisor.engines.tiers import DiskTier, HostTier, PinnedMemory, StagedDiskTier
+from memadvisor.engines.lanes.disk import DiskFile
+from memadvisor.engines.lanes.tiers import DiskTier, HostTier, PinnedMemory, StagedDiskTier
+from memadvisor.engines.script.live import read_model
+from memadvisor.engines.sharding import one_process
+from memadvisor.engines.sharding.paged_flats import PagedTensor
+from memadvisor.engines.sharding.released import ReleasedParameter
+from memadvisor.engines.updates import state_offload
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, UnitPlan
-from tests.engines.test_state_offload import Fault, assert_same, train
 from tests.engines.trainings import Model, make_optimizer, make_plan
+from tests.engines.updates.test_state_offload import Fault, assert_same, train
 from tests.engines.virtual_lane import OrderError, World
 
 ON_DISK = make_plan(1, 3, optimizer_tier="disk", parameter_tier="disk", overlap=True, gather_depth=1)

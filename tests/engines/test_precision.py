@@ -17,7 +17,7 @@ from memadvisor.errors import PlanError
 from memadvisor.plan import UnitPlan
 from memadvisor.precision import Precision as P
 from tests.engines.ranks import run_ranks
-from tests.engines.test_executor import TRAININGS, _scaled_training, several_forwards_of, units_of
+from tests.engines.sharding.test_executor import TRAININGS, _scaled_training, several_forwards_of, units_of
 from tests.engines.trainings import (
     Block,
     Training,

@@ -7,11 +7,11 @@ from functools import lru_cache
 import pytest
 import torch
 
-from memadvisor.engines import arrivals
-from memadvisor.engines import executor as executor_module
-from memadvisor.engines.early_updates import EarlyUpdates
-from memadvisor.engines.executor import Executor
-from memadvisor.engines.reductions import Reductions
+from memadvisor.engines.sharding import arrivals
+from memadvisor.engines.sharding import executor as executor_module
+from memadvisor.engines.sharding.early_updates import EarlyUpdates
+from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.reductions import Reductions
 from tests.engines.virtual_lane import OrderError, World
 from tests.engines.virtual_ranks import AloneWire, Case, draw_case, train_alone
 

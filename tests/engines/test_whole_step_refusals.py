@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memadvisor.engines.whole_step import packed_state, unpacked_state
+from memadvisor.engines.updates.whole_step import packed_state, unpacked_state
 from memadvisor.errors import PlanError
 from tests.engines import optimizers
 from tests.engines.ranks import run_ranks

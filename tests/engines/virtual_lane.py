@@ -138,7 +138,7 @@ class VirtualTicket:
 
 
 class VirtualLane:
-    """As `memadvisor.engines.lanes.Lane`."""
+    """As `memadvisor.engines.lanes.lanes.Lane`."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from memadvisor.compression import Compression
-from memadvisor.engines import one_process as wires
-from memadvisor.engines.executor import Executor
-from memadvisor.engines.hooks import Hooks
-from memadvisor.engines.live import read_model
-from memadvisor.engines.undo import Undo
-from memadvisor.engines.wire import Wire
+from memadvisor.engines.collectives.wire import Wire
+from memadvisor.engines.script.hooks import Hooks
+from memadvisor.engines.script.live import read_model
+from memadvisor.engines.script.undo import Undo
+from memadvisor.engines.sharding import one_process as wires
+from memadvisor.engines.sharding.executor import Executor
 from memadvisor.executors import Algorithm
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.precision import Precision

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memadvisor.engines.live import model_fingerprint
+from memadvisor.engines.script.live import model_fingerprint
 from memadvisor.export.export import export_plan
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.plan_checks import check_plan

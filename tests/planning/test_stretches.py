@@ -15,7 +15,7 @@ from memadvisor.plan import UnitPlan
 from memadvisor.planning.advise import advise
 from memadvisor.planning.stretches import chain_of
 from memadvisor.write_schedule import write_schedule
-from tests.engines.test_stretches import Mixed, Model
+from tests.engines.activations.test_stretches import Mixed, Model
 from tests.engines.trainings import Block, make_plan
 
 NUM_BLOCKS = 12

@@ -1,0 +1,246 @@
+"""Units whose forward keeps nothing but its inputs, and runs again in the backward.
+
+The first run is the script's own call (unit_forwards.py). second_run.py does the work, with the random state and
+autocast of the first run; buffers that a forward changes (running statistics) are put back to their first-run values
+for the second run, so that they are updated once. Stretches of several units are stretches.py's; one whose units the
+script does not call one after the other, each with what the one before it returned, is left to its units, each by
+itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from memadvisor.cost.stretches import Stretches
+from memadvisor.engines.activations.empty_caches import without_empty_caches
+from memadvisor.engines.activations.kept import KeptOutputs
+from memadvisor.engines.activations.offloaded_activations import OffloadedActivations
+from memadvisor.engines.activations.second_run import Around, run_keeping_arguments
+from memadvisor.engines.activations.stretches import Pass
+from memadvisor.engines.activations.unit_forwards import UnitForwards, obstacles
+from memadvisor.engines.script.hooks import Hooks
+from memadvisor.engines.script.live import LiveModel
+from memadvisor.engines.script.undo import Undo
+from memadvisor.engines.sharding.saved import is_in_checkpoint
+from memadvisor.schedule import Schedule
+from memadvisor.stretches import Stretch
+
+Note = Callable[[str, str], None]
+Label = Callable[[torch.Tensor, str, str], None]
+Watch = Callable[[torch.nn.Module], contextlib.AbstractContextManager[None]]
+Buffers = list[tuple[dict[str, Any], str, torch.Tensor]]  # a module's buffers, name, value before the forward
+
+
+class Recompute:
+    """All recomputed units of a process. Modules are held weakly.
+
+    `movers`: who takes what a call of a module keeps out of memory meanwhile, if anybody does. `watch`: what a unit's
+    second run is done inside.
+    """
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        label: Label,
+        note: Note,
+        undo: Undo,
+        movers: OffloadedActivations,
+    ) -> None:
+        self.watch: Watch = lambda module: contextlib.nullcontext()
+        self._hooks = hooks
+        self._movers = movers
+        self._label = label
+        self._note = note
+        self._undo = undo
+        self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._changing: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, str]]] = (
+            weakref.WeakKeyDictionary()  # layers inside, and which of their buffers a forward changes
+        )
+        self._noted: set[tuple[str, str]] = set()
+        self._forwards = UnitForwards(self, undo)
+        self._stretch_of: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Stretches, Stretch]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._kept: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
+        self._broken: set[Stretch] = set()
+        self._passes: dict[Stretch, Pass] = {}  # those that are under way
+        undo.add(self._units.clear)
+        undo.add(self._passes.clear)
+
+    def attach(self, model: LiveModel, schedule: Schedule) -> None:
+        """Play the RECOMPUTE actions of a schedule on a model."""
+        stretches, kept, alone = Stretches(schedule.stretches), schedule.kept, obstacles(model)
+        for unit in model.units:
+            if unit.name not in stretches:
+                continue
+            if unit.name in alone:
+                self._leave_alone(unit.name, alone[unit.name])
+            else:
+                self._units[unit.module] = unit.name
+                if unit.name in kept:
+                    self._kept[unit.module] = frozenset(kept[unit.name])
+                self._stretch_of[unit.module] = (stretches, stretches.around(unit.name)[0])
+                self._forwards.wrap(type(unit.module))
+
+    def _leave_alone(self, unit: str, reason: str) -> None:
+        if (unit, reason) not in self._noted:
+            self._noted.add((unit, reason))
+            self._note("warning", f"unit {unit!r} is not recomputed: {reason}")
+
+    def applies(self, module: torch.nn.Module) -> bool:
+        if module not in self._units or not torch.is_grad_enabled() or self._hooks.in_backward:
+            return False
+        if is_in_checkpoint():
+            self._leave_alone(self._units[module], "the script checkpoints it already")
+            return False
+        return True
+
+    def run(
+        self,
+        original: Callable[..., Any],
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        args, kwargs = without_empty_caches(module, args, kwargs)
+        before = self._buffers(module)
+        forward, around = functools.partial(original, module), functools.partial(self._again, module, before)
+        current = self._pass_with(module)
+        if current is not None:
+            output = self._call_in(current, forward, args, kwargs, around)
+        else:
+            unit, holder = self._units[module], self._movers.call_of(module)
+            kept = self._outputs_kept(module)
+            output = run_keeping_arguments(
+                unit, forward, args, kwargs, around, kept, self._label_kept, holder
+            )
+        self._learn_changing(module, before)
+        return output
+
+    @contextlib.contextmanager
+    def _again(self, module: torch.nn.Module, before: Buffers) -> Iterator[None]:
+        """What a second run is done inside."""
+        with _WithBuffers(before), self.watch(module):
+            yield
+
+    def _label_kept(self, tensor: torch.Tensor) -> None:
+        self._label(tensor, "activation", "")
+
+    def _outputs_kept(self, module: torch.nn.Module) -> KeptOutputs | None:
+        names, unit = self._kept.get(module, ()), self._units[module]
+        if not names:
+            return None
+        label = self._label
+        return KeptOutputs(
+            names,
+            functools.partial(self._miss, unit),
+            lambda tensor: label(tensor, "activation", unit),
+        )
+
+    def _miss(self, unit: str, names: set[str]) -> None:
+        reason = "its forward does not call all operators whose outputs the plan keeps"
+        if (unit, reason) not in self._noted:
+            self._noted.add((unit, reason))
+            self._note("warning", f"unit {unit!r} keeps less than planned: {reason} ({min(names)})")
+
+    def _pass_with(self, module: torch.nn.Module) -> Pass | None:
+        """The pass through a stretch of several units in which this one comes next; None where it runs alone."""
+        unit = self._units[module]
+        stretches, stretch = self._stretch_of[module]
+        if len(stretch) == 1 or stretch in self._broken:
+            return None
+        if unit == stretch[0]:
+            hooks = self._hooks
+            self._close(stretch)  # one that an exception has cut short
+            self._passes[stretch] = Pass(stretches, stretch, lambda: hooks.in_backward, self._label_kept)
+        current = self._passes.get(stretch)
+        if current is None or current.expected != unit:
+            self._break(stretch, f"the script does not call {unit!r} in its turn")
+            return None
+        return current
+
+    def _call_in(
+        self, current: Pass, forward: Callable[..., Any], args: Any, kwargs: Any, around: Around
+    ) -> Any:
+        unit, stretch = current.expected, current.stretch
+        output, is_linked = current.call(forward, args, kwargs, around)
+        if not is_linked and unit != stretch[0]:
+            self._break(stretch, f"{unit!r} does not take what the unit before it returns")
+        elif current.expected is None:
+            self._close(stretch)
+        return output
+
+    def _close(self, stretch: Stretch) -> None:
+        current = self._passes.pop(stretch, None)
+        if current is not None:
+            current.close()
+
+    def _break(self, stretch: Stretch, reason: str) -> None:
+        """From now on each unit of the stretch is recomputed by itself."""
+        self._close(stretch)
+        if stretch not in self._broken:
+            self._broken.add(stretch)
+            self._note(
+                "warning",
+                f"units {stretch[0]!r} to {stretch[-1]!r} are recomputed one by one, not as one stretch: {reason}",
+            )
+
+    def _buffers(self, module: torch.nn.Module) -> Buffers:
+        """Copies of the buffers that the forward is about to change; all of them the first time."""
+        known = self._changing.get(module)
+        if known is None:
+            return [(owner, name, value.clone()) for _, owner, name, value in _named_buffers(module)]
+        owners = [(module.get_submodule(path)._buffers, name) for path, name in known]
+        return [(owner, name, value.clone()) for owner, name in owners if (value := owner[name]) is not None]
+
+    def _learn_changing(self, module: torch.nn.Module, before: Buffers) -> None:
+        """After the first forward: which buffers it changed. Normalisation changes its own without telling."""
+        if module in self._changing:
+            return
+        norms = _norms(module)
+        changed = [
+            (path, name)
+            for (path, _, name, now), (_, _, old) in zip(_named_buffers(module), before, strict=True)
+            if path in norms or not torch.equal(now, old)
+        ]
+        # In place: the recomputation holds this very list.
+        names = [(path, name) for path, _, name, _ in _named_buffers(module)]
+        before[:] = [entry for name, entry in zip(names, before, strict=True) if name in changed]
+        self._changing[module] = changed
+
+
+def _norms(module: torch.nn.Module) -> set[str]:
+    """Names of the layers inside that keep running statistics."""
+    kinds = (torch.nn.modules.batchnorm._NormBase,)
+    return {path for path, inner in module.named_modules() if isinstance(inner, kinds)}
+
+
+def _named_buffers(module: torch.nn.Module) -> Iterator[tuple[str, dict[str, Any], str, torch.Tensor]]:
+    """Of each buffer: the layer's name, its buffers, the buffer's name, and what it holds."""
+    for path, inner in module.named_modules():
+        for name, value in inner._buffers.items():
+            if value is not None:
+                yield path, inner._buffers, name, value
+
+
+class _WithBuffers:
+    """Run with the buffers as they were before the first run, and leave the live ones untouched."""
+
+    def __init__(self, before: Buffers) -> None:
+        self._before = before
+        self._live: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._live = [owner[name] for owner, name, _ in self._before]
+        for owner, name, value in self._before:
+            owner[name] = value.clone()  # a graph that is kept is recomputed again
+
+    def __exit__(self, *exception: object) -> None:
+        for (owner, name, _), value in zip(self._before, self._live, strict=True):
+            owner[name] = value

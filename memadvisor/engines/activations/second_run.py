@@ -1,0 +1,240 @@
+"""A forward that is run a second time: under what, and where that which autograd saves in it is put.
+
+What autograd saves in the first run is packed as a place; the second run saves the same tensors in the same order,
+and fills the places that autograd still holds. A place keeps its value until autograd lets go of it. torch's own
+checkpoint does likewise, with several objects, a dictionary's entry and calls of the compiler's a tensor: beside the
+forward itself its calls take two to three times as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from memadvisor.engines.activations.kept import KeptOutputs
+from memadvisor.engines.activations.saved_activations import Holder, KeptView, kept_view
+
+Around = Callable[[], contextlib.AbstractContextManager[None]]
+Told = Callable[
+    [torch.Tensor], None
+]  # of what the script has computed, and is kept though autograd saves it nowhere
+
+
+class Place:
+    """Stands for a saved tensor inside autograd; `value` is there from a second run on."""
+
+    __slots__ = ("__weakref__", "dtype", "shape", "value")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.value: torch.Tensor | None = None
+
+
+class Enough(Exception):
+    """All that a second run is for has been saved."""
+
+
+class Places:
+    """What autograd has saved in a first run, in order. Autograd alone holds the places."""
+
+    __slots__ = ("_references",)
+
+    def __init__(self) -> None:
+        self._references: list[weakref.ref[Place]] = []
+
+    def pack(self, tensor: torch.Tensor) -> Place:
+        place = Place(tensor)
+        self._references.append(weakref.ref(place))
+        return place
+
+    def filling(self, is_last: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A hook that puts what is saved, in order, into the places that are still waited for.
+
+        With `is_last` nothing after them is needed: it raises Enough at the last one.
+        """
+        references, number = self._references, 0
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal number
+            value = tensor.detach() if tensor.requires_grad else tensor
+            place = references[number]() if number < len(references) else None
+            if place is not None and place.shape == tensor.shape and place.dtype == tensor.dtype:
+                place.value = value
+            number += 1
+            if is_last and number == len(references):
+                raise Enough
+            return value
+
+        return pack
+
+
+def value_of(place: Place, unit: str) -> torch.Tensor:
+    if place.value is None:
+        raise RuntimeError(
+            f"the forward of {unit!r} saved other tensors when it was run again; "
+            "it cannot be recomputed (memadvisor run --policy none)"
+        )
+    return place.value
+
+
+class Conditions:
+    """The random state, casts and default device under which a forward runs, to be had again."""
+
+    __slots__ = (
+        "_autocast",
+        "_caches_casts",
+        "_default_device",
+        "_device_states",
+        "_devices",
+        "_random_state",
+    )
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        """`leaves`: what the forward is called with."""
+        kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)} | {"cpu"}
+        self._autocast = [(kind, *_casts_of(kind)) for kind in kinds if torch.amp.is_autocast_available(kind)]
+        self._caches_casts = torch.is_autocast_cache_enabled()
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        self._default_device = [mode for mode in modes if isinstance(mode, DeviceContext)][-1:]
+        self._random_state = torch.get_rng_state()
+        self._devices: list[int] = []
+        self._device_states: list[torch.Tensor] = []
+        if len(kinds) > 1:
+            self._devices, self._device_states = get_device_states(*leaves)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Within it all is as it was then, afterwards as it is now."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(torch.set_rng_state, torch.get_rng_state())
+            torch.set_rng_state(self._random_state)
+            if self._devices:
+                stack.enter_context(torch.random.fork_rng(self._devices))
+                set_device_states(self._devices, self._device_states)
+            for kind, enabled, dtype in self._autocast:
+                if enabled or _casts_of(kind) != (enabled, dtype):
+                    stack.enter_context(torch.autocast(kind, dtype, enabled, self._caches_casts))
+            for mode in self._default_device:
+                stack.enter_context(mode)
+            stack.enter_context(torch.enable_grad())
+            yield
+
+
+def _casts_of(kind: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+def without_graph(leaf: Any) -> Any:
+    """What is kept of an argument: not the graph that has made it."""
+    return leaf.detach().requires_grad_() if isinstance(leaf, torch.Tensor) and not leaf.is_leaf else leaf
+
+
+def kept_of(leaf: Any, told: Told) -> Any:
+    """What is kept of an argument, of which somebody is told."""
+    kept = without_graph(leaf)
+    if kept is not leaf:
+        told(kept)
+    return kept
+
+
+def as_packed(packed: torch.Tensor) -> torch.Tensor:
+    return packed
+
+
+def versions_of(leaves: Sequence[Any]) -> list[int]:
+    """How often each has been changed in place; 0 for what does not tell."""
+    return [
+        leaf._version if isinstance(leaf, torch.Tensor) and not leaf.is_inference() else 0 for leaf in leaves
+    ]
+
+
+def check_versions(leaves: Sequence[Any], versions: Sequence[int], unit: str) -> None:
+    """Raise RuntimeError where an argument that is kept has been changed in place since."""
+    if versions_of(leaves) != versions:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: an input of {unit!r}, which is run again."
+        )
+
+
+class _Alone:
+    """A call that keeps its arguments alone. The hooks that autograd holds are all that holds it."""
+
+    def __init__(
+        self,
+        unit: str,
+        forward: Callable[..., Any],
+        arguments: Any,
+        around: Around,
+        kept: KeptOutputs | None,
+        told: Told,
+    ) -> None:
+        self._unit = unit
+        self._kept = kept
+        self._forward = forward
+        self._around = around
+        leaves, self._spec = tree_flatten(arguments)
+        self._leaves = [kept_of(leaf, told) for leaf in leaves]
+        self._moving = [kept is not leaf for kept, leaf in zip(self._leaves, leaves, strict=True)]
+        self._versions = versions_of(self._leaves)
+        self._conditions = Conditions(leaves)
+        self._places = Places()
+        self.pack = self._places.pack
+
+    def hand_over(self, holder: Holder) -> None:
+        """The first run is over: what others have made, and need a gradient of, is the holder's from now on."""
+        self._leaves = [
+            kept_view(leaf, holder) or leaf if moves else leaf
+            for leaf, moves in zip(self._leaves, self._moving, strict=True)
+        ]
+
+    def unpack(self, place: Place) -> torch.Tensor:
+        if place.value is None:
+            self._again()
+        return value_of(place, self._unit)
+
+    def _again(self) -> None:
+        probes = [leaf.probe if isinstance(leaf, KeptView) else leaf for leaf in self._leaves]
+        check_versions(probes, self._versions, self._unit)
+        leaves = [
+            leaf.tensor().requires_grad_() if isinstance(leaf, KeptView) else leaf for leaf in self._leaves
+        ]
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._places.filling(True), as_packed)
+        given = self._kept.second_run() if self._kept is not None else contextlib.nullcontext()
+        with contextlib.suppress(Enough), self._conditions.again(), self._around(), hooks, given:
+            self._forward(*args, **kwargs)
+
+
+def run_keeping_arguments(
+    unit: str,
+    forward: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    around: Around,
+    kept: KeptOutputs | None = None,
+    told: Told = lambda tensor: None,
+    holder: Holder | None = None,
+) -> Any:
+    """Call a unit's forward such that it is run again, inside `around()`, when the backward first needs it.
+
+    `kept`: outputs of operators that the second run is given. `holder`: who takes what is kept out of memory meanwhile.
+    """
+    call = _Alone(unit, forward, (args, kwargs), around, kept, told)
+    watch = kept.first_run() if kept is not None else contextlib.nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack), watch:
+        output = forward(*args, **kwargs)
+    if holder is not None:
+        if kept is not None:
+            kept.hand_over(holder)
+        call.hand_over(holder)
+    return output

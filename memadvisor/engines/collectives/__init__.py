@@ -1,0 +1,1 @@
+"""What travels between ranks, and how: over torch.distributed, in order, on lanes."""

@@ -1,0 +1,148 @@
+"""Updated parameters on their way to this rank: what stages 1 and 2 leave behind an optimizer step.
+
+With a plan's `overlap` the all-gathers of what the ranks have updated run under whatever the script does next, and a
+unit's parameters are waited for where its forward begins. A script may read them sooner (an average of the weights, a
+checkpoint, a function that takes a weight), so until they are there each parameter's class is swapped for one that
+waits at whatever needs its values. What reads tensors past Python's dispatch outside of a module's forward would not
+wait, so scripted modules and models that torch.compile has seen are not left behind.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from memadvisor.engines.sharding.flat import Flat
+from memadvisor.engines.sharding.released import needs_no_values
+from memadvisor.engines.sharding.replaced import Replaced
+from memadvisor.run.compiled import has_compiled
+from memadvisor.schedule import Point
+
+if TYPE_CHECKING:
+    from memadvisor.engines.sharding.executor import Executor
+
+_flats: weakref.WeakValueDictionary[int, Flat] = weakref.WeakValueDictionary()
+
+
+class ArrivingParameter(torch.nn.Parameter):
+    """The class that a parameter has while its new values come in."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not needs_no_values(func):
+            leaves: list[Any] = tree_leaves((args, kwargs))
+            for value in leaves:
+                if type(value) is ArrivingParameter:
+                    settle(_flats[id(value)])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        settle(_flats[id(self)])
+        return torch.nn.Parameter.__deepcopy__(self, memo)  # type: ignore[no-untyped-call]
+
+
+class Arrivals:
+    """Part of an executor. Nothing is late before its first step, by which torch.compile would have been at work."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor: Executor = weakref.proxy(executor)
+        self._may_be_late: bool | None = None
+        self.replaced = Replaced()
+
+    def step_begins(self) -> None:
+        """All parameters are there, and where an optimizer step finds them."""
+        self.settle()
+        self.replaced.take_values(self._executor.flats)
+
+    def bring(self, stepped: set[int]) -> None:
+        """Bring what an optimizer has updated, by indices of flats, to all ranks."""
+        executor = self._executor
+        for action in executor.schedule.at(Point.AFTER_OPTIMIZER):
+            unit = executor.units.get(action.unit)
+            for flat in unit.trainable if unit is not None else ():
+                if flat.index not in stepped or flat.full is None or flat.shard is None:
+                    continue
+                own = flat.own_part(flat.full)
+                is_late = action.overlaps and not self.replaced.has_taken(flat)
+                if is_late and self.can_wait(flat):
+                    _leave_behind(flat, executor.wire.begin_gather(flat.full, own, flat.unit, flat.index))
+                else:
+                    executor.wire.gather(flat.full, own, flat.unit, flat.index)
+        self.replaced.give_back()
+
+    def settle(self) -> None:
+        """Wait for all that is on its way."""
+        for flat in self._executor.flats:
+            if flat.stage < 3 and not isinstance(flat.arriving, Guard):
+                settle(flat)
+
+    def can_wait(self, flat: Flat) -> bool:
+        """Whether whoever reads the flat's parameters would come by here."""
+        if has_compiled():
+            return False
+        if self._may_be_late is None:
+            modules = self._executor.model.root.modules()
+            self._may_be_late = not any(isinstance(module, torch.jit.ScriptModule) for module in modules)
+            if self._may_be_late:
+                self._executor.observe_modules()
+        return self._may_be_late and all(type(slot.parameter) is torch.nn.Parameter for slot in flat.slots)
+
+
+def _leave_behind(flat: Flat, ticket: Any) -> None:
+    flat.arriving = ticket
+    for slot in flat.slots:
+        _flats[id(slot.parameter)] = flat
+        slot.parameter.__class__ = ArrivingParameter
+
+
+def drop(flat: Flat) -> None:
+    """Let go of a flat of stage 3 that was gathered ahead and has not been asked for."""
+    if flat.stage == 3 and flat.arriving is not None and flat.full is not None:
+        flat.arriving.wait()  # else the memory would be written to after it has been given away
+        flat.arriving = None
+        flat.full.untyped_storage().resize_(0)
+
+
+class Guard:
+    """In place of a transfer: nothing comes, but whoever reads the parameters is reported."""
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
+
+    def wait(self) -> None:
+        self._report()
+
+
+def put_guard(flat: Flat, report: Callable[[], None]) -> None:
+    """Have whoever reads a flat's parameters reported, once."""
+    _leave_behind(flat, Guard(report))
+
+
+def take_guard(flat: Flat) -> None:
+    """The parameters may be read again."""
+    if isinstance(flat.arriving, Guard):
+        flat.arriving = None
+        _show_class(flat)
+
+
+def settle(flat: Flat) -> None:
+    """Wait until a flat of stage 1 or 2 has its new values."""
+    if flat.arriving is None:
+        return
+    flat.arriving.wait()
+    flat.arriving = None
+    _show_class(flat)
+
+
+def _show_class(flat: Flat) -> None:
+    for slot in flat.slots:
+        if type(slot.parameter) is ArrivingParameter:
+            slot.parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]  # its own class

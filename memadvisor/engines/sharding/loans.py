@@ -1,0 +1,90 @@
+"""Full copies of released parameters, lent to the script: what it reads and writes outside training passes.
+
+A loan is one unit's flat. It ends when all ranks meet next (a training forward, an optimizer step), with what
+was written into it kept; or when another unit is lent, if the script holds nothing of it any more. So a
+script that goes through a model's parameters one by one has one unit of it in memory at a time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from memadvisor.engines.sharding.flat import Flat, Slot
+
+if TYPE_CHECKING:
+    from memadvisor.engines.sharding.executor import Executor
+
+
+class Loans:
+    """Part of an executor; it belongs to it and shares its flats."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor: Executor = weakref.proxy(executor)
+
+    def lend(self, slot: Slot) -> torch.Tensor:
+        """Full values of a released parameter, in memory of their own."""
+        flat = slot.flat
+        self._executor.early.read(flat)
+        self._take_back(other for other in self._executor.flats if other is not flat)
+        if flat.loan is None:
+            with torch.no_grad():
+                loan = flat.new(flat.padded_numel, flat.script_dtype)
+                self._executor.label(loan, "parameter", flat.unit)
+                self._executor.fill(flat, loan, self._executor.collective)
+                flat.loan = loan
+            flat.loan_version = loan._version
+        return slot.view(flat.loan)
+
+    def keep_writes(self, slot: Slot) -> None:
+        """The script has written into a lent parameter, as every rank does at this point."""
+        self._keep(slot.flat)
+        slot.flat.second = None  # it has the old values
+        self._executor.num_writes += 1
+
+    def end(self) -> None:
+        """Take loans back, with what was written past us (`p.data`); only after a meeting of all ranks."""
+        for flat in self._executor.flats:
+            self.end_one(flat)
+
+    def end_one(self, flat: Flat) -> None:
+        """Take one loan back, as all ranks do."""
+        self._keep(flat)
+        flat.loan, flat.is_loan_fixed = None, False
+
+    def _keep(self, flat: Flat) -> None:
+        if flat.loan is not None:
+            with torch.no_grad():
+                flat.keep_loan()
+            flat.loan_version = flat.loan._version
+
+    def _take_back(self, flats: Iterable[Flat]) -> None:
+        """Let go of loans that nobody holds and nobody has written into since they were kept."""
+        for flat in flats:
+            if flat.loan is None or flat.shard is None or flat.is_loan_fixed or is_held(flat.loan):
+                continue
+            # The version tells of writes by torch; what a view from numpy wrote shows in the values alone.
+            if flat.loan._version == flat.loan_version and _is_same(
+                flat.own_slice(flat.loan), flat.shard.to(flat.loan.dtype)
+            ):
+                flat.loan = None
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """In every bit: NaN is NaN."""
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def _num_holders(tensor: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+_ALONE = _num_holders(torch.empty(1))
+
+
+def is_held(tensor: torch.Tensor) -> bool:
+    """Whether the script or a graph of autograd has another tensor, a storage or an array of its memory."""
+    return _num_holders(tensor) > _ALONE

@@ -1,0 +1,66 @@
+"""Moving a model's parameters into the executor's storage, when it takes the model over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from memadvisor.engines.sharding.flat import Flat
+from memadvisor.engines.sharding.gradients import ShardedGradient
+from memadvisor.engines.sharding.paged_flats import Page
+from memadvisor.engines.sharding.parcels import in_storage_order
+from memadvisor.engines.sharding.released import hide
+
+if TYPE_CHECKING:
+    from memadvisor.engines.sharding.executor import Executor
+
+
+def move_parameters(executor: Executor) -> None:
+    """Move parameters into flats, and release those of stage 3: one flat after another, so that no more than one of
+    them is in memory twice, and of those that lie elsewhere none."""
+    with torch.no_grad():
+        for flat in executor.flats:
+            if flat.stage > 0:
+                if flat.page is not None:
+                    _put_away(flat, flat.page, executor)
+                else:
+                    _move(flat)
+                    if flat.stage == 3:
+                        executor.release(flat)
+                for slot in flat.slots:
+                    slot.token = (
+                        ShardedGradient(slot, executor) if flat.stage >= 2 and flat.trainable else None
+                    )
+                    if flat.has_cast_gradients:
+                        # Gradients come in the dtype that was computed with; what the script finds is float32.
+                        slot.parameter.grad_dtype = None
+
+
+def _put_away(flat: Flat, page: Page, executor: Executor) -> None:
+    """From where the script has them, and free them; then the full flat is made, as it is between uses: without memory."""
+    own = [slot.parameter.detach() for slot in flat.slots]
+    dense = [
+        p.contiguous() if p.stride() != slot.stride else p for p, slot in zip(own, flat.slots, strict=True)
+    ]
+    page.parameters.put_parts(
+        [(slot.start, in_storage_order(p)) for p, slot in zip(dense, flat.slots, strict=True)]
+    )
+    for slot in flat.slots:
+        hide(slot, executor)
+    own.clear()
+    dense.clear()
+    flat.full = flat.new(flat.padded_numel)
+    flat.full.untyped_storage().resize_(0)
+
+
+def _move(flat: Flat) -> None:
+    flat.full = flat.new(flat.padded_numel, flat.script_dtype)
+    flat.full[flat.num_elements :].zero_()
+    for slot in flat.slots:
+        slot.view(flat.full).copy_(slot.parameter)
+        slot.parameter.data = slot.view(flat.full)
+    flat.own_shard = flat.own_slice(flat.full)
+    if flat.stage == 3 or flat.has_masters:
+        flat.own_shard = flat.own_shard.to(flat.dtype, copy=True)
+        flat.full = flat.full.to(flat.param_dtype)

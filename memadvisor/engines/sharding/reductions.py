@@ -1,0 +1,375 @@
+"""From autograd's gradients to reduced ones: flat buffers, one order for all ranks, unused parameters.
+
+A unit is reduced when all its gradients are there and its turn has come. Two ranks that reduced different
+units at the same time would add up gradients of different parameters, so the order is agreed on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from memadvisor.engines.lanes.lanes import Chain, Ticket
+from memadvisor.engines.sharding.feedback import Feedback
+from memadvisor.engines.sharding.flat import Flat, Slot, UnitState
+from memadvisor.engines.sharding.gradient_hooks import check_hooked
+from memadvisor.engines.sharding.local_sgd import LocalSteps
+from memadvisor.errors import PlanError
+from memadvisor.schedule import Action, Ranks
+
+if TYPE_CHECKING:
+    from memadvisor.engines.sharding.executor import Executor
+
+
+@dataclass(slots=True, eq=False)
+class _Backward:
+    """The backward under way: which units have all their gradients, and whose reductions were begun."""
+
+    touched: bool = False
+    done: list[str] = field(default_factory=list)
+    num_reduced: int = 0
+    in_flight: list[Ticket] = field(default_factory=list)  # means, until the end of the backward
+    scattering: list[Flat] = field(default_factory=list)  # of the unit that was reduced last
+
+
+class Reductions:
+    """Part of an executor; it belongs to it and shares its units."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor: Executor = weakref.proxy(executor)
+        self._units = executor.units
+        self._slots = executor.slots
+        self._wire = executor.wire
+        self.feedback = Feedback(executor.wire, executor.schedule.compression)
+        self.local_steps = LocalSteps(executor)
+        self._order = [unit.name for unit in reversed(self._units.values()) if unit.trainable]
+        self._order_known = False
+        self._sync = True  # whether the backward to come ends in a reduction (no_sync, local SGD)
+        self._through_ddp = True
+        self._missing: list[str] = []
+        self._backward = _Backward()
+        self._met_after = -1  # how many backwards there had been when all ranks met last
+        self._stepped_after = -1  # and when the optimizer stepped last
+
+    # ---- around a backward -------------------------------------------------------------------
+
+    def expect(self, through_ddp: bool, require_sync: bool) -> None:
+        """A forward with gradients begins; what it says holds for the backwards that follow."""
+        self._sync = self.local_steps.expect(through_ddp, through_ddp and require_sync)
+        self._through_ddp = through_ddp
+        if self._sync and self._missing:
+            missing, self._missing = self._missing, []
+            raise RuntimeError(
+                "Expected to have finished reduction in the prior iteration before starting a new one: "
+                f"no gradient came for {', '.join(missing[:5])}. Pass find_unused_parameters=True to "
+                "torch.nn.parallel.DistributedDataParallel, as without a plan."
+            )
+
+    def begin(self) -> None:
+        self.sweep()
+        self._executor.gradient_hooks.come_last()
+        for flat in self._backward.scattering:  # of a backward that an exception ended
+            flat.scattering = flat.grad = None
+        self._backward = _Backward()
+        for slot in self._slots:
+            slot.flat.ready.clear()
+            if slot.token is not None:
+                self._hide_token(slot)
+
+    def _hide_token(self, slot: Slot) -> None:
+        # Autograd would add the new gradient to the token; it must find nothing there.
+        gradient = slot.parameter.grad
+        slot.had_gradient = gradient is slot.token
+        if gradient is not None and gradient is not slot.token:
+            raise PlanError(
+                f"The script sets the gradient of {slot.name!r} itself, which ZeRO stage {slot.flat.stage} shards.",
+                hint="use --zero 1.",
+            )
+        slot.parameter.grad = None
+
+    def end(self, failed: bool) -> bool:
+        """Whether this backward was one of this model's."""
+        if self._backward.touched and not failed:
+            self._finish()
+            self.local_steps.backward_ends()
+            self._executor.early.update_reduced()
+        elif failed:
+            self._executor.early.backward_fails()
+        for slot in self._slots:
+            if slot.token is not None and slot.had_gradient and slot.parameter.grad is None:
+                slot.parameter.grad = slot.token
+        return self._backward.touched
+
+    def _finish(self) -> None:
+        """Reduce what is left, in the one order, and agree on which parameters no rank used."""
+        used = [int(slot.index in slot.flat.ready) for slot in self._slots]
+        absent = [slot for slot in self._slots if slot.flat.trainable and not used[slot.index]]
+        self._fill_with_zeros(absent)
+        while self._backward.num_reduced < len(self._order):
+            self._reduce_next()
+        # The script may read p.grad from here on: without the wait it would see its own rank's gradient.
+        for transfer in self._backward.in_flight:
+            transfer.wait()  # in their order: of those that fail, the first is the cause
+        self._backward.in_flight.clear()
+        self._end_scattering()
+        if self._executor.is_alone:
+            pass  # as without a plan: what got no gradient has none
+        elif self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):
+            used = self._wire.largest(used)
+        elif absent:
+            self._missing = [slot.name for slot in absent] if self._sync else []
+            used = [int(slot.flat.trainable) for slot in self._slots]
+        for slot in self._slots:
+            if slot.flat.trainable and used[slot.index]:
+                slot.had_gradient = True
+                if slot.parameter.grad is None and slot.flat.stage < 2 and self._sync:
+                    slot.parameter.grad = self._gradient_view(slot)
+        if not self._order_known:
+            self._agree_on_order()
+
+    def _fill_with_zeros(self, absent: list[Slot]) -> None:
+        """A parameter that some other rank may have used takes part with a zero gradient, as under DDP."""
+        with torch.no_grad():
+            for slot in absent:
+                if self._executor.is_alone:
+                    if slot.flat.grad is not None:  # of others; it must not be left as the memory was
+                        self._gradient_view(slot).zero_()
+                elif slot.flat.stage >= 2 or (self._sync and slot.parameter.grad is None):
+                    self._gradient_view(slot).zero_()
+
+    def _agree_on_order(self) -> None:
+        """From the second backward on, units are reduced in the order in which rank 0 finished them.
+
+        Units that rank 0 did not finish come last: what comes after them waits with its full gradient.
+        """
+        names = list(self._units)
+        done = self._backward.done + [name for name in self._order if name not in self._backward.done]
+        order = self._wire.broadcast([names.index(name) for name in done])
+        self._order = [names[number] for number in order]
+        self._order_known = True
+
+    # ---- inside a backward -------------------------------------------------------------------
+
+    def accumulated(self, unit: UnitState, slot: Slot) -> None:
+        """Autograd has added to a parameter's gradient: move it into the unit's flat buffer."""
+        flat, parameter = slot.flat, slot.parameter
+        if not self._backward.touched:
+            self._backward.touched = True
+            self._executor.early.backward_begins(self._sync)
+        if self.has_come(unit):
+            self._executor.early.late_gradient(unit)
+        if flat.stage >= 2 and not self._through_ddp:
+            raise PlanError(
+                "The script runs a backward through the model inside DistributedDataParallel, past DDP itself.",
+                hint="use --zero 1, which leaves such gradients alone as DDP does.",
+            )
+        if slot.has_hooks or parameter.grad is None:
+            check_hooked(slot)
+        with torch.no_grad():
+            if self._is_whole_buffer(slot):
+                self._adopt(slot)
+            view = self._gradient_view(slot)
+            gradient = parameter.grad
+            if gradient is None:
+                raise AssertionError("a gradient that is not there has been accumulated")
+            if flat.stage >= 2:
+                self._take_share(slot, gradient, view)
+                parameter.grad = None
+            elif gradient.data_ptr() != view.data_ptr():
+                view.copy_(gradient)
+                parameter.grad = view
+        flat.ready.add(slot.index)
+        if all(len(other.ready) == len(other.slots) for other in unit.trainable):
+            self._unit_backward_ends(unit)
+
+    def _is_whole_buffer(self, slot: Slot) -> bool:
+        """Whether autograd's new gradient is all that the flat's buffer would hold: an embedding's, a head's."""
+        flat, gradient = slot.flat, slot.parameter.grad
+        if gradient is None or flat.grad is not None or len(flat.slots) > 1 or gradient.requires_grad:
+            return False
+        num_elements = flat.padded_numel if flat.stage >= 2 else flat.num_elements
+        whole_bytes = num_elements * flat.reduce_dtype.itemsize
+        is_alike = gradient.stride() == slot.stride and gradient.dtype == flat.reduce_dtype
+        return is_alike and gradient.untyped_storage().nbytes() == whole_bytes
+
+    def _adopt(self, slot: Slot) -> None:
+        # Autograd has given the tensor to the parameter alone, so a copy of it would serve nobody.
+        flat, gradient = slot.flat, slot.parameter.grad
+        if gradient is not None:
+            flat.grad = gradient.detach().as_strided((flat.num_elements,), (1,))
+            self._executor.label(flat.grad, "gradient", flat.unit)
+
+    def _take_share(self, slot: Slot, gradient: torch.Tensor, view: torch.Tensor) -> None:
+        """Put a gradient, divided by the ranks (before the sum, as DDP does), into a buffer that will be sharded."""
+        share = 1.0 / self._wire.num_contributions
+        if slot.index in slot.flat.ready:
+            view.add_(gradient, alpha=share)
+        elif gradient.itemsize >= view.itemsize:
+            torch.mul(gradient, share, out=view)  # one pass, also where the gradient is the buffer
+        else:
+            view.copy_(gradient).mul_(share)
+
+    def _gradient_view(self, slot: Slot) -> torch.Tensor:
+        flat = slot.flat
+        if flat.grad is None:
+            numel = flat.padded_numel if flat.stage >= 2 else flat.num_elements
+            flat.grad = flat.new(numel, flat.reduce_dtype)
+            flat.grad[flat.num_elements :].zero_()
+            self._executor.label(flat.grad, "gradient", flat.unit)
+        return slot.view(flat.grad)
+
+    def has_come(self, unit: UnitState) -> bool:
+        """Whether all gradients of a unit have come in this backward."""
+        return unit.name in self._backward.done
+
+    def _unit_backward_ends(self, unit: UnitState) -> None:
+        if unit.name in self._backward.done:
+            return
+        self._backward.done.append(unit.name)
+        if self._executor.is_alone:  # nobody else's order counts
+            self._order.remove(unit.name)
+            self._order.insert(self._backward.num_reduced, unit.name)
+        self._executor.unit_backward_ends(unit)
+        while self._next_unit() in self._backward.done:
+            self._reduce_next()
+
+    def _next_unit(self) -> str | None:
+        position = self._backward.num_reduced
+        return self._order[position] if position < len(self._order) else None
+
+    def _reduce_next(self) -> None:
+        unit = self._units[self._order[self._backward.num_reduced]]
+        self._backward.num_reduced += 1
+        self._executor.reduce_unit(unit)
+
+    # ---- actions and buffers -----------------------------------------------------------------
+
+    def reduce(self, unit: UnitState, action: Action) -> None:
+        with torch.no_grad():
+            if action.ranks is Ranks.ACROSS:
+                self._sum_across(action)
+                return
+            self._end_scattering()
+            for flat in unit.trainable:
+                if flat.grad is None:
+                    continue
+                if action.shard:
+                    self._scatter(flat, flat.grad, action)
+                elif self._sync:
+                    self._executor.remember("all_reduce", flat)
+                    transfer = self.feedback.begin_mean(flat, flat.grad)
+                    if action.overlaps:
+                        self._backward.in_flight.append(transfer)
+                    else:
+                        transfer.wait()
+
+    def _scatter(self, flat: Flat, grad: torch.Tensor, action: Action) -> None:
+        self._executor.remember("reduce_scatter", flat)
+        if action.overlaps:
+            flat.scattering = self._executor.transfers.begin_reduce_scatter(flat, grad)
+            self._backward.scattering.append(flat)
+            return
+        own = self._executor.transfers.reduce_scatter(flat, grad)
+        if self._wire.across is None:
+            self._keep_shard(flat, own)
+        else:
+            flat.scattering = Chain([], own)
+            self._backward.scattering.append(flat)
+
+    def _sum_across(self, action: Action) -> None:
+        """Sum over the groups what the reduction inside, just before, leaves of the same unit."""
+        for flat in self._backward.scattering:
+            if not isinstance(flat.scattering, Chain):
+                continue
+            if action.overlaps:
+                flat.scattering = self._wire.begin_sum_across(flat.scattering, flat.unit)
+            else:
+                self._wire.sum_across(flat.scattering.result, flat.unit)
+        if not action.overlaps:
+            self._end_scattering()
+
+    def _end_scattering(self) -> None:
+        """Wait for the reductions of the unit before; at most one unit's are under way at a time."""
+        with torch.no_grad():
+            for flat in self._backward.scattering:
+                if flat.scattering is not None and flat.grad is not None:
+                    own, flat.scattering = flat.scattering.wait(), None
+                    self._keep_shard(flat, own)
+        self._backward.scattering.clear()
+
+    def _keep_shard(self, flat: Flat, own: torch.Tensor) -> None:
+        """Take the sum over, in the optimizer's dtype, in which micro-batches are added up."""
+        grad, flat.grad = flat.grad, None
+        if flat.page is not None:
+            return  # it lies elsewhere
+        # A slice of the full buffer would keep all of it alive.
+        shares = grad is not None and own.untyped_storage()._cdata == grad.untyped_storage()._cdata
+        del grad
+        if flat.grad_shard is None:
+            flat.grad_shard = own.clone() if shares and own.dtype == flat.dtype else own.to(flat.dtype)
+            self._executor.label(flat.grad_shard, "gradient", flat.unit)
+        else:
+            flat.grad_shard.add_(own)
+
+    def meet_before_writes(self) -> None:
+        """The script changes sharded gradients, on every rank: none may still read those of this backward."""
+        if self._met_after != self._executor.num_backwards:
+            self._executor.meet()
+
+    def step_begins(self) -> None:
+        """All ranks have met for an optimizer step."""
+        self.have_met()
+        self._stepped_after = self._executor.num_backwards
+
+    def have_met(self) -> None:
+        """All ranks have just taken part in a collective."""
+        self._met_after = self._executor.num_backwards
+
+    def sweep(self, *, together: bool = False) -> None:
+        """Let go of gradient buffers whose parameters have no gradient any more (`zero_grad`).
+
+        together: all ranks come by here, and meet first: another may still be reading, by itself, what goes now or before
+        the next backward.
+        """
+        if together and self._is_done_with_some():
+            self._executor.meet()
+        for flat in self._executor.flats:
+            if not flat.trainable:
+                continue
+            if flat.stage >= 2:
+                dropped = [slot for slot in flat.slots if slot.parameter.grad is None]
+                if len(dropped) == len(flat.slots):
+                    flat.grad_shard = None
+                elif flat.page is not None:
+                    self._drop_paged(flat, [slot for slot in dropped if slot.had_gradient])
+                elif flat.grad_shard is not None:
+                    for slot in dropped:
+                        slot.piece(flat.grad_shard).zero_()
+            elif flat.grad is not None and not any(self._is_ours(slot) for slot in flat.slots):
+                flat.grad = None
+
+    def _is_done_with_some(self) -> bool:
+        """Whether there are sharded gradients that the script has dropped, or stepped on: it will not need them again."""
+        stepped = self._stepped_after == self._executor.num_backwards
+        return not self._executor.is_alone and any(
+            flat.stage >= 2
+            and flat.has_gradient
+            and (stepped or any(slot.parameter.grad is None for slot in flat.slots))
+            for flat in self._executor.flats
+        )
+
+    def _drop_paged(self, flat: Flat, dropped: list[Slot]) -> None:
+        if dropped and flat.has_gradient:
+            with torch.no_grad(), flat.changing_gradient() as gradient:
+                for slot in dropped:
+                    slot.piece(gradient).zero_()
+                    slot.had_gradient = False
+
+    def _is_ours(self, slot: Slot) -> bool:
+        gradient, buffer = slot.parameter.grad, slot.flat.grad
+        if gradient is None or buffer is None:
+            return False
+        return bool(gradient.untyped_storage()._cdata == buffer.untyped_storage()._cdata)

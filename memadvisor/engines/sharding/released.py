@@ -1,0 +1,216 @@
+"""Parameters whose values are not here: what stage 3 leaves in their place between uses.
+
+A released parameter keeps its identity, name, shape and hooks; its data is one NaN expanded to its shape
+(0 for integers) in the dtype that modules compute with, since autograd must know one dtype of it. Its class
+is swapped (as torch does with UninitializedParameter), so that whatever the script does with its values is
+done on a full copy. The executor lends that copy, and keeps what is written into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from memadvisor.engines.sharding.flat import Slot
+from memadvisor.errors import PlanError
+
+if TYPE_CHECKING:
+    from memadvisor.engines.sharding.executor import Executor
+
+# What can be answered without the values.
+_GETTERS = {
+    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "is_leaf", "grad_fn", "names"),
+    *("is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_meta", "is_quantized", "is_mkldnn", "is_nested"),
+    *("itemsize", "nbytes", "_version", "_base", "output_nr", "retains_grad", "is_xpu", "is_mps", "is_xla"),
+    *("_backward_hooks", "_post_accumulate_grad_hooks", "_grad", "is_vulkan", "is_ipu", "is_maia", "is_mtia"),
+    "grad_dtype",
+}
+_SETTERS = {
+    *("requires_grad", "grad", "_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "names"),
+    "grad_dtype",
+}
+_METHODS = {
+    *("size", "numel", "nelement", "dim", "ndimension", "element_size", "is_floating_point", "is_complex"),
+    *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "untyped_storage", "__len__"),
+    *("get_device", "is_signed", "__hash__", "is_same_size", "retain_grad", "is_inference", "_is_view"),
+    *("has_names", "is_conj", "is_neg", "storage_type"),
+}
+
+# What tells the dtype, which is another one for the script than for the model where copies are cast.
+_OF_DTYPE: dict[str, Callable[[torch.Tensor, torch.dtype], Any]] = {
+    "dtype": lambda parameter, dtype: dtype,
+    "itemsize": lambda parameter, dtype: dtype.itemsize,
+    "element_size": lambda parameter, dtype: dtype.itemsize,
+    "nbytes": lambda parameter, dtype: dtype.itemsize * parameter.numel(),
+}
+
+# What reaches the memory without a trace: an address, or a tensor whose writes are not counted.
+_UNSEEN = {"data", "data_ptr", "__cuda_array_interface__"}
+
+_slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
+_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+
+
+_state_dict_depth = 0  # how many calls of a module's state_dict are under way
+
+
+@contextlib.contextmanager
+def making_state_dict() -> Iterator[bool]:
+    """What is detached meanwhile stands for values that are brought when they are read (late.py). Gives whether this is the
+    whole dict, and not a module's part of one."""
+    global _state_dict_depth
+    _state_dict_depth += 1
+    try:
+        yield _state_dict_depth == 1
+    finally:
+        _state_dict_depth -= 1
+
+
+class ReleasedParameter(torch.nn.Parameter):
+    """The class that a parameter has while it is released; `isinstance(p, nn.Parameter)` stays true."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.autograd.grad:
+            raise PlanError(
+                "The script asks torch.autograd.grad for gradients by parameters, which ZeRO stage 3 has not there then.",
+                hint="use --zero 2.",
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            tell = _OF_DTYPE.get(name_of(func))
+            if tell is not None and type(args[0]) is ReleasedParameter:
+                return tell(args[0], _seen_dtype(args[0]))
+            if needs_no_values(func):
+                return func(*args, **kwargs)
+            of_late = _state_dict_depth > 0 and name_of(func) == "detach"
+            if of_late and type(args[0]) is ReleasedParameter:
+                slot, executor = _owner(args[0])
+                return executor.lates.tensor(slot, "", slot.flat.script_dtype)
+            writes = bool(args) and type(args[0]) is ReleasedParameter and is_writing(func)
+            if writes:
+                slot, executor = _owner(args[0])
+                executor.meet()  # nobody still reads the old values
+                if name_of(func) == "copy_" and executor.lates.is_of(args[1], slot):
+                    executor.num_writes += 1
+                    return args[0]  # it is the parameter itself
+            if getattr(func, "__name__", "") == "__set__":
+                result = _lent(args[0]).copy_(args[1])  # parameter.data = value
+            else:
+                if name_of(func) in _UNSEEN and type(args[0]) is ReleasedParameter:
+                    _owner(args[0])[0].flat.is_loan_fixed = True
+                borrow = partial(_borrow, writes=writes)
+                result = func(*tree_map(borrow, args), **tree_map(borrow, kwargs))
+            if not writes:
+                return result
+            slot, executor = _owner(args[0])
+            executor.loans.keep_writes(slot)
+        return args[0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
+        if id(self) not in memo:
+            memo[id(self)] = torch.nn.Parameter(_lent(self).detach().clone(), self.requires_grad)
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        whole: Any = torch.nn.Parameter(_lent(self).detach().clone(), self.requires_grad)
+        return whole.__reduce_ex__(protocol)
+
+
+class _Borrow(torch.autograd.Function):
+    """Full values of a released parameter, differentiable with respect to the parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def hide(slot: Slot, executor: Executor) -> None:
+    """Leave NaN in the place of a parameter's values."""
+    parameter = slot.parameter
+    _slots[id(parameter)] = slot
+    _executors[id(parameter)] = executor
+    dtype = slot.flat.param_dtype
+    filler = float("nan") if dtype.is_floating_point else 0
+    parameter.data = torch.full((), filler, dtype=dtype, device=slot.flat.device).expand(slot.shape)
+    if type(parameter) is torch.nn.Parameter:
+        parameter.__class__ = ReleasedParameter
+
+
+def show(slot: Slot, full: torch.Tensor) -> None:
+    """Give a parameter its values again, as a view of `full`."""
+    show_values(slot, slot.view(full))
+
+
+def show_values(slot: Slot, values: torch.Tensor) -> None:
+    """Give a parameter `values`, of its own shape."""
+    parameter = slot.parameter
+    if type(parameter) is ReleasedParameter:
+        parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]  # its own class
+    parameter.data = values
+    slot.version = parameter._version
+
+
+def _owner(parameter: torch.Tensor) -> tuple[Slot, Executor]:
+    slot, executor = _slots.get(id(parameter)), _executors.get(id(parameter))
+    if slot is None or executor is None or slot.parameter is not parameter:
+        raise AssertionError("a released parameter without an owner")
+    return slot, executor
+
+
+def _lent(parameter: torch.Tensor) -> torch.Tensor:
+    slot, executor = _owner(parameter)
+    return executor.loans.lend(slot)
+
+
+def _seen_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype that whoever looks now finds: the model's while it computes, else the script's own."""
+    slot, executor = _slots.get(id(parameter)), _executors.get(id(parameter))
+    if slot is None or executor is None or executor.computes:
+        return parameter.dtype
+    return slot.flat.script_dtype
+
+
+def _borrow(value: Any, writes: bool = False) -> Any:
+    if type(value) is not ReleasedParameter:
+        return value
+    lent = _lent(value)
+    if not writes:  # else what is written would go to a copy of the copy
+        lent = lent.to(_seen_dtype(value))
+    if torch.is_grad_enabled() and value.requires_grad:
+        return _Borrow.apply(value, lent)  # type: ignore[no-untyped-call]
+    return lent
+
+
+def name_of(func: Any) -> str:
+    """A method's name, or that of the attribute that is read."""
+    name = getattr(func, "__name__", "")
+    return getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
+
+
+def needs_no_values(func: Any) -> bool:
+    """Whether a function of tensors can be answered without the values of its arguments."""
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        return attribute in (_GETTERS if name == "__get__" else _SETTERS)
+    return name in _METHODS
+
+
+def is_writing(func: Any) -> bool:
+    """Whether a function of tensors changes its first argument."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__") and not name.startswith("_")
+    return in_place or name in ("__set__", "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
