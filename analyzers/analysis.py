@@ -98,7 +98,9 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
         hardware=hardware,
         ranks=ranks,
         skew=skew(run.ranks, clocks, matched, times, [rank.communication for rank in ranks], peaks),
-        comparison=comparison(run.plan, peaks, times, [rank.communication for rank in ranks]),
+        comparison=comparison(
+            run.plan, peaks, times, [rank.communication for rank in ranks], [rank.rank for rank in ranks]
+        ),
         samples_per_s=_sum([None if t is None else t.samples_per_s for t in times], run),
         tokens_per_s=_sum([None if t is None else t.tokens_per_s for t in times], run),
         unfinished_ranks=unfinished_ranks(run),
@@ -315,6 +317,9 @@ def comparison_to_json(compared: Comparison) -> dict[str, Any]:
             name: _compared_to_json(pair) for name, pair in compared.by_category_bytes.items()
         },
         "components_s": {name: _compared_to_json(pair) for name, pair in compared.components_s.items()},
+        "rank_peak_bytes": {
+            str(rank): _compared_to_json(pair) for rank, pair in compared.rank_peak_bytes.items()
+        },
         "peak_position": dict(zip(("predicted", "measured"), compared.peak_position, strict=True)),
         "budget_bytes": compared.budget_bytes,
         "within_budget": compared.within_budget,

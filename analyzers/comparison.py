@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memadvisor.analyzers.communication import Communication
@@ -34,6 +34,7 @@ class Comparison:
     `by_category_bytes` is at the peak, and has `unexplained` where either side does. `reserved_bytes`: what a CUDA
     allocator reserved; where both sides know it, the budget holds that, else the peak. `components_s`: parts of the step
     time, of the slowest rank (residuals.py); empty for plans that do not say what their prediction is made of.
+    `rank_peak_bytes`: of a plan with choices by rank, each rank's peak.
     """
 
     peak_bytes: Compared
@@ -44,6 +45,7 @@ class Comparison:
     budget_bytes: int | None
     within_budget: bool | None
     components_s: dict[str, Compared] = field(default_factory=dict)
+    rank_peak_bytes: dict[int, Compared] = field(default_factory=dict)
 
 
 def comparison(
@@ -51,8 +53,9 @@ def comparison(
     peaks: Sequence[PeakBreakdown | None],
     times: Sequence[StepTime | None],
     traffics: Sequence[Communication | None] = (),
+    ranks: Sequence[int] = (),
 ) -> Comparison | None:
-    """Put prediction beside measurement. None without a plan that predicts. `traffics`: of the ranks of `times`."""
+    """Put prediction beside measurement. None without a plan that predicts. `traffics`, `ranks`: of those of `times`."""
     if plan is None or plan.prediction is None:
         return None
     predicted = plan.prediction
@@ -83,7 +86,19 @@ def comparison(
         if needed_bytes is None or plan.budget_bytes is None
         else needed_bytes <= plan.budget_bytes,
         components_s=_components(plan, predicted, times, traffics),
+        rank_peak_bytes=_by_rank(plan, dict(zip(ranks, peaks, strict=False))),
     )
+
+
+def _by_rank(plan: Plan, peaks: Mapping[int, PeakBreakdown | None]) -> dict[int, Compared]:
+    found = {}
+    for own in plan.ranks:
+        peak = peaks.get(own.rank)
+        found[own.rank] = Compared(
+            predicted=None if own.prediction is None else own.prediction.peak_bytes,
+            measured=None if peak is None else peak.allocated_bytes,
+        )
+    return found
 
 
 def _components(

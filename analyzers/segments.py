@@ -14,6 +14,8 @@ from statistics import median
 
 from memadvisor.analyzers.evaluation import without_evaluated_units
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
+from memadvisor.analyzers.observed_collectives import observed_collectives
+from memadvisor.analyzers.pipeline_passes import with_passes_apart
 from memadvisor.analyzers.planned_models import is_each_called_once, live_gradients, planned_models
 from memadvisor.analyzers.roundable import rounding_cost
 from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
@@ -21,12 +23,11 @@ from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
-from memadvisor.cost.collectives import Observation
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment, pass_number
 from memadvisor.errors import UsageError
 from memadvisor.precision import FULL_PRECISION, Precision
-from memadvisor.run.records import Collective, Span, Step
+from memadvisor.run.records import Span, Step
 from memadvisor.run.run import RankRun, Run
 
 # Phase, unit, micro-batch, and how many such pieces came before it in the step.
@@ -61,8 +62,9 @@ def captured_step(
     micro_batch_divisor: int | Fraction = 1,
     precision: Precision = FULL_PRECISION,
     num_ranks: int | None = None,
+    of_rank: int | None = None,
 ) -> CapturedStep:
-    """The step of the rank whose traced peak is highest.
+    """The step of the rank whose traced peak is highest, or of that named, which may hold a stage of a pipeline.
 
     With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many:
     storages with a batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as
@@ -71,7 +73,8 @@ def captured_step(
     default the run's own, may be about (planned_models.py). Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
-    traced, rank, step = _traced_ranks(run)
+    traced, rank, step = _traced_ranks(run, of_rank)
+    rank = with_passes_apart(rank) if rank.pipeline_stages else rank
     groups = rank.shard_groups if rank.process.world_size > 1 else ()
     if groups:
         check_predictable(rank, step)
@@ -90,7 +93,7 @@ def captured_step(
     runs, cost = second_runs(rank, pieces, durations, micro_batch_divisor), second_run_cost(rank)
     return CapturedStep(
         rank=rank.process.rank,
-        world_size=rank.process.world_size,
+        world_size=1 if rank.pipeline_stages else rank.process.world_size,  # it shares nothing
         device=rank.process.device,
         units=units,
         states=states,
@@ -125,20 +128,27 @@ def captured_step(
     )
 
 
-def _traced_ranks(run: Run) -> tuple[list[RankRun], RankRun, Step]:
+def _traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun, Step]:
     """The ranks whose step was traced, of them the one whose peak is highest, and that step."""
     if run.plan is not None:
         raise UsageError(
             "This run was made with a plan applied, and a plan is worked out from a plain run.",
             hint="profile the script without a plan, and advise on that run.",
         )
-    traced = [rank for rank in run.ranks if rank.traced_step is not None and rank.storages]
+    named = [rank for rank in run.ranks if of_rank in (None, rank.process.rank)]
+    traced = [rank for rank in named if rank.traced_step is not None and rank.storages]
     if not traced:
         raise UsageError(
             "No step of this run was traced, so nothing is known of its memory.",
             hint="profile it for more steps: the traced one comes after the warm-up.",
         )
     rank = max(traced, key=_traced_peak_bytes)
+    if rank.pipeline_stages and of_rank is None:
+        raise UsageError(
+            "Each rank of this run holds stages of a pipeline, and what is asked for is worked out for ranks that have the "
+            "same model.",
+            hint="`memadvisor advise RUN --memory SIZE` makes plans for pipelines.",
+        )
     step = rank.traced_step
     if step is None:
         raise AssertionError("a traced rank has a traced step")
@@ -366,32 +376,3 @@ def _recomputable(
         unit: repeats * sum(run.seconds(cost) for (owner, _), run in runs.items() if owner == unit)
         for unit in dict.fromkeys(item.unit for item in memory.inner if item.unit in known)
     }
-
-
-def observed_collectives(run: Run) -> tuple[Observation, ...]:
-    """Each collective of the traced steps with its own duration.
-
-    It starts when the last rank has issued it and the one before it in its group has ended. Ranks are
-    matched by (group, sequence); where not all ranks recorded one, it is left out.
-    """
-    rows: dict[tuple[int, str, int], list[Collective]] = defaultdict(list)
-    for rank in run.ranks:
-        for row in rank.collectives:
-            if row.end_s is not None:
-                rows[row.step, row.group, row.sequence].append(row)
-    found = []
-    ends: dict[str, float] = {}
-    for (_, group, _), same in sorted(rows.items()):
-        end_s = max(row.end_s for row in same if row.end_s is not None)
-        start_s = max(ends.get(group, 0.0), *(row.issue_s for row in same))
-        ends[group] = end_s
-        if len(same) == same[0].group_size and end_s > start_s:
-            found.append(
-                Observation(
-                    operation=same[0].operation,
-                    num_ranks=same[0].group_size,
-                    size_bytes=same[0].size_bytes,
-                    duration_s=end_s - start_s,
-                )
-            )
-    return tuple(found)

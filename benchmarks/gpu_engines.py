@@ -13,7 +13,8 @@ from stages import WAYS, plan_of
 
 import memadvisor
 from memadvisor.analyzers.analysis import analyze
-from memadvisor.analyzers.segments import captured_step, observed_collectives
+from memadvisor.analyzers.observed_collectives import observed_collectives
+from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import times_from_observations
 from memadvisor.plan_file import save_plan
 from memadvisor.units import format_bytes, format_fraction, format_seconds

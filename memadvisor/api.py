@@ -126,6 +126,8 @@ def advise(
 
 def apply(plan: Plan | str | Path, model: Any, optimizer: Any) -> Applied:
     """Apply a plan to a live model and optimizer; `.remove()` takes it off again. Raises PlanError."""
+    from memadvisor.capture.session import rank_identity
     from memadvisor.engines.apply import apply as apply_plan
 
-    return apply_plan(plan if isinstance(plan, Plan) else load_plan(plan), model, optimizer)
+    read = plan if isinstance(plan, Plan) else load_plan(plan)
+    return apply_plan(read.of_rank(rank_identity().rank) if read.ranks else read, model, optimizer)

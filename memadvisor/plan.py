@@ -112,6 +112,18 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """What one rank does, where each has models of its own, as the stages of a pipeline are: fields are those of `Plan`, for
+    the rank by itself. `prediction`: of its own peak; its step is that of all ranks together."""
+
+    rank: int
+    fingerprint: str
+    units: tuple[UnitPlan, ...]
+    models: tuple[PlannedModel, ...] = ()
+    prediction: Prediction | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`units` empty: a plan made by hand, whose `zero_stage` and `policy` are worked out on the live model.
 
@@ -136,6 +148,8 @@ class Plan:
     activations are rounded.
     `models`: of a script with several models, those that the plan is about, in the order in which the script first calls
     them with gradients: `units` are of these, and all others are left alone. Empty: the script has one model.
+    `ranks`: of a pipeline whose ranks have models of their own, what each of them does, by rank; the plan then has no units
+    itself, and its prediction's peak is that of the fullest rank. Empty: all ranks do the same.
     `disk_directory`: where the disk tier makes its file; None: the directory for temporary files.
     `delayed_update`: optimizer state that lies elsewhere is updated one step late, under the next step's forward and
     backward (arXiv:2101.06840). Lossy.
@@ -174,6 +188,20 @@ class Plan:
     parameter_tier: str = "device"
     delayed_update: bool = False
     models: tuple[PlannedModel, ...] = ()
+    ranks: tuple[RankPlan, ...] = ()
+
+    def of_rank(self, rank: int) -> Plan:
+        """What one of `ranks` does, as the plan of a process by itself."""
+        own = self.ranks[rank]
+        return replace(
+            self,
+            num_ranks=1,
+            ranks=(),
+            fingerprint=own.fingerprint,
+            units=own.units,
+            models=own.models,
+            prediction=own.prediction,
+        )
 
     def of_model(self, model: PlannedModel) -> Plan:
         """What the plan says of one of its models, whose units keep their names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from memadvisor.activation_bits import BITS
 from memadvisor.coded_states import check_optimizer_bits
@@ -22,6 +23,7 @@ def check_plan(plan: Plan, source: str) -> None:
     """Raise PlanError, naming `source`, for a plan that nothing could be done with."""
     stages = {plan.zero_stage, *(unit.zero_stage for unit in plan.units)}
     _check_values(plan, stages, source)
+    _check_ranks(plan, source)
     _check_sums(plan, stages, source)
     _check_executor(plan, stages, source)
     gathered = {unit.name: unit.zero_stage == 3 and plan.num_ranks > 1 for unit in plan.units}
@@ -231,6 +233,32 @@ def _check_models(plan: Plan, source: str) -> None:
             f"{source} has parameters of {len(plan.models)} models on host or disk.",
             hint="the engine does that for one model.",
         )
+
+
+def _check_ranks(plan: Plan, source: str) -> None:
+    """Of a plan with choices by rank."""
+    if not plan.ranks:
+        return
+    if [own.rank for own in plan.ranks] != list(range(plan.num_ranks)):
+        raise PlanError(
+            f"{source} says what ranks {', '.join(str(own.rank) for own in plan.ranks)} do, of {plan.num_ranks}.",
+            hint="name each rank once, in order.",
+        )
+    alike = replace(plan, ranks=())
+    usual = Plan(num_ranks=plan.num_ranks, zero_stage=0, policy="chosen")
+    settable = ("prediction", "budget_bytes", "why", "micro_batch_size", "grad_accum")
+    if replace(alike, **{name: getattr(usual, name) for name in settable}) != usual:
+        raise PlanError(
+            f"{source} has choices by rank, and others beside them.",
+            hint="such a plan recomputes units of stages of a pipeline, and does nothing else.",
+        )
+    for own in plan.ranks:
+        if any(unit.zero_stage or unit.elsewhere for unit in own.units):
+            raise PlanError(
+                f"{source} has rank {own.rank} share, round or move something.",
+                hint="ranks that have models of their own only recompute units.",
+            )
+        check_plan(plan.of_rank(own.rank), f"{source}, rank {own.rank},")
 
 
 def _check_kept(plan: Plan, source: str) -> None:

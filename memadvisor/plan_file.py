@@ -12,7 +12,7 @@ from memadvisor.compression import Compression
 from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
 from memadvisor.local_sgd import LocalSgd
-from memadvisor.plan import Plan, PlannedModel, Prediction, UnitPlan
+from memadvisor.plan import Plan, PlannedModel, Prediction, RankPlan, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.precision import Precision
 from memadvisor.run.files import write_output
@@ -44,6 +44,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     """What older versions do not know is left out where it is as they take it to be."""
     value = {"format": FORMAT, **dataclasses.asdict(plan)}
     value["units"] = [_unit_to_json(unit) for unit in plan.units]
+    for written, rank in zip(value["ranks"], plan.ranks, strict=True):
+        written["units"] = [_unit_to_json(unit) for unit in rank.units]
     for field in dataclasses.fields(plan):
         if field.name not in _OLDEST and getattr(plan, field.name) == field.default:
             del value[field.name]
@@ -95,6 +97,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             parameter_tier=_typed(value.get("parameter_tier", "device"), str),
             delayed_update=_typed(value.get("delayed_update", False), bool),
             models=tuple(_model_from_json(model) for model in value.get("models", ())),
+            ranks=tuple(_rank_from_json(rank) for rank in value.get("ranks", ())),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),
@@ -143,6 +146,17 @@ def _unit_from_json(value: Any) -> UnitPlan:
         optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
         activation_bits=_typed(value.get("activation_bits"), int, optional=True),
         parameter_tier=_typed(value.get("parameter_tier", "device"), str),
+    )
+
+
+def _rank_from_json(value: Any) -> RankPlan:
+    prediction = value.get("prediction")
+    return RankPlan(
+        rank=_typed(value["rank"], int),
+        fingerprint=_typed(value["fingerprint"], str),
+        units=tuple(_unit_from_json(unit) for unit in value["units"]),
+        models=tuple(_model_from_json(model) for model in value.get("models", ())),
+        prediction=None if prediction is None else _prediction_from_json(prediction),
     )
 
 

@@ -32,6 +32,8 @@ def options_text(plan: Plan) -> str:
 def plan_text(plan: Plan, units: Sequence[Unit]) -> str:
     """`for 2 ranks, policy chosen, ZeRO stage 2, 6 of 8 units recomputed, reductions one unit behind`."""
     parts = [f"for {plan.num_ranks} rank{'s' * (plan.num_ranks > 1)}", f"policy {plan.policy}"]
+    if plan.ranks:
+        return ", ".join([*parts, ranks_text(plan)])
     chosen = _resolved(plan, units)
     if plan.num_ranks > 1:
         stages = sorted({unit.zero_stage for unit in chosen} or {plan.zero_stage})
@@ -42,6 +44,13 @@ def plan_text(plan: Plan, units: Sequence[Unit]) -> str:
         if number:
             parts.append(f"{number} of {len(chosen)} units {what}")
     return ", ".join(parts) + options_text(plan)
+
+
+def ranks_text(plan: Plan) -> str:
+    """`recomputed units by rank: 4 of 6, 0 of 6`."""
+    own = [plan.of_rank(each.rank) for each in plan.ranks]
+    counts = ", ".join(f"{len(each.recomputed_units)} of {len(each.units)}" for each in own)
+    return f"recomputed units by rank: {counts}"
 
 
 def _resolved(plan: Plan, units: Sequence[Unit]) -> Sequence[UnitPlan]:

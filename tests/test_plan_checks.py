@@ -6,6 +6,9 @@ from memadvisor.errors import PlanError
 from memadvisor.plan_file import plan_from_json
 from tests.test_plan import as_json
 
+# What one rank of a pipeline does.
+OF_RANK = {"rank": 0, "fingerprint": "0" * 16, "units": [{"name": "a", "zero_stage": 0, "recompute": True}]}
+
 
 @pytest.mark.parametrize(
     ("change", "words"),
@@ -31,6 +34,19 @@ from tests.test_plan import as_json
         (
             {"num_ranks": 8, "secondary_ranks": 2, "shard_ranks": 4, "units": [], "zero_stage": 3},
             "secondary_ranks 2, and shard_ranks 4",
+        ),
+        ({"num_ranks": 1, "ranks": [OF_RANK]}, "by rank, and others beside them"),
+        ({"num_ranks": 2, "units": [], "ranks": [OF_RANK]}, "what ranks 0 do, of 2"),
+        (
+            {
+                "num_ranks": 1,
+                "units": [],
+                "fingerprint": None,
+                "zero_stage": 0,
+                "precision": {},
+                "ranks": [OF_RANK | {"units": [OF_RANK["units"][0] | {"zero_stage": 2}]}],
+            },
+            "rank 0 share, round or move",
         ),
         ({"precision": {"param_dtype": "int8"}}, "param_dtype 'int8'"),
         ({"precision": {"param_dtype": "bfloat16"}}, "param_dtype bfloat16 with ZeRO stage 0"),

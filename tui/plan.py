@@ -10,6 +10,7 @@ from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.compression import compression_text
 from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan
+from memadvisor.plan_words import ranks_text
 from memadvisor.planning.reasons import stages_text
 from memadvisor.precision import precision_text
 from memadvisor.tui.drawing import CATEGORY_COLORS
@@ -60,6 +61,8 @@ class PlanPane(Pane):
 
 
 def _sharding(plan: Plan) -> str:
+    if plan.ranks:
+        return f"A pipeline on {plan.num_ranks} ranks, {ranks_text(plan)}"
     return "One rank" if plan.num_ranks == 1 else f"ZeRO stage {stages_text(plan)}, {plan.num_ranks} ranks"
 
 

@@ -11,7 +11,8 @@ import torch
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.run.cut import ModuleNode, cut_units, innermost, module_tree, unwrap
 from memadvisor.run.living import living, living_modules
-from memadvisor.run.records import Module, Parameter, ShardGroup, Unit
+from memadvisor.run.parallel_records import ShardGroup
+from memadvisor.run.records import Module, Parameter, Unit
 from memadvisor.run.torch_names import dtype_name
 
 _MOST_SEARCHES = 16  # for the model that a part is of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memadvisor.run.fully_sharded import param_groups
-from memadvisor.run.records import ShardGroup
+from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.torch_names import dtype_name
 
 # Operators of FSDP2, and which argument of theirs holds what. Gathered parameters are its own storages beneath the

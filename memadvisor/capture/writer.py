@@ -20,6 +20,7 @@ from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
 from memadvisor.capture.census import optimizer_state_rows
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.models import Models
+from memadvisor.capture.pipeline_stages import pipeline_stages
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
 from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
@@ -128,6 +129,7 @@ class RankWriter:
         self._journal.write_rows("units", models.unit_rows(updated))
         self._journal.write_rows("parameters", models.parameter_rows(updated))
         self._journal.write_rows("shard_groups", models.shard_group_rows())
+        self._journal.write_rows("pipeline_stages", pipeline_stages(models.roots()))
 
     def write_trace(
         self, step: int, trace: Trace, models: Models, optimizers: Iterable[torch.optim.Optimizer]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memadvisor.analyzers.captured_pipeline import is_pipeline
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
 from memadvisor.cli.printing import while_somebody_reads
@@ -73,6 +74,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0 where a plan fits, 1 where none does; then nothing is written."""
+    recorded = load_run(arguments.path)
+    if is_pipeline(recorded):
+        from memadvisor.cli.advise_pipeline import run_pipeline  # another question, too
+
+        return run_pipeline(arguments, recorded)
     num_ranks = _num_ranks(arguments.gpus)
     if num_ranks is None and arguments.gpus is not None:
         from memadvisor.cli.advise_layouts import run_layouts  # another question, with modules of its own
@@ -86,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             hint="write --gpus 8xH100, or leave it out.",
         )
     advice = advise(
-        load_run(arguments.path),
+        recorded,
         memory_bytes=parse_bytes(arguments.memory),
         num_ranks=num_ranks,
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),

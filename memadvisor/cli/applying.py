@@ -30,6 +30,7 @@ class Application:
 
     def __call__(self, recorder: Recorder | None) -> None:
         from memadvisor.engines.apply import install
+        from memadvisor.engines.pipelines import install_stage
 
         rank = rank_identity().rank if recorder is None else recorder.rank
 
@@ -41,7 +42,11 @@ class Application:
 
         while _in_force:  # a forked rank's parent has met no model: what it installed is taken off whole
             _in_force.pop().remove()
-        applied = install(self.plan, label=None if recorder is None else recorder.label, note=note)
+        label = None if recorder is None else recorder.label
+        if self.plan.ranks:
+            applied = install_stage(self.plan, rank, label=label, note=note)
+        else:
+            applied = install(self.plan, label=label, note=note)
         if recorder is not None:
             recorder.on_first_batch = lambda num_samples: _check_batch(self.plan, num_samples, note)
             recorder.label_sources.append(applied.labelled_tensors)

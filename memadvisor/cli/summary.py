@@ -129,6 +129,8 @@ def prediction(analysis: Analysis) -> RenderableType:
     title = heading("Prediction", "the plan's figures beside this run's, of the largest and slowest rank")
     lines = table("", "predicted", "measured", "error")
     lines.add_row(words("peak", "bold"), *_compared(compared.peak_bytes, in_bytes=True))
+    for rank, pair in compared.rank_peak_bytes.items():
+        lines.add_row(words(f"  rank {rank}", "dim"), *_compared(pair, in_bytes=True))
     if compared.reserved_bytes.predicted is not None:
         lines.add_row(words("reserved", "bold"), *_compared(compared.reserved_bytes, in_bytes=True))
     lines.add_row(words("step time", "bold"), *_compared(compared.step_time_s, in_bytes=False))

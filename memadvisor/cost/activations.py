@@ -20,6 +20,7 @@ from memadvisor.cost.moved_activations import Away, Moves
 from memadvisor.cost.rounded_activations import RoundedActivations
 from memadvisor.cost.step import STATES, BoundaryTensor, Bytes, CapturedStep, Level, Segment
 from memadvisor.cost.stretches import Stretches
+from memadvisor.run.cut import innermost
 from memadvisor.stretches import Stretch
 
 # Operators whose outputs stay, by unit that is recomputed by itself.
@@ -126,7 +127,7 @@ class Activations:
         if len(endings) == 1 and len(endings[0]) == 1:
             alone = endings[0]
             growth = self._growth(alone[0], alone, alone, backward.pass_number)
-            return [(alone, growth if sum(growth.values()) > 0 else {})]
+            return [(alone, self._with_random_state(growth if sum(growth.values()) > 0 else {}))]
         for stretch in endings:
             highest: Bytes = {}
             kept: dict[str, int] = {}
@@ -138,9 +139,13 @@ class Activations:
                     highest = max(highest, reached, key=lambda sizes: sum(sizes.values()))
                     passing = self._made(unit, stretch, backward.pass_number)
                 kept = added(kept, self._kept(item, stretch, backward.pass_number))
-            found.append((stretch, added(level, highest)))
+            found.append((stretch, self._with_random_state(added(level, highest))))
             level = added(level, kept)
         return found
+
+    def _with_random_state(self, sizes: Bytes) -> Bytes:
+        """While a forward runs again with its own random state, the generator's is kept."""
+        return added(sizes, {"temporary": RNG_STATE_BYTES}) if self.step.device == "cpu" else sizes
 
     def _growth(self, unit: str, stretch: Stretch, item: Stretch, number: int | None) -> Bytes:
         """What a forward in a run of a stretch reaches: torch's checkpointing, and ours, end with the last tensor saved."""
@@ -247,7 +252,8 @@ def _changes(step: CapturedStep, stretches: Stretches) -> Iterable[_Change]:
         yield _Change(own, last + 1, back, -size_bytes, ends_inside=True)
         if step.device == "cpu" and (item.unit, item.death_segment) not in remembered:
             remembered.add((item.unit, item.death_segment))
-            yield _Change("temporary", item.birth_segment, item.death_segment, RNG_STATE_BYTES)
+            last = item.death_segment + _goes_on(step, item.death_segment)
+            yield _Change("temporary", item.birth_segment, last, RNG_STATE_BYTES)
     for tensor, users in zip(step.boundaries, step.users, strict=True):
         if users.isdisjoint(stretches.units):
             continue
@@ -264,6 +270,19 @@ def _changes(step: CapturedStep, stretches: Stretches) -> Iterable[_Change]:
             continue
         for first, last in _made_again(step, tensor, stretches, maker, needed):
             yield _Change(tensor.category, first, last, size_bytes, begins_inside=True)
+
+
+def _goes_on(step: CapturedStep, position: int) -> bool:
+    """Whether a unit's backward is told as that of the model around it: both return one tensor, so both begin at once."""
+    if position + 1 >= len(step.segments):
+        return False
+    own, after = step.segments[position : position + 2]
+    begin = step.backward_begins.get(own.micro_batch, position)
+    is_last = all(segment.unit is None for segment in step.segments[begin:position])
+    if own.unit is None or after.unit in (None, own.unit) or own.pass_number != after.pass_number:
+        return False
+    is_around = innermost(own.unit, (after.unit or "",)) is not None
+    return is_last and is_around and after.phase == "backward"
 
 
 def _places_kept(step: CapturedStep, kept: Kept) -> dict[int, frozenset[int]]:

@@ -26,7 +26,8 @@ from memadvisor.cost.activations import View
 from memadvisor.cost.messages import Message
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.precision import bytes_in
-from memadvisor.run.records import Parameter, ShardGroup
+from memadvisor.run.parallel_records import ShardGroup
+from memadvisor.run.records import Parameter
 from memadvisor.schedule import Action, ActionKind, Point, Schedule
 
 

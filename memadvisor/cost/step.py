@@ -17,7 +17,8 @@ from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.cost.states import UnitStates
 from memadvisor.precision import FULL_PRECISION, Precision
-from memadvisor.run.records import ShardGroup, Unit
+from memadvisor.run.parallel_records import ShardGroup
+from memadvisor.run.records import Unit
 
 Bytes = Mapping[str, int]  # by category
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memadvisor.errors import UsageError
+from memadvisor.errors import PlanError, UsageError
 from memadvisor.export.accelerate import to_accelerate
 from memadvisor.export.deepspeed import to_deepspeed
 from memadvisor.export.exported import Exported
@@ -27,4 +27,9 @@ def export_plan(plan: Plan, target: str) -> Exported:
     write = TARGETS.get(target)
     if write is None:
         raise UsageError(f"{target!r} is no engine to export to.", hint=f"they are {', '.join(TARGETS)}.")
+    if plan.ranks:
+        raise PlanError(
+            "The plan has choices by rank, of a pipeline's stages, and no engine is told those.",
+            hint="apply it with `memadvisor run --plan`.",
+        )
     return write(plan)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.fragmentation import allocator_settings
-from memadvisor.analyzers.segments import captured_step, observed_collectives
+from memadvisor.analyzers.observed_collectives import observed_collectives
+from memadvisor.analyzers.segments import captured_step
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.collectives import (
     CollectiveTimes,

@@ -121,7 +121,7 @@ class OperatorSearch:
     def __init__(self, step: CapturedStep, evaluate: Evaluate) -> None:
         self._step = step
         self._evaluate = evaluate
-        self._programme: _Programme | None = None
+        self._programme: Programme | None = None
 
     def fastest(self, budget_bytes: int, *, is_rough: bool = False) -> Selection | None:
         """The fastest found whose simulated peak is within the budget; None where none is.
@@ -131,13 +131,14 @@ class OperatorSearch:
         if not self._step.operators:
             return None
         if self._programme is None:
-            self._programme = _Programme(self._step, self._evaluate)
+            self._programme = Programme(self._step, self._evaluate)
         best: tuple[float, Selection] | None = None
         target_bytes = budget_bytes
+        gap_fraction = _ROUGH_GAP_FRACTION if is_rough else _GAP_FRACTION
         for _ in range(_MAX_SOLUTIONS):
-            selection = self._programme.solve(target_bytes, is_rough)
+            selection = self._programme.solve(target_bytes, gap_fraction)
             if selection is None and best is None:  # to the byte it may fit yet
-                selection = self._programme.solve(round(target_bytes * (1 + 2 * _TOLERANCE)) + 1, is_rough)
+                selection = self._programme.solve(to_the_byte(target_bytes), gap_fraction)
             if selection is None:
                 break
             played = self._evaluate(selection)
@@ -160,7 +161,7 @@ class _Variable:
     seconds: float
 
 
-class _Programme:
+class Programme:
     """Rows are moments of the step, and of each unit's runs again; columns are choices of units.
 
     `_changes`: what a choice adds to the level of a row without any recomputation; less than nothing, as a rule.
@@ -243,8 +244,9 @@ class _Programme:
             return float(sum(self._step.segments[position].growth.values()))
         return float(sum(operators.growth(operators.places(names)).values()))
 
-    def solve(self, budget_bytes: int, is_rough: bool) -> Selection | None:
-        """The choice of least added time whose levels add up to no more than the budget; None where there is none."""
+    def solve(self, budget_bytes: int, gap_fraction: float, max_nodes: int = _MAX_NODES) -> Selection | None:
+        """The choice whose levels add up to no more than the budget, and which adds no more time than the least by
+        `gap_fraction`, or the best of `max_nodes`; None where there is none."""
         import scipy.optimize  # here alone: it takes half a second, and no training needs it
         import scipy.sparse
 
@@ -279,14 +281,19 @@ class _Programme:
                     ),
                 ],
                 options={
-                    "mip_rel_gap": _ROUGH_GAP_FRACTION if is_rough else _GAP_FRACTION,
-                    "node_limit": _MAX_NODES,
+                    "mip_rel_gap": gap_fraction,
+                    "node_limit": max_nodes,
                 },
             )
         if found.x is None:
             return None
         taken = [variable for variable, value in zip(self._variables, found.x, strict=False) if value > 0.5]
         return {variable.unit: variable.choice.names for variable in taken}
+
+
+def to_the_byte(budget_bytes: int) -> int:
+    """A budget of the programme that no choice within `budget_bytes` is over by its rounding."""
+    return round(budget_bytes * (1 + 2 * _TOLERANCE)) + 1
 
 
 @contextlib.contextmanager

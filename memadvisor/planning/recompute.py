@@ -57,14 +57,14 @@ def choose_recomputed(
             break
         choice = Choice(recomputed, evaluate(recomputed))
         if choice.peak_bytes <= budget_bytes:
-            return _improve(step, evaluate, choice, budget_bytes) if polish else choice
+            return improved(step, evaluate, choice, budget_bytes) if polish else choice
         # The same again: what it is over by is less than a unit.
         over_bytes = 2 * over_bytes if recomputed == before else choice.peak_bytes - budget_bytes
         inner_budget_bytes -= over_bytes
         before = recomputed
     everything = Choice(frozenset(step.recomputable), evaluate(frozenset(step.recomputable)))
     if everything.peak_bytes <= budget_bytes:
-        return _improve(step, evaluate, everything, budget_bytes) if polish else everything
+        return improved(step, evaluate, everything, budget_bytes) if polish else everything
     return None
 
 
@@ -82,7 +82,7 @@ def smallest_peak(step: CapturedStep, evaluate: Evaluate) -> Choice:
     return best
 
 
-def _improve(step: CapturedStep, evaluate: Evaluate, choice: Choice, budget_bytes: int) -> Choice:
+def improved(step: CapturedStep, evaluate: Evaluate, choice: Choice, budget_bytes: int) -> Choice:
     """Drop one unit, or exchange one for another, as long as it stays within the budget and gets faster."""
     while True:
         better = next(

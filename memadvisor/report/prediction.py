@@ -12,6 +12,7 @@ from memadvisor.plan_words import options_text
 from memadvisor.policies import resolve_units
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
+from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import format_bytes, format_change, format_seconds
 
 MAX_UNITS = 200
@@ -100,6 +101,10 @@ def _errors(compared: Comparison) -> Block:
     rows = [
         ("peak", *_cells(compared.peak_bytes, in_bytes=True)),
         *(
+            (f"\u2003rank {rank}", *_cells(pair, in_bytes=True))
+            for rank, pair in compared.rank_peak_bytes.items()
+        ),
+        *(
             (f"\u2003{category_name(name)}", *_cells(compared.by_category_bytes[name], in_bytes=True))
             for name in STACK
             if name in compared.by_category_bytes
@@ -135,7 +140,21 @@ def _cells(pair: Compared, *, in_bytes: bool) -> tuple[str, str, str]:
     )
 
 
+def _choices_by_rank(plan: Plan) -> Sequence[Block]:
+    """Of a pipeline, whose ranks have units of their own."""
+    rows = []
+    for own in plan.ranks:
+        names = plan.of_rank(own.rank).recomputed_units
+        rows.append((str(own.rank), f"{len(names)} of {len(own.units)}", unit_ranges(names) or "-"))
+    title, headings = "The plan, rank by rank", ("rank", "recomputed", "units")
+    why = [paragraph(f"Why this plan: {plan.why}", "lead")] if plan.why else []
+    basis = f"plan for {plan.num_ranks} ranks, policy {plan.policy}"
+    return [table(title, headings, rows, kinds=(), basis=basis, num_text=3), *why]
+
+
 def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
+    if plan.ranks:
+        return _choices_by_rank(plan)
     chosen = resolve_units(plan, analysis.run.ranks[0].units)
     more = len(chosen) - MAX_UNITS
     again = {name for stretch in plan.unit_stretches for name in stretch}

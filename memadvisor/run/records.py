@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
+from memadvisor.run.parallel_records import PipelineStage, ShardGroup
 
 # Every live byte belongs to one of these. `unexplained` is what the allocator reports and no label explains.
 CATEGORIES = (
@@ -56,26 +57,6 @@ class Unit:
     is_shared: bool = False
     shard_group: str | None = None
     model: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ShardGroup:
-    """Parameters that the script's own FSDP2 gathers and reduces together: of a module that `fully_shard` was called
-    on, those that no such module inside it has.
-
-    `num_ranks` share them, and `num_replicas` such sets of ranks hold the same (hybrid sharding). `reshards`: the
-    full parameters are freed after the forward. `is_plain`: of one module, sharded by rows, and freed to shards for
-    all of its ranks.
-    """
-
-    name: str
-    num_ranks: int
-    num_replicas: int
-    reshards: bool
-    param_dtype: str | None
-    reduce_dtype: str | None
-    offloads: bool
-    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +313,7 @@ TABLES: dict[str, type] = {
     "modules": Module,
     "units": Unit,
     "shard_groups": ShardGroup,
+    "pipeline_stages": PipelineStage,
     "parameters": Parameter,
     "optimizer_states": OptimizerState,
     "steps": Step,

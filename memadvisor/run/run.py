@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memadvisor.plan import Plan
 from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
+from memadvisor.run.parallel_records import PipelineStage, ShardGroup
 from memadvisor.run.records import (
     CallTensor,
     Collective,
@@ -21,7 +22,6 @@ from memadvisor.run.records import (
     ProcessInfo,
     Residual,
     Saved,
-    ShardGroup,
     Span,
     Step,
     Storage,
@@ -73,6 +73,7 @@ class RankRun:
     out_of_memory: tuple[OutOfMemory, ...] = ()
     live_storages: tuple[LiveStorage, ...] = ()
     shard_groups: tuple[ShardGroup, ...] = ()
+    pipeline_stages: tuple[PipelineStage, ...] = ()
     is_alive: bool | None = None
 
     @property

@@ -7,7 +7,8 @@ import memadvisor
 from memadvisor.analyzers.model_states import model_states
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.policies import resolve_units
-from memadvisor.run.records import OptimizerState, Parameter, ShardGroup
+from memadvisor.run.parallel_records import ShardGroup
+from memadvisor.run.records import OptimizerState, Parameter
 from tests.make_run import make_run
 
 P = 212_992  # parameters of the synthetic GPT: 2 x 512 x 64, and 3 blocks of 12 x 64 x 64

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memadvisor.analyzers.segments import captured_step, cut_step, observed_collectives
+from memadvisor.analyzers.observed_collectives import observed_collectives
+from memadvisor.analyzers.segments import captured_step, cut_step
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.stretches import Stretches
 from memadvisor.errors import UsageError

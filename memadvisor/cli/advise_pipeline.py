@@ -1,0 +1,168 @@
+"""`memadvisor advise` on a recorded pipeline: what each rank recomputes for a memory budget."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memadvisor.cli.compression import FLAGS
+from memadvisor.cli.printing import while_somebody_reads
+from memadvisor.cli.tables import printable
+from memadvisor.errors import UsageError
+from memadvisor.plan_file import save_plan
+from memadvisor.planning.pipelines import PipelineAdvice, advise_pipeline
+from memadvisor.run.run import Run
+from memadvisor.unit_ranges import unit_ranges
+from memadvisor.units import format_bytes, format_seconds, parse_bytes
+
+# Options of `advise` that a pipeline's plan has no use for.
+_OTHERS = (
+    "gpus",
+    "batch",
+    "hardware",
+    "policy",
+    "near_ranks",
+    "param_dtype",
+    "reduce_dtype",
+    "optimizer_dtype",
+)
+
+
+def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
+    """Exit code 0 where every rank fits, 1 where one does not; then nothing is written."""
+    others = (*_OTHERS, "optimizer_bits", "local_sgd", *FLAGS)
+    given = [f"--{name.replace('_', '-')}" for name in others if getattr(arguments, name, None) is not None]
+    given += ["--learn"] if arguments.learn else []
+    if given:
+        raise UsageError(
+            f"The run is of a pipeline, and its plan says which units each rank recomputes: {given[0]} is not for it.",
+            hint="leave it out.",
+        )
+    if arguments.memory is None:
+        raise UsageError("--memory is missing.", hint="give the budget of one rank: --memory 24GiB.")
+    advice = advise_pipeline(run, memory_bytes=parse_bytes(arguments.memory))
+    if advice.plan is not None and arguments.output is not None:
+        save_plan(advice.plan, Path(arguments.output))
+    with while_somebody_reads():
+        if arguments.json:
+            print(json.dumps(pipeline_advice_to_json(advice), indent=1))
+        else:
+            _print(advice, Console(), arguments.output)
+    return 0 if advice.plan is not None else 1
+
+
+def pipeline_advice_to_json(advice: PipelineAdvice) -> dict[str, Any]:
+    """Keys as those of `advise`, with `pipeline` in place of `plans`."""
+    return {
+        "budget_bytes": advice.budget_bytes,
+        "pipeline": {
+            "schedule": advice.schedule,
+            "num_stages": advice.num_stages,
+            "num_micro_batches": advice.num_micro_batches,
+            "fits": advice.plan is not None,
+            "ranks": [dataclasses.asdict(rank) for rank in advice.ranks],
+            "predicted_peak_bytes": max(rank.predicted_peak_bytes for rank in advice.ranks),
+            "predicted_step_time_s": advice.step_time_s,
+            "predicted_bubble_fraction": advice.bubble_fraction,
+            "everything": _point_to_json(advice),
+        },
+        "front": [
+            {
+                "predicted_peak_bytes": point.peak_bytes,
+                "predicted_step_time_s": point.step_time_s,
+                "num_recomputed": list(point.num_recomputed),
+            }
+            for point in advice.front
+        ],
+        "smallest_budget_bytes": advice.smallest_budget_bytes,
+        "measured": {"peak_bytes": advice.measured_peak_bytes, "step_time_s": advice.measured_step_time_s},
+        "notes": list(advice.notes),
+    }
+
+
+def _point_to_json(advice: PipelineAdvice) -> dict[str, Any]:
+    point = advice.everything
+    return {
+        "predicted_peak_bytes": point.peak_bytes,
+        "predicted_step_time_s": point.step_time_s,
+        "num_recomputed": list(point.num_recomputed),
+    }
+
+
+def _print(advice: PipelineAdvice, console: Console, output: str | None) -> None:
+    console.print(
+        Text(
+            f"Budget {format_bytes(advice.budget_bytes)} a rank. A pipeline of {advice.num_stages} stages on "
+            f"{len(advice.ranks)} ranks, {advice.schedule}, {advice.num_micro_batches} micro-batches. Measured without a "
+            f"plan: fullest rank {format_bytes(advice.measured_peak_bytes)}, step "
+            f"{format_seconds(advice.measured_step_time_s)}. What is not called measured is predicted."
+        )
+    )
+    console.print(_table(advice))
+    for rank in advice.ranks:
+        if rank.recomputed:
+            console.print(printable(f"rank {rank.rank} recomputes {unit_ranges(rank.recomputed)}"))
+    everything = advice.everything
+    console.print(
+        printable(
+            f"A step takes {format_seconds(advice.step_time_s)}, of which ranks wait {100 * advice.bubble_fraction:.0f} % "
+            f"in the mean. If every rank recomputed all that it can: {format_seconds(everything.step_time_s)}, fullest rank "
+            f"{format_bytes(everything.peak_bytes)}."
+        )
+    )
+    if len(advice.front) > 1:
+        console.print(_front(advice))
+    for note in advice.notes:
+        console.print(printable(f"Note: {note}"))
+    if advice.plan is None:
+        smallest = advice.smallest_budget_bytes
+        console.print(
+            printable(
+                f"Nothing fits {format_bytes(advice.budget_bytes)} on all ranks. The smallest budget that would is "
+                f"{format_bytes(smallest)} ({smallest} bytes)."
+            )
+        )
+    elif output is not None:
+        console.print(printable(f"The plan is written to {output}; apply it with"))
+        console.print(printable(f"  memadvisor run --plan {output} --nproc {len(advice.ranks)} SCRIPT"))
+
+
+def _table(advice: PipelineAdvice) -> Table:
+    table = Table()
+    headings = ("rank", "stages", "in flight", "peak, measured", "recomputed", "peak", "added", "fits")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "fits" else "right")
+    for rank in advice.ranks:
+        table.add_row(
+            str(rank.rank),
+            ", ".join(map(str, rank.stages)),
+            str(rank.num_in_flight),
+            format_bytes(rank.measured_peak_bytes),
+            f"{len(rank.recomputed)} of {rank.num_units}",
+            format_bytes(rank.predicted_peak_bytes),
+            format_seconds(rank.added_s),
+            "yes" if rank.fits else "no",
+        )
+    return table
+
+
+def _front(advice: PipelineAdvice) -> Table:
+    """Predicted peak of the fullest rank against predicted step."""
+    table = Table(title="What memory buys", title_justify="left", title_style="")
+    for heading in ("peak", "step time", "recomputed by rank", ""):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for point in advice.front:
+        table.add_row(
+            format_bytes(point.peak_bytes),
+            format_seconds(point.step_time_s),
+            ", ".join(map(str, point.num_recomputed)),
+            "within the budget" if point.peak_bytes <= advice.budget_bytes else "",
+        )
+    return table

@@ -1,0 +1,237 @@
+"""Plans for a recorded pipeline: which units each rank recomputes, so that all of them meet one budget.
+
+Early stages have more micro-batches under way than late ones, so they have more to free. A longer piece never makes a step
+shorter, as each rank's order of work stays what it is; so with one stage a rank the least that each of them can add is also
+the least that the step can take, bubbles and all. With several stages a rank the least sum over them is taken. The step is
+that of the recorded order played with longer backwards (cost/pipelines/captured.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from memadvisor.analyzers.captured_pipeline import captured_pipeline
+from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
+from memadvisor.cost.pipelines.captured import CapturedPipeline
+from memadvisor.cost.pipelines.work import Kind, Work
+from memadvisor.plan import Plan, Prediction, RankPlan
+from memadvisor.planning.collecting import collecting_seldom
+from memadvisor.planning.stage_choice import StageChoice
+from memadvisor.run.run import Run
+from memadvisor.unit_ranges import unit_ranges
+from memadvisor.units import format_bytes, format_seconds
+
+_RUNGS = 8  # budgets of the front between the smallest and that without recomputation
+
+Choices = Sequence[frozenset[str]]  # recomputed units, by rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAdvice:
+    """What one rank of a pipeline would do. `num_in_flight`: micro-batches under way at once, at most, over all of its
+    `stages`, as recorded; `added_s`: its second forwards in a step."""
+
+    rank: int
+    stages: tuple[int, ...]
+    num_in_flight: int
+    measured_peak_bytes: int
+    recomputed: tuple[str, ...]
+    num_units: int
+    predicted_peak_bytes: int
+    added_s: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePoint:
+    """The fullest rank's peak and the step, predicted; `num_recomputed` by rank."""
+
+    peak_bytes: int
+    step_time_s: float
+    num_recomputed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineAdvice:
+    """The best choice of each rank. `plan`: None where a rank does not fit; `ranks` then has the choice of least peak for it.
+
+    `step_time_s` is predicted. `everything`: what it would be if every rank recomputed all that it can. `bubble_fraction`:
+    of the played step, what ranks do not compute in. `front`: none known takes both less memory and less time.
+    """
+
+    budget_bytes: int
+    schedule: str
+    num_stages: int
+    num_micro_batches: int
+    plan: Plan | None
+    ranks: tuple[RankAdvice, ...]
+    step_time_s: float
+    bubble_fraction: float
+    everything: PipelinePoint
+    front: tuple[PipelinePoint, ...]
+    smallest_budget_bytes: int
+    measured_peak_bytes: int
+    measured_step_time_s: float
+    notes: tuple[str, ...]
+
+
+class PipelineSearch:
+    """Choices of all ranks of one pipeline, for any budget."""
+
+    def __init__(self, pipeline: CapturedPipeline) -> None:
+        self.pipeline = pipeline
+        self.ranks = [StageChoice(step) for step in pipeline.steps]
+
+    def fastest(self, budget_bytes: int) -> list[frozenset[str] | None]:
+        """By rank; None for one that does not fit."""
+        return [rank.fastest(budget_bytes) for rank in self.ranks]
+
+    def smallest(self) -> list[frozenset[str]]:
+        return [rank.smallest() for rank in self.ranks]
+
+    def peaks(self, choices: Choices) -> list[int]:
+        return [rank.play(own).peak_bytes for rank, own in zip(self.ranks, choices, strict=True)]
+
+    def added_s(self, choices: Choices) -> dict[Work, float]:
+        """What backwards get longer by: the second forwards of their units."""
+        found: dict[Work, float] = {}
+        for rank, (step, own) in enumerate(zip(self.pipeline.steps, choices, strict=True)):
+            for (unit, number), again in step.second_runs.items():
+                if unit in own and number is not None:
+                    work = self.pipeline.work_of(rank, Kind.BW, number)
+                    found[work] = found.get(work, 0.0) + again.seconds(step.second_run_cost)
+        return found
+
+    def point(self, choices: Choices) -> PipelinePoint:
+        return PipelinePoint(
+            peak_bytes=max(self.peaks(choices)),
+            step_time_s=self.pipeline.predicted_step_s(self.added_s(choices)),
+            num_recomputed=tuple(map(len, choices)),
+        )
+
+
+@collecting_seldom()
+def advise_pipeline(run: Run, *, memory_bytes: int) -> PipelineAdvice:
+    """Choose for each rank of a pipeline. Raises UsageError for pipelines that no plan is made for."""
+    pipeline = captured_pipeline(run)
+    search = PipelineSearch(pipeline)
+    smallest = search.smallest()
+    found = search.fastest(memory_bytes)
+    choices = [least if own is None else own for own, least in zip(found, smallest, strict=True)]
+    fits = None not in found
+    ranks = tuple(_rank_advice(search, rank, own, memory_bytes) for rank, own in enumerate(choices))
+    played = pipeline.play(search.added_s(choices))
+    point = search.point(choices)
+    plan = _plan(run, search, choices, memory_bytes, point) if fits else None
+    return PipelineAdvice(
+        budget_bytes=memory_bytes,
+        schedule=pipeline.schedule,
+        num_stages=pipeline.num_stages,
+        num_micro_batches=pipeline.num_micro_batches,
+        plan=plan,
+        ranks=ranks,
+        step_time_s=point.step_time_s,
+        bubble_fraction=1 - sum(played.busy_s) / (len(played.busy_s) * played.step_s),
+        everything=search.point([rank.everything for rank in search.ranks]),
+        front=_front(search, smallest, memory_bytes),
+        smallest_budget_bytes=max(search.peaks(smallest)),
+        measured_peak_bytes=max(step.peak_bytes for step in pipeline.steps),
+        measured_step_time_s=pipeline.step_time_s,
+        notes=tuple(_notes(pipeline)),
+    )
+
+
+def _rank_advice(search: PipelineSearch, rank: int, own: frozenset[str], budget_bytes: int) -> RankAdvice:
+    step, choice = search.pipeline.steps[rank], search.ranks[rank]
+    peak_bytes = choice.play(own).peak_bytes
+    return RankAdvice(
+        rank=step.rank,
+        stages=search.pipeline.stages[rank],
+        num_in_flight=search.pipeline.in_flight(rank),
+        measured_peak_bytes=step.peak_bytes,
+        recomputed=tuple(unit.name for unit in step.units if unit.name in own),
+        num_units=len(step.units),
+        predicted_peak_bytes=peak_bytes,
+        added_s=sum(step.recomputable[unit] for unit in own),
+        fits=peak_bytes <= budget_bytes,
+    )
+
+
+def _plan(
+    run: Run, search: PipelineSearch, choices: Choices, budget_bytes: int, point: PipelinePoint
+) -> Plan:
+    own = [
+        RankPlan(
+            rank=recorded.process.rank,
+            fingerprint=fingerprint_of(recorded),
+            units=rank.units_of(units),
+            models=planned_models(recorded, 1),
+            prediction=_prediction(rank, units, point.step_time_s),
+        )
+        for recorded, rank, units in zip(run.ranks, search.ranks, choices, strict=True)
+    ]
+    predictions = [each.prediction for each in own if each.prediction is not None]
+    return Plan(
+        num_ranks=len(own),
+        zero_stage=0,
+        policy="chosen",
+        ranks=tuple(own),
+        prediction=max(predictions, key=lambda prediction: prediction.peak_bytes),
+        budget_bytes=budget_bytes,
+        why=_why(search.pipeline, own, point, budget_bytes),
+    )
+
+
+def _prediction(rank: StageChoice, units: frozenset[str], step_time_s: float) -> Prediction:
+    """Of the rank's peak, and of the step of all: parts of that are not told apart, as ranks wait for each other."""
+    alone = rank.play(units).prediction()
+    return replace(
+        alone, step_time_s=step_time_s, components_s=None, exposed_transfer_s=None, sent_bytes=None
+    )
+
+
+def _why(pipeline: CapturedPipeline, own: Sequence[RankPlan], point: PipelinePoint, budget_bytes: int) -> str:
+    what = "; ".join(
+        f"rank {each.rank} {unit_ranges(names)}" if names else f"rank {each.rank} nothing"
+        for each in own
+        for names in [[unit.name for unit in each.units if unit.recompute]]
+    )
+    return (
+        f"recomputed: {what}. The fullest rank's peak is {format_bytes(point.peak_bytes)} of "
+        f"{format_bytes(budget_bytes)}, and a step takes {format_seconds(point.step_time_s)}, "
+        f"{format_seconds(pipeline.step_time_s)} without."
+    )
+
+
+def _front(search: PipelineSearch, smallest: Choices, budget_bytes: int) -> tuple[PipelinePoint, ...]:
+    nothing: Choices = [frozenset[str]() for _ in search.ranks]
+    low, high = max(search.peaks(smallest)), max(search.peaks(nothing))
+    targets = [low + (high - low) * rung // _RUNGS for rung in range(_RUNGS)] + [budget_bytes]
+    points = [search.point(nothing)]
+    for target in targets:
+        found = [units for units in search.fastest(target) if units is not None]
+        if len(found) == len(search.ranks):
+            points.append(search.point(found))
+    front: list[PipelinePoint] = []
+    for point in sorted(points, key=lambda point: (point.peak_bytes, point.step_time_s)):
+        if not front or point.step_time_s < front[-1].step_time_s * (1 - 1e-9):
+            front.append(point)
+    return tuple(front)
+
+
+def _notes(pipeline: CapturedPipeline) -> list[str]:
+    notes = []
+    if None in pipeline.link_s[: len(pipeline.steps) - 1]:
+        notes.append(
+            "How long messages between some of the stages take was not recorded: they are part of what is taken to stay as "
+            "it is."
+        )
+    if pipeline.steps[0].device != "cpu":
+        notes.append("What a CUDA device reserves beyond its peak is not predicted for pipelines.")
+    if any(len(own) > 1 for own in pipeline.stages):
+        notes.append(
+            "Each rank has several stages, and the least second forwards in all are chosen: the step may be a little longer "
+            "than it need be."
+        )
+    return notes

@@ -1,0 +1,47 @@
+"""What a profiled process leaves behind of the parallelism that its script has set up itself.
+
+As in records.py each class is one table of the journal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGroup:
+    """Parameters that the script's own FSDP2 gathers and reduces together: of a module that `fully_shard` was called
+    on, those that no such module inside it has.
+
+    `num_ranks` share them, and `num_replicas` such sets of ranks hold the same (hybrid sharding). `reshards`: the
+    full parameters are freed after the forward. `is_plain`: of one module, sharded by rows, and freed to shards for
+    all of its ranks.
+    """
+
+    name: str
+    num_ranks: int
+    num_replicas: int
+    reshards: bool
+    param_dtype: str | None
+    reduce_dtype: str | None
+    offloads: bool
+    is_plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """A stage of a `torch.distributed.pipelining` schedule that this process holds: `model` names its module.
+
+    `index` of `num_stages`, `position` of `num_ranks` in the pipeline's group. `schedule`: the class of the schedule that
+    runs it, which cuts a batch into `num_micro_batches`; `splits_backward`: gradients of inputs and of weights come in two
+    passes of autograd.
+    """
+
+    model: str
+    index: int
+    num_stages: int
+    position: int
+    num_ranks: int
+    schedule: str
+    num_micro_batches: int
+    splits_backward: bool

@@ -1,0 +1,115 @@
+"""What each rank of a pipeline recomputes: against all choices of all ranks, and as it then runs."""
+
+import os
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memadvisor.analyzers.analysis import analyze
+from memadvisor.analyzers.captured_pipeline import captured_pipeline
+from memadvisor.plan_file import load_plan, save_plan
+from memadvisor.planning import stage_choice
+from memadvisor.planning.pipelines import PipelineSearch, advise_pipeline
+from memadvisor.planning.stage_choice import StageChoice
+from memadvisor.run.store import load_run
+from tests.planning.small_pipelines import BASE_BYTES, a_pipeline, pipelines
+from tests.torch_exit import completed
+from tests.warm_python import warm_python
+
+
+def every_choice(rank):
+    names = sorted(rank.step.recomputable)
+    return [frozenset(c) for size in range(len(names) + 1) for c in combinations(names, size)]
+
+
+@given(pipeline=pipelines(), share=st.floats(0, 1))
+@settings(max_examples=30, deadline=None)
+def test_no_choice_of_units_and_ranks_within_the_budget_takes_a_shorter_step(pipeline, share):
+    search = PipelineSearch(pipeline)
+    fitting = [every_choice(rank) for rank in search.ranks]
+    low = max(
+        min(rank.play(units).peak_bytes for units in own)
+        for rank, own in zip(search.ranks, fitting, strict=True)
+    )
+    high = max(step.peak_bytes for step in pipeline.steps)
+    budget = int(low + share * (high - low))
+    fitting = [
+        [units for units in own if rank.play(units).peak_bytes <= budget]
+        for rank, own in zip(search.ranks, fitting, strict=True)
+    ]
+    shortest_s = min(pipeline.predicted_step_s(search.added_s(choices)) for choices in product(*fitting))
+
+    found = search.fastest(budget)
+
+    assert max(search.peaks(search.smallest())) == low
+    assert None not in found and max(search.peaks(found)) <= budget
+    assert pipeline.predicted_step_s(search.added_s(found)) == pytest.approx(shortest_s)
+
+
+@given(pipeline=pipelines(most_units=6), share=st.floats(0, 1))
+@settings(max_examples=30, deadline=None)
+def test_where_choices_are_many_the_programmes_find_one_as_fast(pipeline, share):
+    step = pipeline.steps[0]
+    exact = StageChoice(step)
+    low = exact.play(exact.smallest()).peak_bytes
+    budget = int(low + share * (step.peak_bytes - low))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_choice, "_SEGMENTS_PLAYED", 0)
+        found = StageChoice(step).fastest(budget)
+
+    assert found is not None and exact.play(found).peak_bytes <= budget
+    assert exact.play(found).step_time_s == pytest.approx(exact.play(exact.fastest(budget)).step_time_s)
+
+
+def test_the_first_rank_recomputes_for_the_micro_batches_that_it_has_under_way():
+    """Two units of a million bytes on each of three ranks: six, four and two of them are there at once."""
+    unit = (1_000_000, 0, 0.1)
+    search = PipelineSearch(a_pipeline([[unit, unit]] * 3, 6))
+
+    assert search.peaks([frozenset()] * 3) == [BASE_BYTES + 1_000_000 * held for held in (6, 4, 2)]
+    assert [len(units) for units in search.fastest(4_100_000)] == [1, 0, 0]
+    assert [len(units) for units in search.fastest(2_100_000)] == [2, 1, 0]
+    assert search.fastest(1_000_000)[0] is None
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def memadvisor(command, directory, schedule, *options):
+    """The run, and the losses that the script has printed."""
+    words = [
+        command,
+        *options,
+        "--nproc",
+        "2",
+        "--out",
+        str(directory),
+        "tests/scripts/pipelined.py",
+        schedule,
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = completed([warm_python(), "-m", "memadvisor", *words], cwd=ROOT, env=environment, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return load_run(directory), done.stdout
+
+
+@pytest.mark.parametrize("schedule", ["Schedule1F1B", "ScheduleInterleaved1F1B"])
+def test_what_ranks_are_predicted_to_hold_they_hold_and_losses_stay_the_same(tmp_path, schedule):
+    """To the byte; of two stages, and of four of which each rank has two."""
+    plain, losses = memadvisor("profile", tmp_path / "plain", schedule)
+    advice = advise_pipeline(plain, memory_bytes=int(0.7 * captured_pipeline(plain).steps[0].peak_bytes))
+    save_plan(advice.plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == advice.plan
+
+    applied, losses_applied = memadvisor(
+        "run", tmp_path / "run", schedule, "--plan", str(tmp_path / "plan.json")
+    )
+
+    compared = analyze(applied).comparison
+    assert losses_applied == losses != ""
+    assert all(pair.predicted == pair.measured for pair in compared.rank_peak_bytes.values())
+    assert compared.within_budget and all(rank.recomputed for rank in advice.ranks[:1])
+    assert advice.ranks[0].num_in_flight > advice.ranks[1].num_in_flight
