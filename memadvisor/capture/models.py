@@ -121,10 +121,13 @@ class Models:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        for _, owner in sorted(owners, key=lambda entry: entry[0]):
-            if all(id(parameter) in trained for parameter in owner.parameters() if parameter.requires_grad):
-                return owner
-        return None
+        found = [
+            owner
+            for _, owner in sorted(owners, key=lambda entry: entry[0])
+            if all(id(parameter) in trained for parameter in owner.parameters() if parameter.requires_grad)
+        ]
+        lists = (torch.nn.ModuleList, torch.nn.ModuleDict)  # of a model whose methods the script calls
+        return next((owner for owner in found if not isinstance(owner, lists)), next(iter(found), None))
 
     def _join(self, owner: torch.nn.Module) -> None:
         """What was named as models of their own are parts of `owner`, which takes the first one's place."""

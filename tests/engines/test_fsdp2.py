@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,6 +18,7 @@ from memadvisor.api import Profile
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply, install
+from memadvisor.engines.script.live import model_fingerprint
 from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
 from memadvisor.plan import UnitPlan
@@ -215,6 +216,10 @@ def refusals(rank: int) -> list[str]:
         said.append(error.one_line())
     finally:
         applied.remove()
+    mixed = fully_shard(Model(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    at_rest = model_fingerprint(mixed)
+    mixed.unshard()
+    said.append("the same model" if model_fingerprint(mixed) == at_rest else "another model")
     return said
 
 
@@ -229,6 +234,7 @@ def test_what_fsdp2_does_not_do_is_refused_before_the_first_step():
         )
         assert all(words in line for words, line in zip(expected, said[:4], strict=True)), said
         assert "calls fully_shard" in said[4]
+        assert said[5] == "the same model"  # gathered in another dtype
 
 
 def three(rank: int) -> list[float]:

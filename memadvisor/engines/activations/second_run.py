@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -146,6 +146,14 @@ def kept_of(leaf: Any, told: Told) -> Any:
     return kept
 
 
+def each_once(made: Callable[[Any], Any], leaves: Iterable[Any]) -> list[Any]:
+    """`made` of every leaf, and once of one that comes several times: attention asks whether its query is its key."""
+    found: dict[int, Any] = {}
+    return [
+        found[id(leaf)] if id(leaf) in found else found.setdefault(id(leaf), made(leaf)) for leaf in leaves
+    ]
+
+
 def as_packed(packed: torch.Tensor) -> torch.Tensor:
     return packed
 
@@ -183,7 +191,7 @@ class _Alone:
         self._forward = forward
         self._around = around
         leaves, self._spec = tree_flatten(arguments)
-        self._leaves = [kept_of(leaf, told) for leaf in leaves]
+        self._leaves = each_once(lambda leaf: kept_of(leaf, told), leaves)
         self._moving = [kept is not leaf for kept, leaf in zip(self._leaves, leaves, strict=True)]
         self._versions = versions_of(self._leaves)
         self._conditions = Conditions(leaves)
@@ -192,10 +200,10 @@ class _Alone:
 
     def hand_over(self, holder: Holder) -> None:
         """The first run is over: what others have made, and need a gradient of, is the holder's from now on."""
-        self._leaves = [
-            kept_view(leaf, holder) or leaf if moves else leaf
-            for leaf, moves in zip(self._leaves, self._moving, strict=True)
-        ]
+        moving = {id(leaf) for leaf, moves in zip(self._leaves, self._moving, strict=True) if moves}
+        self._leaves = each_once(
+            lambda leaf: kept_view(leaf, holder) or leaf if id(leaf) in moving else leaf, self._leaves
+        )
 
     def unpack(self, place: Place) -> torch.Tensor:
         if place.value is None:
@@ -205,9 +213,9 @@ class _Alone:
     def _again(self) -> None:
         probes = [leaf.probe if isinstance(leaf, KeptView) else leaf for leaf in self._leaves]
         check_versions(probes, self._versions, self._unit)
-        leaves = [
-            leaf.tensor().requires_grad_() if isinstance(leaf, KeptView) else leaf for leaf in self._leaves
-        ]
+        leaves = each_once(
+            lambda leaf: leaf.tensor().requires_grad_() if isinstance(leaf, KeptView) else leaf, self._leaves
+        )
         args, kwargs = tree_unflatten(leaves, self._spec)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._places.filling(True), as_packed)
         given = self._kept.second_run() if self._kept is not None else contextlib.nullcontext()

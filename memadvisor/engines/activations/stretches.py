@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.activations.second_run import (
@@ -29,6 +29,7 @@ from memadvisor.engines.activations.second_run import (
     Told,
     as_packed,
     check_versions,
+    each_once,
     kept_of,
     value_of,
     versions_of,
@@ -78,7 +79,7 @@ class _Call:
     def begins(self, args: Any, kwargs: Any) -> bool:
         """Note what the call is made with; returns whether an earlier call of the pass has made any of it."""
         leaves, self.spec = tree_flatten((args, kwargs))
-        self.leaves = [self.run.origin_of(leaf) for leaf in leaves]
+        self.leaves = each_once(self.run.origin_of, leaves)
         self.versions = versions_of(self.leaves)
         self.conditions: Conditions | None = Conditions(leaves)
         return any(True for _ in self.takes())
@@ -101,7 +102,8 @@ class _Call:
     def unpack(self, place: Place) -> torch.Tensor:
         if place.value is None and self.running is not None:
             self.walks_own_graph = True  # the unit's forward asks for gradients of its own
-            args, kwargs = tree_map(without_graph, self.running)
+            leaves, spec = tree_flatten(self.running)
+            args, kwargs = tree_unflatten(each_once(without_graph, leaves), spec)
             self._play(args, kwargs, (self.places.filling(True), as_packed))
         elif place.value is None:
             self.run.again(self.run.stretches.around(self.unit)[-1])

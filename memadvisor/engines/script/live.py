@@ -11,6 +11,7 @@ from memadvisor.cuda_graphs import is_replayed
 from memadvisor.errors import PlanError
 from memadvisor.plan import fingerprint
 from memadvisor.run.cut import cut_units, module_tree, unwrap
+from memadvisor.run.fully_sharded import param_groups
 from memadvisor.run.records import Unit
 from memadvisor.run.torch_names import dtype_name
 
@@ -101,9 +102,20 @@ def _live_unit(
 
 
 def model_fingerprint(model: torch.nn.Module) -> str:
-    """The fingerprint of a live model, as the plan's was made from the recorded one."""
+    """The fingerprint of a live model, as the plan's was made from the recorded one.
+
+    What FSDP2 has gathered in its compute dtype counts as the shards are.
+    """
+    shards = {
+        id(each._unsharded_param): each.sharded_param
+        for module in model.modules()
+        if hasattr(module, "_get_fsdp_state")
+        for group in param_groups(module)
+        for each in group.fsdp_params
+        if hasattr(each, "_unsharded_param")
+    }
     return fingerprint(
-        (name, str(list(parameter.shape)), dtype_name(parameter.dtype))
+        (name, str(list(parameter.shape)), dtype_name(shards.get(id(parameter), parameter).dtype))
         for name, parameter in unwrap(model).named_parameters(remove_duplicate=False)
     )
 
