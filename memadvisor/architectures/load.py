@@ -73,6 +73,9 @@ _ALSO = {
 }
 _SUFFIXES = re.compile(r"(-(hf|base|instruct|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview))+$")
 
+_MOST_LAYERS = 10_000
+_MOST_PARAMETERS = 10**15  # a thousand times the largest that was ever planned
+
 
 def _plain(name: str) -> str:
     """`meta-llama/Llama-2-7b-hf`, `llama2_7b` and `LLaMA 2 7B` are one."""
@@ -128,8 +131,24 @@ def _read(path: Path) -> Architecture:
     if not isinstance(value, Mapping):
         raise UsageError(f"{str(path)!r} holds no fields.", hint="docs/estimate.md shows what is read.")
     if "model_type" in value or "text_config" in value:
-        return architecture_from_config(value, str(path))
-    return architecture_from_fields(value, path.stem)
+        return _of_a_size(architecture_from_config(value, str(path)))
+    return _of_a_size(architecture_from_fields(value, path.stem))
+
+
+def _of_a_size(model: Architecture) -> Architecture:
+    """The model, unless it is beyond all that a prediction's whole numbers are for."""
+    hint = "look for a digit too many in the file."
+    if model.n_layers > _MOST_LAYERS:
+        raise UsageError(f"{model.name!r} has {model.n_layers:.3g} layers.", hint=hint)
+    if model.num_parameters() > _MOST_PARAMETERS:
+        raise UsageError(f"{model.name!r} has {model.num_parameters():.3g} parameters.", hint=hint)
+    experts = model.experts
+    if experts is not None and experts.experts_per_token > experts.num_experts:
+        raise UsageError(
+            f"each token passes {experts.experts_per_token:.3g} of {experts.num_experts} experts of {model.name!r}.",
+            hint="it passes as many as there are, or fewer.",
+        )
+    return model
 
 
 def architecture_from_fields(value: Mapping[str, Any], name: str) -> Architecture:

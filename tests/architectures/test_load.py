@@ -90,7 +90,9 @@ def test_a_directory_with_a_config_of_hugging_face(tmp_path):
     "text",
     ["n_layers = 2", "n_layers = 2\nhidden = 64\nn_heads = 5\nvocab = 9", "n_layers = 0\nhidden = 64\nn_heads = 4\nvocab = 9",
      "n_layers = 2\nhidden = 64\nn_heads = 4\nvocab = 9\ncolour = 1", "n_layers = true\nhidden = 64\nn_heads = 4\nvocab = 9",
-     "n_layers = 2\nhidden = 64\nn_heads = 4\nvocab = 9\nexperts = 3", "]["],
+     "n_layers = 2\nhidden = 64\nn_heads = 4\nvocab = 9\nexperts = 3", "][",
+     f"n_layers = {10**30}\nhidden = 64\nn_heads = 4\nvocab = 9", f"n_layers = 2\nhidden = 64\nn_heads = 4\nvocab = {2**63}",
+     "n_layers = 2\nhidden = 64\nn_heads = 4\nvocab = 9\n[experts]\nnum_experts = 4\nexperts_per_token = 5\nexpert_ffn = 8"],
 )  # fmt: skip
 def test_broken_files_are_one_line(tmp_path, text):
     (tmp_path / "bad.toml").write_text(text)
