@@ -139,6 +139,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
     """
     takes_value = {
         "--nproc",
+        "-o",
         "--out",
         "--trace-step",
         "--memory-limit",

@@ -136,7 +136,16 @@ def _print(advice: PipelineAdvice, console: Console, output: str | None) -> None
 
 def _table(advice: PipelineAdvice) -> Table:
     table = Table()
-    headings = ("rank", "stages", "in flight", "peak, measured", "recomputed", "peak", "added", "fits")
+    headings = (
+        "rank",
+        "stages",
+        "in flight",
+        "peak,\nmeasured",
+        "recomputed",
+        "peak,\npredicted",
+        "added",
+        "fits",
+    )
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "fits" else "right")
     for rank in advice.ranks:

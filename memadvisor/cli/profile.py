@@ -1,4 +1,4 @@
-"""`memadvisor profile [--nproc N] [--out DIR] [--live] SCRIPT|-m MODULE [ARGS...]`, also under torchrun."""
+"""`memadvisor profile [--nproc N] [-o DIR] [--live] SCRIPT|-m MODULE [ARGS...]`, also under torchrun."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAKES_SCRIPT = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "memadvisor profile [--nproc N] [--out DIR] [--live] [--trace-step K] [--memory-limit SIZE] SCRIPT|-m MODULE [ARGS...]"
+    parser.usage = "memadvisor profile [--nproc N] [-o DIR] [--live] [--trace-step K] [--memory-limit SIZE] SCRIPT|-m MODULE [ARGS...]"
     parser.epilog = "Options after the script are the script's own. Under torchrun: torchrun ... -m memadvisor profile ..."
     add_recording_options(parser)
     parser.add_argument(
@@ -34,7 +34,7 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
     """The options that `profile` and `run` share."""
     parser.add_argument("--nproc", type=positive, metavar="N", help="start N ranks on this machine")
     parser.add_argument(
-        "--out", metavar="DIR", help="the run directory to make (default: memadvisor-runs/...)"
+        "-o", "--out", metavar="DIR", help="the run directory to make (default: memadvisor-runs/...)"
     )
     parser.add_argument(
         "--trace-step",

@@ -17,9 +17,9 @@ def test_every_option_with_a_value_keeps_it_from_being_the_script(command):
     parser = argparse.ArgumentParser()
     command.configure(parser)
     for action in parser._actions:
-        if action.option_strings and action.nargs is None:
-            words, target = split_command(["run", action.option_strings[0], "value", "train.py"])
-            assert words[-1] == "value" and target.name == "train.py", action.option_strings
+        for option in action.option_strings if action.nargs is None else ():
+            words, target = split_command(["run", option, "value", "train.py"])
+            assert words[-1] == "value" and target.name == "train.py", option
 
 
 def asked(activations=None, units=None, optimizer=None, parameters=None):
