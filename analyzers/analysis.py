@@ -19,6 +19,7 @@ from memadvisor.analyzers.model_states import ModelStates, model_states
 from memadvisor.analyzers.operators import OperatorTable, operator_table
 from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, out_of_memory
 from memadvisor.analyzers.peak import PeakBreakdown, peak_breakdown
+from memadvisor.analyzers.pipeline_passes import with_micro_batches_apart
 from memadvisor.analyzers.roofline import Roofline, roofline
 from memadvisor.analyzers.sides import Key
 from memadvisor.analyzers.skew import Skew, skew
@@ -110,6 +111,7 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
 def _analyze_rank(
     rank: RankRun, run: Run, hardware: Hardware | None, matched: Mapping[Key, Matched]
 ) -> RankAnalysis:
+    rank = with_micro_batches_apart(rank) if rank.pipeline_stages else rank
     timeline = memory_timeline(rank)
     time = step_time(rank)
     peak = peak_breakdown(rank, timeline)

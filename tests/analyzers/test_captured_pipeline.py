@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memadvisor.analyzers.captured_pipeline import captured_pipeline
-from memadvisor.analyzers.pipeline_passes import with_passes_apart
+from memadvisor.analyzers.pipeline_passes import with_micro_batches_apart, with_passes_apart
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.errors import UsageError
 from memadvisor.run.parallel_records import PipelineStage
@@ -70,6 +70,10 @@ def test_the_nth_backward_of_a_stage_is_that_of_its_nth_forward():
     stages = (stage(0), stage(1, model="model1", position=0))
     rank = replace(make_run(num_ranks=1).ranks[0], spans=tuple(spans), pipeline_stages=stages)
 
-    found = with_passes_apart(rank).spans
+    apart, in_words = (
+        [span.micro_batch for span in same(rank).spans]
+        for same in (with_passes_apart, with_micro_batches_apart)
+    )
 
-    assert [span.micro_batch for span in found] == [0, 0, 1, 1, 2, 2, 2, 2, 0, 0]
+    assert apart == [0, 0, 1, 1, 2, 2, 2, 2, 0, 0]
+    assert in_words == [0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
