@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 
 from memadvisor.capture.script_shards import shard_groups
+from memadvisor.capture.unstepped import LOOSE, UNCALLED
 from memadvisor.run.cut import ModuleNode, cut_units, innermost, module_tree, unwrap
 from memadvisor.run.living import living, living_modules
 from memadvisor.run.parallel_records import ShardGroup
@@ -41,6 +42,7 @@ class Models:
         self._parts: dict[str, list[tuple[str, weakref.ref[torch.nn.Module]]]] = {}
         self._kinds: dict[str, ModuleNode] = {}
         self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._loose: list[weakref.ref[torch.Tensor]] = []  # trained, and no module's
         self._num_prefixes = self._num_searches = 0
         self._order: dict[str, None] = {}  # units in order of first execution
 
@@ -84,6 +86,23 @@ class Models:
                 found = True
         return found
 
+    def meet_uncalled(self, parameters: Sequence[torch.Tensor]) -> str | None:
+        """Find what is trained, where nothing was seen to be called: what to say of it, None where nothing was found."""
+        if all(parameter.grad is None for parameter in parameters):
+            return None  # the model is yet to be called, by the optimizer's closure
+        if self.discover_owners(parameters):
+            return UNCALLED
+        return LOOSE if self._meet_loose(parameters) else None
+
+    def _meet_loose(self, trained: Sequence[torch.Tensor]) -> bool:
+        """An optimizer's tensors that are no module's are parameters, where the models that are known have none with
+        memory, or as many of the same shapes (`torch.func.functional_call`); else they are masters of a model's."""
+        known = [each for *_, each in self.parameters() if each.device.type != "meta"]
+        kinds = [sorted((tuple(each.shape), str(each.dtype)) for each in some) for some in (known, trained)]
+        if not known or kinds[0] == kinds[1]:
+            self._loose += [weakref.ref(each) for each in trained if each.is_leaf and each.requires_grad]
+        return bool(self._loose)
+
     def meet_trained(self, optimizer: torch.optim.Optimizer) -> None:
         """Find the models of an optimizer that has stepped for the first time, where none of its parameters is of a known
         one: meta-learning calls copies, and trains what they are copies of."""
@@ -93,7 +112,8 @@ class Models:
         stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if {id(parameter) for *_, parameter in self.parameters()}.isdisjoint(map(id, stepped)):
             self._num_searches += 1
-            self.discover_owners(stepped)
+            if not self.discover_owners(stepped):
+                self._meet_loose(stepped)
 
     def note_order(self, unit: str) -> None:
         self._order.setdefault(unit)
@@ -224,15 +244,25 @@ class Models:
             if module is not None:
                 yield name, module
 
-    def parameters(self) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
-        """(name, unit, parameter), a tied parameter once, under its first name."""
+    def parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """(name, unit, parameter), a tied parameter once, under its first name; last those that are no module's."""
+        yield from self._own_parameters()
+        yield from self._loose_parameters()
+
+    def _own_parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         seen: set[int] = set()
         for name, unit, parameter in self._all_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield name, unit, parameter
 
-    def _all_parameters(self) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
+    def _loose_parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        for number, reference in enumerate(self._loose):
+            loose = reference()
+            if loose is not None:
+                yield f"({number})", "", loose
+
+    def _all_parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         for prefix, root in self.roots():
             for module_name, module in root.named_modules(prefix=prefix):
                 info = self._infos.get(id(module))
@@ -268,19 +298,11 @@ class Models:
                 if not parameter.is_leaf:
                     continue
                 tied_to = first_name.setdefault(id(parameter), name)
-                rows.append(
-                    Parameter(
-                        name=name,
-                        unit=self._unit_of(name, root, prefix),
-                        shape=str(list(parameter.shape)),
-                        dtype=dtype_name(parameter.dtype),
-                        num_elements=parameter.numel(),
-                        size_bytes=parameter.numel() * parameter.element_size(),
-                        requires_grad=parameter.requires_grad or id(parameter) in updated,
-                        tied_to=tied_to if tied_to != name else "",
-                    )
-                )
-        return rows
+                is_trained = parameter.requires_grad or id(parameter) in updated
+                unit = self._unit_of(name, root, prefix)
+                rows.append(_row(name, unit, parameter, is_trained, tied_to if tied_to != name else ""))
+        # Beside a model they have its names in a plan's fingerprint.
+        return rows or [_row(name, unit, loose, True, "") for name, unit, loose in self._loose_parameters()]
 
     def _unit_of(self, parameter: str, root: torch.nn.Module, prefix: str) -> str:
         inside = parameter[len(prefix) + 1 :] if prefix else parameter
@@ -302,7 +324,7 @@ class Models:
         """Units with their full parameters, in order of first execution; never executed ones come last. `updated`: as of
         `parameter_rows`."""
         sizes: dict[str, list[int]] = {}
-        for _, unit, parameter in self.parameters():
+        for _, unit, parameter in self._own_parameters():
             entry = sizes.setdefault(unit, [0, 0, 0])
             size_bytes = parameter.numel() * parameter.element_size()
             entry[0] += parameter.numel()
@@ -340,3 +362,16 @@ class Models:
                     )
                 )
         return units
+
+
+def _row(name: str, unit: str, parameter: torch.Tensor, is_trained: bool, tied_to: str) -> Parameter:
+    return Parameter(
+        name=name,
+        unit=unit,
+        shape=str(list(parameter.shape)),
+        dtype=dtype_name(parameter.dtype),
+        num_elements=parameter.numel(),
+        size_bytes=parameter.numel() * parameter.element_size(),
+        requires_grad=is_trained,
+        tied_to=tied_to,
+    )

@@ -24,7 +24,7 @@ from memadvisor.capture.out_of_memory import OutOfMemoryLog, place_of_failure
 from memadvisor.capture.position import Position
 from memadvisor.capture.spans import ClosedStep, SpanLog
 from memadvisor.capture.tracing import Tracing
-from memadvisor.capture.unstepped import UNCALLED, BackwardSteps, what_was_seen
+from memadvisor.capture.unstepped import BackwardSteps, what_was_seen
 from memadvisor.capture.updates import Updates
 from memadvisor.capture.writer import RankWriter, RecorderOptions, say_stopped
 from memadvisor.run.allocator_records import LiveStorage
@@ -279,11 +279,10 @@ class Recorder:
 
     def _meet_uncalled_models(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if all(parameter.grad is None for parameter in parameters):
-            return  # the model is yet to be called, by the optimizer's closure
-        if self._models.discover_owners(parameters):
+        note = self._models.meet_uncalled(parameters)
+        if note is not None:
             self._meet_first_model()
-            self.note("warning", UNCALLED)
+            self.note("warning", note)
 
     def _meet_first_model(self) -> SpanLog:
         first = next(self._models.parameters(), None)

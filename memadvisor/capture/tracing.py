@@ -22,6 +22,7 @@ from memadvisor.run.records import Storage
 
 _MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
 _MOST_CUT_TRACES = 3  # by want of memory, or by an end that nobody expected
+_IN_FUNC = "the one to be traced begins inside torch.func.grad or its like, where torch allows no hooks on saved tensors"
 _IN_A_MODE = "ended inside a dispatch mode of the script"
 
 Peaks = tuple[int | None, int | None]  # allocated, reserved
@@ -109,7 +110,8 @@ class Tracing:
         try:
             self.tracer = Tracer(self._position, device, self._known, cpu=cpu, mark=mark)
         except RuntimeError as error:
-            self._note("warning", f"No step was traced: {error}.")
+            why = _IN_FUNC if "torch.func" in str(error) else error
+            self._note("warning", f"No step was traced: {why}.")
             return False
         self._position.is_traced = True
         self._position.settle()

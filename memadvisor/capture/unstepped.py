@@ -12,6 +12,10 @@ UNCALLED = (
     "itself, past the hooks of torch.nn.Module. Of its forward only the parts that are called as modules are seen, with "
     "what these were given as samples; the rest of its time counts as outside, and of its memory the phase alone is known."
 )
+LOOSE = (
+    "What is trained is no module's: the optimizer's tensors count as parameters, the time of the forward as outside, "
+    "and of its memory the phase alone is known."
+)
 
 
 class BackwardSteps:

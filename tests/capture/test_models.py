@@ -27,3 +27,36 @@ def test_a_model_is_no_list_of_its_layers(tmp_path):
             (-model.log_prob(torch.randn(4, 8))).backward()
             optimizer.step()
     assert [unit.name for unit in prof.run.ranks[0].units] == ["steps.0", "steps.1", "steps.2"]
+
+
+def test_trained_tensors_that_are_no_modules_are_parameters(tmp_path):
+    weight = torch.randn(8, 64, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            optimizer.zero_grad()
+            (torch.randn(4, 8) @ weight).square().mean().backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+
+    assert len(rank.steps) >= 4 and rank.traced_step is not None
+    assert [(row.name, row.shape) for row in rank.parameters] == [("(0)", "[8, 64]")]
+    kinds = {(row.category, row.size_bytes) for row in rank.storages if row.size_bytes == 8 * 64 * 4}
+    assert {"parameter", "gradient", "optimizer_state"} <= {category for category, _ in kinds}
+
+
+def test_copies_that_a_functional_call_takes_are_parameters(tmp_path):
+    model = nn.Linear(8, 64)
+    weights = {name: each.detach().clone().requires_grad_() for name, each in model.named_parameters()}
+    optimizer = torch.optim.SGD(weights.values(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            optimizer.zero_grad()
+            torch.func.functional_call(model, weights, (torch.randn(4, 8),)).square().mean().backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+
+    assert [row.name for row in rank.parameters] == ["weight", "bias"]  # a plan is for the model
+    weights_bytes = [row.size_bytes for row in rank.storages if row.category == "parameter"]
+    assert sorted(weights_bytes) == [64 * 4] * 2 + [8 * 64 * 4] * 2
+    assert sum(row.category == "gradient" for row in rank.storages) >= 2
