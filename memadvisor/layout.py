@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd
-from typing import TypedDict
 
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
+from memadvisor.lora import Lora
 
 STAGE_RULES = ("balanced", "even", "running")
 TENSOR_KINDS = ("1d", "2d", "2.5d", "3d")
@@ -63,7 +63,9 @@ class Software:
     `launch_share`: of a layer's launches, those that the host makes; the others are replayed from CUDA graphs.
     `expert_overlap`: exchanges of experts go on under another microbatch's layers. `linear_loss`: the head's product and the loss
     go by pieces of the tokens, so that logits are never whole. `update_passes`: what an update moves, over one fused kernel's.
-    `loss_in_place`: the cross entropy's softmax takes the place of the fp32 copy of the logits.
+    `launches_each_expert`: products of a rank's experts are launched one by one, and so are the casts of what comes into them.
+    `dispatch_bytes`: of an element of a token on its way to its experts; it comes back in two. `loss_in_place`: the cross entropy's softmax takes the place of the fp32 copy of the logits. `lora`: adapters alone are trained,
+    and states are of them; None where all parameters are.
     """
 
     name: str = "default"
@@ -112,6 +114,9 @@ class Software:
     update_gradient_bytes: int = 0
     launch_share: float = 1.0
     expert_overlap: bool = False
+    launches_each_expert: bool = False
+    dispatch_bytes: float = 2.0
+    lora: Lora | None = None
 
     def __post_init__(self) -> None:
         if self.selective not in SELECTIVE:
@@ -303,32 +308,6 @@ class Layout:
     def is_lossy(self) -> bool:
         """Whether collectives round what they carry further than the computation does."""
         return self.quantized_weights or self.quantized_gradients
-
-
-class ZeroPP(TypedDict):
-    """The fields of a Layout that options of ZeRO++ set."""
-
-    secondary_shard: int | None
-    quantized_weights: bool
-    quantized_gradients: bool
-
-
-def zeropp_fields(names: tuple[str, ...], *, shard_ranks: int, tensor: int, per_node: int) -> ZeroPP:
-    """Of options by name; hpZ's copy is shared by those of `shard_ranks` ranks that are in one node of `per_node`."""
-    return ZeroPP(
-        secondary_shard=gcd(shard_ranks, max(1, per_node // tensor)) if "hpz" in names else None,
-        quantized_weights="qwz" in names,
-        quantized_gradients="qgz" in names,
-    )
-
-
-def zeropp_names(text: str | None) -> tuple[str, ...]:
-    """Options of ZeRO++ from a list such as `hpz,qwz`, each once. Raises UsageError for anything else."""
-    said = [] if text is None else [word.strip().lower() for word in text.replace("+", ",").split(",")]
-    for word in said:
-        if word not in ZEROPP:
-            raise UsageError(f"{word!r} is no option of ZeRO++.", hint=f"they are {', '.join(ZEROPP)}.")
-    return tuple(name for name in ZEROPP if name in said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

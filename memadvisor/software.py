@@ -16,7 +16,8 @@ from memadvisor.layout import Software
 class Preset:
     """A trainer. `zero_stage` and `sequence_parallel` (with tensor parallelism) are what it does unless told otherwise, and
     `looped_chunks` on each rank under interleaved and breadth-first schedules (None: one layer each). `offloads_together`: the
-    optimizer's state goes to the host with the parameters, or not at all."""
+    optimizer's state goes to the host with the parameters, or not at all. `offloads_recomputed`: inputs of layers that run again wait
+    on the host."""
 
     software: Software
     meaning: str
@@ -26,6 +27,7 @@ class Preset:
     sequence_parallel: bool = True
     looped_chunks: int | None = None
     offloads_together: bool = False
+    offloads_recomputed: bool = False
 
     def chunks_of(self, most: int) -> int:
         """Of a looped schedule where nothing is said of them; `most` are of one layer each."""
@@ -47,9 +49,11 @@ MEGATRON_CORE = Preset(
         attention_speed=1.5,
         attention_backward_share=0.8,
         loss_in_place=True,
+        launches_each_expert=True,
     ),
     meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on, gradients accumulated by "
-    "the products that make them, which have half of the backward's collectives of tensor parallelism under them",
+    "the products that make them, which have half of the backward's collectives of tensor parallelism under them; products of experts launched one by one "
+    "(Transformer Engine's GroupedLinear)",
     source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; "
     "megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication",
     names=("megatron-core", "mcore"),
@@ -261,8 +265,18 @@ HUGGING_FACE = Preset(
         "llama-factory",
         "ms-swift",
         "xtuner",
-        "unsloth",
     ),
+)
+UNSLOTH = Preset(
+    software=dataclasses.replace(
+        DDP.software, name="unsloth", fused_mlp=True, fused_rotary=True, linear_loss=True
+    ),
+    meaning="as ddp, with kernels of its own for norms, rotary positions and the gate; logits and their loss by pieces of the tokens; "
+    "inputs of recomputed layers on the host",
+    source="https://github.com/unslothai/unsloth, unsloth/kernels, and unsloth_zoo/gradient_checkpointing.py (use_gradient_checkpointing="
+    "'unsloth', as all of its notebooks have it)",
+    names=("unsloth",),
+    offloads_recomputed=True,
 )
 # Of whole projects, whose names stand beside many a trainer's and in many an address.
 _OF_PROJECTS = (DDP, HUGGING_FACE)
@@ -281,6 +295,7 @@ PRESETS = (
     DEEPSPEED,
     DDP,
     HUGGING_FACE,
+    UNSLOTH,
 )
 
 
@@ -302,6 +317,8 @@ def find_preset(name: str) -> Preset | None:
 def names_hugging_face(name: str) -> bool:
     """Whether Hugging Face's classes are trained, whoever shards them: `Accelerate + FSDP`, `HF Trainer, DeepSpeed`, axolotl."""
     word = _plain(name)
+    if "unsloth" in word:  # patches them out
+        return False
     return name.lower().startswith("hf") or any(
         _plain(each) in word for each in (*HUGGING_FACE.names, "axolotl")
     )

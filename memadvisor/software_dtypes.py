@@ -8,6 +8,7 @@ import re
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import Software
+from memadvisor.lora import Lora
 from memadvisor.software import GPT_NEOX, MEGATRON_2021, MEGATRON_DEEPSPEED, MODERN
 
 _OPTIMIZER_STATE = {
@@ -140,3 +141,10 @@ def with_optimizer(software: Software, optimizer: str) -> Software:
         )
     master_bytes = 4 if software.parameter_bytes < 4 else 0
     return dataclasses.replace(software, optimizer_bytes=master_bytes + state_bytes)
+
+
+def with_lora(software: Software, lora: Lora) -> Software:
+    """The same code with adapters. Of a base in 16 bits autocast has nothing to cast, and the residual stream is as wide."""
+    return dataclasses.replace(
+        software, lora=lora, autocast=software.autocast and (lora.base == "fp32" or lora.widened)
+    )

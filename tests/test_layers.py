@@ -20,6 +20,8 @@ DATA = (
     "memadvisor.architectures",
     "memadvisor.layout",
     "memadvisor.layout_table",
+    "memadvisor.lora",
+    "memadvisor.zeropp_options",
     "memadvisor.software",
     "memadvisor.software_dtypes",
     "memadvisor.run",

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pandas as pd
 
+from benchmarks.accuracy.first import First
 from benchmarks.accuracy.measures import GIB, MIB, allocated, rate, rate_per_gpu, seconds, with_context
 from benchmarks.accuracy.tables import Published
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class First:
-    """Shares of the measured step time and memory, as the first prediction had them; None where the table has none of it."""
-
-    time_mape: float | None = None
-    time_bias: float | None = None
-    spearman: float | None = None
-    memory_mape: float | None = None
-    memory_bias: float | None = None
 
 
 def _from_gpt_flops(table: pd.DataFrame) -> pd.Series:

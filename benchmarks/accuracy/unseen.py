@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from benchmarks.accuracy.blind import BLIND, FIRST
+from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
 from benchmarks.accuracy.measures import (
     GIB,
     MIB,
@@ -153,6 +154,7 @@ UNSEEN = (
         seconds=rate_per_gpu,
     ),
     *BLIND,
+    *FINETUNING,
 )
 
 
@@ -204,7 +206,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         "| table | time MAPE, blind | bias | Spearman | today | bias | Spearman | memory MAPE, blind | bias | today | bias |",
         f"|{'---|' * 11}",
     ]
-    for name, first in FIRST.items():
+    for name, first in (FIRST | FIRST_FINETUNING).items():
         frame = frames[name]
         time, memory = (
             errors(frame[f"predicted_{unit}"], frame[f"measured_{unit}"]) for unit in ("s", "bytes")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from memadvisor.architecture import Architecture
 from memadvisor.architectures.load import load_architecture
-from memadvisor.cli.estimate_arguments import add_code, add_layout
+from memadvisor.cli.estimate_arguments import adapted, add_code, add_layout, offloaded_activations
 from memadvisor.cli.estimate_batch import batch_of, degree_of, positive, read_batch_tokens, recompute_share
 from memadvisor.cli.estimate_largest import largest_to_json, print_largest
 from memadvisor.cli.estimate_search import found_to_json, nearest_to_json, print_found, print_nearest
@@ -26,7 +26,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.cluster_file import load_cluster
 from memadvisor.hardware.clusters import parse_cluster
-from memadvisor.layout import Layout, Software, TrainingStep, target_length, zeropp_fields, zeropp_names
+from memadvisor.layout import Layout, Software, TrainingStep, target_length
 from memadvisor.layout_table.read import LayoutCase
 from memadvisor.layout_table.training_code import is_fused, is_reference
 from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits
@@ -40,6 +40,7 @@ from memadvisor.planning.what_if import what_if
 from memadvisor.software import MODERN, PRESETS, Preset, find_preset
 from memadvisor.software_dtypes import on_accelerator, with_optimizer, with_precision
 from memadvisor.units import parse_bytes
+from memadvisor.zeropp_options import zeropp_fields, zeropp_names
 
 _OF_ONE_LAYOUT = (
     "show_schedule",
@@ -326,7 +327,7 @@ def _software(arguments: argparse.Namespace) -> tuple[Preset, Software]:
         software = dataclasses.replace(software, reference_code=is_reference(arguments.model_code))
     if arguments.optimizer is not None:
         software = with_optimizer(software, arguments.optimizer)
-    return preset, software
+    return preset, adapted(arguments, software)
 
 
 def _layout(
@@ -375,7 +376,7 @@ def _layout(
         recompute_share=recompute_share(arguments, n_layers / (pipeline * (chunks if pipeline > 1 else 1))),
         offload_optimizer=arguments.offload_optimizer,
         offload_parameters=arguments.offload_parameters,
-        offload_activations=arguments.offload_activations,
+        offload_activations=offloaded_activations(arguments, preset),
         expert_imbalance=1.0 if arguments.expert_imbalance is None else arguments.expert_imbalance,
     )
     fields = zeropp_fields(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from memadvisor.layout import RECOMPUTE, TENSOR_KINDS
+from memadvisor.errors import UsageError
+from memadvisor.layout import RECOMPUTE, TENSOR_KINDS, Software
+from memadvisor.layout_table.adapters import keeps_inputs, widens
+from memadvisor.lora import LINEAR, Lora, base_named, targets_named
 from memadvisor.schedule_names import SCHEDULES
-from memadvisor.software import PRESETS
+from memadvisor.software import PRESETS, UNSLOTH, Preset
+from memadvisor.software_dtypes import with_lora
 
 
 def add_layout(group: argparse._ArgumentGroup) -> None:
@@ -72,7 +76,10 @@ def add_layout(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--offload-optimizer", action="store_true", help="optimizer state on the host")
     group.add_argument("--offload-parameters", action="store_true", help="parameters on the host")
     group.add_argument(
-        "--offload-activations", type=float, default=0.0, metavar="SHARE", help="0 to 1, on the host"
+        "--offload-activations",
+        type=float,
+        metavar="SHARE",
+        help="0 to 1, on the host (default: as the code does)",
     )
 
 
@@ -85,3 +92,52 @@ def add_code(group: argparse._ArgumentGroup) -> None:
         "--model-code", metavar="NAME", help="fused (the trainer's), or reference: Hugging Face's class"
     )
     group.add_argument("--optimizer", metavar="NAME", help="adamw, adam8bit, sgd, momentum, lion, muon")
+    group.add_argument(
+        "--lora-rank", type=int, metavar="R", help="train low-rank adapters beside frozen matrices, of rank R"
+    )
+    group.add_argument(
+        "--lora-targets",
+        metavar="LIST",
+        help="matrices that have one: query,key,value,output,gate,up,down, attention, mlp, all (default: all)",
+    )
+    group.add_argument("--lora-dropout", action="store_true", help="dropout before the adapters")
+    group.add_argument(
+        "--lora-embeddings", action="store_true", help="copies of the embedding and the head are trained too"
+    )
+    group.add_argument(
+        "--quantized-base",
+        metavar="NAME",
+        help="frozen matrices of layers in nf4, nf4-dq, int8 or int4 (GPTQ, AWQ); with --lora-rank",
+    )
+
+
+def offloaded_activations(arguments: argparse.Namespace, preset: Preset) -> float:
+    """What is said, else what the trainer does where everything runs again."""
+    said: float | None = arguments.offload_activations
+    return said if said is not None else float(preset.offloads_recomputed and arguments.recompute == "full")
+
+
+def adapted(arguments: argparse.Namespace, software: Software) -> Software:
+    """The same code with the adapters that the options name. Raises UsageError where options of adapters have no rank."""
+    options = ("lora_targets", "lora_dropout", "lora_embeddings", "quantized_base")
+    if arguments.lora_rank is None:
+        for option in options:
+            if getattr(arguments, option):
+                raise UsageError(
+                    f"--{option.replace('_', '-')} goes with --lora-rank.",
+                    hint="add a rank, as --lora-rank 16, or leave it out.",
+                )
+        return software
+    plain = "fp32" if software.compute_dtype in ("float32", "tf32") else "16bit"
+    base = plain if arguments.quantized_base is None else base_named(arguments.quantized_base)
+    lora = Lora(
+        rank=arguments.lora_rank,
+        targets=LINEAR if arguments.lora_targets is None else targets_named(arguments.lora_targets),
+        dropout=arguments.lora_dropout,
+        base=base,
+        widened=widens(arguments.framework or "", software, base),
+        keeps_inputs=keeps_inputs(software, base),
+        shares_inputs=software.name == UNSLOTH.software.name,
+        trains_ends=arguments.lora_embeddings,
+    )
+    return with_lora(software, lora)

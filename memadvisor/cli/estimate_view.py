@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.estimate import StepEstimate
 from memadvisor.cost.layouts.memory import StageMemory
 from memadvisor.hardware.cluster import Cluster, Link
@@ -40,6 +42,20 @@ def _head(case: LayoutCase, step: TrainingStep) -> list[str]:
         f"cluster    {_cluster_words(cluster)}",
         f"layout     {layout_words(step.layout)}; {step.software.compute_dtype}, {step.software.name} code"
         + ("; micro-batch chosen" if case.micro_batch_is_open else ""),
+        *_adapter_words(model, step),
+    ]
+
+
+def _adapter_words(model: Architecture, step: TrainingStep) -> list[str]:
+    lora = step.software.lora
+    if lora is None:
+        return []
+    layers = range(model.n_layers)
+    trained = sum(sum(adapter_parameters(model, lora, layer, 1)) for layer in layers)
+    ends = ", and copies of the embedding and the head" if lora.trains_ends else ""
+    return [
+        f"trained    LoRA of rank {lora.rank} beside {', '.join(lora.targets)}: {format_count(trained)} parameters{ends};"
+        f" the frozen ones in {lora.base}"
     ]
 
 

@@ -47,6 +47,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=24 * 10**9,
         memory_bandwidth_bytes_per_s=936e9,
         peak_flops_per_s={"float16": 71e12, "bfloat16": 71e12, "tf32": 35.6e12, "float32": 35.6e12},
+        power_w=350,
         sources=one_page(GA102) | {"matmul": GEFORCE_PRODUCTS},
         matmul_share=GEFORCE_SHARE,
     ),
@@ -56,6 +57,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=48 * 10**9,
         memory_bandwidth_bytes_per_s=768e9,
         peak_flops_per_s={"float16": 154.8e12, "bfloat16": 154.8e12, "tf32": 77.4e12, "float32": 38.7e12},
+        power_w=300,
         sources=one_page(RTX_A6000),
     ),
     CatalogueEntry(
@@ -86,6 +88,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "tf32": 82.6e12,
             "float32": 82.6e12,
         },
+        power_w=450,
         sources=one_page(ADA) | {"matmul": GEFORCE_PRODUCTS},
         matmul_share=GEFORCE_SHARE,
     ),

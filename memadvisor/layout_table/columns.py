@@ -108,6 +108,7 @@ CODE = (
     _column("no_sync", "defer_reduction", "gradients of a step's microbatches stay whole on each rank, and are reduced with the last (FSDP's no_sync; what Accelerate does)", "false"),
     _column("tensor_overlap", "tp_comm_overlap async_tp async_tensor_parallel", "share of tensor parallelism's collectives that goes on under products, 0 to 1; true is 0.5", "the trainer's own"),
     _column("expert_overlap", "moe_a2a_overlap overlap_moe_expert_parallel_comm", "exchanges of experts go on under another microbatch's layers", "false"),
+    _column("dispatch_dtype", "moe_dispatch_dtype", "dtype that tokens go to their experts in: fp8, bf16, fp16; they come back in 16 bits", "bf16"),
     _column("cuda_graphs", "cuda_graph cuda_graph_scope enable_cuda_graph", "launches are replayed from CUDA graphs: true (full), or those of parts of a layer: attn, moe_router, moe (mlp)", "false"),
     _column("fused_loss", "fused_cross_entropy cross_entropy_fusion", "the loss is one kernel over 16-bit logits, which become their gradient", "false"),
     _column("linear_loss", "liger fused_linear_cross_entropy cut_cross_entropy chunked_loss fused_linear_ce liger_kernel", "the head's product and the loss go by pieces of the tokens, and logits are never whole (Liger, torchtune)", "the trainer's own"),
@@ -117,6 +118,12 @@ CODE = (
     _column("model_code", "modeling model_implementation", "reference (huggingface, transformers): the model is Hugging Face's class of it, operator by operator, with its dropouts; fused: the trainer's own code", "fused"),
     _column("dropout", "", "there is dropout", "the trainer's own"),
     _column("compile", "torch_compile compiled use_torch_compile use_compile", "torch.compile fuses what is pointwise; `model,loss` and `loss`: the loss too", "the trainer's own"),
+    _column("peft", "finetuning_type tuning_type sft_type train_type tuner tuning finetuning fine_tuning tuning_method finetuning_method finetune_method", "lora or qlora: adapters beside frozen matrices are trained (arXiv:2106.09685); full: all parameters are", "lora where there is a rank; else as `strategy` or `framework` says; else full"),
+    _column("lora_rank", "lora_r lora_dim rank adapter_rank peft_rank", "columns of an adapter's first matrix", "8"),
+    _column("lora_targets", "lora_target lora_target_modules target_modules lora_modules lora_layers", "matrices with adapters, with commas: query, key, value, output, gate, up, down (qkv of one product; or by their names in trainers, q_proj for one), attention, mlp, all", "query, value; all beside a base in 4 bits"),
+    _column("lora_dropout", "adapter_dropout", "there is dropout before the adapters", "false"),
+    _column("base_precision", "quantization quantisation quantization_bit quantization_bits quant quantize quantized_base bits base_dtype base_quantization load_in_4bit bnb", "what frozen matrices are held in: 16bit, fp32, int8, nf4, nf4-dq (double quantisation; 4, qlora), int4 (GPTQ, AWQ)", "16bit; nf4-dq of qlora"),
+    _column("trained_modules", "modules_to_save trainable_modules", "embeddings: copies of the embedding and the head are trained beside the adapters", "none"),
     _column("optimizer", "optim optimizer_name", "adamw, adam8bit, adafactor, sgd, momentum, lion, muon, lamb, adagrad", "adamw"),
 )  # fmt: skip
 

@@ -8,20 +8,14 @@ from dataclasses import dataclass
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
-from memadvisor.layout import (
-    Layout,
-    TrainingStep,
-    ZeroPP,
-    target_length,
-    zeropp_fields,
-    zeropp_names,
-)
+from memadvisor.layout import Layout, TrainingStep, target_length
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.machine import usual_per_node
 from memadvisor.layout_table.recomputation import recomputation
 from memadvisor.layout_table.training_code import plain_word, software_of, stage_in, strategy_stage
 from memadvisor.schedule_names import SCHEDULES, schedule_name
 from memadvisor.software import Preset
+from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +93,7 @@ def step_of(
         recompute_share=recompute_share,
         offload_optimizer=on_host[0],
         offload_parameters=on_host[1],
-        offload_activations=_share(cells, "offload_activations"),
+        offload_activations=_offloaded_activations(cells, preset, recompute),
         **_zeropp(cells, degrees, shard, cluster.per_node),
         expert_imbalance=1.0 if imbalance is None else imbalance,
     )
@@ -221,6 +215,12 @@ def _expert(cells: Cells, architecture: Architecture, degrees: Degrees) -> int:
         cells.note(f"ep {ranks} is more than {replicas} replicas: tensor-parallel ranks are among them")
         return ranks // tensor
     return ranks
+
+
+def _offloaded_activations(cells: Cells, preset: Preset, recompute: str) -> float:
+    if cells.text("offload_activations") is None and recompute == "full" and preset.offloads_recomputed:
+        return 1.0
+    return _share(cells, "offload_activations")
 
 
 def _share(cells: Cells, column: str) -> float:

@@ -9,6 +9,7 @@ from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import Software
+from memadvisor.layout_table.adapters import adapters_of
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.software import (
     DDP,
@@ -29,6 +30,7 @@ from memadvisor.software_dtypes import (
     as_of_2023,
     on_accelerator,
     with_fp32_gradients,
+    with_lora,
     with_optimizer,
     with_precision,
 )
@@ -85,7 +87,8 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     is_hugging_face = names_hugging_face(cells.text("framework") or "") or software.reference_code
     reference = is_hugging_face if code is None else is_reference(code)
     software = dataclasses.replace(software, reference_code=reference)
-    return preset, software
+    lora = adapters_of(cells, software)
+    return preset, software if lora is None else with_lora(software, lora)
 
 
 def _compiled(cells: Cells, software: Software) -> Software:
@@ -134,7 +137,12 @@ def _collectives(cells: Cells, software: Software) -> Software:
             raise UsageError(f"tensor_overlap is {overlap!r}; it is a share of 0 to 1.") from error
         software = dataclasses.replace(software, tensor_overlap=min(share, 1.0))
     return dataclasses.replace(
-        software, defers_reduction=bool(deferred), expert_overlap=bool(cells.flag("expert_overlap"))
+        software,
+        defers_reduction=bool(deferred),
+        expert_overlap=bool(cells.flag("expert_overlap")),
+        dispatch_bytes=1.0
+        if plain_word(cells.text("dispatch_dtype") or "").startswith(("fp8", "float8"))
+        else software.dispatch_bytes,
     )
 
 

@@ -23,17 +23,44 @@ _CARDS = re.compile(r"(\d+)\s*(?:[x*\u00d7]\s*|\s)((?!gpu)[a-z].*)", re.IGNORECA
 _STAGE = re.compile(
     r"\bz(?:ero)?[\s_-]*(?:stage)?[\s_-]*[0-3]\b|shard_grad_op|no_shard|zero[\s_-]*(?:offload|infinity)"
 )
+_LORA = re.compile(r"\b(q)?-?lora\b")
+_FULL = re.compile(r"full([\s_-]*(param\w*|weights?|model|sft))?([\s_-]*fine[\s_-]*tun\w*)?")
 _NOTHING = ("none", "no", "false", "off", "0", "0.0")
 
 
 def spelled_out(cells: Cells) -> Cells:
     """The same row, with what its words say in the columns that are for it."""
     said = dict(cells.texts)
-    for reader in (_parallelism, _grid, _method, _precision, _chunks, _stage, _offload, _ulysses, _batch):
+    for reader in (
+        _adapters,
+        _parallelism,
+        _grid,
+        _method,
+        _precision,
+        _chunks,
+        _stage,
+        _offload,
+        _ulysses,
+        _batch,
+    ):
         said |= reader(said)
     if "batch_size" in said and "micro_batch_size" in said and "micro_batch_size" not in cells.texts:
         cells.note("batch_size is taken for a replica's microbatch")
     return Cells(said, cells.notes)
+
+
+def _adapters(said: dict[str, str]) -> dict[str, str]:
+    """What is trained, from a method or a trainer's name: `LoRA`, `Q-LoRA + ZeRO-3`, `full fine-tuning`."""
+    text = said.get("strategy", "").lower()
+    if _FULL.fullmatch(text.strip()):
+        del said["strategy"]
+        return {} if "peft" in said else {"peft": "full"}
+    found = _LORA.search(text) or _LORA.search(said.get("framework", "").lower())
+    if found is None or "peft" in said:
+        return {}
+    if _LORA.fullmatch(text.strip()):
+        del said["strategy"]
+    return {"peft": "qlora" if found.group(1) else "lora"}
 
 
 def _number(said: Mapping[str, str], column: str) -> int | None:

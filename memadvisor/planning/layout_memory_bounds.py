@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.chance import chance_beyond, memory_sigma
 from memadvisor.cost.layouts.memory import StageParameters
 from memadvisor.layout import Layout
@@ -94,6 +95,8 @@ class MemoryBounds:
         shared = np.array([shared / tensor for shared, _ in parts])
         experts = np.array([experts / tensor / expert for _, experts in parts])
         states = self._bytes_of(split, ways, shared, experts)
+        if self.question.software.lora is not None:
+            states += self._adapter_bytes(split, ways, shared[2:])
         if schedule not in LOOPED:  # the mean device's layers are in memory anyhow
             whole = whole_model(model)
             mean: Floats = states[:, :2] @ np.array([whole.dense, whole.sparse], dtype=float) / split.pipeline
@@ -108,21 +111,58 @@ class MemoryBounds:
         return found
 
     def _bytes_of(self, split: Split, ways: tuple[States, ...], shared: Floats, experts: Floats) -> Floats:
-        """Of parameters, their gradients and their optimizer's state (ways x parts), by ZeRO stage."""
-        software = self.question.software
+        """Of parameters, their gradients and their optimizer's state (ways x parts), by ZeRO stage. Frozen ones have no more than
+        themselves."""
+        software, lora = self.question.software, self.question.software.lora
+        if lora is None:
+            sizes = (software.parameter_bytes, software.gradient_bytes, software.optimizer_bytes)
+            return self._held_bytes(split, ways, (shared, experts), sizes)
+        layer_bytes = self._held_bytes(split, ways, (shared, experts), (lora.matrix_bytes, 0.0, 0.0))
+        end_bytes = self._held_bytes(split, ways, (shared, experts), (lora.end_bytes, 0.0, 0.0))
+        is_end = np.array([False, False, True, True])
+        found: Floats = np.where(is_end, end_bytes, layer_bytes)
+        return found
+
+    def _adapter_bytes(self, split: Split, ways: tuple[States, ...], ends: Floats) -> Floats:
+        """Of what is trained beside frozen parameters (ways x parts): adapters of both kinds of layer, and copies of the ends."""
+        model, software = self.question.model, self.question.software
+        lora = software.lora
+        assert lora is not None
+        pairs = [adapter_parameters(model, lora, layer, split.tensor) for layer in self.prices.kinds]
+        trained_ends = ends if lora.trains_ends else np.zeros(2)
+        shared = np.array([*(pair[0] for pair in pairs), *trained_ends])
+        experts = np.array([*(pair[1] / split.expert for pair in pairs), 0.0, 0.0])
+        own = (software.parameter_bytes, software.gradient_bytes, software.optimizer_bytes)
+        layers = self._held_bytes(split, ways, (shared, experts), own)
+        narrow = software.parameter_bytes == 4 and lora.end_bytes == 2
+        at_ends = self._held_bytes(
+            split, ways, (shared, experts), (own[0] / 2, own[1] / 2, own[2] / 2) if narrow else own
+        )
+        found: Floats = np.where(np.array([False, False, True, True]), at_ends, layers)
+        return found
+
+    def _held_bytes(
+        self,
+        split: Split,
+        ways: tuple[States, ...],
+        parts: tuple[Floats, Floats],
+        sizes: tuple[float, float, float],
+    ) -> Floats:
+        """`parts`: what all tokens pass and what experts are; `sizes`: of a parameter, its gradient and its optimizer's state."""
+        software, (shared, experts) = self.question.software, parts
         stage, ranks = _stages(ways), _shard_ranks(split, ways)
         part = shared / ranks + experts / np.maximum(1, ranks // split.expert)
         on_host = np.array([[held.offload_optimizer] for held in ways])
-        optimizer_bytes = np.where(on_host, 0, software.optimizer_bytes)
+        optimizer_bytes = np.where(on_host, 0, sizes[2])
         gradients_too = on_host & (stage >= 2) & software.offload_gradients
-        gradient_bytes = np.where(gradients_too, 0, software.gradient_bytes)
+        gradient_bytes = np.where(gradients_too, 0, sizes[1])
         found = np.zeros(part.shape)
         for size, sharded_from in (
-            (software.parameter_bytes, 3), (gradient_bytes, 2), (optimizer_bytes, 1)
+            (sizes[0], 3), (gradient_bytes, 2), (optimizer_bytes, 1)
         ):  # fmt: skip
             found += size * np.where(stage >= sharded_from, part, shared + experts)
         if self.question.zeropp:
-            found += software.parameter_bytes * self._second_copy(split, ways, shared, experts)
+            found += sizes[0] * self._second_copy(split, ways, shared, experts)
         return found
 
     def _second_copy(self, split: Split, ways: tuple[States, ...], shared: Floats, experts: Floats) -> Floats:
@@ -148,10 +188,21 @@ class MemoryBounds:
 
     def _gathered_bytes(self, split: Split, ways: tuple[States, ...], parameters: Floats) -> Floats:
         """Two layers' parameters and one's gradients, where they are sharded (ways x kinds of layer)."""
-        software = self.question.software
+        software, lora = self.question.software, self.question.software.lora
         is_sharded = (_stages(ways) == 3) & (_shard_ranks(split, ways) > 1)
-        whole_bytes = 2.0 * software.parameter_bytes + software.reduce_bytes
-        return np.where(is_sharded, parameters * whole_bytes, 0.0)
+        if lora is None:
+            whole = parameters * (2.0 * software.parameter_bytes + software.reduce_bytes)
+        else:
+            pairs = [
+                adapter_parameters(self.question.model, lora, layer, split.tensor)
+                for layer in self.prices.kinds
+            ]
+            own, parted = (
+                np.array([pair[which] for pair in pairs]) / (split.expert if which else 1) for which in (0, 1)
+            )
+            trained = own + np.where(_shard_ranks(split, ways) // split.expert > 1, parted, 0.0)
+            whole = parameters * 2.0 * lora.matrix_bytes + trained * software.reduce_bytes
+        return np.where(is_sharded, whole, 0.0)
 
     def _shares(self, num_stages: int, chunks: int) -> tuple[Share, ...]:
         return deal_shares(self.question.model, self.question.software, num_stages, chunks)[1]

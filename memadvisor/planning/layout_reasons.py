@@ -13,11 +13,12 @@ from math import gcd
 
 from memadvisor.cost.layouts.estimate import StepEstimate, estimate_step
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout, ZeroPP, zeropp_fields
+from memadvisor.layout import Layout
 from memadvisor.planning.layout_space import LayoutQuestion, Split, divisors, pipelines, splits, useful_zeropp
 from memadvisor.planning.modelled_split import with_balanced_stages
 from memadvisor.planning.priced_layouts import Priced
 from memadvisor.units import format_bytes
+from memadvisor.zeropp_options import ZeroPP, zeropp_fields
 
 # Shares and differences below this are not worth a word.
 _SMALL = 0.005

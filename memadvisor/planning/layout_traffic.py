@@ -120,10 +120,8 @@ class TrafficPrices:
 
     def _mean_parameters(self, step: TrainingStep) -> StageParameters:
         whole, stages = self._parameters(whole_model(self.question.model), step), step.layout.pipeline
-        return replace(
-            whole, shared=whole.shared / stages, experts=whole.experts / stages, tensors=0,
-            units=whole.units / stages, expert_units=whole.expert_units / stages,
-        )  # fmt: skip
+        trained = None if whole.trained is None else _part(whole.trained, stages)
+        return replace(_part(whole, stages), trained=trained)
 
     def _parameters(self, contents: Contents, step: TrainingStep) -> StageParameters:
         """Of one rank that holds this of the model."""
@@ -134,6 +132,13 @@ class TrafficPrices:
             held = StageContents(layers=layers, embeddings=contents.embedding, heads=contents.head)
             self._counts[key] = stage_parameters(self.question.model, step, held)
         return self._counts[key]
+
+
+def _part(whole: StageParameters, stages: int) -> StageParameters:
+    return replace(
+        whole, shared=whole.shared / stages, experts=whole.experts / stages, ends=whole.ends / stages, tensors=0,
+        units=whole.units / stages, expert_units=whole.expert_units / stages,
+    )  # fmt: skip
 
 
 def _unpriced(ways: tuple[States, ...], shares: Shares) -> Traffic:

@@ -6,6 +6,7 @@ from memadvisor.architecture import Architecture, Experts
 from memadvisor.hardware.cluster import Cluster, Link
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import Software
+from memadvisor.lora import Lora
 from memadvisor.planning.layout_space import LayoutQuestion
 
 
@@ -36,6 +37,14 @@ ZEROPP = LayoutQuestion(
     model=make_model(3, Experts(num_experts=4, experts_per_token=2, expert_ffn=2048, first_dense=1)),
     cluster=make_cluster(2, 2, across=1e9, host=False), seq_len=512, batch_sequences=4, schedules=("1f1b", "zb-h1"),
     recompute=("none",), zeropp=("hpz", "qwz", "qgz"),
+)  # fmt: skip
+
+# Adapters beside quantised experts and attention, with copies of the ends.
+LORA = LayoutQuestion(
+    model=make_model(3, Experts(num_experts=4, experts_per_token=2, expert_ffn=2048, first_dense=1)),
+    cluster=make_cluster(2, 2, across=1e9), seq_len=512, batch_sequences=4, schedules=("1f1b", "zb-h1"),
+    recompute=("none", "full"), offload=True,
+    software=Software(parameter_bytes=4, lora=Lora(rank=64, base="nf4", trains_ends=True)),
 )  # fmt: skip
 
 

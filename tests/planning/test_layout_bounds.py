@@ -11,7 +11,7 @@ from memadvisor.planning.layout_shares import can_be_dealt
 from memadvisor.planning.layout_space import make_layout, pipelines, splits, states
 from memadvisor.planning.layout_time_bounds import TimeBounds
 from memadvisor.planning.layout_works import WorkPrices
-from tests.planning.small_spaces import ZEROPP, questions
+from tests.planning.small_spaces import LORA, ZEROPP, questions
 
 
 def families(question, prices):
@@ -53,6 +53,7 @@ def layouts_with_bounds(question):
 @settings(max_examples=10, deadline=None)
 @given(questions())
 @example(ZEROPP)
+@example(LORA)
 def test_no_layout_beats_its_bounds(question):
     safe = MemoryBounds(WorkPrices(question, FITTED)).largest_safe_peak_bytes
     for layout, estimate, least_s, least_bytes in layouts_with_bounds(question):
@@ -64,6 +65,7 @@ def test_no_layout_beats_its_bounds(question):
 @settings(max_examples=5, deadline=None)
 @given(questions())
 @example(ZEROPP)
+@example(LORA)
 def test_without_a_pipeline_the_bounds_are_the_estimate(question):
     for layout, estimate, least_s, least_bytes in layouts_with_bounds(question):
         if layout.pipeline == 1:

@@ -56,3 +56,7 @@ class Coefficients:
 
 
 FITTED = Coefficients()
+
+# What the host takes to launch one operator more than a layer's usual ones: about what PyTorch's dispatch and autograd take of one. Not
+# fitted: no row of the published tables that fits run on has such operators.
+HOST_OPERATOR_S = 10e-6

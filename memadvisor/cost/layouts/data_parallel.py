@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.kernels import Device, stream_seconds
 from memadvisor.cost.layouts.links import Group
-from memadvisor.cost.layouts.memory import StageParameters
+from memadvisor.cost.layouts.memory import StageParameters, frozen_bytes, state_bytes
 from memadvisor.cost.layouts.zeropp import (
     Hops,
     backward_gather_seconds,
@@ -86,8 +86,12 @@ def microbatch_traffic(
                 "parameters are on the host, and the link to it is not known.",
                 hint="give [host] in a cluster file.",
             )
-        held = count.all / (layout.shard_ranks if layout.zero_stage == 3 else 1)
-        fetch = held * software.parameter_bytes / groups.host_bytes_per_s
+        size_bytes = (
+            count.all / (layout.shard_ranks if layout.zero_stage == 3 else 1) * software.parameter_bytes
+        )
+        if count.trained is not None:
+            size_bytes = frozen_bytes(software).of(count, layout, is_sharded=layout.zero_stage == 3)
+        fetch = size_bytes / groups.host_bytes_per_s
     if layout.zero_stage < 3:
         return fetch, fetch
     parts = (
@@ -97,7 +101,9 @@ def microbatch_traffic(
     forward = fetch + sum(forward_gather_seconds(step, *part) for part in parts)
     again = 0.0 if step.keeps_gathered else sum(backward_gather_seconds(step, *part) for part in parts)
     backward = fetch + again
-    reduce = sum(reduce_seconds(step, *part) for part in parts)
+    reduced, units = count.updated, (count.units, count.expert_units)
+    reduce = reduce_seconds(step, groups.shard_hops, reduced.shared, units[0])
+    reduce += reduce_seconds(step, groups.expert_hops, reduced.experts, units[1])
     return (
         forward / (layout.num_microbatches if step.keeps_gathered else 1),
         backward + reduce / (layout.num_microbatches if step.defers_reduction else 1),
@@ -109,7 +115,7 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
 
     Stage 2 reduces each microbatch's gradients, for it has room for the sharded ones alone.
     """
-    layout, software = step.layout, step.software
+    layout, software, count = step.layout, step.software, count.updated
 
     def once(group: Group, operation: str, size_bytes: float) -> float:
         messages = math.ceil(size_bytes / software.bucket_bytes)
@@ -142,12 +148,15 @@ def optimizer_seconds(
     State on the host: gradients go there, parameters come back, and the host's memory is what limits the update.
     """
     layout, software = step.layout, step.software
-    owned = count.sharded(layout) if layout.zero_stage else count.all
-    moved = 2.0 * software.optimizer_bytes + 2.0 * software.gradient_bytes + software.parameter_bytes
+    states = state_bytes(software)
+    parameter, gradient, optimizer = (
+        size.of(count.updated, layout, is_sharded=layout.zero_stage > 0)
+        for size in (states.parameter, states.gradient, states.optimizer)
+    )
+    moved = 2.0 * optimizer + 2.0 * gradient + parameter
     if layout.offload_optimizer and host_bytes_per_s is not None:
-        link = owned * (software.gradient_bytes + software.parameter_bytes) / host_bytes_per_s
-        return link + owned * moved / HOST_MEMORY_BYTES_PER_S
-    return stream_seconds(device, owned * moved * software.update_passes)
+        return (gradient + parameter) / host_bytes_per_s + moved / HOST_MEMORY_BYTES_PER_S
+    return stream_seconds(device, moved * software.update_passes)
 
 
 # What one accelerator's share of a server's memory keeps up in an update on its cores: eight share about 200 GB/s.

@@ -28,11 +28,16 @@ def embedding_work(model: Architecture, step: TrainingStep, device: Device, grou
         device, model.embedding_parameters() / layout.weight_ranks * accumulate_bytes(step)
     )
     forward = stream_seconds(device, 2 * activations) + calls
-    backward = stream_seconds(device, 2 * activations) + accumulate
+    backward = stream_seconds(device, 2 * activations) + accumulate if _is_trained(step) else 0.0
     return Work(
         forward_s=forward, backward_s=backward, weight_s=backward, recompute_s=0.0, matmul_s=0.0, attention_s=0.0,
         stream_s=forward - calls + backward, collective_s=calls, host_s=0.0,
     )  # fmt: skip
+
+
+def _is_trained(step: TrainingStep) -> bool:
+    """Whether the ends of the model have gradients."""
+    return step.software.lora is None or step.software.lora.trains_ends
 
 
 def head_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
@@ -55,19 +60,21 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
     accumulate = stream_seconds(
         device, model.head_parameters() / layout.weight_ranks * accumulate_bytes(step)
     )
+    weight = matmul if _is_trained(step) else 0.0
+    accumulate = accumulate if _is_trained(step) else 0.0
     activations = 2.0 * tokens * model.hidden
     calls = back_calls = groups.tensor.seconds("all_gather", activations) if tp > 1 else 0.0
     if groups.lines is not None:
-        matmul = matmul_seconds(device, *local_products(layout, [whole])[0])
+        weight = matmul = matmul_seconds(device, *local_products(layout, [whole])[0])
         calls, back_calls = grid_seconds(layout, [whole], groups.lines)
     if tp > 1 and not step.software.loss_parallel:
         calls += groups.tensor.seconds("all_gather", 2.0 * logits)
     return Work(
         forward_s=matmul + forward_stream + calls,
-        backward_s=2 * matmul + backward_stream + accumulate + back_calls,
-        weight_s=matmul + accumulate,
+        backward_s=matmul + weight + backward_stream + accumulate + back_calls,
+        weight_s=weight + accumulate,
         recompute_s=0.0,
-        matmul_s=3 * matmul,
+        matmul_s=2 * matmul + weight,
         attention_s=0.0,
         stream_s=forward_stream + backward_stream + accumulate,
         collective_s=calls + back_calls,

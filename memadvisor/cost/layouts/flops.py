@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.adapters import active_adapter_parameters
 from memadvisor.cost.layouts.operators import repeated_flops
 from memadvisor.layout import Layout, TrainingStep
 
@@ -17,8 +18,10 @@ from memadvisor.layout import Layout, TrainingStep
 def forward_flops(model: Architecture, step: TrainingStep) -> float:
     """Products of one forward over the global batch, the head's among them."""
     if model.encoder_layers:
-        return _encoder_decoder_products(model, step) + _attention_flops(model, step)
-    return step.tokens * 2.0 * _parameters_of_products(model) + _attention_flops(model, step)
+        products = _encoder_decoder_products(model, step) + _attention_flops(model, step)
+        return products + _adapter_flops(model, step)
+    products = step.tokens * 2.0 * _parameters_of_products(model) + _attention_flops(model, step)
+    return products + _adapter_flops(model, step)
 
 
 @lru_cache(maxsize=256)
@@ -52,8 +55,19 @@ def _attention_flops(model: Architecture, step: TrainingStep) -> float:
 
 
 def model_flops(model: Architecture, step: TrainingStep) -> float:
-    """The forward and twice as much backward."""
-    return 3.0 * forward_flops(model, step)
+    """The forward and twice as much backward; once as much of frozen matrices, which have no gradients."""
+    lora = step.software.lora
+    if lora is None:
+        return 3.0 * forward_flops(model, step)
+    frozen = forward_flops(model, step) - _attention_flops(model, step) - _adapter_flops(model, step)
+    head = 2.0 * step.tokens * model.head_parameters() if lora.trains_ends else 0.0
+    return 3.0 * forward_flops(model, step) - frozen + head
+
+
+def _adapter_flops(model: Architecture, step: TrainingStep) -> float:
+    """Products of low-rank adapters of one forward."""
+    lora = step.software.lora
+    return 0.0 if lora is None else 2.0 * step.tokens * active_adapter_parameters(model, lora)
 
 
 def executed_flops(model: Architecture, step: TrainingStep) -> float:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.adapters import adapter_parameters, adapter_work
 from memadvisor.cost.layouts.attention import attention_columns, attention_seconds
-from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.coefficients import HOST_OPERATOR_S, Coefficients
 from memadvisor.cost.layouts.data_parallel import hidden_seconds
+from memadvisor.cost.layouts.expert_launches import waiting_seconds
 from memadvisor.cost.layouts.kernels import Device, cast_seconds, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.operators import repeated_products
@@ -90,17 +92,23 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     if groups.lines is not None:
         products = local_products(layout, _products(model, unsplit(step), layer, tokens)[0])
     matmul_s = sum(matmul_seconds(device, *shape) for shape in products)
-    weight_s = matmul_s
+    adapters = adapter_work(model, step, layer, tokens)
+    adapter_s = sum(matmul_seconds(device, *shape) for shape in adapters.products)
+    # Frozen matrices have no gradients of their own.
+    weight_s = matmul_s if software.lora is None else adapter_s
     core_forward_s, core_backward_s = attention_seconds(model, step, layer, device)
-    stream_s = stream_seconds(device, stream) + device.coefficients.kernel_s * len(products)
+    stream_s = stream_seconds(device, stream + adapters.stream_bytes)
+    stream_s += device.coefficients.kernel_s * (len(products) + adapters.num_operators)
+    widening_s = stream_seconds(device, adapters.widening_bytes)
     input_cast_s, gradient_cast_s = _casts(device, products)
     accumulate_s = stream_seconds(device, _layer_parameters(model, step, layer) * accumulate_bytes(step))
     forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
     far_s = software.far_call_s * (groups.tensor.nodes - 1)
     forward_calls_s, backward_calls_s = forward_calls_s + 4 * far_s, backward_calls_s + 4 * far_s
-    forward_gpu = matmul_s + core_forward_s + stream_s + input_cast_s + forward_calls_s
-    backward_stream_s = _BACKWARD_STREAM * stream_s + gradient_cast_s + accumulate_s
-    backward_gpu = 2 * matmul_s + core_backward_s + backward_stream_s + backward_calls_s
+    forward_stream_s = stream_s + input_cast_s + widening_s
+    forward_gpu = matmul_s + adapter_s + core_forward_s + forward_stream_s + forward_calls_s
+    backward_stream_s = _BACKWARD_STREAM * stream_s + gradient_cast_s + accumulate_s + widening_s
+    backward_gpu = matmul_s + adapter_s + weight_s + core_backward_s + backward_stream_s + backward_calls_s
     known = device.coefficients
     exchange_s = _expert_exchange_seconds(model, step, layer, tokens, groups)
     exchanges = [_exposed_seconds(step, gpu, exchange_s, known) for gpu in (forward_gpu, backward_gpu)]
@@ -110,13 +118,18 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     call_s = known.host_call_s + (software.call_s if tp > 1 else 0.0) + far_s
     if layout.pipeline > 1 and groups.pipeline_crosses_nodes and tp > 1:
         call_s += software.pipelined_call_s * tp
-    forward_host = (known.host_forward_s + calls * call_s) * software.launch_share
-    backward_host = (known.host_backward_s + calls * call_s) * software.launch_share
+    call_s = calls * call_s + adapters.num_operators * HOST_OPERATOR_S
+    forward_host = (known.host_forward_s + call_s) * software.launch_share
+    backward_host = (known.host_backward_s + call_s) * software.launch_share
     # The host reads how many tokens each expert has, and cannot run ahead of the device.
     waits = model.experts is not None and model.has_experts(layer)
+    late = waiting_seconds(model, step, layer, tokens, device)
     forward_idle, backward_idle = (
-        host if waits else max(0.0, host - gpu)
-        for gpu, host in ((forward_gpu, forward_host), (backward_gpu, backward_host))
+        host + wait if waits else max(0.0, host - gpu)
+        for gpu, host, wait in (
+            (forward_gpu, forward_host, late[0]),
+            (backward_gpu, backward_host, late[1]),
+        )
     )
     forward_s = forward_gpu + forward_idle
     recompute = recompute_seconds(model, step, layer, device, groups, forward_s)
@@ -126,9 +139,9 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         backward_s=backward_s,
         weight_s=weight_s + accumulate_s,
         recompute_s=recompute,
-        matmul_s=3 * matmul_s,
+        matmul_s=2 * (matmul_s + adapter_s) + weight_s,
         attention_s=core_forward_s + core_backward_s,
-        stream_s=stream_s + input_cast_s + backward_stream_s,
+        stream_s=forward_stream_s + backward_stream_s,
         collective_s=forward_calls_s + backward_calls_s + sum(exchanges),
         host_s=forward_idle + backward_idle,
     )
@@ -264,7 +277,11 @@ def _pointwise_bytes(model: Architecture, step: TrainingStep, layer: int, tokens
 
 
 def _layer_parameters(model: Architecture, step: TrainingStep, layer: int) -> float:
-    layout = step.layout
+    """Those of a layer that are trained, on one rank."""
+    layout, lora = step.layout, step.software.lora
+    if lora is not None:
+        shared, experts = adapter_parameters(model, lora, layer, layout.tensor)
+        return shared + experts / layout.expert
     shared = model.shared_layer_parameters(layer) / layout.weight_ranks
     return shared + model.expert_layer_parameters(layer) / (layout.tensor * layout.expert)
 
@@ -331,7 +348,10 @@ def _expert_exchange_seconds(
     most_nodes = (
         experts.groups_per_token * max(1.0, nodes / experts.groups) if experts.groups > 1 else math.inf
     )
-    return 2 * groups.expert.dispatch_seconds(sent, experts.experts_per_token, most_nodes)
+    copies, there = experts.experts_per_token, sent * step.software.dispatch_bytes / 2.0
+    return groups.expert.dispatch_seconds(there, copies, most_nodes) + groups.expert.dispatch_seconds(
+        sent, copies, most_nodes
+    )
 
 
 def _exposed_seconds(step: TrainingStep, compute_s: float, exchange_s: float, known: Coefficients) -> float:

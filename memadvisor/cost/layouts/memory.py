@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.saved import (
     head_saved_bytes,
@@ -18,7 +19,7 @@ from memadvisor.cost.layouts.saved import (
     plain_saved_bytes,
 )
 from memadvisor.cost.layouts.saved_autocast import only_matrices
-from memadvisor.layout import Layout, TrainingStep
+from memadvisor.layout import Layout, Software, TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,8 @@ class StageParameters:
     """Parameters of one rank: `shared` are the same on all data-parallel ranks, `experts` on every `expert`th alone.
     `widest_layer`: what of a layer ZeRO stage 3 gathers, at most. `tensors`: how many they are. `units`: in how many pieces
     stage 3 gathers them, each layer, the embedding and the head one (FSDP's wrapping of blocks); `expert_units`: of those with
-    experts. Of a mean device they are fractions."""
+    experts. Of a mean device they are fractions. `ends`: of `shared`, the embedding's and the head's. `trained`: those that have
+    gradients and state, where that is not all of them."""
 
     shared: float
     experts: float
@@ -91,6 +93,12 @@ class StageParameters:
     tensors: int = 0
     units: float = 1.0
     expert_units: float = 1.0
+    ends: float = 0.0
+    trained: StageParameters | None = None
+
+    @property
+    def updated(self) -> StageParameters:
+        return self if self.trained is None else self.trained
 
     @property
     def all(self) -> float:
@@ -133,18 +141,98 @@ def stage_parameters(model: Architecture, step: TrainingStep, contents: StageCon
     ends = (
         contents.embeddings * model.embedding_parameters() + (contents.heads - tied) * model.head_parameters()
     )
-    # Experts that no other replica holds are whole where they are.
-    gathered = layout.expert_shard_ranks > 1 or layout.offload_parameters
+    gathered = _gathers_experts(layout)
     widest = max((parts[0] + parts[1] * gathered for parts in each.values()), default=0.0)
     tensors = _TENSORS * len(contents.layers) + contents.embeddings + 2 * contents.heads
     return StageParameters(
         shared=shared + ends / tensor,
         experts=experts,
+        ends=ends / tensor,
+        trained=_trained(model, step, contents, ends / tensor),
         widest_layer=widest,
         tensors=tensors,
         units=len(contents.layers) + contents.embeddings + contents.heads - tied,
         expert_units=sum(count for kind, count in kinds.items() if each[kind][1]),
     )
+
+
+def _gathers_experts(layout: Layout) -> bool:
+    """Experts that no other replica holds are whole where they are."""
+    return layout.expert_shard_ranks > 1 or layout.offload_parameters
+
+
+def _trained(
+    model: Architecture, step: TrainingStep, contents: StageContents, ends: float
+) -> StageParameters | None:
+    """What is trained beside frozen parameters, on one rank: adapters, and copies of the `ends` where these are too."""
+    lora = step.software.lora
+    if lora is None:
+        return None
+    sizes = [
+        (shared, experts / step.layout.expert)
+        for shared, experts in (
+            adapter_parameters(model, lora, layer, step.layout.tensor) for layer in contents.layers
+        )
+    ]
+    ends = ends if lora.trains_ends else 0.0
+    return StageParameters(
+        shared=sum(shared for shared, _ in sizes) + ends,
+        experts=sum(experts for _, experts in sizes),
+        ends=ends,
+        widest_layer=max(
+            (shared + experts * _gathers_experts(step.layout) for shared, experts in sizes), default=0.0
+        ),
+        tensors=2 * len(lora.targets) * len(contents.layers),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterBytes:
+    """Of a parameter of a layer, and of one of the ends."""
+
+    layer: float
+    end: float
+
+    def of(self, count: StageParameters, layout: Layout, *, is_sharded: bool) -> float:
+        """On one rank."""
+        whole = count.sharded(layout) if is_sharded else count.all
+        ends = count.ends / (layout.shard_ranks if is_sharded else 1)
+        return (whole - ends) * self.layer + ends * self.end
+
+    def of_secondary(self, count: StageParameters, layout: Layout) -> float:
+        """Of hpZ's copy."""
+        copied = layout.secondary_shard is not None and layout.shard_ranks > 1
+        ends = count.ends / (layout.secondary_shard or 1) if copied else 0.0
+        return (count.secondary(layout) - ends) * self.layer + ends * self.end
+
+
+def frozen_bytes(software: Software) -> ParameterBytes:
+    """Of a parameter that is not trained; nothing where all are."""
+    lora = software.lora
+    if lora is None:
+        return ParameterBytes(layer=0.0, end=0.0)
+    return ParameterBytes(layer=lora.matrix_bytes, end=lora.end_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Of a trained parameter: itself, its gradient as it is accumulated, its optimizer's state."""
+
+    parameter: ParameterBytes
+    gradient: ParameterBytes
+    optimizer: ParameterBytes
+
+
+def state_bytes(software: Software) -> StateBytes:
+    """As the software has it. Copies of the ends of a base in 16 bits are in these too, with their gradients and moments, where
+    adapters are in fp32 (peft's modules_to_save, which copies)."""
+    lora = software.lora
+    halves = lora is not None and software.parameter_bytes == 4 and lora.end_bytes == 2
+    parameter, gradient, optimizer = (
+        ParameterBytes(layer=size, end=size / 2 if halves else size)
+        for size in (software.parameter_bytes, software.gradient_bytes, software.optimizer_bytes)
+    )
+    return StateBytes(parameter=parameter, gradient=gradient, optimizer=optimizer)
 
 
 def stage_memory(
@@ -157,17 +245,26 @@ def stage_memory(
     """`held_activation_bytes`: what the schedule holds of its microbatches at the peak, the logits' own bytes not among it."""
     layout, software = step.layout, step.software
     count = stage_parameters(model, step, contents)
-    sharded = count.sharded(layout)
-    held, gradients, optimized = (sharded if layout.zero_stage >= stage else count.all for stage in (3, 2, 1))
-    gradient_size = software.gradient_bytes
+    stage, updated, each, frozen = (
+        layout.zero_stage,
+        count.updated,
+        state_bytes(software),
+        frozen_bytes(software),
+    )
+    held_bytes = each.parameter.of(updated, layout, is_sharded=stage == 3)
+    held_bytes += each.parameter.of_secondary(updated, layout)
+    if count.trained is not None:
+        held_bytes += frozen.of(count, layout, is_sharded=stage == 3) + frozen.of_secondary(count, layout)
+    parameter_bytes = 0.0 if layout.offload_parameters else held_bytes
+    gradient_bytes = each.gradient.of(updated, layout, is_sharded=stage >= 2)
     if step.defers_reduction:
         # FSDP sums what it has not reduced in the dtype of the reduction.
-        gradients, gradient_size = count.all, max(gradient_size, software.reduce_bytes)
-    held += count.secondary(layout)
-    parameter_bytes = 0.0 if layout.offload_parameters else held * software.parameter_bytes
-    to_host = layout.offload_optimizer and layout.zero_stage >= 2 and software.offload_gradients
-    gradient_bytes = 0.0 if to_host else gradients * gradient_size
-    optimizer_bytes = 0.0 if layout.offload_optimizer else optimized * software.optimizer_bytes
+        gradient_bytes = updated.all * max(software.gradient_bytes, software.reduce_bytes)
+    if layout.offload_optimizer and stage >= 2 and software.offload_gradients:
+        gradient_bytes = 0.0
+    optimizer_bytes = 0.0
+    if not layout.offload_optimizer:
+        optimizer_bytes = each.optimizer.of(updated, layout, is_sharded=stage >= 1)
     activation_bytes = held_activation_bytes
     if layout.offload_activations:
         moving = min(held_activation_bytes, _MOVING * _moved_at_once(model, step, contents.layers))
@@ -199,8 +296,10 @@ def stage_memory(
 
 
 def autocast_copies_bytes(model: Architecture, step: TrainingStep, contents: StageContents) -> float:
-    """Of the matrices that products read, in two bytes, on one rank: all of them at once where the backward begins."""
-    if not step.software.autocast:
+    """Of the matrices that products read, in two bytes, on one rank: all of them at once where the backward begins. Quantised
+    ones have their copies for one product at a time."""
+    lora = step.software.lora
+    if not step.software.autocast or (lora is not None and lora.is_quantized):
         return 0.0
     return 2.0 * stage_parameters(only_matrices(model), step, replace(contents, embeddings=0)).all
 
@@ -216,15 +315,16 @@ def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:
     layout, software = step.layout, step.software
     bucket = software.reduce_bucket_elements * software.gradient_bytes if layout.zero_stage else 0.0
     if not layout.zero_stage and layout.shard_ranks > 1:
-        bucket += software.bucket_copy_bytes * count.all
+        bucket += software.bucket_copy_bytes * count.updated.all
     if layout.zero_stage in (1, 2):
-        bucket += software.update_gradient_bytes * count.sharded(layout)
+        bucket += software.update_gradient_bytes * count.updated.sharded(layout)
     if layout.zero_stage < 3 or (layout.shard_ranks == 1 and not layout.offload_parameters):
         return bucket
     gathered = max(2.0 * count.widest_layer, min(software.reuse_parameters / 2, count.all))
     if step.keeps_gathered:
         gathered = count.all
-    return bucket + gathered * software.parameter_bytes + count.widest_layer * software.reduce_bytes
+    size = software.parameter_bytes if software.lora is None else software.lora.matrix_bytes
+    return bucket + gathered * size + count.updated.widest_layer * software.reduce_bytes
 
 
 # What activations go to the host by is on the device four times over: computed forward, on its way out, on its way back,

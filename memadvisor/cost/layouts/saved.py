@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.adapters import frozen_inputs_bytes, input_bytes
 from memadvisor.cost.layouts.operators import operators_saved_bytes
 from memadvisor.cost.layouts.saved_autocast import (
     encoder_copies_bytes,
@@ -43,17 +44,23 @@ def plain_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> fl
 
 def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
     """What one layer keeps of one microbatch on one rank until its backward; where some layers run again, their mean."""
-    layout, software = step.layout, step.software
-    tokens = layer_tokens(model, step, layer)
-    tp = layout.tensor
-    hidden = model.hidden
-    spread = layout.stream_ranks
+    layout, tokens = step.layout, layer_tokens(model, step, layer)
     if layout.recompute == "full":
-        inputs = (4.0 if software.autocast else 2.0) * tokens * hidden / spread
+        inputs = (4.0 if step.software.autocast else 2.0) * tokens * model.hidden / layout.stream_ranks
         share = layout.recompute_share
         return inputs if share == 1 else share * inputs + (1 - share) * plain_saved_bytes(model, step, layer)
     if step.repeats_operators:
-        return operators_saved_bytes(model, step, layer, tokens)
+        kept = operators_saved_bytes(model, step, layer, tokens)
+    else:
+        kept = _all_trained_bytes(model, step, layer, tokens)
+    frozen = frozen_inputs_bytes(model, step, layer, tokens)
+    return max(0.0, kept - frozen) + input_bytes(model, step, layer, tokens)
+
+
+def _all_trained_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
+    """Where each matrix of the layer is trained and nothing of it runs again as a whole."""
+    layout, software = step.layout, step.software
+    tp, hidden, spread = layout.tensor, model.hidden, layout.stream_ranks
     crosses = model.has_cross_attention(layer)
     inside = _attention_bytes(model, step, tokens, tokens) + _ffn_bytes(model, step, layer, tokens)
     if crosses:
@@ -175,6 +182,8 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
     """
     layout = step.layout
     tokens = layer_tokens(model, step, layer)
+    if step.software.lora is not None:
+        return input_bytes(model, step, layer, tokens)
     spread = layout.stream_ranks
     result = model.n_heads * (model.latent.value_head_dim if model.latent is not None else model.head_dim)
     inner = float(model.ffn)
@@ -189,7 +198,7 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
 def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
     """What a layer's backward holds beyond what was saved, at its widest product: the gradients of its result, of its
     weights before they are accumulated and of its input, and the input gathered from the tensor-parallel ranks; where
-    operators run again, their results besides.
+    operators run again, their results besides. Frozen weights have no gradients, and quantised ones a copy in 16 bits, one at a time.
     """
     layout = step.layout
     if not layers:
@@ -199,9 +208,13 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     gathered = 2.0 if layout.sequence_parallel else 1.0
     if layout.tensor_kind != "1d":
         gathered = 2.0 / layout.grid_side
-    held = 2.0 * (tokens * columns + model.hidden * columns + gathered * tokens * model.hidden)
+    weights = model.hidden * columns
+    lora = step.software.lora
+    if lora is not None:
+        weights = model.hidden * model.ffn / layout.tensor if lora.is_quantized else 0.0
+    held = 2.0 * (tokens * columns + weights + gathered * tokens * model.hidden)
     if step.software.autocast:  # gradients of the 16-bit copies, and what they become in fp32
-        held = 2.0 * tokens * columns + 6.0 * model.hidden * (columns + gathered * tokens)
+        held = 2.0 * tokens * columns + 6.0 * (weights + gathered * model.hidden * tokens)
     if not step.repeats_operators:
         return held
     repeated = (

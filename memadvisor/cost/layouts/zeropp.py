@@ -57,6 +57,8 @@ def backward_gather_seconds(step: TrainingStep, hops: Hops, parameters: float, u
 def _gathered_bytes(step: TrainingStep) -> float:
     """Of a parameter on the wire, unless it is quantised for it."""
     software = step.software
+    if software.lora is not None:
+        return software.lora.matrix_bytes
     return 1.0 if software.gathers_narrow and software.is_narrow else software.parameter_bytes
 
 

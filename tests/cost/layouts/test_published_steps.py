@@ -40,6 +40,15 @@ AT_MOST = {
     "flagperf": (0.18, 0.2),
     "paddle_llama_a100": (0.3, 0.15),
     "universal_llm_trainer": (0.55, 0.15),
+    "qwen_finetuning_a100": (0.2, 0.1),
+    "litgpt_lora_a100": (None, 0.1),
+    "ms_swift_a100": (None, 0.3),
+    "llama_factory_a100": (0.3, 0.17),
+    "torchtune_lora": (0.15, 0.08),
+    "fsdp_qlora": (0.22, 0.25),
+    "nemo_lora_h100": (0.32, None),
+    "ms_swift_megatron_a800": (0.4, 0.18),
+    "unsloth_context": (None, 0.15),
 }
 
 

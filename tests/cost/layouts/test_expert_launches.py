@@ -1,0 +1,58 @@
+"""Products of experts that are launched one by one."""
+
+from dataclasses import replace
+
+import pytest
+
+from memadvisor.architecture import Experts
+from memadvisor.cost.layouts.coefficients import FITTED
+from memadvisor.cost.layouts.expert_launches import waiting_seconds
+from memadvisor.cost.layouts.kernels import device_of, matmul_seconds
+from memadvisor.hardware.load import load_hardware
+from memadvisor.layout import Layout, Software, TrainingStep
+from tests.planning.small_spaces import make_model
+
+MODEL = make_model(2, Experts(num_experts=64, experts_per_token=2, expert_ffn=256))
+
+
+def waiting(tokens, dtype="bfloat16", expert=4, **software):
+    step = TrainingStep(
+        layout=Layout(data=expert, expert=expert),
+        seq_len=512,
+        software=Software(launches_each_expert=True, **software),
+    )
+    device = device_of(load_hardware("H100-SXM-80GB"), dtype, FITTED)
+    return waiting_seconds(MODEL, step, 1, tokens, device), device
+
+
+def done(device, tokens):
+    rows = tokens * 2 / 16
+    return matmul_seconds(device, rows, 512, 1024, 16) + matmul_seconds(device, rows, 1024, 256, 16)
+
+
+def test_the_host_launches_two_products_of_each_expert_and_twice_as_many_back():
+    (forward, backward), device = waiting(16)
+    assert forward == pytest.approx(16 * 2 * 10e-6 - done(device, 16))
+    assert backward == pytest.approx(16 * 4 * 10e-6 - 2 * done(device, 16))
+
+
+def test_what_comes_into_them_is_cast_where_operands_are_narrow():
+    (forward, backward), device = waiting(16, "float8_e4m3fn")
+    assert forward == pytest.approx(16 * 4 * 10e-6 - done(device, 16))
+    assert backward == pytest.approx(16 * 6 * 10e-6 - 2 * done(device, 16))
+
+
+def test_long_products_hide_their_launches():
+    assert waiting(10**6)[0] == (0.0, 0.0)
+
+
+def test_graphs_of_attention_and_router_leave_experts_out():
+    assert waiting(16, launch_share=0.5)[0] == waiting(16)[0]
+    assert waiting(16, launch_share=0.0)[0] == (0.0, 0.0)
+
+
+def test_grouped_kernels_wait_for_nobody():
+    step = TrainingStep(layout=Layout(data=4, expert=4), seq_len=512)
+    device = waiting(16)[1]
+    assert waiting_seconds(MODEL, step, 1, 16, device) == (0.0, 0.0)
+    assert waiting_seconds(replace(MODEL, experts=None), step, 1, 16, device) == (0.0, 0.0)

@@ -1,0 +1,70 @@
+"""Columns of low-rank adapters, and the words that say as much."""
+
+import pytest
+
+from memadvisor.layout_table.read import read_rows
+from memadvisor.lora import LINEAR, Lora
+
+
+def read(header, *row):
+    (found,) = read_rows([["model", "seq_len", *header], ["llama2-7b", "512", *map(str, row)]], "a table")
+    return found
+
+
+def lora_of(header, *row):
+    found = read(header, *row)
+    assert found.error is None, found.error
+    return found.case.step.software.lora
+
+
+def test_a_rank_is_enough():
+    assert lora_of(["lora_r"], 16) == Lora(rank=16, targets=("query", "value"))
+    assert "no lora_targets: query, value are taken" in read(["lora_r"], 16).notes
+
+
+def test_a_quantised_base_has_adapters_everywhere():
+    found = lora_of(["method"], "QLoRA")
+    assert (found.rank, found.base, found.targets) == (8, "nf4-dq", LINEAR)
+
+
+def test_words_of_a_method_beside_a_stage():
+    found = read(["method", "n_gpus"], "LoRA + DeepSpeed Zero3", 4)
+    assert found.case.step.software.lora is not None
+    assert found.case.step.layout.zero_stage == 3
+
+
+@pytest.mark.parametrize("word", ["Full-parameter", "full", "full fine-tuning"])
+def test_all_parameters(word):
+    assert lora_of(["method"], word) is None
+
+
+def test_no_rank_is_no_adapter():
+    assert lora_of(["lora_rank"], 0) is None
+    assert lora_of(["lora_rank"], "none") is None
+
+
+def test_other_adapters_are_refused():
+    assert "lora, qlora and full are known" in read(["peft"], "DoRA").error
+
+
+def test_peft_widens_what_it_does_not_quantise():
+    """Under autocast the base in 16 bits leaves nothing to cast; what is widened is as wide as the residual stream."""
+    for framework, base, widened in (
+        ("TRL", "nf4", True),
+        ("TRL", "gptq", False),
+        ("LLaMA-Factory", "nf4", False),
+        ("Unsloth", "nf4", False),
+    ):
+        software = read(["framework", "lora_rank", "quantization"], framework, 8, base).case.step.software
+        assert software.lora.widened == software.autocast == widened
+
+
+def test_unsloth_keeps_recomputed_layers_inputs_on_the_host():
+    for recompute, share in (("full", 1.0), ("none", 0.0)):
+        found = read(["framework", "lora_rank", "recompute"], "Unsloth", 8, recompute)
+        assert found.case.step.layout.offload_activations == share
+        assert not found.case.step.software.reference_code
+
+
+def test_tokens_go_to_their_experts_in_eight_bits():
+    assert read(["dispatch_dtype"], "fp8").case.step.software.dispatch_bytes == 1.0
