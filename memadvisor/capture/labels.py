@@ -22,6 +22,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from memadvisor.capture.arguments import Arithmetic
 from memadvisor.capture.collectives import CollectiveLog
 from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.flops import NO_ARITHMETIC
@@ -121,7 +122,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = None if kwargs and kind.keywords_may_hold else self._glance(kind, args, out, start_ns)
         if kind.has_arithmetic:
             products = None if found is None or kwargs else kind.products
-            known = None if products is None else products.get(tuple(map(_shape_of, args)))
+            known = None if products is None else _known_product(products, args)
             arithmetic = known or arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
         if found is None:
             found = self._look(kind, args, kwargs or {}, out, start_ns)
@@ -318,6 +319,13 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Else census.py has asked the allocator.
             if storage.resizable() and not (self._may_be_shared and storage.is_shared()):
                 self._sightings[address] = Sighting(now_ns, storage.nbytes(), *self.describe(tensor))
+
+
+def _known_product(products: dict[Any, Arithmetic], tensors: tuple[Any, ...]) -> Arithmetic | None:
+    try:
+        return products.get(tuple(map(_shape_of, tensors)))
+    except RuntimeError:  # nested, of strided ones: they have no shape
+        return None
 
 
 def _has_host_memory_alone() -> bool:

@@ -32,6 +32,10 @@ def both_ways(work):
     return {name.partition("::")[2] for name in mode.glanced}
 
 
+def nested():
+    return torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+
+
 A, B = torch.zeros(6, 4), torch.ones(4, 6)
 IMAGE, SPARSE = torch.zeros(2, 3, 8, 8), torch.eye(4).to_sparse()
 
@@ -65,6 +69,7 @@ def test_the_quick_way_finds_what_the_general_way_finds(work, operators):
         lambda: torch.zeros(4).resize_(8),  # another storage than it came with
         lambda: torch.zeros(4).set_(torch.zeros(8)),
         lambda: torch.zeros(4, device="meta") * 2,
+        lambda: F.linear(nested(), torch.ones(3, 4)),  # no shape
         lambda: A @ A.t(),  # two tensors of one storage
     ],
 )
