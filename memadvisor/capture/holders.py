@@ -8,7 +8,6 @@ more of them share than autograd has saved, and more than the Python object that
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Collection
 
 import torch
@@ -23,9 +22,10 @@ _ASKED_AT_ONCE = 256
 class SavedStorage:
     """A storage as long as autograd keeps anything in it; it is held by those that stand for what autograd keeps."""
 
-    __slots__ = ("__weakref__", "address", "held", "num_saves", "storage")
+    __slots__ = ("_holders", "address", "held", "num_saves", "storage")
 
-    def __init__(self, storage: torch.UntypedStorage, address: int) -> None:
+    def __init__(self, holders: Holders, storage: torch.UntypedStorage, address: int) -> None:
+        self._holders = holders
         self.storage = storage
         self.address = address
         self.num_saves = 0
@@ -35,25 +35,35 @@ class SavedStorage:
     def is_held(self) -> bool:
         return torch._C._storage_Use_Count(self.storage._cdata) > self.num_saves + _OWN_OWNERS
 
+    def let_go(self) -> None:
+        """Autograd keeps it once less."""
+        self.num_saves -= 1
+        if not self.num_saves:
+            self._holders.forget(self)
+
 
 class Holders:
     """Saved storages that somebody may hold, and the last moment that somebody did."""
 
     def __init__(self, log: LabelLog) -> None:
         self._log = log
-        self._saved: weakref.WeakValueDictionary[int, SavedStorage] = weakref.WeakValueDictionary()
-        self._watched: weakref.WeakSet[SavedStorage] = weakref.WeakSet()
+        self._saved: dict[int, SavedStorage] = {}
+        self._watched: set[SavedStorage] = set()
         self._num_to_skip = 0
 
-    def save(self, tensor: torch.Tensor, address: int) -> SavedStorage:
-        """Autograd keeps `tensor`, a TensorImpl that nobody else has."""
-        storage = tensor.untyped_storage()
-        known = self._saved.get(storage._cdata)
+    def save(self, storage: torch.UntypedStorage, address: int) -> SavedStorage:
+        """Autograd keeps a tensor in `storage` by a TensorImpl that nobody else has."""
+        key = storage._cdata
+        known = self._saved.get(key)
         if known is None:
-            known = self._saved[storage._cdata] = SavedStorage(storage, address)
+            known = self._saved[key] = SavedStorage(self, storage, address)
         known.num_saves += 1
         self._watched.add(known)
         return known
+
+    def forget(self, saved: SavedStorage) -> None:
+        self._saved.pop(saved.storage._cdata, None)
+        self._watched.discard(saved)
 
     def look(self, apart: Collection[int] = (), *, must: bool = False) -> None:
         """What nobody holds but autograd, nobody will hold again, unless it is saved once more. Nothing is noted of

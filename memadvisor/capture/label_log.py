@@ -78,9 +78,10 @@ class HeldStorage:
 
 
 # Of a call, while the step runs: start and end, name, place, the sequence number of the node that autograd made for it
-# (None: it made none), arithmetic (executed and needed FLOPs, shapes), addresses of the inputs, results as pairs of
-# an address and (dtype, shape) one after the other, bytes read and written, and whether it drew random numbers.
-NUM_FIELDS = 11
+# (None: it made none), arithmetic (executed and needed FLOPs, shapes), what its tensors are (addresses of the inputs,
+# results as pairs of an address and (dtype, shape) one after the other, bytes read and written), and whether it drew
+# random numbers.
+NUM_FIELDS = 8
 
 
 @dataclass(slots=True)
@@ -109,7 +110,8 @@ class LabelLog:
     def gather(self) -> None:
         """Make calls of what was seen of them."""
         fields = zip(*[iter(self.flat)] * NUM_FIELDS, strict=True)
-        for start, end, name, place, node, arithmetic, inputs, outputs, read, written, is_random in fields:
+        for start, end, name, place, node, arithmetic, tensors, is_random in fields:
+            inputs, outputs, read, written = tensors
             if node is not None:
                 self.operator_of_node.setdefault(node, name)
             results = tuple(

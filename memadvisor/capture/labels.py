@@ -66,7 +66,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
-        self._flat, self._sightings = log.flat, log.sightings
+        self._flat, self.sightings = log.flat, log.sightings
         self._collectives = collectives
         self._position = position
         # tensor.is_cpu, tensor.is_cuda; None where all tensors with memory are in the host's.
@@ -75,8 +75,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._nodes = NodePlaces()
         self._described: dict[tuple[torch.dtype, torch.Size], tuple[str, str]] = {}
         self._is_alone = _get_current_dispatch_mode() is None  # under another's mode every step adds aside
-        self._here = self.live_place()
-        self._in_backward = self._here.phase == "backward"
+        self.here = self.live_place()
+        self._in_backward = self.here.phase == "backward"
         self._last_place: Place | None = None
         self._most_values = MOST_OPERATORS * NUM_FIELDS
         self.is_active = True
@@ -109,7 +109,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             or len(flat) >= self._most_values
         ):
             return self._see_any(func, types, args, kwargs or {})
-        place, node = self._here, None
+        place, node = self.here, None
         if self._in_backward:
             if kind.may_meet:
                 return self._see_any(func, types, args, kwargs or {})
@@ -119,7 +119,10 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = kind.call(*args, **kwargs) if kwargs else kind.call(*args)
         end_ns = time_ns()
         arithmetic, draws = NO_ARITHMETIC, False
-        found = None if kwargs and kind.keywords_may_hold else self._glance(kind, args, out, start_ns)
+        if kind.is_view:
+            found = self._glance_at_view(args[0], start_ns)
+        else:
+            found = None if kwargs and kind.keywords_may_hold else self._glance(kind, args, out, start_ns)
         if kind.has_arithmetic:
             products = None if found is None or kwargs else kind.products
             known = None if products is None else _known_product(products, args)
@@ -130,7 +133,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node = _get_sequence_nr()
         if kind.is_random:
             draws = not is_without_dropout(kind.dropout_position, args, kwargs or {})
-        flat += (start_ns, end_ns, kind.name, place, node, arithmetic, *found, draws)
+        flat += (start_ns, end_ns, kind.name, place, node, arithmetic, found, draws)
         return out
 
     def _see_any(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -148,7 +151,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind = learn(func)
         if types and has_wrapper(types):
             return NotImplemented
-        place = self._last_place = self._place_of_node(self._here) if self._in_backward else self._here
+        place = self._last_place = self._place_of_node(self.here) if self._in_backward else self.here
         start_mark = self._collectives.mark() if kind.is_collective else None
         is_aside = kind.may_meet and self._in_backward and self._is_alone and may_be_overwritten(*args)
         start_ns = time_ns()
@@ -174,38 +177,48 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             arithmetic = arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
         if kind.is_random:
             draws = not is_without_dropout(kind.dropout_position, args, kwargs)
-        self._flat += (start_ns, end_ns, kind.name, place, node, arithmetic, *found, draws)
+        self._flat += (start_ns, end_ns, kind.name, place, node, arithmetic, found, draws)
         return out
+
+    def _glance_at_view(self, value: Any, now_ns: int) -> _Found | None:
+        """What `_glance` finds of an operator whose results share the storage of its only tensor."""
+        if type(value) not in PLAIN_TENSORS or not (self._is_here is None or self._is_here(value)):
+            return None
+        try:
+            address = data_address(value)
+        except (RuntimeError, NotImplementedError):  # without a storage
+            return None
+        if not address:
+            return None
+        if address not in self.sightings:
+            self.sight(value, address, now_ns)
+        return (address,), (), 0, 0
 
     def _glance(self, kind: OperatorKind, args: tuple[Any, ...], out: Any, now_ns: int) -> _Found | None:
         """What an operator of a usual kind reads and makes, in one pass; None where its tensors are not plain."""
-        moves, sightings, is_here = kind.moves, self._sightings, self._is_here
+        moves, sightings, is_here = kind.moves, self.sightings, self._is_here
         inputs: list[int] = []
         outputs: list[Any] = []
         read_bytes = written_bytes = 0
-        last = None
         try:
-            for value in args[: kind.num_examined]:
+            for position, value in enumerate(args[: kind.num_examined]):
                 cls = type(value)
                 if cls in PLAIN_TENSORS:
                     address = data_address(value)
-                    if not address or address in inputs or (is_here is not None and not is_here(value)):
-                        if value is last:  # `x * x` reads it once
-                            continue
+                    if not address or (is_here is not None and not is_here(value)):
                         return None
-                    if address not in sightings:
-                        self._sight(value, address, now_ns)
+                    if address not in inputs:
+                        if address not in sightings:
+                            self.sight(value, address, now_ns)
+                        inputs.append(address)
+                    elif any(value is other for other in args[:position]):  # `x * x` reads it once
+                        continue
                     if moves:
-                        size_bytes = value.nbytes if value.is_contiguous() else stored_bytes(value)
-                        read_bytes += size_bytes
-                        if last is None:
-                            written_bytes = size_bytes
-                    inputs.append(address)
-                    last = value
+                        read_bytes += value.nbytes if value.is_contiguous() else stored_bytes(value)
+                        if not written_bytes:  # of the first
+                            written_bytes = read_bytes
                 elif cls not in NO_TENSORS and cls is not list:
                     return None
-            if kind.is_view:
-                return tuple(inputs), (), 0, 0
             if kind.is_in_place:
                 return (tuple(inputs), (), read_bytes, written_bytes) if out is args[0] else None
             written_bytes = 0
@@ -248,8 +261,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 address = self.address(value)
                 if address and address not in inputs:
                     inputs.append(address)
-                    if address not in self._sightings:
-                        self._sight(value, address, now_ns)
+                    if address not in self.sightings:
+                        self.sight(value, address, now_ns)
             elif isinstance(value, (list, tuple)):
                 self._read(value, inputs, now_ns)
 
@@ -279,12 +292,12 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             address = self.address(plain)
             if address:
                 now_ns = time_ns()
-                self._sight(plain, address, now_ns)
+                self.sight(plain, address, now_ns)
                 self._log.named.append(Named(now_ns, address, category, unit))
 
     def note_place(self) -> None:
         """A module was entered or left, or the phase changed."""
-        place = self._here = self.live_place()
+        place = self.here = self.live_place()
         self._in_backward = place.phase == "backward"
         self._log.places.append((time_ns(), place))
         if place.phase in ("forward", "recompute"):
@@ -313,12 +326,12 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Address of the tensor's storage on the traced device, 0 where it has none there."""
         return storage_address(tensor) if self._is_here is None or self._is_here(tensor) else 0
 
-    def _sight(self, tensor: torch.Tensor, address: int, now_ns: int) -> None:
-        if address not in self._sightings:
+    def sight(self, tensor: torch.Tensor, address: int, now_ns: int) -> None:
+        if address not in self.sightings:
             storage = tensor.untyped_storage()
             # Else census.py has asked the allocator.
             if storage.resizable() and not (self._may_be_shared and storage.is_shared()):
-                self._sightings[address] = Sighting(now_ns, storage.nbytes(), *self.describe(tensor))
+                self.sightings[address] = Sighting(now_ns, storage.nbytes(), *self.describe(tensor))
 
 
 def _known_product(products: dict[Any, Arithmetic], tensors: tuple[Any, ...]) -> Arithmetic | None:

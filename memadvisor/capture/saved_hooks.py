@@ -7,9 +7,9 @@ another form or place, says so by `keep`: what is on the device for it, and from
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from time import time_ns
 from typing import Any
 
 import torch
@@ -35,27 +35,31 @@ class SavedTensorHooks:
 
     @never_compiled
     def pack(self, tensor: torch.Tensor) -> Any:
-        address = self._mode.address(tensor)
+        mode = self._mode
+        address = mode.address(tensor)
         if self._also is not None:
             self._also(tensor)
-        # Our own detach is none of the script's.
-        was_active, self._mode.is_active = self._mode.is_active, False
+        was_active = mode.is_active
         needs_gradient, is_leaf = tensor.requires_grad, tensor.is_leaf
-        tensor = without_cycle(tensor)
-        is_own = bool(address) and type(tensor) in PLAIN_TENSORS and not (needs_gradient and is_leaf)
-        if is_own and is_leaf:
-            tensor = own_alias(tensor)
-        self._mode.is_active = was_active
+        if type(tensor) in PLAIN_TENSORS:
+            is_own = bool(address) and not (needs_gradient and is_leaf)
+            if is_own or tensor.grad_fn is not None:
+                tensor = own_alias(tensor)
+        else:
+            mode.is_active, is_own = False, False  # our own detach is none of the script's
+            tensor = without_cycle(tensor)
+            mode.is_active = was_active
         if not address or not was_active:
             return _Kept(tensor, None)
-        row = self._row(tensor, address, needs_gradient=needs_gradient)
-        return _Kept(tensor, row, self.holders.save(tensor, address) if is_own else None)
+        storage = tensor.untyped_storage()
+        row = self._row(tensor, storage, address, needs_gradient)
+        return _Kept(tensor, row, self.holders.save(storage, address) if is_own else None)
 
     @staticmethod
     @never_compiled
     def unpack(kept: Any) -> torch.Tensor:
         if kept.row is not None:
-            kept.row.unpacked_ns = time.time_ns()
+            kept.row.unpacked_ns = time_ns()
         tensor: torch.Tensor = kept.tensor
         return tensor
 
@@ -75,23 +79,28 @@ class SavedTensorHooks:
             return None
         if self._also is not None:
             self._also(held)
-        row = self._row(held, address, needs_gradient=saved.requires_grad)
+        row = self._row(held, held.untyped_storage(), address, saved.requires_grad)
         if held is not saved:
             row.copy_of = (self._mode.address(saved), row.saved_ns)
             row.original_bytes = saved.untyped_storage().nbytes()
         return Held(self, row)
 
-    def _row(self, tensor: torch.Tensor, address: int, *, needs_gradient: bool) -> SavedTensor:
-        now_ns = time.time_ns()
-        self._mode._sight(tensor, address, now_ns)
+    def _row(
+        self, tensor: torch.Tensor, storage: torch.UntypedStorage, address: int, needs_gradient: bool
+    ) -> SavedTensor:
+        mode, now_ns = self._mode, time_ns()
+        if address not in mode.sightings:
+            mode.sight(tensor, address, now_ns)
         row = SavedTensor(
             address,
-            tensor.untyped_storage().nbytes(),
-            self._mode.describe(tensor)[1],
-            self._mode._here,
+            storage.nbytes(),
+            mode.describe(tensor)[1],
+            mode.here,
             now_ns,
-            node_number=_get_sequence_nr(),
-            needs_gradient=needs_gradient,
+            None,
+            None,
+            _get_sequence_nr(),
+            needs_gradient,
         )
         self._log.saved.append(row)
         return row
@@ -101,7 +110,7 @@ class SavedTensorHooks:
         address = self._mode.address(tensor) if self._mode.is_active else 0
         if not address:
             return None
-        now_ns = time.time_ns()
+        now_ns = time_ns()
         size_bytes = tensor.untyped_storage().nbytes()
         row = replace(
             first,
@@ -145,9 +154,9 @@ class _Kept:
     @never_compiled
     def __del__(self) -> None:
         if self.row is not None:
-            self.row.released_ns = time.time_ns()
+            self.row.released_ns = time_ns()
         if self.storage is not None:
-            self.storage.num_saves -= 1
+            self.storage.let_go()
 
 
 class Held:
@@ -162,12 +171,12 @@ class Held:
     @never_compiled
     def used(self) -> None:
         """The backward has asked for it."""
-        self._row.unpacked_ns = time.time_ns()
+        self._row.unpacked_ns = time_ns()
 
     @never_compiled
     def leaves(self) -> None:
         if self._row.released_ns is None:
-            self._row.released_ns = time.time_ns()
+            self._row.released_ns = time_ns()
 
     @never_compiled
     def arrives(self, tensor: torch.Tensor) -> None:

@@ -9,6 +9,8 @@ touches those. An expanded tensor counts its stored elements. Collectives are no
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -129,9 +131,19 @@ def _use(value: Any, written: dict[int, int] | None, read: dict[int, int] | None
 
 def stored_bytes(tensor: torch.Tensor) -> int:
     size_bytes = tensor.nbytes
-    if tensor.layout == _STRIDED and not tensor.is_contiguous():  # expanded, perhaps
+    if (
+        tensor.layout == _STRIDED
+        and not tensor.is_contiguous()
+        and _shares_elements(tensor.shape, tensor.stride())  # expanded, perhaps
+    ):
         size_bytes = min(size_bytes, tensor.untyped_storage().nbytes())
     return size_bytes
+
+
+@lru_cache(maxsize=4096)
+def _shares_elements(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether a tensor has more elements than there are between its first and its last, and perhaps than its storage."""
+    return prod(shape) > 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def _add(values: Iterable[Any], found: dict[int, int]) -> None:

@@ -9,7 +9,7 @@ from memadvisor.capture.label_log import LabelLog
 def saved(holders, tensor, address):
     """As the pack hook does: an alias of its own, and what stands for it."""
     alias = tensor.data
-    return alias, holders.save(alias, address)
+    return alias, holders.save(alias.untyped_storage(), address)
 
 
 def test_a_storage_is_held_as_long_as_the_script_has_a_tensor_or_a_view_of_it():

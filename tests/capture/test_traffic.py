@@ -42,6 +42,7 @@ TABLE, ROWS = torch.zeros(1000, 4), torch.tensor([1, 2, 3])
         (lambda: torch.empty(6, 4), "empty", 0, 0),
         (lambda: A.t(), "t", 0, 0),
         (lambda: A[2:4].clone(), "clone", 4 * 8, 4 * 8),
+        (lambda: torch.zeros(6).unfold(0, 3, 1).clone(), "clone", 4 * 6, 4 * 12),
         (lambda: F.embedding(ROWS, TABLE), "embedding", 3 * 8 + 4 * 12, 4 * 12),
         (lambda: TABLE.clone().index_add_(0, ROWS, torch.ones(3, 4)), "index_add_", 3 * 8 + 4 * 12, 3 * 8 + 4 * 12),
         (lambda: torch._foreach_add_([A.clone(), B.clone()], 1.0), "_foreach_add_", 4 * 44, 4 * 44),
