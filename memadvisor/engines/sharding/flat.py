@@ -36,6 +36,7 @@ class Slot:
     token: Any = None  # what stands for the gradient of a sharded parameter (gradients.py)
     had_gradient: bool = False
     has_hooks: bool = False  # the script's own, on its gradient (gradient_hooks.py)
+    before_hooks: tuple[int, int] = (0, 0)  # the gradient's storage, and who held it, before these ran
     version: int = 0  # of the parameter, when its values were shown last
 
     @property

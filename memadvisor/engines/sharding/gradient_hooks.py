@@ -4,9 +4,14 @@ Under DDP such a hook finds this rank's own gradient, with those of earlier micr
 added; what it writes into it, or puts in its place, is what is reduced. So ours comes after all of the script's,
 whenever these were registered: stages 2 and 3 take the gradient away, and a reduction may begin with it.
 
+A hook may keep `p.grad`, which is the mean when the backward is over: with stages 0 and 1 that very tensor becomes a view of
+the buffer that is reduced (`reductions.py`).
+
 Refused is what would mean something else. Where each micro-batch is reduced by itself (stages 2 and 3): a hook that
-expects the sum of several, or keeps the tensor to look at it when it has become the mean. And one that drops the gradient,
-as scripts do that update parameters inside the backward: each rank would go on with its own.
+expects the sum of several, or keeps the tensor to look at it when it has become the mean. With any stage, one that keeps
+another tensor of its memory (`p.grad.detach()`), where that is not the buffer's: it would go on showing this rank's own
+gradient. For this a hook of ours counts who holds that memory before all of the script's. And one that drops the gradient, as
+scripts do that update parameters inside the backward: each rank would go on with its own.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memadvisor.engines.sharding.flat import Slot
+from memadvisor.engines.sharding.loans import num_holders
 from memadvisor.errors import PlanError
 
 if TYPE_CHECKING:
@@ -32,24 +38,50 @@ class GradientHooks:
 
     def __init__(self, executor: Executor) -> None:
         self._handles: list[tuple[Slot, Any]] = []
+        self._first: dict[int, Any] = {}  # handles of hooks before the script's, by the slot's index
         this = weakref.ref(executor)
         for unit in executor.units.values():
             for slot in (slot for flat in unit.trainable for slot in flat.slots):
-                parameter: Any = slot.parameter
                 hook = _accumulated(this, unit.name, slot)
-                self._handles.append((slot, parameter.register_post_accumulate_grad_hook(hook)))
+                self._handles.append((slot, _register(slot, hook)))
 
     def come_last(self) -> None:
-        """A backward begins: go behind what the script has registered since the last one."""
+        """A backward begins: go around what the script has registered since the last one."""
         for slot, handle in self._handles:
-            hooks = handle.hooks_dict_ref()
-            slot.has_hooks = hooks is not None and len(hooks) > 1
-            if slot.has_hooks and next(reversed(hooks)) != handle.id:
-                hooks[handle.id] = hooks.pop(handle.id)
+            hooks = handle.hooks_dict_ref() or {}
+            first = self._first.get(slot.index)
+            ours = {handle.id} if first is None else {handle.id, first.id}
+            slot.has_hooks = len(hooks) > len(ours)
+            if not slot.has_hooks:
+                continue
+            if first is None:
+                first = self._first[slot.index] = _register(slot, _count_holders(slot))
+            theirs = [each for each in hooks if each not in (handle.id, first.id)]
+            order = [first.id, *theirs, handle.id]
+            for each in order if list(hooks) != order else ():
+                hooks[each] = hooks.pop(each)
 
     def remove(self) -> None:
         while self._handles:
             self._handles.pop()[1].remove()
+        while self._first:
+            self._first.popitem()[1].remove()
+
+
+def _register(slot: Slot, hook: Callable[[torch.Tensor], None]) -> Any:
+    parameter: Any = slot.parameter
+    return parameter.register_post_accumulate_grad_hook(hook)
+
+
+def _count_holders(slot: Slot) -> Callable[[torch.Tensor], None]:
+    reference = weakref.ref(slot)
+
+    def count_holders(parameter: torch.Tensor) -> None:
+        place, gradient = reference(), parameter.grad
+        if place is not None and gradient is not None:
+            place.before_hooks = gradient.untyped_storage()._cdata, num_holders(gradient)
+
+    return count_holders
 
 
 def _accumulated(executor: weakref.ref[Executor], unit: str, slot: Slot) -> Callable[[torch.Tensor], None]:
@@ -64,13 +96,22 @@ def _accumulated(executor: weakref.ref[Executor], unit: str, slot: Slot) -> Call
     return accumulated
 
 
-def check_hooked(slot: Slot) -> None:
-    """The script's hooks have run on a gradient. Raises PlanError where the plan makes something else of what they do."""
+def check_hooked(slot: Slot, *, is_buffer: bool) -> None:
+    """The script's hooks have run on a gradient. Raises PlanError where the plan makes something else of what they do.
+
+    is_buffer: the gradient's memory is, or becomes, that of the buffer which is reduced.
+    """
     flat, gradient = slot.flat, slot.parameter.grad
     if gradient is None:
         raise PlanError(
             f"A hook on the gradient of {slot.name!r} drops it inside the backward, before the plan takes it over.",
             hint=UPDATE_AFTERWARDS,
+        )
+    if _is_kept_otherwise(slot, gradient) and (flat.stage >= 2 or not is_buffer):
+        raise PlanError(
+            f"A hook keeps a view of the gradient of {slot.name!r}, whose memory without a plan comes to hold the mean of all "
+            "ranks.",
+            hint="keep a copy of it (clone).",
         )
     if flat.stage < 2:
         return
@@ -85,6 +126,13 @@ def check_hooked(slot: Slot) -> None:
             f"A hook keeps the gradient of {slot.name!r}, which without a plan becomes the mean of all ranks.",
             hint="use --zero 1, or keep a copy of it (clone).",
         )
+
+
+def _is_kept_otherwise(slot: Slot, gradient: torch.Tensor) -> bool:
+    """Whether the script's hooks have left another tensor of the gradient's memory, or have put in its place what has one."""
+    storage, num_before = slot.before_hooks
+    is_same = gradient.untyped_storage()._cdata == storage
+    return slot.has_hooks and num_holders(gradient) > (num_before if is_same else _ONE_TENSOR)
 
 
 def check_outside(optimizer: torch.optim.Optimizer, taken_over: Iterable[object]) -> None:
@@ -109,3 +157,4 @@ def _alone() -> int:
 
 
 _ALONE = _alone()
+_ONE_TENSOR = num_holders(torch.empty(1))

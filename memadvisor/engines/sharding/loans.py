@@ -78,13 +78,14 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def _num_holders(tensor: torch.Tensor) -> int:
+def num_holders(tensor: torch.Tensor) -> int:
+    """How many tensors, storages and arrays there are of a tensor's memory."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
-_ALONE = _num_holders(torch.empty(1))
+_ALONE = num_holders(torch.empty(1))
 
 
 def is_held(tensor: torch.Tensor) -> bool:
     """Whether the script or a graph of autograd has another tensor, a storage or an array of its memory."""
-    return _num_holders(tensor) > _ALONE
+    return num_holders(tensor) > _ALONE

@@ -166,10 +166,11 @@ class Reductions:
                 "The script runs a backward through the model inside DistributedDataParallel, past DDP itself.",
                 hint="use --zero 1, which leaves such gradients alone as DDP does.",
             )
+        is_whole = self._is_whole_buffer(slot)
         if slot.has_hooks or parameter.grad is None:
-            check_hooked(slot)
+            check_hooked(slot, is_buffer=is_whole or self._is_ours(slot))
         with torch.no_grad():
-            if self._is_whole_buffer(slot):
+            if is_whole:
                 self._adopt(slot)
             view = self._gradient_view(slot)
             gradient = parameter.grad
@@ -180,7 +181,10 @@ class Reductions:
                 parameter.grad = None
             elif gradient.data_ptr() != view.data_ptr():
                 view.copy_(gradient)
-                parameter.grad = view
+                if slot.has_hooks and not gradient.requires_grad:
+                    gradient.data = view  # a hook may keep it, to look at the mean
+                else:
+                    parameter.grad = view
         flat.ready.add(slot.index)
         if all(len(other.ready) == len(other.slots) for other in unit.trainable):
             self._unit_backward_ends(unit)

@@ -44,6 +44,8 @@ def trained(rank: int, deed, *, is_first: bool, accumulate: int = 1) -> list[flo
                 loss = nn.functional.cross_entropy(ddp(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
                 loss.backward()
             losses.append(float(loss.detach()))
+        seen.extend(float(gradient.norm()) for gradient in _kept)
+        _kept.clear()
         optimizer.step()
         optimizer.zero_grad()
     return losses + seen
@@ -65,8 +67,15 @@ def _replace(parameter, seen):
     parameter.grad = parameter.grad.sign()
 
 
-def _keep(parameter, seen, kept=[]):  # noqa: B006  # beyond the call
-    kept.append(parameter.grad)
+def _keep(parameter, seen):
+    _kept.append(parameter.grad)
+
+
+def _keep_view(parameter, seen):
+    _kept.append(parameter.grad.detach())
+
+
+_kept: list[torch.Tensor] = []  # until the backward is over
 
 
 def _drop(parameter, seen):
@@ -86,6 +95,10 @@ def as_under_ddp(rank: int) -> dict[tuple[str, int, bool], bool]:
             for zero in range(4):
                 with applied(make_plan(2, zero, overlap=True, gather_depth=1)):
                     same[deed.__name__, zero, is_first] = trained(rank, deed, is_first=is_first) == plain
+    plain = trained(rank, _keep, is_first=True)
+    for zero in range(2):
+        with applied(make_plan(2, zero)):
+            same["_keep", zero, True] = trained(rank, _keep, is_first=True) == plain
     plain = trained(rank, _scale, is_first=True, accumulate=2)
     with applied(make_plan(2, 1)):
         same["accumulated", 1, True] = trained(rank, _scale, is_first=True, accumulate=2) == plain
@@ -93,7 +106,8 @@ def as_under_ddp(rank: int) -> dict[tuple[str, int, bool], bool]:
 
 
 def test_hooks_find_and_change_what_they_do_under_ddp():
-    """This rank's own gradient, whenever the hook was registered; two ranks' sums are not reordered, so in every bit."""
+    """This rank's own gradient, whenever the hook was registered, and its mean when the backward is over; two ranks' sums are
+    not reordered, so in every bit."""
     for same in run_ranks(as_under_ddp, 2):
         assert all(same.values()), same
 
@@ -106,6 +120,8 @@ def refused(rank: int) -> dict[str, str]:
         "step, whole": (_step, 1, 3),
         "accumulate": (_read, 2, 2),
         "keep": (_keep, 1, 3),
+        "keep a view": (_keep_view, 1, 3),
+        "keep a view, whole": (_keep_view, 1, 0),
     }
     for name, (deed, accumulate, zero) in cases.items():
         with applied(make_plan(2, zero)):
@@ -113,6 +129,7 @@ def refused(rank: int) -> dict[str, str]:
                 trained(rank, deed, is_first=False, accumulate=accumulate)
             except PlanError as error:
                 told[name] = error.one_line()
+        _kept.clear()
         dist.barrier()
     return told
 
@@ -124,3 +141,5 @@ def test_what_hooks_cannot_have_is_refused_in_one_line():
         assert "has SGD step inside the backward" in told["step, whole"]
         assert "sees the sum of several backwards" in told["accumulate"]
         assert "keeps the gradient" in told["keep"]
+        assert "keeps a view of the gradient" in told["keep a view"]
+        assert "keeps a view of the gradient" in told["keep a view, whole"]
