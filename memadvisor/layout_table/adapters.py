@@ -17,7 +17,7 @@ _KEEP_THE_REST = re.compile(r"unsloth|llama.?factory", re.IGNORECASE)
 
 
 def adapters_of(cells: Cells, software: Software) -> Lora | None:
-    """Raises UsageError for adapters of another kind, and for words that say nothing."""
+    """Raises UsageError for adapters of another kind, and for matrices and bases that are not known."""
     if not _is_lora(cells):
         if cells.text("lora_rank") is None and cells.text("base_precision") is not None:
             cells.note("base_precision is of frozen matrices beside adapters, and there are none")
@@ -69,9 +69,9 @@ def _is_lora(cells: Cells) -> bool:
         raise UsageError(f"peft is {text!r}; lora, qlora and full are known.")
     if "lora" in word or word in ("true", "yes"):
         return True
-    if word in NO or re.search(r"full|none|all|sft|pretrain", word):
-        return False
-    raise UsageError(f"peft is {text!r}; it is lora, qlora or full.")
+    if not (word in NO or re.search(r"full|none|all|sft|pretrain", word)):
+        cells.note(f"peft {text!r} is not understood: all parameters are taken to be trained")
+    return False
 
 
 def _base(cells: Cells, software: Software) -> str:

@@ -118,7 +118,7 @@ CODE = (
     _column("model_code", "modeling model_implementation", "reference (huggingface, transformers): the model is Hugging Face's class of it, operator by operator, with its dropouts; fused: the trainer's own code", "fused"),
     _column("dropout", "", "there is dropout", "the trainer's own"),
     _column("compile", "torch_compile compiled use_torch_compile use_compile", "torch.compile fuses what is pointwise; `model,loss` and `loss`: the loss too", "the trainer's own"),
-    _column("peft", "finetuning_type tuning_type sft_type train_type tuner tuning finetuning fine_tuning tuning_method finetuning_method finetune_method", "lora or qlora: adapters beside frozen matrices are trained (arXiv:2106.09685); full: all parameters are", "lora where there is a rank; else as `strategy` or `framework` says; else full"),
+    _column("peft", "finetuning_type tuning_type sft_type train_type tuner tuning_method finetuning_method finetune_method", "lora or qlora: adapters beside frozen matrices are trained (arXiv:2106.09685); full: all parameters are", "lora where there is a rank; else as `strategy` or `framework` says; else full"),
     _column("lora_rank", "lora_r lora_dim rank adapter_rank peft_rank", "columns of an adapter's first matrix", "8"),
     _column("lora_targets", "lora_target lora_target_modules target_modules lora_modules lora_layers", "matrices with adapters, with commas: query, key, value, output, gate, up, down (qkv of one product; or by their names in trainers, q_proj for one), attention, mlp, all", "query, value; all beside a base in 4 bits"),
     _column("lora_dropout", "adapter_dropout", "there is dropout before the adapters", "false"),

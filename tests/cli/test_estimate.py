@@ -64,6 +64,18 @@ def test_tensor_parallelism_on_a_grid_is_named(capsys):
     assert "tensor parallel on a 3d grid" in " ".join(capsys.readouterr().out.split())
 
 
+def test_adapters_beside_a_quantised_base(capsys):
+    """7 matrices of rank 16 in 32 layers: 41.9 M parameters, in fp32 with gradients and moments 16 bytes each."""
+    words = ["estimate", "--model", "llama3-8b", "--gpus", "1xRTX4090", "--seq", "512", "--micro-batch", "1"]
+    words += ["--framework", "huggingface", "--recompute", "full", "--lora-rank", "16"]
+    assert main([*words, "--quantized-base", "nf4"]) == 0
+    assert "LoRA of rank 16 beside query, key" in (said := capsys.readouterr().out) and "41.9 M" in said
+    assert main([*words, "--quantized-base", "nf4", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["software"]["lora"]["base"] == "nf4" and said["software"]["lora"]["widened"]
+    assert said["predicted"]["memory_bytes"]["worst"]["optimizer"] == 8 * 41_943_040
+
+
 def test_the_schedule_drawn(tmp_path, capsys):
     words = ["estimate", "--model", "tinyllama-1.1b", "--gpus", "8xH100", "--seq", "1024", "--batch", "16", "--micro-batch", "1",
              "--pp", "4", "--show-schedule", "-o", str(tmp_path / "page.html")]  # fmt: skip
@@ -146,6 +158,9 @@ def test_a_table(tmp_path, capsys):
         ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--framework", "none such"],
         ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--offload-activations", "2"],
         ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "-o", "x"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--quantized-base", "nf4"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--lora-rank", "8", "--lora-targets", "head"],
+        ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--lora-rank", "8", "--quantized-base", "five"],
         ["--table", "missing.csv", "-o", "out.csv"],
         ["--table", "missing.csv"],
         ["--model", "gpt2", "--seq", "128", "--cluster", "missing.toml"],

@@ -47,6 +47,12 @@ def test_other_adapters_are_refused():
     assert "lora, qlora and full are known" in read(["peft"], "DoRA").error
 
 
+def test_words_that_say_nothing_of_adapters_train_all():
+    found = read(["train_type"], "dpo")
+    assert found.case.step.software.lora is None
+    assert any("peft 'dpo' is not understood" in note for note in found.notes)
+
+
 def test_peft_widens_what_it_does_not_quantise():
     """Under autocast the base in 16 bits leaves nothing to cast; what is widened is as wide as the residual stream."""
     for framework, base, widened in (

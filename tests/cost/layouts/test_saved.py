@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 
 from memadvisor.architecture import Architecture
-from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
+from memadvisor.cost.layouts.saved import (
+    head_saved_bytes,
+    layer_backward_bytes,
+    layer_saved_bytes,
+    layer_weight_input_bytes,
+)
 from memadvisor.layout import Layout, Software, TrainingStep
 
 S, B, H, A = 2048, 4, 6144, 64
@@ -73,3 +78,9 @@ def test_a_cross_entropy_of_16_bit_logits_holds_four_tensors_of_their_size():
     """Logits, log-softmax, its gradient and theirs: 8 bytes of each, as the peak of F.cross_entropy's storages is."""
     step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S, software=Software(loss_bytes=2))
     assert head_saved_bytes(GPT, step) == S * B * (8 * 51200 + 4 * H)
+
+
+def test_a_split_backward_keeps_inputs_and_gradients_of_results():
+    """Of a GPT 32 s b h bytes a layer (Qi et al. 2023, arXiv:2401.10241, section 3): 14 of inputs and 18 of gradients."""
+    step = TrainingStep(layout=Layout(micro_batch_size=2), seq_len=128)
+    assert layer_weight_input_bytes(GPT, step, 0) == 32 * 128 * 2 * GPT.hidden
