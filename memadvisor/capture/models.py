@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
@@ -158,7 +159,12 @@ class Models:
         }
         for key in units_before:
             self._forget(key)
-        first = joined[0][0]
+        # Of a model that is gone its living parts are joined, by names that are none of a model.
+        first = next(
+            prefix
+            for prefix, reference in self._roots
+            if any(id(root) in inside for _, root in self._living(prefix, reference))
+        )
         kept = [(prefix, reference) for prefix, reference in self._roots if reference() is not owner]
         gone = {id(root) for _, root in joined}
         taken = [
@@ -306,7 +312,8 @@ class Models:
 
     def _unit_of(self, parameter: str, root: torch.nn.Module, prefix: str) -> str:
         inside = parameter[len(prefix) + 1 :] if prefix else parameter
-        info = self._infos.get(id(root.get_submodule(inside.rpartition(".")[0])))
+        path = inside.split(".")[:-1]
+        info = self._infos.get(id(reduce(getattr, path, root)))  # a script module has no get_submodule
         return info.unit if info else prefix
 
     def module_rows(self) -> list[Module]:

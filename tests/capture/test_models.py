@@ -1,5 +1,8 @@
 """Which module a script's model is."""
 
+import gc
+
+import pytest
 import torch
 from torch import nn
 
@@ -60,3 +63,27 @@ def test_copies_that_a_functional_call_takes_are_parameters(tmp_path):
     weights_bytes = [row.size_bytes for row in rank.storages if row.category == "parameter"]
     assert sorted(weights_bytes) == [64 * 4] * 2 + [8 * 64 * 4] * 2
     assert sum(row.category == "gradient" for row in rank.storages) >= 2
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+@pytest.mark.parametrize("made_of", [torch.jit.script, torch.fx.symbolic_trace])
+def test_what_is_made_of_a_model_has_its_names(tmp_path, made_of):
+    """Of a traced model the parts have been called by themselves, and are gone but for their layers."""
+    with memadvisor.profile(tmp_path / "run") as prof:
+        model = made_of(nn.Sequential(nn.Linear(8, 8), Block(), Block()))
+        gc.collect()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(4):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+    assert rank.traced_step is not None
+    assert {unit.name for unit in rank.units} == {"0", "1", "2"}
