@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 
@@ -77,20 +78,16 @@ class HeldStorage:
     time_ns: int
 
 
-# Of a call, while the step runs: start and end, name, place, the sequence number of the node that autograd made for it
-# (None: it made none), arithmetic (executed and needed FLOPs, shapes), what its tensors are (addresses of the inputs,
-# results as pairs of an address and (dtype, shape) one after the other, bytes read and written), and whether it drew
-# random numbers.
-NUM_FIELDS = 8
-
-
 @dataclass(slots=True)
 class LabelLog:
     """Everything that the label layer saw of one step, in order of time.
 
-    `calls` are there after `gather`. Until then what was seen of them stands in `flat`, NUM_FIELDS values a call, one
-    call after the other: tuples of them would be gone through by Python's garbage collector again and again, in the
-    midst of the step, and names take longer to make than all the rest.
+    `calls` are there after `gather`. Until then what was seen of them stands in `flat`, one call after the other: start
+    and end, name, place, the sequence number of the node that autograd made for it (None: it made none), arithmetic
+    (executed and needed FLOPs, shapes), bytes read and written, whether it drew random numbers, how many values its
+    inputs and its results take, the addresses of the inputs, and each result's address and (dtype, shape). A tuple or
+    list of each call would bring on Python's garbage collector again and again, in the midst of the step, and names take
+    longer to make than all the rest.
     """
 
     calls: list[OperatorCall] = field(default_factory=list)
@@ -109,14 +106,15 @@ class LabelLog:
 
     def gather(self) -> None:
         """Make calls of what was seen of them."""
-        fields = zip(*[iter(self.flat)] * NUM_FIELDS, strict=True)
-        for start, end, name, place, node, arithmetic, tensors, is_random in fields:
-            inputs, outputs, read, written = tensors
+        values = iter(self.flat)
+        for start in values:
+            end, name, place, node, arithmetic, read, written, is_random, num_inputs, num_outputs = islice(
+                values, 10
+            )
             if node is not None:
                 self.operator_of_node.setdefault(node, name)
-            results = tuple(
-                (address, *what) for address, what in zip(outputs[::2], outputs[1::2], strict=True)
-            )
-            values = (start, end, name, place, inputs, results, *arithmetic, read, written, is_random)
-            self.calls.append(OperatorCall._make(values))
+            inputs, outputs = tuple(islice(values, num_inputs)), islice(values, num_outputs)
+            results = tuple((address, *what) for address, what in zip(outputs, outputs, strict=True))
+            fields = (start, end, name, place, inputs, results, *arithmetic, read, written, is_random)
+            self.calls.append(OperatorCall._make(fields))
         self.flat.clear()

@@ -26,7 +26,7 @@ from memadvisor.capture.arguments import Arithmetic
 from memadvisor.capture.collectives import CollectiveLog
 from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.flops import NO_ARITHMETIC
-from memadvisor.capture.label_log import NUM_FIELDS, LabelLog, Named, Place, Sighting
+from memadvisor.capture.label_log import LabelLog, Named, Place, Sighting
 from memadvisor.capture.meeting_gradients import may_be_overwritten
 from memadvisor.capture.node_places import NodePlaces
 from memadvisor.capture.operator_cost import arithmetic_of, traffic_of
@@ -53,9 +53,8 @@ _shape_of = attrgetter("shape")
 _SEVERAL = (tuple, list)
 _NO_WRAPPERS = ((torch.Tensor,), (torch.nn.Parameter,))  # what autograd names where it detaches
 
-# Addresses of inputs, results as `flat` has them, bytes read and written. Tuples of numbers leave the garbage
-# collector's lists; lists do not.
-_Found = tuple[tuple[int, ...], tuple[Any, ...], int | None, int | None]
+# Addresses of inputs, results as `LabelLog.flat` has them, bytes read and written.
+_Found = tuple[list[int], list[Any], int | None, int | None]
 
 
 class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -78,7 +77,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.here = self.live_place()
         self._in_backward = self.here.phase == "backward"
         self._last_place: Place | None = None
-        self._most_values = MOST_OPERATORS * NUM_FIELDS
+        self._num_left = MOST_OPERATORS
         self.is_active = True
         self.names_nodes = True  # whether autograd may have a node for what runs now
         self.is_full = False  # more operators than may be remembered; what follows is not seen
@@ -106,7 +105,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             or kind.is_general
             or not self.is_active
             or (types and types not in _NO_WRAPPERS)
-            or len(flat) >= self._most_values
+            or self._num_left <= 0
         ):
             return self._see_any(func, types, args, kwargs or {})
         place, node = self.here, None
@@ -133,12 +132,17 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node = _get_sequence_nr()
         if kind.is_random:
             draws = not is_without_dropout(kind.dropout_position, args, kwargs or {})
-        flat += (start_ns, end_ns, kind.name, place, node, arithmetic, found, draws)
+        inputs, outputs, read_bytes, written_bytes = found
+        flat += (
+            start_ns, end_ns, kind.name, place, node, arithmetic, read_bytes, written_bytes, draws,
+            len(inputs), len(outputs), *inputs, *outputs,
+        )  # fmt: skip
+        self._num_left -= 1
         return out
 
     def _see_any(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The way of every operator that is of no usual kind, or is called at an unusual moment."""
-        if len(self._flat) >= self._most_values:
+        if self._num_left <= 0:
             self.is_full, self.is_active = True, False
         if not self.is_active:
             return func(*args, **kwargs)
@@ -169,7 +173,6 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.is_sharding:
             for tensor, category in named_tensors(kind.name, args, kwargs):
                 self.name(tensor, category, "")  # of the unit that it was made for
-        found = self._look(kind, args, kwargs, out, start_ns)
         # Autograd makes an operator's node just before it runs; what runs next without one is not its.
         node = _get_sequence_nr() if self.names_nodes and not self._in_backward else None
         arithmetic, draws = NO_ARITHMETIC, False
@@ -177,7 +180,12 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             arithmetic = arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
         if kind.is_random:
             draws = not is_without_dropout(kind.dropout_position, args, kwargs)
-        self._flat += (start_ns, end_ns, kind.name, place, node, arithmetic, found, draws)
+        inputs, outputs, read_bytes, written_bytes = self._look(kind, args, kwargs, out, start_ns)
+        self._flat += (
+            start_ns, end_ns, kind.name, place, node, arithmetic, read_bytes, written_bytes, draws,
+            len(inputs), len(outputs), *inputs, *outputs,
+        )  # fmt: skip
+        self._num_left -= 1
         return out
 
     def _glance_at_view(self, value: Any, now_ns: int) -> _Found | None:
@@ -192,7 +200,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         if address not in self.sightings:
             self.sight(value, address, now_ns)
-        return (address,), (), 0, 0
+        return [address], [], 0, 0
 
     def _glance(self, kind: OperatorKind, args: tuple[Any, ...], out: Any, now_ns: int) -> _Found | None:
         """What an operator of a usual kind reads and makes, in one pass; None where its tensors are not plain."""
@@ -220,7 +228,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 elif cls not in NO_TENSORS and cls is not list:
                     return None
             if kind.is_in_place:
-                return (tuple(inputs), (), read_bytes, written_bytes) if out is args[0] else None
+                return (inputs, outputs, read_bytes, written_bytes) if out is args[0] else None
             written_bytes = 0
             for value in out if type(out) in _SEVERAL else (out,):
                 cls = type(value)
@@ -236,7 +244,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return None
         except (RuntimeError, NotImplementedError):  # a tensor without a storage
             return None
-        return tuple(inputs), tuple(outputs), read_bytes, written_bytes
+        return inputs, outputs, read_bytes, written_bytes
 
     def _look(
         self, kind: OperatorKind, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, now_ns: int
@@ -249,7 +257,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs: list[Any] = []
         if out is not None:
             self._write((out,), inputs, outputs)
-        return tuple(inputs), tuple(outputs), *traffic_of(kind.counted_by, args, kwargs, out)
+        return inputs, outputs, *traffic_of(kind.counted_by, args, kwargs, out)
 
     def _read(self, values: Iterable[Any], inputs: list[int], now_ns: int) -> None:
         """Add the addresses of tensors among an operator's arguments: flat, or in lists one or two levels deep."""

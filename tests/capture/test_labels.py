@@ -19,23 +19,21 @@ class BothWays(LabelMode):
         self.glanced = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.has_glanced = False
+        self.found = None
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if self.has_glanced:
-            kind, found = kinds[id(func)], self._flat[-2]
+        if self.found is not None:
+            kind = kinds[id(func)]
             self.glanced.add(kind.name)
-            assert found == self._look(kind, args, kwargs or {}, out, 0)
+            assert self.found == self._look(kind, args, kwargs or {}, out, 0)
         return out
 
     def _glance(self, kind, args, out, now_ns):
-        found = super()._glance(kind, args, out, now_ns)
-        self.has_glanced = found is not None
-        return found
+        self.found = super()._glance(kind, args, out, now_ns)
+        return self.found
 
     def _glance_at_view(self, value, now_ns):
-        found = super()._glance_at_view(value, now_ns)
-        self.has_glanced = found is not None
-        return found
+        self.found = super()._glance_at_view(value, now_ns)
+        return self.found
 
 
 def both_ways(work):
