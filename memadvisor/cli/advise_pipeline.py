@@ -139,7 +139,7 @@ def _table(advice: PipelineAdvice) -> Table:
     headings = (
         "rank",
         "stages",
-        "in flight",
+        "in\nflight",
         "peak,\nmeasured",
         "recomputed",
         "peak,\npredicted",
