@@ -12,6 +12,7 @@ from memadvisor.analyzers.checkpointing import CheckpointedModule, Checkpointing
 from memadvisor.analyzers.clocks import align_clocks
 from memadvisor.analyzers.communication import Communication, communication
 from memadvisor.analyzers.comparison import Compared, Comparison, comparison
+from memadvisor.analyzers.data_ranks import over_all_ranks
 from memadvisor.analyzers.evaluation import Evaluation, evaluation
 from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
 from memadvisor.analyzers.matching import Matched, match_collectives
@@ -102,8 +103,8 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
         comparison=comparison(
             run.plan, peaks, times, [rank.communication for rank in ranks], [rank.rank for rank in ranks]
         ),
-        samples_per_s=_sum([None if t is None else t.samples_per_s for t in times], run),
-        tokens_per_s=_sum([None if t is None else t.tokens_per_s for t in times], run),
+        samples_per_s=over_all_ranks([None if t is None else t.samples_per_s for t in times], run),
+        tokens_per_s=over_all_ranks([None if t is None else t.tokens_per_s for t in times], run),
         unfinished_ranks=unfinished_ranks(run),
     )
 
@@ -138,11 +139,6 @@ def _analyze_rank(
 
 def _highest(sizes_bytes: Iterable[int | None]) -> int | None:
     return max((size for size in sizes_bytes if size is not None), default=None)
-
-
-def _sum(values: list[float | None], run: Run) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(run.ranks) and not run.missing_ranks else None
 
 
 def analysis_to_json(analysis: Analysis) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
+from memadvisor.analyzers.data_ranks import num_data_ranks, num_splitting
 from memadvisor.analyzers.peak import alive_storages
 from memadvisor.coded_states import coded_bytes, is_coded
 from memadvisor.cost.owners import is_elementwise
@@ -58,6 +59,21 @@ class ModelStates:
     expected_gradient_bytes: int
     expected_optimizer_state_bytes: int
     components: tuple[StateComponent, ...]
+    num_splitting: int = (
+        1  # ranks that hold parts of one layer (tensor parallelism); counts are of this rank's part
+    )
+
+    @property
+    def theory_text(self) -> str:
+        """What the theory takes the ranks to hold."""
+        stages = "/".join(str(stage) for stage in self.zero_stages)
+        of_data = (
+            f"ZeRO stage {stages} on {self.num_ranks} ranks" if self.num_ranks > 1 else "all on one rank"
+        )
+        if self.num_splitting == 1:
+            return of_data
+        shared = f", {of_data}" if self.num_ranks > 1 else ""
+        return f"this rank's part of layers split over {self.num_splitting} ranks{shared}"
 
     @property
     def measured_bytes(self) -> int:
@@ -131,6 +147,7 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
         expected_gradient_bytes=expected["gradient"],
         expected_optimizer_state_bytes=expected["optimizer_state"],
         components=components,
+        num_splitting=num_splitting(rank),
     )
 
 
@@ -155,7 +172,7 @@ def _num_sharing(rank: RankRun, plan: Plan | None) -> int:
         return of_script.pop()
     if plan is not None and rank.process.world_size == plan.num_ranks:
         return plan.group_ranks
-    return rank.process.world_size
+    return num_data_ranks(rank)
 
 
 def _zero_stages(rank: RankRun, plan: Plan | None) -> dict[str, int]:

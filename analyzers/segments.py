@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 from statistics import median
 
+from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.evaluation import without_evaluated_units
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.observed_collectives import observed_collectives
@@ -148,6 +149,12 @@ def _traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun
             "Each rank of this run holds stages of a pipeline, and what is asked for is worked out for ranks that have the "
             "same model.",
             hint="`memadvisor advise RUN --memory SIZE` makes plans for pipelines.",
+        )
+    if rank.tensor_parallel:
+        raise UsageError(
+            f"{num_splitting(rank)} ranks of this run split the layers of a model, and plans are for ranks that have all of it.",
+            hint="`memadvisor show RUN` says what recomputing each of its units would free; `memadvisor estimate` predicts "
+            "layouts with tensor parallelism.",
         )
     step = rank.traced_step
     if step is None:

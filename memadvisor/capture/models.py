@@ -10,10 +10,11 @@ from functools import reduce
 import torch
 
 from memadvisor.capture.script_shards import shard_groups
+from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
 from memadvisor.capture.unstepped import LOOSE, UNCALLED
 from memadvisor.run.cut import ModuleNode, cut_units, innermost, module_tree, unwrap
 from memadvisor.run.living import living, living_modules
-from memadvisor.run.parallel_records import ShardGroup
+from memadvisor.run.parallel_records import ShardGroup, TensorParallel
 from memadvisor.run.records import Module, Parameter, Unit
 from memadvisor.run.torch_names import dtype_name
 
@@ -299,6 +300,7 @@ class Models:
         """
         first_name: dict[int, str] = {}
         rows = []
+        groups = shard_groups(self.roots())
         for prefix, root in self.roots():
             for name, parameter in root.named_parameters(prefix=prefix, remove_duplicate=False):
                 if not parameter.is_leaf:
@@ -306,9 +308,15 @@ class Models:
                 tied_to = first_name.setdefault(id(parameter), name)
                 is_trained = parameter.requires_grad or id(parameter) in updated
                 unit = self._unit_of(name, root, prefix)
-                rows.append(_row(name, unit, parameter, is_trained, tied_to if tied_to != name else ""))
+                shape = own_shape(parameter, num_data_dims(name, parameter, groups))
+                rows.append(
+                    _row(name, unit, parameter, shape, is_trained, tied_to if tied_to != name else "")
+                )
         # Beside a model they have its names in a plan's fingerprint.
-        return rows or [_row(name, unit, loose, True, "") for name, unit, loose in self._loose_parameters()]
+        return rows or [
+            _row(name, unit, loose, own_shape(loose), True, "")
+            for name, unit, loose in self._loose_parameters()
+        ]
 
     def _unit_of(self, parameter: str, root: torch.nn.Module, prefix: str) -> str:
         inside = parameter[len(prefix) + 1 :] if prefix else parameter
@@ -327,14 +335,19 @@ class Models:
     def shard_group_rows(self) -> list[ShardGroup]:
         return list(shard_groups(self.roots()).values())
 
+    def tensor_parallel_rows(self) -> list[TensorParallel]:
+        return tensor_parallel(self.roots(), shard_groups(self.roots()))
+
     def unit_rows(self, updated: Set[int] = frozenset()) -> list[Unit]:
-        """Units with their full parameters, in order of first execution; never executed ones come last. `updated`: as of
+        """Units with their parameters, in order of first execution; never executed ones come last. `updated`: as of
         `parameter_rows`."""
         sizes: dict[str, list[int]] = {}
-        for _, unit, parameter in self._own_parameters():
+        groups = shard_groups(self.roots())
+        for name, unit, parameter in self._own_parameters():
             entry = sizes.setdefault(unit, [0, 0, 0])
-            size_bytes = parameter.numel() * parameter.element_size()
-            entry[0] += parameter.numel()
+            num_elements = own_shape(parameter, num_data_dims(name, parameter, groups)).numel()
+            size_bytes = num_elements * parameter.element_size()
+            entry[0] += num_elements
             entry[1] += size_bytes
             entry[2] += size_bytes if parameter.requires_grad or id(parameter) in updated else 0
         blocks, models = {}, {}
@@ -345,7 +358,6 @@ class Models:
         rows = self.parameter_rows()
         unit_of = {row.name: row.unit for row in rows}
         shared = {unit_of[r.tied_to] for r in rows if r.tied_to and unit_of[r.tied_to] != r.unit}
-        groups = {group.name for group in self.shard_group_rows()}
         groups_of: dict[str, set[str | None]] = {}
         for row in rows:
             if not row.tied_to:
@@ -371,14 +383,16 @@ class Models:
         return units
 
 
-def _row(name: str, unit: str, parameter: torch.Tensor, is_trained: bool, tied_to: str) -> Parameter:
+def _row(
+    name: str, unit: str, parameter: torch.Tensor, shape: torch.Size, is_trained: bool, tied_to: str
+) -> Parameter:
     return Parameter(
         name=name,
         unit=unit,
-        shape=str(list(parameter.shape)),
+        shape=str(list(shape)),
         dtype=dtype_name(parameter.dtype),
-        num_elements=parameter.numel(),
-        size_bytes=parameter.numel() * parameter.element_size(),
+        num_elements=shape.numel(),
+        size_bytes=shape.numel() * parameter.element_size(),
         requires_grad=is_trained,
         tied_to=tied_to,
     )

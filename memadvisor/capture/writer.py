@@ -130,6 +130,7 @@ class RankWriter:
         self._journal.write_rows("parameters", models.parameter_rows(updated))
         self._journal.write_rows("shard_groups", models.shard_group_rows())
         self._journal.write_rows("pipeline_stages", pipeline_stages(models.roots()))
+        self._journal.write_rows("tensor_parallel", models.tensor_parallel_rows())
 
     def write_trace(
         self, step: int, trace: Trace, models: Models, optimizers: Iterable[torch.optim.Optimizer]

@@ -104,14 +104,13 @@ def modules(found: PeakBreakdown, width: int) -> RenderableType:
 def model_states(states: ModelStates | None) -> RenderableType:
     if states is None:
         return heading("Model states", NOT_RECORDED)
-    stages = "/".join(str(stage) for stage in states.zero_stages)
     each = states.bytes_per_parameter
     title = heading(
         "Model states",
         (format_bytes(states.measured_bytes), "bold"),
         f"  of {format_count(states.num_params)} parameters",
         "" if each is None else f", {each:.2f} B each",
-        f"; theory: ZeRO stage {stages} on {states.num_ranks} rank{'s' if states.num_ranks > 1 else ''}",
+        f"; theory: {states.theory_text}",
     )
     lines = table("", "dtype", "theory", "measured", "difference")
     for kind, label, measured_bytes in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from memadvisor.analyzers.data_ranks import num_data_ranks
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.report.view import RankView
 from memadvisor.report.words import unit_name
@@ -54,7 +55,7 @@ def _memory(view: RankView) -> Iterator[str]:
             "Recomputing some units in the backward trades them for time; a smaller micro-batch shrinks them all."
         )
     held = shares["parameter"] + shares["gradient"] + shares["optimizer_state"]
-    num_ranks = view.analysis.run.manifest.world_size
+    num_ranks = num_data_ranks(view.recorded)
     if held >= WORTH_NAMING and states is not None and num_ranks > 1 and max(states.zero_stages) < 3:
         stage = max(states.zero_stages)
         yield (
@@ -64,7 +65,7 @@ def _memory(view: RankView) -> Iterator[str]:
     elif held >= WORTH_NAMING:
         yield (
             f"Model states (parameters, gradients, optimizer state) are {format_fraction(held)} of the peak; "
-            "on one rank only fewer or smaller ones help, on several ZeRO shards them."
+            "ZeRO shards them over data-parallel ranks, and without any only fewer or smaller ones help."
         )
     if temporary and shares["temporary"] < max(shares.values()):
         yield temporary

@@ -26,8 +26,6 @@ def model_state_table(view: RankView) -> Block:
             why = "The traced step had no optimizer step, and model states are those alive when it begins."
         return Missing(name="states", title=title, why=why)
     each = states.bytes_per_parameter
-    stages = "/".join(str(stage) for stage in states.zero_stages)
-    ranks = f"{states.num_ranks} rank{'s' if states.num_ranks > 1 else ''}"
     return table(
         title,
         ("", "dtype", "elements", "theory", "measured", "difference", "B per parameter"),
@@ -38,7 +36,7 @@ def model_state_table(view: RankView) -> Block:
         strong_last=True,
         note=f"{format_count(states.num_params)} parameters ({format_count(states.num_trainable)} trained)"
         + ("" if each is None else f", {each:.2f} B each")
-        + f". Theory: ZeRO stage {stages} on {ranks}, each element in its own dtype (arXiv:1910.02054, section 3); "
+        + f". Theory: {states.theory_text}, each element in its own dtype (arXiv:1910.02054, section 3); "
         "the difference is padding, step counters, and whatever theory does not know."
         + (f" {states.outside_text}" if states.outside_text else ""),
     )

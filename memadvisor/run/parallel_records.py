@@ -29,6 +29,16 @@ class ShardGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """A model (named as by units) whose layers the script has split over `num_ranks` ranks, which train on the same samples.
+    Its parameters and units are recorded with what this rank has of them.
+    """
+
+    model: str
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineStage:
     """A stage of a `torch.distributed.pipelining` schedule that this process holds: `model` names its module.
 

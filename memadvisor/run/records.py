@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
-from memadvisor.run.parallel_records import PipelineStage, ShardGroup
+from memadvisor.run.parallel_records import PipelineStage, ShardGroup, TensorParallel
 
 # Every live byte belongs to one of these. `unexplained` is what the allocator reports and no label explains.
 CATEGORIES = (
@@ -314,6 +314,7 @@ TABLES: dict[str, type] = {
     "units": Unit,
     "shard_groups": ShardGroup,
     "pipeline_stages": PipelineStage,
+    "tensor_parallel": TensorParallel,
     "parameters": Parameter,
     "optimizer_states": OptimizerState,
     "steps": Step,

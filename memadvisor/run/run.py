@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memadvisor.plan import Plan
 from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
-from memadvisor.run.parallel_records import PipelineStage, ShardGroup
+from memadvisor.run.parallel_records import PipelineStage, ShardGroup, TensorParallel
 from memadvisor.run.records import (
     CallTensor,
     Collective,
@@ -74,6 +74,7 @@ class RankRun:
     live_storages: tuple[LiveStorage, ...] = ()
     shard_groups: tuple[ShardGroup, ...] = ()
     pipeline_stages: tuple[PipelineStage, ...] = ()
+    tensor_parallel: tuple[TensorParallel, ...] = ()
     is_alive: bool | None = None
 
     @property
