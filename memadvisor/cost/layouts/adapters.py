@@ -21,7 +21,7 @@ _WIDENING_OPERATORS = 2
 # Of an input's element where adapters are in fp32: cast to it, and under autocast back; of its dropout there.
 _CAST_BYTES, _DROPOUT_BYTES = 12.0, 9.0
 _NARROW_DROPOUT_BYTES = 5.0
-# Of a result's element: both are read, their sum is written.
+# Of a result's element, and of the gradient of an input's: both are read, their sum is written.
 _SUM_BYTES = 6.0
 
 
@@ -130,11 +130,13 @@ def active_adapter_parameters(model: Architecture, lora: Lora) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterWork:
-    """Of one layer's forward. `products`: (rows, columns, depth, count). `stream_bytes`: what everything between them moves.
+    """Of one layer's forward. `products`: (rows, columns, depth, count). `stream_bytes`: what everything between them moves, and
+    `backward_bytes` in the backward, where the results' sum moves nothing and two gradients of the input are added.
     `widening_bytes`: what making quantised matrices 16 bits wide moves. `num_operators`: launched beside the frozen ones."""
 
     products: tuple[tuple[float, float, float, float], ...] = ()
     stream_bytes: float = 0.0
+    backward_bytes: float = 0.0
     widening_bytes: float = 0.0
     num_operators: int = 0
 
@@ -146,16 +148,18 @@ def adapter_work(model: Architecture, step: TrainingStep, layer: int, tokens: fl
         return AdapterWork()
     tensor = step.layout.tensor
     products: list[tuple[float, float, float, float]] = []
-    stream = 0.0
+    stream = backward = 0.0
     matrices = adapted_matrices(model, lora, layer)
     for one in matrices:
         rows, count = _rows(model, step, one, tokens)
         depth, columns = _local(one, tensor)
         products += [(rows / count, lora.rank, depth, count), (rows / count, columns, lora.rank, count)]
         stream += rows * (depth * _input_bytes(step, lora) + columns * _SUM_BYTES)
+        backward += rows * depth * (_input_bytes(step, lora) + _SUM_BYTES)
     return AdapterWork(
         products=tuple(products),
         stream_bytes=stream,
+        backward_bytes=backward,
         widening_bytes=_widening_bytes(model, step, layer),
         num_operators=_OPERATORS * len(matrices)
         + (_WIDENING_OPERATORS * len(layer_matrices(model, layer)) if lora.is_quantized else 0),

@@ -12,8 +12,8 @@ from memadvisor.hardware.catalogue import find_entry
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import NARROW
 
-# Of an element: read in two bytes, written in one twice, as it is and transposed.
-_CAST_BYTES = 4.0
+# Of an element: read in two bytes, written in one twice, as it is and transposed; the other way round is for gradients of weights.
+_CAST_BYTES, _FROZEN_CAST_BYTES = 4.0, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +108,13 @@ def unaligned_matmul_seconds(
     return matmul_seconds(replace(device, peak_flops_per_s=plain), rows, columns, depth, count)
 
 
-def cast_seconds(device: Device, elements: float) -> float:
+def cast_seconds(device: Device, elements: float, *, is_frozen: bool = False) -> float:
     """What it takes to cast `elements` of an operand of products of fewer than 16 bits: read in 16 bits, written as they
     are and transposed (Micikevicius et al. 2022, arXiv:2209.05433; Transformer Engine). Nothing where products take 16.
+    `is_frozen`: the weights that they meet have no gradients.
     """
-    return stream_seconds(device, _CAST_BYTES * elements) if device.is_narrow else 0.0
+    size = _FROZEN_CAST_BYTES if is_frozen else _CAST_BYTES
+    return stream_seconds(device, size * elements) if device.is_narrow else 0.0
 
 
 def stream_seconds(device: Device, moved_bytes: float) -> float:

@@ -86,7 +86,6 @@ def _projections(model: Architecture) -> list[tuple[float, float]]:
 def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Device, groups: Groups) -> Work:
     """One microbatch through layer `layer`, as the plan recomputes it."""
     layout, software = step.layout, step.software
-    tp = layout.tensor
     tokens = layer_tokens(model, step, layer)
     products, stream = _products(model, step, layer, tokens)
     if groups.lines is not None:
@@ -97,28 +96,24 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     # Frozen matrices have no gradients of their own.
     weight_s = matmul_s if software.lora is None else adapter_s
     core_forward_s, core_backward_s = attention_seconds(model, step, layer, device)
-    stream_s = stream_seconds(device, stream + adapters.stream_bytes)
+    stream_s = stream_seconds(device, stream)
     stream_s += device.coefficients.kernel_s * (len(products) + adapters.num_operators)
     widening_s = stream_seconds(device, adapters.widening_bytes)
-    input_cast_s, gradient_cast_s = _casts(device, products)
+    input_cast_s, gradient_cast_s = _casts(device, products, is_frozen=software.lora is not None)
     accumulate_s = stream_seconds(device, _layer_parameters(model, step, layer) * accumulate_bytes(step))
     forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
     far_s = software.far_call_s * (groups.tensor.nodes - 1)
     forward_calls_s, backward_calls_s = forward_calls_s + 4 * far_s, backward_calls_s + 4 * far_s
-    forward_stream_s = stream_s + input_cast_s + widening_s
+    forward_stream_s = stream_s + stream_seconds(device, adapters.stream_bytes) + input_cast_s + widening_s
     forward_gpu = matmul_s + adapter_s + core_forward_s + forward_stream_s + forward_calls_s
-    backward_stream_s = _BACKWARD_STREAM * stream_s + gradient_cast_s + accumulate_s + widening_s
+    backward_stream_s = _BACKWARD_STREAM * stream_s + stream_seconds(device, adapters.backward_bytes)
+    backward_stream_s += gradient_cast_s + accumulate_s + widening_s
     backward_gpu = matmul_s + adapter_s + weight_s + core_backward_s + backward_stream_s + backward_calls_s
     known = device.coefficients
     exchange_s = _expert_exchange_seconds(model, step, layer, tokens, groups)
     exchanges = [_exposed_seconds(step, gpu, exchange_s, known) for gpu in (forward_gpu, backward_gpu)]
     forward_gpu, backward_gpu = forward_gpu + exchanges[0], backward_gpu + exchanges[1]
-    calls = (6 if model.has_cross_attention(layer) else 4) if tp > 1 else 0
-    calls += (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
-    call_s = known.host_call_s + (software.call_s if tp > 1 else 0.0) + far_s
-    if layout.pipeline > 1 and groups.pipeline_crosses_nodes and tp > 1:
-        call_s += software.pipelined_call_s * tp
-    call_s = calls * call_s + adapters.num_operators * HOST_OPERATOR_S
+    call_s = _host_calls_seconds(model, step, layer, groups, known) + adapters.num_operators * HOST_OPERATOR_S
     forward_host = (known.host_forward_s + call_s) * software.launch_share
     backward_host = (known.host_backward_s + call_s) * software.launch_share
     # The host reads how many tokens each expert has, and cannot run ahead of the device.
@@ -147,12 +142,32 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     )
 
 
-def _casts(device: Device, products: Sequence[tuple[float, float, float, float]]) -> tuple[float, float]:
+def _host_calls_seconds(
+    model: Architecture, step: TrainingStep, layer: int, groups: Groups, known: Coefficients
+) -> float:
+    """What a layer's collectives take the host, forward or backward."""
+    layout, software = step.layout, step.software
+    tp = layout.tensor
+    calls = (6 if model.has_cross_attention(layer) else 4) if tp > 1 else 0
+    calls += (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
+    call_s = known.host_call_s + software.far_call_s * (groups.tensor.nodes - 1)
+    call_s += software.call_s if tp > 1 else 0.0
+    if layout.pipeline > 1 and groups.pipeline_crosses_nodes and tp > 1:
+        call_s += software.pipelined_call_s * tp
+    return calls * call_s
+
+
+def _casts(
+    device: Device, products: Sequence[tuple[float, float, float, float]], *, is_frozen: bool
+) -> tuple[float, float]:
     """Seconds of casting what comes into the products forward, and the gradients of their results backward. Weights are cast
     once a step."""
     inputs = sum(rows * depth * count for rows, _, depth, count in products)
     results = sum(rows * columns * count for rows, columns, _, count in products)
-    return cast_seconds(device, inputs), cast_seconds(device, results)
+    return (
+        cast_seconds(device, inputs, is_frozen=is_frozen),
+        cast_seconds(device, results, is_frozen=is_frozen),
+    )
 
 
 def recompute_seconds(
@@ -195,7 +210,7 @@ def _repeated_seconds(
     stream_s += device.coefficients.kernel_s * len(products)
     if not step.software.fused_attention:  # nothing of scores is kept
         stream_s += attention_seconds(model, step, layer, device)[0]
-    stream_s += _casts(device, products)[0]
+    stream_s += _casts(device, products, is_frozen=step.software.lora is not None)[0]
     again_s = sum(matmul_seconds(device, *shape) for shape in products) + stream_s + calls_s
     return max(again_s, device.coefficients.host_forward_s * step.software.launch_share)
 

@@ -6,7 +6,7 @@ import pytest
 
 from memadvisor.architecture import Architecture, Experts
 from memadvisor.architectures.load import load_architecture
-from memadvisor.cost.layouts.adapters import active_adapter_parameters, adapter_parameters
+from memadvisor.cost.layouts.adapters import active_adapter_parameters, adapter_parameters, adapter_work
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.data_parallel import microbatch_traffic, replica_groups, step_traffic
 from memadvisor.cost.layouts.estimate import estimate_step
@@ -154,6 +154,15 @@ def test_quantised_matrices_are_made_wide_in_both_directions():
         launches = 3 * 2 * 7 * FITTED.kernel_s  # two for each of seven matrices, twice as much backward
         once_s = MATRICES * moved / (device.memory_bandwidth_bytes_per_s * FITTED.bandwidth_share)
         assert wide.stream_s - plain.stream_s == pytest.approx(2 * once_s + launches)
+
+
+def test_an_adapter_s_sum_is_of_results_forward_and_of_inputs_gradients_back():
+    """6 bytes of an element each; in fp32 12 more of an input's for casts either way."""
+    for size, cast in ((2, 0), (4, 12)):
+        step_of = step({"rank": 8, "targets": ("down",)}, parameter_bytes=size)
+        work = adapter_work(LLAMA, step_of, 0, 512)
+        assert work.stream_bytes == 512 * (2816 * cast + 1024 * 6)
+        assert work.backward_bytes == 512 * 2816 * (cast + 6)
 
 
 def test_model_flops_are_the_forward_and_once_as_much_of_frozen_products():

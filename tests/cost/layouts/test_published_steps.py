@@ -47,6 +47,7 @@ AT_MOST = {
     "torchtune_lora": (0.15, 0.08),
     "fsdp_qlora": (0.22, 0.25),
     "nemo_lora_h100": (0.32, None),
+    "automodel_lora_h100": (0.22, None),
     "ms_swift_megatron_a800": (0.4, 0.18),
     "unsloth_context": (None, 0.15),
 }
