@@ -63,6 +63,7 @@ class Software:
     `launch_share`: of a layer's launches, those that the host makes; the others are replayed from CUDA graphs.
     `expert_overlap`: exchanges of experts go on under another microbatch's layers. `linear_loss`: the head's product and the loss
     go by pieces of the tokens, so that logits are never whole. `update_passes`: what an update moves, over one fused kernel's.
+    `updates_lists`: it goes by kernels over lists of tensors, and holds one more of each parameter's size meanwhile.
     `launches_each_expert`: products of a rank's experts are launched one by one, and so are the casts of what comes into them.
     `dispatch_bytes`: of an element of a token on its way to its experts; it comes back in two. `loss_in_place`: the cross entropy's softmax takes the place of the fp32 copy of the logits. `lora`: adapters alone are trained,
     and states are of them; None where all parameters are.
@@ -105,6 +106,7 @@ class Software:
     fused_loss: bool = False
     linear_loss: bool = False
     update_passes: float = 1.0
+    updates_lists: bool = False
     loss_in_place: bool = False
     loss_bytes: int = 4
     defers_reduction: bool = False

@@ -244,10 +244,11 @@ DDP = Preset(
         autocast=True,
         bucket_copy_bytes=4,
         update_passes=80 / 28,
+        updates_lists=True,
     ),
     meaning="DistributedDataParallel with autocast: fp32 parameters and gradients, 16 B a parameter; a copy in 16 bits of each "
     "matrix; gradients once more in the reducer's buckets, for gradient_as_bucket_view is off unless asked for; AdamW in torch's kernels "
-    "over lists (foreach), which move 80 B of a parameter where a fused one moves 28",
+    "over lists (foreach), which move 80 B of a parameter where a fused one moves 28, and hold one more of its size",
     source="torch.nn.parallel.DistributedDataParallel (gradient_as_bucket_view), torch.autocast; arXiv:2006.15704",
     names=("ddp", "pytorch", "torch", "autocast", "lightning", "fairseq"),
 )

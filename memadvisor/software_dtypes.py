@@ -128,6 +128,8 @@ def with_optimizer(software: Software, optimizer: str) -> Software:
     plain = re.sub(r"\(.*?\)|[\s_-]", "", optimizer.lower())
     word = re.sub(r"^adamw?bnb8bit$|^8bitadamw?$", "adamw8bit", _OPTIMIZER_MAKERS.sub("", plain))
     state_bytes = _OPTIMIZER_STATE.get(_OPTIMIZER_MAKERS.sub("", word))
+    if not re.fullmatch(r"(torch)?adamw?(torch)?", plain):  # not torch's, or fused
+        software = dataclasses.replace(software, updates_lists=False)
     if state_bytes is None:
         raise UsageError(
             f"{optimizer!r} is no known optimizer.", hint=f"known are {', '.join(_OPTIMIZER_STATE)}."

@@ -280,6 +280,9 @@ def stage_memory(
         + max(0.0, working - head_bytes)
         + _ahead(model, step)
     )
+    # Activations are gone when the optimizer updates.
+    gone_bytes = activation_bytes + max(head_bytes, working)
+    buffer_bytes += max(0.0, _update_bytes(step, updated) - gone_bytes)
     tensors = (
         parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes + head_bytes + buffer_bytes
     )  # fmt: skip
@@ -293,6 +296,15 @@ def stage_memory(
         allocator_bytes=tensors * (coefficients.allocator_share - 1) + coefficients.allocator_fixed_bytes,
         context_bytes=coefficients.context_bytes,
     )
+
+
+def _update_bytes(step: TrainingStep, updated: StageParameters) -> float:
+    """What an update over lists of tensors holds beside the states: one more of each parameter's size, the denominator of Adam
+    (docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html, foreach: about sizeof(params) more peak memory)."""
+    layout, software = step.layout, step.software
+    if not software.updates_lists or layout.offload_optimizer:
+        return 0.0
+    return state_bytes(software).parameter.of(updated, layout, is_sharded=layout.zero_stage >= 1)
 
 
 def autocast_copies_bytes(model: Architecture, step: TrainingStep, contents: StageContents) -> float:

@@ -84,3 +84,28 @@ def test_gradients_cast_for_the_update():
         none.optimizer_bytes / 3
     )  # 12 bytes, all sharded
     assert sharded.optimizer_bytes == none.optimizer_bytes
+
+
+def test_updates_over_lists_hold_one_more_of_each_parameter_when_activations_are_gone():
+    """torch.optim's foreach; with the optimizer's state on the host it goes elsewhere."""
+    listed = Software(parameter_bytes=4, updates_lists=True)
+    for software, tokens, more in (
+        (listed, 1, True),
+        (Software(parameter_bytes=4), 1, False),
+        (listed, 2**20, False),
+    ):
+        step = TrainingStep(layout=Layout(), seq_len=tokens, software=software)
+        peak = stage_memory(LLAMA, step, STAGE, float(tokens) * 2**12, FITTED)
+        if more:
+            assert peak.activation_bytes + peak.head_bytes + peak.buffer_bytes == pytest.approx(
+                peak.parameter_bytes, rel=1e-3
+            )
+        else:
+            plain = stage_memory(
+                LLAMA,
+                replace(step, software=Software(parameter_bytes=4)),
+                STAGE,
+                float(tokens) * 2**12,
+                FITTED,
+            )
+            assert peak == plain
