@@ -12,6 +12,8 @@ from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.run.records import Operator
 from memadvisor.run.run import RankRun
 
+_Work = tuple[str, int, int | None, int | None]  # an operator, its FLOPs, and what it reads and writes
+
 
 def second_run_cost(rank: RankRun) -> SecondRunCost:
     """What the run has measured of its own process; nothing, where it has not, or where a device runs behind it."""
@@ -30,14 +32,15 @@ def second_runs(
 ) -> Mapping[tuple[str, int | None], SecondRun]:
     """By unit and pass. A forward's timed seconds are dealt out to its operators as the traced step has them.
 
-    Units of one class that run the same operators share their times: a search takes those that seem cheapest, and
-    among equals those would be the ones whose times happened to be too low.
+    Units of one class that run the same operators on as many bytes share their times: a search takes those that seem
+    cheapest, and among equals those would be the ones whose times happened to be too low. FLOPs alone tell too little:
+    a convolutional network's stages have as many, and ever fewer bytes.
     """
     operators = sorted((op for op in rank.operators if op.phase == "forward"), key=lambda op: op.start_s)
     starts = [operator.start_s for operator in operators]
     saved = sorted(row.saved_s for row in rank.saved)
     found: dict[tuple[str, int | None], SecondRun] = {}
-    work: dict[tuple[str, int | None], tuple[tuple[str, int], ...]] = defaultdict(tuple)
+    work: dict[tuple[str, int | None], tuple[_Work, ...]] = defaultdict(tuple)
     for piece, duration_s in zip(pieces, durations, strict=True):
         if piece.phase != "forward" or piece.unit is None:
             continue
@@ -55,12 +58,16 @@ def second_runs(
             num_saved=last - first + (before.num_saved if before is not None else 0),
             num_operators=len(inside) + (before.num_operators if before is not None else 0),
         )
-        work[piece.unit, piece.pass_number] += tuple((op.name, op.executed_flops) for op in inside)
+        work[piece.unit, piece.pass_number] += tuple(map(_work, inside))
     types = {unit.name: unit.type_name for unit in rank.units}
     alike: dict[object, list[SecondRun]] = defaultdict(list)
     for key, run in found.items():
         alike[types.get(key[0]), work[key], run.num_saved].append(run)
     return {key: _mean(alike[types.get(key[0]), work[key], run.num_saved]) for key, run in found.items()}
+
+
+def _work(operator: Operator) -> _Work:
+    return operator.name, operator.executed_flops, operator.read_bytes, operator.written_bytes
 
 
 def _mean(runs: Sequence[SecondRun]) -> SecondRun:

@@ -80,7 +80,7 @@ def test_a_forward_of_which_no_operator_was_seen_runs_whole():
     assert second_runs(rank_with([], [saved(1.0)]), pieces((0, 8)), [0.8], 2)["u", 0].until_saved_s == 0.4
 
 
-def test_units_of_one_class_that_run_the_same_share_their_times_and_others_do_not():
+def test_units_of_one_class_that_run_the_same_on_as_many_bytes_share_their_times_and_others_do_not():
     rank = rank_with([operator(1, 2), operator(11, 12), operator(21, 22), operator(23, 24)], [])
     units = [dataclasses.replace(rank.units[0], name=name, type_name="Block") for name in "abc"]
     rank = dataclasses.replace(rank, units=tuple(units))
@@ -91,6 +91,12 @@ def test_units_of_one_class_that_run_the_same_share_their_times_and_others_do_no
     found = second_runs(rank, parts, [0.2, 0.4, 0.7], 1)
 
     assert [found[name, 0].whole_s for name in "abc"] == pytest.approx([0.3, 0.3, 0.7])
+
+    narrow = dataclasses.replace(rank.operators[1], written_bytes=1)
+    rank = dataclasses.replace(rank, operators=(rank.operators[0], narrow, *rank.operators[2:]))
+    found = second_runs(rank, parts, [0.2, 0.4, 0.7], 1)
+
+    assert [found[name, 0].whole_s for name in "abc"] == pytest.approx([0.2, 0.4, 0.7])
 
 
 def test_what_was_not_measured_or_runs_on_a_device_costs_nothing_beside():
