@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -16,17 +16,27 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from memadvisor.analyzers.batch_sizes import INSIDE, is_weight_cast
+from memadvisor.analyzers.gradient_buffers import Buffers, buffers_of
 from memadvisor.analyzers.movable import boundary_tensors, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
 from memadvisor.analyzers.roundable import roundable_storages
 from memadvisor.analyzers.saved_storages import grouped, saved_storages
 from memadvisor.analyzers.step_storages import step_storages
 from memadvisor.analyzers.unit_operators import Forward, unit_forwards
+from memadvisor.analyzers.unit_parts import parted_passes
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.rounded_activations import RoundableStorage, Timeline
 from memadvisor.cost.saved import SavedStorages
-from memadvisor.cost.step import STATES, BoundaryTensor, Inner, Level, StepStorage
-from memadvisor.precision import Precision, bytes_in
+from memadvisor.cost.step import (
+    STATES,
+    BoundaryTensor,
+    Inner,
+    Level,
+    PartedPasses,
+    SecondRuns,
+    StepStorage,
+)
+from memadvisor.precision import Precision
 from memadvisor.run.records import UNEXPLAINED, Parameter, Step
 from memadvisor.run.run import RankRun
 
@@ -54,6 +64,7 @@ class Memory:
     roundable: tuple[RoundableStorage, ...]
     timelines: tuple[Timeline, ...]
     make_storages: Callable[[], tuple[StepStorage, ...]]
+    make_parted: Callable[[SecondRuns], PartedPasses]
     operators: Mapping[int, ForwardOperators]  # by forward segment, with the seconds of the traced step
     unit_forwards: Mapping[int, Forward]
     peak_bytes: int
@@ -73,32 +84,6 @@ class _Event(NamedTuple):
         return _Event(time_s, -self.delta_bytes, self.category, self.number, self.is_own)
 
 
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """The flat buffers that collect units' gradients.
-
-    adopting: units whose only gradient becomes the buffer, because it is of its dtype.
-    """
-
-    size_bytes: Mapping[str, int]
-    adopting: Collection[str]
-
-
-def _buffers(parameters: Mapping[str, Sequence[Parameter]], precision: Precision) -> _Buffers:
-    sizes: dict[str, int] = {}
-    adopting = set()
-    for unit, rows in parameters.items():
-        trainable = [row for row in rows if row.requires_grad]
-        sizes[unit] = sum(
-            bytes_in(row.size_bytes, row.dtype, precision.of_reduction(row.dtype)) for row in trainable
-        )
-        if len(trainable) == 1:
-            dtype = trainable[0].dtype
-            if precision.of_parameter(dtype) == precision.of_reduction(dtype):
-                adopting.add(unit)
-    return _Buffers(sizes, adopting)
-
-
 def segment_memory(
     rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int | Fraction, precision: Precision
 ) -> Memory:
@@ -112,7 +97,7 @@ def segment_memory(
     for parameter in rank.parameters:
         if not parameter.tied_to:
             parameters.setdefault(parameter.unit, []).append(parameter)
-    buffers = _buffers(parameters, precision)
+    buffers = buffers_of(parameters, precision)
     forwards = unit_forwards(rank, passes, placed, freed - casts)
     levels, timelines = [], []
     missed: dict[int, int] = {}
@@ -138,6 +123,7 @@ def segment_memory(
         make_storages=partial(
             step_storages, rank, step, placed, passes, boundaries, saved=saved, freed=freed, casts=casts
         ),
+        make_parted=partial(parted_passes, rank, passes, placed, freed - casts),
         operators=operators,
         unit_forwards=forwards,
         peak_bytes=max(sum(level.captured.peak.values()) for level in levels),
@@ -223,7 +209,7 @@ def _levels(
     unsaved: Sequence[_Event],
     placed: Sequence[Placed],
     parameters: Mapping[str, Sequence[Parameter]],
-    buffers: _Buffers,
+    buffers: Buffers,
 ) -> tuple[SegmentLevels, Timeline]:
     others = {category: size for category, size in start.items() if category not in STATES}
     units, passing = _handed_over(piece, events, placed, parameters, buffers, collect=False)
@@ -266,7 +252,7 @@ def _handed_over(
     events: Sequence[_Event],
     placed: Sequence[Placed],
     parameters: Mapping[str, Sequence[Parameter]],
-    buffers: _Buffers,
+    buffers: Buffers,
     *,
     collect: bool,
 ) -> tuple[tuple[str, ...], list[_Event]]:

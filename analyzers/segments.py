@@ -106,6 +106,7 @@ def captured_step(
         timelines=memory.timelines,
         rounding_cost=rounding_cost(rank),
         make_storages=memory.make_storages,
+        make_parted=memory.make_parted,
         recomputable=_recomputable({unit.name for unit in units}, memory, runs, cost, repeats),
         second_runs=runs,
         second_run_cost=cost,

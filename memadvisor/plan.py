@@ -33,6 +33,8 @@ class UnitPlan:
     `kept`: operators of a unit that is recomputed by itself whose outputs stay nevertheless: `aten::addmm#1` for the
     second call of aten::addmm in its forward, `aten::addmm` for all of them. `aten::_to_copy` and `aten::detach` are
     never among them.
+    `parts`: modules inside the unit, by their names in the order of their calls, that keep nothing but what the first one
+    is called with, and run again before their own backward: in the second run of a recomputed unit, else in the first.
     `activation_tier`: where what autograd keeps of the unit is between its forward and its backward: "device", "host" (of
     a GPU) or "disk". Of a recomputed unit that is its inputs, and the outputs of `kept` operators.
     `parameter_tier`: where the unit's parameters and gradients lie between their uses: "device", "host" (of a GPU) or
@@ -51,6 +53,7 @@ class UnitPlan:
     optimizer_bits: int | None = None
     activation_bits: int | None = None
     parameter_tier: str = "device"
+    parts: tuple[tuple[str, ...], ...] = ()
 
     def stage_on(self, num_ranks: int) -> int:
         """The ZeRO stage that it has in effect: none on one rank, unless what it would share lies elsewhere."""

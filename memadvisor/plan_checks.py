@@ -29,6 +29,7 @@ def check_plan(plan: Plan, source: str) -> None:
     gathered = {unit.name: unit.zero_stage == 3 and plan.num_ranks > 1 for unit in plan.units}
     check_stretches(plan.stretches, gathered, source)
     _check_kept(plan, source)
+    _check_parts(plan, source)
     _check_offload(plan, source)
     _check_activation_bits(plan, source)
     _check_early_updates(plan, stages, source)
@@ -275,6 +276,30 @@ def _check_kept(plan: Plan, source: str) -> None:
                     f"{source} keeps {name!r} of {unit.name!r}.",
                     hint="name an operator as in aten::addmm, or one call of it as in aten::addmm#0.",
                 )
+
+
+def _check_parts(plan: Plan, source: str) -> None:
+    stretched = {name for stretch in plan.unit_stretches for name in stretch}
+    for unit in plan.units:
+        modules = [name for part in unit.parts for name in part]
+        prefix = f"{unit.name}." if unit.name else ""
+        strange = [name for name in modules if not name.startswith(prefix) or name == unit.name]
+        if strange or len(set(modules)) < len(modules) or () in unit.parts:
+            what = f"the part {strange[0]!r}" if strange else "empty parts, or parts that share modules"
+            raise PlanError(
+                f"{source} has {what} of {unit.name!r}.", hint="name modules inside the unit, each once."
+            )
+        beside = {
+            f"{plan.num_ranks} ranks": plan.num_ranks > 1,
+            "a stretch around it": unit.name in stretched,
+            "operators that it keeps": bool(unit.kept),
+            "what it keeps elsewhere, or in few bits": bool(unit.elsewhere),
+        }
+        if unit.parts and (found := [what for what, is_so in beside.items() if is_so]):
+            raise PlanError(
+                f"{source} has parts of {unit.name!r} that run again, with {found[0]}.",
+                hint="leave one of them out.",
+            )
 
 
 def _check_offload(plan: Plan, source: str) -> None:

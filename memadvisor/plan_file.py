@@ -146,6 +146,7 @@ def _unit_from_json(value: Any) -> UnitPlan:
         optimizer_bits=_typed(value.get("optimizer_bits"), int, optional=True),
         activation_bits=_typed(value.get("activation_bits"), int, optional=True),
         parameter_tier=_typed(value.get("parameter_tier", "device"), str),
+        parts=tuple(tuple(_typed(name, str) for name in part) for part in value.get("parts", ())),
     )
 
 

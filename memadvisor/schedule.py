@@ -197,6 +197,11 @@ class Schedule:
         return {unit.name: unit.activation_bits for unit in self.units if unit.activation_bits is not None}
 
     @property
+    def parts(self) -> dict[str, tuple[tuple[str, ...], ...]]:
+        """Modules inside a unit that run again before their own backward, by unit that has such parts."""
+        return {unit.name: unit.parts for unit in self.units if unit.parts}
+
+    @property
     def kept(self) -> dict[str, tuple[str, ...]]:
         """Operators whose outputs stay, by recomputed unit."""
         return {

@@ -10,6 +10,10 @@ from tests.test_plan import as_json
 OF_RANK = {"rank": 0, "fingerprint": "0" * 16, "units": [{"name": "a", "zero_stage": 0, "recompute": True}]}
 
 
+def with_parts(*parts, **more):
+    return {"name": "a", "zero_stage": 0, "recompute": True, "parts": list(parts), **more}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -99,6 +103,13 @@ OF_RANK = {"rank": 0, "fingerprint": "0" * 16, "units": [{"name": "a", "zero_sta
         (
             {"delayed_update": True, "optimizer_tier": "disk", "num_ranks": 2},
             "delays updates, with several ranks",
+        ),
+        ({"units": [with_parts(["b.x"])], "num_ranks": 1}, "the part 'b.x' of 'a'"),
+        ({"units": [with_parts(["a.x"], ["a.x"])], "num_ranks": 1}, "parts that share modules of 'a'"),
+        ({"units": [with_parts(["a.x"])], "num_ranks": 2}, "parts of 'a' that run again, with 2 ranks"),
+        (
+            {"units": [with_parts(["a.x"], kept=["aten::mm"])], "num_ranks": 1},
+            "parts of 'a' that run again, with operators that it keeps",
         ),
         ({"optimizer_bits": 4}, "optimizer_bits 4"),
         ({"optimizer_bits": "8"}, "'8' stands where int belongs"),

@@ -5,7 +5,7 @@ them for is run again: before its own backward, or that of the stretch's last un
 (`BoundaryTensor`) lives until its last use in the forward, the release by every unit that still saves it, and
 the end of every recomputed unit that takes it as input from outside of its stretches. What a stretch makes again
 of it lives from there on until the last release by a unit that saves it or takes it into an inner stretch.
-What waits on another tier meanwhile: moved_activations.py; what is in fewer bits: rounded_activations.py.
+What waits on another tier meanwhile: moved_activations.py; is in fewer bits: rounded_activations.py; parts: parts.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Literal
 
 from memadvisor.cost.kept import ForwardOperators, KeepableStorage
 from memadvisor.cost.moved_activations import Away, Moves
+from memadvisor.cost.parts import Modules, PartedUnits
 from memadvisor.cost.rounded_activations import RoundedActivations
+from memadvisor.cost.second_run import RNG_STATE_BYTES
 from memadvisor.cost.step import STATES, BoundaryTensor, Bytes, CapturedStep, Level, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.run.cut import innermost
@@ -26,10 +28,6 @@ from memadvisor.stretches import Stretch
 # Operators whose outputs stay, by unit that is recomputed by itself.
 Kept = Mapping[str, tuple[str, ...]]
 View = Literal["captured", "own_gradients", "passing_gradients", "collected_gradients"]
-
-# Checkpointing keeps the CPU generator's state of each forward that it will run again, to draw the same
-# numbers (torch.utils.checkpoint, preserve_rng_state): a tensor of so many bytes, on the CPU.
-RNG_STATE_BYTES = 5056
 
 
 class Activations:
@@ -43,11 +41,13 @@ class Activations:
         kept: Kept | None = None,
         away: Mapping[str, Away] | None = None,
         bits: Mapping[str, int] | None = None,
+        parts: Mapping[str, tuple[Modules, ...]] | None = None,
     ) -> None:
         self.step = step
         self.stretches = stretches
         self.kept = dict(kept or {})
-        self.choices = stretches, self.kept, dict(away or {}), dict(bits or {})
+        self.choices = stretches, self.kept, dict(away or {}), dict(bits or {}), dict(parts or {})
+        self.parted = PartedUnits(step, dict(parts or {}), stretches)
         self.rounded: RoundedActivations | None = None
         if bits:
             self.rounded = RoundedActivations(
@@ -60,6 +60,7 @@ class Activations:
         during = _Changes(num_segments)
         at_start = _Changes(num_segments)
         changes = (*_changes(step, stretches), *_changes_of_kept(step, stretches, outputs))
+        changes += tuple(_Change(*change) for change in self.parted.changes())
         for change in (*changes, *_changes_of_moved(self.moves)):
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
             first = change.first + change.begins_inside
@@ -86,7 +87,7 @@ class Activations:
 
     def peak_bytes(self, position: int, view: View) -> int:
         """All of `peak`."""
-        if self.rounded is not None or position in self._places:
+        if self.rounded is not None or position in self._places or position in self.parted:
             return sum(self.peak(position, view).values())
         totals = self.step.totals[view]
         forgets = self._forgets(self.step.segments[position])
@@ -107,6 +108,8 @@ class Activations:
         return 0.0 if self.rounded is None or cost is None else self.rounded.seconds(position, cost)
 
     def _peak_as_saved(self, segment: Segment, level: Level, position: int, view: View) -> dict[str, int]:
+        if position in self.parted:
+            return _sum(self.parted.peak(position, view, level.start), self._during, position)
         if position in self._places:
             reached = self.step.operators[position].forward_peak(self._places[position])
             shown = reached if view == "captured" else {c: n for c, n in reached.items() if c not in STATES}
@@ -152,6 +155,8 @@ class Activations:
         segment = self.step.forwards[unit, number][0]
         if places := self._places_in(unit, number):
             return self._operators_of(unit, number).growth(places)
+        if (growth := self.parted.growth(unit, number)) is not None:
+            return growth
         if len(stretch) == 1 or item == self.stretches.body(stretch)[-1]:
             return segment.growth
         keeps_all = self.stretches.keeps_all(item, stretch)

@@ -24,22 +24,30 @@ class SecondRunCost:
     operator_s: float = 0.0
 
 
+# Checkpointing keeps the CPU generator's state of each forward that it will run again, to draw the same
+# numbers (torch.utils.checkpoint, preserve_rng_state): a tensor of so many bytes, on the CPU.
+RNG_STATE_BYTES = 5056
+
 FREE = SecondRunCost(call_s=0.0, tensor_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondRun:
-    """A unit's forward of one micro-batch: all of it, and that until its last tensor is saved, of `num_saved`."""
+    """A unit's forward of one micro-batch: all of it, and that until its last tensor is saved, of `num_saved`.
+
+    `num_calls`: how many modules are called one after the other, each under its own random state.
+    """
 
     whole_s: float
     until_saved_s: float
     num_saved: int
     num_operators: int = 0
+    num_calls: int = 1
 
     def seconds(self, cost: SecondRunCost, *, stops: bool = True) -> float:
         """`stops`: nothing after the last saved tensor is needed."""
         forward_s = self.until_saved_s if stops else self.whole_s
-        return forward_s + cost.call_s + cost.tensor_s * self.num_saved
+        return forward_s + cost.call_s * self.num_calls + cost.tensor_s * self.num_saved
 
     def keeping_s(self, cost: SecondRunCost) -> float:
         """What it takes more, in both runs, to keep outputs of some operators: those that are spared are looked at too."""

@@ -94,7 +94,8 @@ def simulate(
     measured it (`rounding_cost`)."""
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
-    choices = Stretches(schedule.stretches), schedule.kept, units_away(schedule), schedule.activation_bits
+    stretches, bits = Stretches(schedule.stretches), schedule.activation_bits
+    choices = stretches, schedule.kept, units_away(schedule), bits, schedule.parts
     if activations is None or activations.step is not step or activations.choices != choices:
         activations = Activations(step, *choices)
     return _Player(step, schedule, times, watcher, activations, transfers).play()
@@ -176,6 +177,8 @@ class _Player:
         if position in self.step.first_backwards and segment.unit in self.stretches:
             self._run_again(position, view)
         self._highest(place, position, view)
+        if parts_s := self.activations.parted.seconds(position):
+            self.lanes.compute(f"recomputation of parts of {segment.unit}", parts_s)
         share = self.engine.late_update_share() if segment.phase == "optimizer" else 1.0
         self.lanes.compute(place, segment.duration_s * share + self.activations.rounding_s(position))
         self.engine.leave(segment)

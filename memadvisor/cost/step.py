@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.parts import PartedPass
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Timeline
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
@@ -21,6 +22,8 @@ from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import Unit
 
 Bytes = Mapping[str, int]  # by category
+SecondRuns = Mapping[tuple[str, int | None], SecondRun]  # by unit and pass
+PartedPasses = Mapping[tuple[str, int | None], tuple[PartedPass, ...]]
 
 # Categories that a plan rewrites as a whole: under our engine they are modelled, not replayed.
 STATES = ("parameter", "gradient", "optimizer_state", "communication")
@@ -163,7 +166,7 @@ class CapturedStep:
     optimizer step, as far as is known. `shard_groups`: those of a script that shares its model by FSDP2.
     `saved`: what units' forwards keep for their backwards and may wait elsewhere. `roundable`: what of it may be in fewer
     bits meanwhile; `timelines`: what comes and goes in each segment; `rounding_cost`: None where it was not measured.
-    `second_runs`: what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside. `time_factors`: what
+    `make_parted`: see `parted`. `second_runs`: what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside. `time_factors`: what
     runs on this machine have taught, by component of the step time (components.py); 1 for those that are not there.
     """
 
@@ -193,9 +196,15 @@ class CapturedStep:
     roundable: tuple[RoundableStorage, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     rounding_cost: RoundingCost | None = None
-    second_runs: Mapping[tuple[str, int | None], SecondRun] = field(default_factory=dict)
+    second_runs: SecondRuns = field(default_factory=dict)
     second_run_cost: SecondRunCost = FREE
     time_factors: Mapping[str, float] = field(default_factory=dict)
+    make_parted: Callable[[SecondRuns], PartedPasses] = lambda runs: {}
+
+    @cached_property
+    def parted(self) -> PartedPasses:
+        """By unit and pass, choices of parts that run again by themselves: ever less memory, ever more time (parts.py)."""
+        return self.make_parted(self.second_runs)
 
     @cached_property
     def storages(self) -> tuple[StepStorage, ...]:

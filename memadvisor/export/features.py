@@ -133,6 +133,17 @@ FEATURES: dict[str, Feature] = {
     "kept": Feature(
         _kept, "such units run again as a whole, and keep their inputs alone", LESS_MEMORY_MORE_TIME
     ),
+    "parts": Feature(
+        _if(
+            lambda plan: any(unit.parts for unit in plan.units),
+            lambda plan: (
+                "parts of units run again by themselves "
+                f"({unit_ranges(unit.name or '(model)' for unit in plan.units if unit.parts)})"
+            ),
+        ),
+        "they are kept with their unit, or run again with it",
+        MORE_MEMORY_LESS_TIME,
+    ),
     "stretches": Feature(
         _if(lambda plan: plan.stretches, lambda plan: stretches_text(plan.unit_stretches)),
         "each unit runs again by itself, and keeps its own input",

@@ -33,13 +33,20 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
             f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{_second_copies(plan)}{precision_text(plan.precision)}"
             f"{compression_text(plan.compression)}{local_sgd_text(plan.local_sgd)}{_transfers(plan)}"
         )
+    with_parts = sum(bool(unit.parts) for unit in plan.units)
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
         + (f" ({stretches_text(plan.unit_stretches)})" if plan.stretches else "")
         + _keeping(plan)
         if num_recomputed
+        else "recomputes no whole unit"
+        if with_parts
         else "recomputes nothing"
     )
+    if with_parts:
+        parts.append(
+            f"runs parts of {with_parts} unit{'s' * (with_parts != 1)} again by themselves before their own backward"
+        )
     tiers = sorted({unit.optimizer_tier for unit in plan.units} - {"device"})
     num_paged = sum(unit.parameter_tier != "device" for unit in plan.units)
     if num_paged:

@@ -29,14 +29,14 @@ from memadvisor.planning.arrangement import (
     space_of,
 )
 from memadvisor.planning.offload import OffloadSearch, offload_choice
-from memadvisor.planning.operators import OperatorSearch
 from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes, with_fewest_paged
+from memadvisor.planning.parts import InsideUnits
 from memadvisor.planning.ranked import Kind, RankedPlan, is_worth_it, order, with_other, worthier
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.second_copies import grouped_ways
 from memadvisor.planning.several_models import updates_apart
 from memadvisor.planning.split_bounds import SplitBounds
-from memadvisor.planning.stretches import Nested, NestedSearch, nested_of, nested_with
+from memadvisor.planning.stretches import Nested, NestedSearch, nested_of
 from memadvisor.planning.way import Way
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
@@ -191,7 +191,7 @@ class Search:
             return play(nested_of(arrangement)).prediction()
 
         search = NestedSearch(step, play)
-        operators = OperatorSearch(step, lambda kept: play(nested_with(frozenset(kept), (), kept)))
+        inside = InsideUnits(step, play, search, has_parts=self.num_ranks == 1 and not way.pages)
         may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
 
         def choose(target_bytes: int) -> Arrangement | None:
@@ -204,8 +204,8 @@ class Search:
             return arranged(min(found, key=lambda one: play(one).step_time_s)) if found else None
 
         def keep(target_bytes: int, is_rough: bool) -> Arrangement | None:
-            kept = operators.fastest(target_bytes, is_rough=is_rough)
-            return None if kept is None else arranged(nested_with(frozenset(kept), (), kept))
+            nested = inside.fastest(target_bytes, is_rough)
+            return None if nested is None else arranged(nested)
 
         smallest = Nested(smallest_peak(step, evaluate).recomputed, ())
         found.append(arranged(smallest))
@@ -216,7 +216,7 @@ class Search:
         best = self._best(step, choose, predict, arranged(smallest), found)
         if step.repeats == 1 and not way.early:
             largest = arranged(Nested(frozenset(), ()))
-            keeps = keep if self.settings is None and step.operators else None
+            keeps = keep if self.settings is None else None
             offload = None
             if self.transfers is not None and nearest != "device":
                 moves = OffloadSearch(
@@ -254,8 +254,8 @@ class Search:
         return self._best(step, lambda target: offload(target, False), kind.predict, last, [])
 
     def _keeping(self, step: CapturedStep) -> RankedPlan | None:
-        """The best plan's way of sharding, with units that keep some of what they would recompute: where units as
-        they are do not fit. It has not been measured to be faster where they do (docs/planning.md)."""
+        """The best plan's way of sharding, with a choice inside units, where units as they are do not fit. It has not been
+        measured to be faster where they do (docs/planning.md)."""
         if step.repeats > 1 or not self._kinds:
             return None
         place = min(range(len(self._kinds)), key=lambda place: order(self._kinds[place].ranked))
@@ -266,9 +266,9 @@ class Search:
         if choice is None:
             return None
         ranked = self.ranked(step, choice, kind.predict(choice))
+        self.needs.append(ranked.prediction.needed_bytes)
         if not ranked.fits:
             return None
-        self.needs.append(ranked.prediction.needed_bytes)
         self._kinds[place] = with_other(kind, ranked, kind.keep, self.budget_bytes)
         return ranked
 

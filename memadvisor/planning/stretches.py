@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from memadvisor.cost.parts import Modules
 from memadvisor.cost.simulate import Simulation
 from memadvisor.cost.step import Bytes, CapturedStep
 from memadvisor.planning.arrangement import Arrangement
@@ -23,12 +24,14 @@ _NEIGHBOURS = 4  # schedules tried beyond the first one that fits
 @dataclass(frozen=True, slots=True)
 class Nested:
     """Units recomputed by themselves, the first and last units of stretches of two and more, by unit recomputed by
-    itself the operators whose outputs it keeps, and units whose activations wait on another tier."""
+    itself the operators whose outputs it keeps, units whose activations wait on another tier, and by unit its parts that
+    run again by themselves."""
 
     alone: frozenset[str]
     stretches: tuple[tuple[str, str], ...]
     kept: tuple[tuple[str, tuple[str, ...]], ...] = ()
     away: frozenset[str] = frozenset()
+    parts: tuple[tuple[str, tuple[Modules, ...]], ...] = ()
 
 
 def nested_with(
@@ -36,15 +39,18 @@ def nested_with(
     stretches: tuple[tuple[str, str], ...],
     kept: Mapping[str, tuple[str, ...]],
     away: frozenset[str] = frozenset(),
+    parts: Mapping[str, tuple[Modules, ...]] | None = None,
 ) -> Nested:
     operators = tuple(sorted((unit, names) for unit, names in kept.items() if names))
-    return Nested(alone, stretches, operators, away)
+    inside = tuple(sorted((unit, modules) for unit, modules in (parts or {}).items() if modules))
+    return Nested(alone, stretches, operators, away, inside)
 
 
 def nested_of(arrangement: Arrangement) -> Nested:
     """What an arrangement does to activations."""
     kept = {unit.name: unit.kept for unit in arrangement.units}
-    return nested_with(arrangement.recomputed, arrangement.stretches, kept, arrangement.away)
+    parts = {unit.name: unit.parts for unit in arrangement.units}
+    return nested_with(arrangement.recomputed, arrangement.stretches, kept, arrangement.away, parts)
 
 
 Evaluate = Callable[[Nested], Simulation]
@@ -102,6 +108,11 @@ class NestedSearch:
         self._evaluate = evaluate
         self._outside = outside
         self.chain = chain_of(step)
+
+    def units_of(self, pair: tuple[str, str]) -> tuple[str, ...]:
+        """All units of a stretch of the chain, by its first and last."""
+        first, last = map(self.chain.index, pair)
+        return self.chain[first : last + 1]
 
     @cached_property
     def _table(self) -> Chain:

@@ -26,7 +26,7 @@ class Way:
 
     def arranged(self, step: CapturedStep, nested: Nested, activation_tier: str) -> Arrangement:
         """With units that run again or keep activations elsewhere, as `nested` says."""
-        kept = dict(nested.kept)
+        kept, parts = dict(nested.kept), dict(nested.parts)
         units = tuple(
             UnitPlan(
                 name=unit.name,
@@ -36,6 +36,7 @@ class Way:
                 optimizer_tier=self.tier,
                 parameter_tier=self.tier if self.pages else "device",
                 kept=kept.get(unit.name, ()),
+                parts=parts.get(unit.name, ()),
                 activation_tier=activation_tier if unit.name in nested.away else "device",
             )
             for unit in step.units

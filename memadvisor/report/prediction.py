@@ -169,7 +169,12 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
                 (
                     unit_name(unit.name),
                     ("recomputed" if unit.recompute or unit.name in again else "kept")
-                    + (f", but for {len(unit.kept)} outputs" if unit.kept else ""),
+                    + (f", but for {len(unit.kept)} outputs" if unit.kept else "")
+                    + (
+                        f", {len(unit.parts)} part{'s' * (len(unit.parts) > 1)} by themselves"
+                        if unit.parts
+                        else ""
+                    ),
                     unit.elsewhere or "-",
                     *(
                         (

@@ -43,6 +43,10 @@ def _first_two(plan):
     return replace(plan, stretches=(tuple(names),)) if len(names) == 2 else plan
 
 
+def _with_parts(plan):
+    return replace(plan, units=tuple(replace(unit, parts=((f"{unit.name}.0",),)) for unit in plan.units))
+
+
 # Each is taken where the plan is still valid with it.
 CHANGES = (
     _of_units(optimizer_tier="host"),
@@ -52,6 +56,7 @@ CHANGES = (
     _of_units(activation_bits=4),
     _of_units(parameter_tier="disk", optimizer_tier="disk", zero_stage=3),
     _of_units(recompute=True, kept=("aten::addmm#1", "aten::mm")),
+    _with_parts,
     _of_units(reshard=False),
     _first_two,
     lambda plan: replace(plan, precision=Precision(param_dtype="bfloat16")),

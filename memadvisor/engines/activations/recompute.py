@@ -1,8 +1,7 @@
 """Units whose forward keeps nothing but its inputs, and runs again in the backward.
 
 The first run is the script's own call (unit_forwards.py). second_run.py does the work, with the random state and
-autocast of the first run; buffers that a forward changes (running statistics) are put back to their first-run values
-for the second run, so that they are updated once. Stretches of several units are stretches.py's; one whose units the
+autocast of the first run; buffers that a forward changes are put back for it (changing_buffers.py). Stretches of several units are stretches.py's; one whose units the
 script does not call one after the other, each with what the one before it returned, is left to its units, each by
 itself.
 """
@@ -18,9 +17,11 @@ from typing import Any
 import torch
 
 from memadvisor.cost.stretches import Stretches
+from memadvisor.engines.activations.changing_buffers import Buffers, ChangingBuffers, WithBuffers
 from memadvisor.engines.activations.empty_caches import without_empty_caches
 from memadvisor.engines.activations.kept import KeptOutputs
 from memadvisor.engines.activations.offloaded_activations import OffloadedActivations
+from memadvisor.engines.activations.parts import Parts
 from memadvisor.engines.activations.second_run import Around, run_keeping_arguments
 from memadvisor.engines.activations.stretches import Pass
 from memadvisor.engines.activations.unit_forwards import UnitForwards, obstacles
@@ -34,7 +35,6 @@ from memadvisor.stretches import Stretch
 Note = Callable[[str, str], None]
 Label = Callable[[torch.Tensor, str, str], None]
 Watch = Callable[[torch.nn.Module], contextlib.AbstractContextManager[None]]
-Buffers = list[tuple[dict[str, Any], str, torch.Tensor]]  # a module's buffers, name, value before the forward
 
 
 class Recompute:
@@ -59,15 +59,14 @@ class Recompute:
         self._note = note
         self._undo = undo
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self._changing: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, str]]] = (
-            weakref.WeakKeyDictionary()  # layers inside, and which of their buffers a forward changes
-        )
+        self._buffers = ChangingBuffers()
         self._noted: set[tuple[str, str]] = set()
         self._forwards = UnitForwards(self, undo)
         self._stretch_of: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Stretches, Stretch]] = (
             weakref.WeakKeyDictionary()
         )
         self._kept: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
+        self._parts = Parts(hooks, self._label_kept, note, undo, self._buffers)
         self._broken: set[Stretch] = set()
         self._passes: dict[Stretch, Pass] = {}  # those that are under way
         undo.add(self._units.clear)
@@ -87,6 +86,7 @@ class Recompute:
                     self._kept[unit.module] = frozenset(kept[unit.name])
                 self._stretch_of[unit.module] = (stretches, stretches.around(unit.name)[0])
                 self._forwards.wrap(type(unit.module))
+        self._parts.attach(model, schedule)
 
     def _leave_alone(self, unit: str, reason: str) -> None:
         if (unit, reason) not in self._noted:
@@ -109,7 +109,7 @@ class Recompute:
         kwargs: dict[str, Any],
     ) -> Any:
         args, kwargs = without_empty_caches(module, args, kwargs)
-        before = self._buffers(module)
+        before = self._buffers.before(module)
         forward, around = functools.partial(original, module), functools.partial(self._again, module, before)
         current = self._pass_with(module)
         if current is not None:
@@ -118,15 +118,23 @@ class Recompute:
             unit, holder = self._units[module], self._movers.call_of(module)
             kept = self._outputs_kept(module)
             output = run_keeping_arguments(
-                unit, forward, args, kwargs, around, kept, self._label_kept, holder
+                unit,
+                forward,
+                args,
+                kwargs,
+                around,
+                kept,
+                self._label_kept,
+                holder,
+                functools.partial(self._parts.within, unit),
             )
-        self._learn_changing(module, before)
+        self._buffers.learn(module, before)
         return output
 
     @contextlib.contextmanager
     def _again(self, module: torch.nn.Module, before: Buffers) -> Iterator[None]:
         """What a second run is done inside."""
-        with _WithBuffers(before), self.watch(module):
+        with WithBuffers(before), self.watch(module):
             yield
 
     def _label_kept(self, tensor: torch.Tensor) -> None:
@@ -190,57 +198,3 @@ class Recompute:
                 "warning",
                 f"units {stretch[0]!r} to {stretch[-1]!r} are recomputed one by one, not as one stretch: {reason}",
             )
-
-    def _buffers(self, module: torch.nn.Module) -> Buffers:
-        """Copies of the buffers that the forward is about to change; all of them the first time."""
-        known = self._changing.get(module)
-        if known is None:
-            return [(owner, name, value.clone()) for _, owner, name, value in _named_buffers(module)]
-        owners = [(module.get_submodule(path)._buffers, name) for path, name in known]
-        return [(owner, name, value.clone()) for owner, name in owners if (value := owner[name]) is not None]
-
-    def _learn_changing(self, module: torch.nn.Module, before: Buffers) -> None:
-        """After the first forward: which buffers it changed. Normalisation changes its own without telling."""
-        if module in self._changing:
-            return
-        norms = _norms(module)
-        changed = [
-            (path, name)
-            for (path, _, name, now), (_, _, old) in zip(_named_buffers(module), before, strict=True)
-            if path in norms or not torch.equal(now, old)
-        ]
-        # In place: the recomputation holds this very list.
-        names = [(path, name) for path, _, name, _ in _named_buffers(module)]
-        before[:] = [entry for name, entry in zip(names, before, strict=True) if name in changed]
-        self._changing[module] = changed
-
-
-def _norms(module: torch.nn.Module) -> set[str]:
-    """Names of the layers inside that keep running statistics."""
-    kinds = (torch.nn.modules.batchnorm._NormBase,)
-    return {path for path, inner in module.named_modules() if isinstance(inner, kinds)}
-
-
-def _named_buffers(module: torch.nn.Module) -> Iterator[tuple[str, dict[str, Any], str, torch.Tensor]]:
-    """Of each buffer: the layer's name, its buffers, the buffer's name, and what it holds."""
-    for path, inner in module.named_modules():
-        for name, value in inner._buffers.items():
-            if value is not None:
-                yield path, inner._buffers, name, value
-
-
-class _WithBuffers:
-    """Run with the buffers as they were before the first run, and leave the live ones untouched."""
-
-    def __init__(self, before: Buffers) -> None:
-        self._before = before
-        self._live: list[Any] = []
-
-    def __enter__(self) -> None:
-        self._live = [owner[name] for owner, name, _ in self._before]
-        for owner, name, value in self._before:
-            owner[name] = value.clone()  # a graph that is kept is recomputed again
-
-    def __exit__(self, *exception: object) -> None:
-        for (owner, name, _), value in zip(self._before, self._live, strict=True):
-            owner[name] = value

@@ -29,14 +29,19 @@ Told = Callable[
 
 
 class Place:
-    """Stands for a saved tensor inside autograd; `value` is there from a second run on."""
+    """Stands for a saved tensor inside autograd; `value` is there from a second run on.
 
-    __slots__ = ("__weakref__", "dtype", "shape", "value")
+    `later`: instead of a value, a place of a part of the unit that has yet to run again, and who fills that
+    (parts.py).
+    """
+
+    __slots__ = ("__weakref__", "dtype", "later", "shape", "value")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tensor.shape
         self.dtype = tensor.dtype
         self.value: torch.Tensor | None = None
+        self.later: tuple[Place, Callable[[Place], torch.Tensor]] | None = None
 
 
 class Enough(Exception):
@@ -56,28 +61,57 @@ class Places:
         self._references.append(weakref.ref(place))
         return place
 
-    def filling(self, is_last: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A hook that puts what is saved, in order, into the places that are still waited for.
+    def filling(self, is_last: bool) -> Filling:
+        """With `is_last` nothing after the last place is needed."""
+        return Filling(self._references, is_last)
 
-        With `is_last` nothing after them is needed: it raises Enough at the last one.
-        """
-        references, number = self._references, 0
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal number
-            value = tensor.detach() if tensor.requires_grad else tensor
-            place = references[number]() if number < len(references) else None
-            if place is not None and place.shape == tensor.shape and place.dtype == tensor.dtype:
-                place.value = value
-            number += 1
-            if is_last and number == len(references):
-                raise Enough
-            return value
+class Filling:
+    """A hook that puts what is saved, in order, into the places that are still waited for; with `is_last` it raises
+    Enough at the last one."""
 
-        return pack
+    __slots__ = ("_is_last", "_number", "_references")
+
+    def __init__(self, references: Sequence[weakref.ref[Place]], is_last: bool) -> None:
+        self._references = references
+        self._is_last = is_last
+        self._number = 0
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        value = tensor.detach() if tensor.requires_grad else tensor
+        place = self._next(tensor)
+        if place is not None:
+            place.value = value
+        self._ends()
+        return value
+
+    def put_off(self, tensor: torch.Tensor, part: Place, unpack: Callable[[Place], torch.Tensor]) -> Place:
+        """The place gets what `unpack` gives for a part's place, when it is asked for."""
+        place = self._next(tensor)
+        if place is not None:
+            place.later = part, unpack
+        self._ends()
+        return part
+
+    def _next(self, tensor: torch.Tensor) -> Place | None:
+        number = self._number
+        self._number += 1
+        place = self._references[number]() if number < len(self._references) else None
+        return (
+            place
+            if place is not None and (place.shape, place.dtype) == (tensor.shape, tensor.dtype)
+            else None
+        )
+
+    def _ends(self) -> None:
+        if self._is_last and self._number == len(self._references):
+            raise Enough
 
 
 def value_of(place: Place, unit: str) -> torch.Tensor:
+    if place.later is not None:
+        part, unpack = place.later
+        return unpack(part)
     if place.value is None:
         raise RuntimeError(
             f"the forward of {unit!r} saved other tensors when it was run again; "
@@ -154,6 +188,9 @@ def each_once(made: Callable[[Any], Any], leaves: Iterable[Any]) -> list[Any]:
     ]
 
 
+Within = Callable[[Filling], contextlib.AbstractContextManager[None]]
+
+
 def as_packed(packed: torch.Tensor) -> torch.Tensor:
     return packed
 
@@ -185,9 +222,11 @@ class _Alone:
         around: Around,
         kept: KeptOutputs | None,
         told: Told,
+        within: Within,
     ) -> None:
         self._unit = unit
         self._kept = kept
+        self._within = within
         self._forward = forward
         self._around = around
         leaves, self._spec = tree_flatten(arguments)
@@ -206,7 +245,7 @@ class _Alone:
         )
 
     def unpack(self, place: Place) -> torch.Tensor:
-        if place.value is None:
+        if place.value is None and place.later is None:
             self._again()
         return value_of(place, self._unit)
 
@@ -217,9 +256,11 @@ class _Alone:
             lambda leaf: leaf.tensor().requires_grad_() if isinstance(leaf, KeptView) else leaf, self._leaves
         )
         args, kwargs = tree_unflatten(leaves, self._spec)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._places.filling(True), as_packed)
+        filling = self._places.filling(True)
+        hooks = torch.autograd.graph.saved_tensors_hooks(filling, as_packed)
         given = self._kept.second_run() if self._kept is not None else contextlib.nullcontext()
-        with contextlib.suppress(Enough), self._conditions.again(), self._around(), hooks, given:
+        parts = self._within(filling)
+        with contextlib.suppress(Enough), self._conditions.again(), self._around(), hooks, given, parts:
             self._forward(*args, **kwargs)
 
 
@@ -232,12 +273,14 @@ def run_keeping_arguments(
     kept: KeptOutputs | None = None,
     told: Told = lambda tensor: None,
     holder: Holder | None = None,
+    within: Within = lambda filling: contextlib.nullcontext(),
 ) -> Any:
     """Call a unit's forward such that it is run again, inside `around()`, when the backward first needs it.
 
     `kept`: outputs of operators that the second run is given. `holder`: who takes what is kept out of memory meanwhile.
+    `within`: what its second run is done inside, told where that puts what is saved (parts.py).
     """
-    call = _Alone(unit, forward, (args, kwargs), around, kept, told)
+    call = _Alone(unit, forward, (args, kwargs), around, kept, told, within)
     watch = kept.first_run() if kept is not None else contextlib.nullcontext()
     with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack), watch:
         output = forward(*args, **kwargs)

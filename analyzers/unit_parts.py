@@ -1,0 +1,311 @@
+"""Parts of each unit that could keep nothing but what they are called with and run again by themselves.
+
+Candidates are modules inside a unit, and runs of siblings each of which is called with nothing but what the one before it
+returned; what they are called with must be kept by autograd in any case, for them. Offered are those that lower the highest
+instant of the unit's second run and backward.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from memadvisor.analyzers.placement import Passes, Placed, Stretch
+from memadvisor.cost.parts import Change, Modules, Part, PartedPass, PartStorage, highest
+from memadvisor.cost.second_run import RNG_STATE_BYTES, SecondRun
+from memadvisor.cost.step import STATES
+from memadvisor.run.records import ModuleCall, Operator, Saved
+from memadvisor.run.run import RankRun
+
+_MAX_PARTS = 4
+_MAX_SINGLES = 4  # options of one part
+_LEAST_GAIN = 0.02  # of the highest instant
+_MAX_SIBLINGS = 16  # of longer runs, single modules alone
+
+
+@dataclass(slots=True)
+class _Call:
+    row: ModuleCall
+    inputs: frozenset[int]  # storages
+    outputs: frozenset[int]
+    changes_input: bool
+    inside: list[_Call] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    number: int
+    item: Placed
+
+
+class _Trace:
+    """What all units' parts are found from."""
+
+    def __init__(self, rank: RankRun, passes: Passes, placed: Sequence[Placed], freed: Set[int]) -> None:
+        self.passes = passes
+        self.freed = freed
+        self.calls = _calls(rank)
+        self.random_state_bytes = RNG_STATE_BYTES if rank.process.device == "cpu" else 0
+        operators = (op for op in rank.operators if op.phase == "forward")
+        self._operators = sorted(operators, key=lambda op: op.start_s)
+        self._starts = [operator.start_s for operator in self._operators]
+        self.by_id = {item.row.storage_id: item for item in placed}
+        self.born: dict[int, list[_Storage]] = defaultdict(list)
+        self.dead: dict[int, list[_Storage]] = defaultdict(list)
+        segments = {*passes.forward, *passes.backward}
+        for number, item in enumerate(placed):
+            if item.birth in segments:
+                self.born[item.birth].append(_Storage(number, item))
+            if item.death in passes.backward:
+                self.dead[item.death].append(_Storage(number, item))
+
+    def operators(self, piece: Stretch) -> Sequence[Operator]:
+        first, last = bisect_left(self._starts, piece.start_s), bisect_right(self._starts, piece.end_s)
+        return self._operators[first:last]
+
+
+def parted_passes(
+    rank: RankRun,
+    passes: Passes,
+    placed: Sequence[Placed],
+    freed: Set[int],
+    runs: Mapping[tuple[str, int | None], SecondRun],
+) -> dict[tuple[str, int | None], tuple[PartedPass, ...]]:
+    """By unit and pass, choices of parts, each of which needs less memory and more time; the same in all passes.
+
+    `freed`: numbers of the storages that recomputing their unit would set free.
+    """
+    trace = _Trace(rank, passes, placed, freed)
+    chosen: dict[str, list[tuple[Modules, ...]]] = {}
+    found = {}
+    for position, (unit, _) in passes.forward.items():
+        number = passes.pieces[position].pass_number
+        if unit in passes.called_again or (unit, number) not in runs:
+            continue
+        view = _Pass(trace, position, runs[unit, number])
+        options = view.options() if unit not in chosen else view.like(chosen[unit])
+        chosen.setdefault(unit, [tuple(part.modules for part in parts) for parts in options])
+        plain = view.plain()
+        if options:
+            found[unit, number] = tuple(plain.with_parts(parts) for parts in options)
+    passes_of = Counter(unit for unit, _ in passes.forward.values())
+    whole = {unit for unit, count in Counter(unit for unit, _ in found).items() if count == passes_of[unit]}
+    return {key: options for key, options in found.items() if key[0] in whole}
+
+
+def _calls(rank: RankRun) -> dict[str, list[_Call]]:
+    """By unit, the calls of its module with those inside them."""
+    inputs: dict[int, set[int]] = defaultdict(set)
+    outputs: dict[int, set[int]] = defaultdict(set)
+    changing = set()
+    for tensor in rank.call_tensors:
+        (inputs if tensor.role == "input" else outputs)[tensor.call_id].add(tensor.storage_id)
+        if tensor.is_changed:
+            changing.add(tensor.call_id)
+    found: dict[str, list[_Call]] = defaultdict(list)
+    stack: list[_Call] = []
+    rows = [row for row in rank.module_calls if row.phase == "forward"]
+    for row in sorted(rows, key=lambda row: (row.start_s, -row.end_s)):
+        call = _Call(
+            row,
+            frozenset(inputs[row.call_id]),
+            frozenset(outputs[row.call_id]),
+            row.call_id in changing,
+        )
+        while stack and stack[-1].row.end_s <= row.start_s:
+            stack.pop()
+        if stack:
+            stack[-1].inside.append(call)
+        if row.module == row.unit:
+            found[row.unit].append(call)
+        stack.append(call)
+    return found
+
+
+class _Pass:
+    """One pass of a unit."""
+
+    def __init__(self, trace: _Trace, position: int, run: SecondRun) -> None:
+        self._trace = trace
+        self._unit, self._backward = trace.passes.forward[position]
+        self._position = position
+        self._piece = trace.passes.pieces[position]
+        self._born = trace.born[position]
+        self._run = run
+
+    def plain(self) -> PartedPass:
+        saved = [saved.saved_s for each in self._born for saved in self._saved(each)]
+        return PartedPass(
+            unit=self._unit,
+            forward=self._position,
+            backward=self._backward,
+            parts=(),
+            own=tuple(self._changes(self._born, max(saved, default=0.0))),
+            random_state_bytes=self._trace.random_state_bytes,
+        )
+
+    def _saved(self, each: _Storage) -> Iterator[Saved]:
+        end_s = self._piece.end_s
+        return (s for s in each.item.saved if s.unit == self._unit and s.saved_s <= end_s)
+
+    def _changes(self, born: Iterable[_Storage], until_s: float) -> list[Change]:
+        """What they do in the forward until then; in order."""
+        changes = []
+        for row in (each.item.row for each in born):
+            if row.category in STATES or row.birth_s > until_s:
+                continue
+            changes.append(Change(row.birth_s, row.size_bytes, row.category))
+            if row.death_s is not None and row.death_s <= until_s:
+                changes.append(Change(row.death_s, -row.size_bytes, row.category))
+        return _in_order(changes)
+
+    def options(self) -> list[tuple[Part, ...]]:
+        """Each lowers the highest instant more, and takes longer, than the one before it: single parts first, then the best
+        of them with others, one after another."""
+        candidates = self._candidates()
+        singles = sorted((part.run.whole_s, self._level([part]), at) for at, part in enumerate(candidates))
+        level = self._level([]) if candidates else 0
+        found: list[tuple[Part, ...]] = []
+        for _, reached, at in singles:
+            if reached < level - _LEAST_GAIN * level:
+                level = reached
+                found.append((candidates[at],))
+        found = found[-_MAX_SINGLES:]
+        while found and len(found[-1]) < _MAX_PARTS:
+            taken = found[-1]
+            free = [part for part in candidates if not any(_share(part, other) for other in taken)]
+            levels = [(self._level([*taken, part]), part.run.whole_s, at) for at, part in enumerate(free)]
+            best = min(levels, default=None)
+            if best is None or best[0] >= level - _LEAST_GAIN * level:
+                break
+            level = best[0]
+            found.append((*taken, free[best[2]]))
+        return found
+
+    def like(self, wanted: Sequence[tuple[Modules, ...]]) -> list[tuple[Part, ...]]:
+        """The options of another pass; none where this one has not all of their parts."""
+        found = {part.modules: part for part in self._candidates()}
+        if not all(modules in found for option in wanted for modules in option):
+            return []
+        return [tuple(found[modules] for modules in option) for option in wanted]
+
+    def _level(self, parts: Sequence[Part]) -> int:
+        """The highest instant of the second run and the backward, beside what was there before both."""
+        parted = self.plain().with_parts(parts)
+        kept_bytes = sum(each.item.row.size_bytes for each in self._born if each.number in self._trace.freed)
+        backward = parted.backward_peak({"activation": kept_bytes}, self._backward_changes)
+        return max(sum(parted.growth().values()), sum(backward.values()) + parted.state_bytes)
+
+    @cached_property
+    def _backward_changes(self) -> list[Change]:
+        born, dead = self._trace.born[self._backward], self._trace.dead[self._backward]
+        changes = [Change(e.item.row.birth_s, e.item.row.size_bytes, e.item.row.category) for e in born]
+        changes += [
+            Change(row.death_s, -row.size_bytes, row.category)
+            for row in (each.item.row for each in dead)
+            if row.death_s is not None
+        ]
+        return _in_order(changes)
+
+    def _candidates(self) -> list[Part]:
+        calls = self._trace.calls.get(self._unit, [])
+        root = [call for call in calls if self._piece.start_s <= call.row.start_s <= self._piece.end_s]
+        inside = [call for one in root for call in _all_inside(one)]
+        counts = Counter(call.row.module for call in inside)
+        siblings = [one.inside for one in (*root, *inside)]
+        found = [
+            self._part(span, counts)
+            for run in (run for calls in siblings for run in _runs(calls))
+            for span in _spans(run)
+        ]
+        return [part for part in found if part is not None]
+
+    def _part(self, calls: Sequence[_Call], counts: Mapping[str, int]) -> Part | None:
+        """None where it would free nothing, or hold what it is called with for longer than the plain run does."""
+        names = tuple(call.row.module for call in calls)
+        prefix = f"{self._unit}." if self._unit else ""
+        if any(counts[name] > 1 or not name.startswith(prefix) for name in names) or calls[0].changes_input:
+            return None
+        start_s, end_s = calls[0].row.start_s, calls[-1].row.end_s
+        saved = [s for each in self._born for s in self._saved(each) if start_s <= s.saved_s <= end_s]
+        asked = [s.unpacked_s for s in saved if s.unpacked_s is not None]
+        inside = [each for each in self._born if start_s <= each.item.row.birth_s <= end_s]
+        own = [each for each in inside if self._is_own(each, start_s, end_s)]
+        if not own or not asked or not all(self._keeps(n, start_s, end_s) for n in calls[0].inputs):
+            return None
+        last_saved_s = max(s.saved_s for s in saved)
+        return Part(
+            modules=names,
+            storages=tuple(self._storage(each, end_s) for each in own),
+            asked_s=min(asked),
+            growth=highest({}, self._changes(inside, last_saved_s), ()),
+            run=self._second_run(start_s, last_saved_s, len(saved), len(calls)),
+        )
+
+    def _is_own(self, each: _Storage, start_s: float, end_s: float) -> bool:
+        return each.number in self._trace.freed and all(
+            start_s <= s.saved_s <= end_s for s in each.item.saved
+        )
+
+    def _keeps(self, storage_id: int, start_s: float, end_s: float) -> bool:
+        """Whether autograd keeps what a part is called with for the part, or it is there anyway."""
+        item = self._trace.by_id.get(storage_id)
+        if item is None or item.death > self._backward:
+            return True
+        return any(start_s <= s.saved_s <= end_s for s in item.saved)
+
+    def _storage(self, each: _Storage, end_s: float) -> PartStorage:
+        needed_s = each.item.needed_until_s
+        return PartStorage(
+            category=each.item.row.category,
+            size_bytes=each.item.row.size_bytes,
+            unsaved_s=max(end_s if needed_s is None else needed_s, each.item.row.birth_s),
+            death_segment=each.item.death,
+        )
+
+    def _second_run(self, start_s: float, last_saved_s: float, num_saved: int, num_calls: int) -> SecondRun:
+        operators = self._trace.operators(self._piece)
+        total_s = sum(op.end_s - op.start_s for op in operators)
+        inside = (op for op in operators if start_s <= op.start_s <= last_saved_s)
+        share = sum(op.end_s - op.start_s for op in inside) / total_s if total_s > 0 else 1.0
+        seconds = self._run.whole_s * share
+        return SecondRun(whole_s=seconds, until_saved_s=seconds, num_saved=num_saved, num_calls=num_calls)
+
+
+def _all_inside(call: _Call) -> Iterator[_Call]:
+    for inner in call.inside:
+        yield inner
+        yield from _all_inside(inner)
+
+
+def _runs(siblings: Sequence[_Call]) -> Iterator[list[_Call]]:
+    """The longest ones in which each is called with nothing but what the one before it returned."""
+    run: list[_Call] = []
+    for call in siblings:
+        if run and not (len(call.inputs) == 1 and call.inputs == run[-1].outputs):
+            yield run
+            run = []
+        run.append(call)
+    if run:
+        yield run
+
+
+def _spans(run: Sequence[_Call]) -> Iterator[Sequence[_Call]]:
+    longest = len(run) if len(run) <= _MAX_SIBLINGS else 1
+    for first in range(len(run)):
+        for last in range(first + 1, min(first + longest, len(run)) + 1):
+            yield run[first:last]
+
+
+def _share(one: Part, other: Part) -> bool:
+    """Whether two parts have a module in common, or one lies inside a module of the other."""
+    return any(
+        a == b or a.startswith(f"{b}.") or b.startswith(f"{a}.") for a in one.modules for b in other.modules
+    )
+
+
+def _in_order(changes: Iterable[Change]) -> list[Change]:
+    return sorted(changes, key=lambda change: (change.time_s, change.delta_bytes > 0))

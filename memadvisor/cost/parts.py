@@ -1,0 +1,197 @@
+"""Memory and time of units whose parts keep nothing but what they are called with, and run again before their own
+backward (engines/parts.py).
+
+The law of the moments, storage by storage, in times of the traced step:
+
+- In the run that keeps for the backward - the first one, or of a recomputed unit the second - what autograd would keep of
+  a part alone goes at its last use in the forward.
+- When autograd first asks for something of a part, the part runs again, with what it has at its highest instant beside
+  what is there; from then on all is as in the plain backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memadvisor.cost.rounded_activations import Timed
+from memadvisor.cost.second_run import SecondRun
+from memadvisor.cost.stretches import Stretches
+
+if TYPE_CHECKING:
+    from memadvisor.cost.step import CapturedStep
+
+Bytes = Mapping[str, int]  # by category
+Modules = tuple[str, ...]  # names of a part's modules, in the order of their calls
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Bytes that come or go."""
+
+    time_s: float
+    delta_bytes: int
+    category: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStorage:
+    """What autograd keeps of a part alone; `unsaved_s`: its last use in the forward."""
+
+    category: str
+    size_bytes: int
+    unsaved_s: float
+    death_segment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """`asked_s`: when autograd first asks for something of it. `growth`: what running it again has at its highest instant."""
+
+    modules: Modules
+    storages: tuple[PartStorage, ...]
+    asked_s: float
+    growth: Bytes
+    run: SecondRun
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(storage.size_bytes for storage in self.storages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartedPass:
+    """A pass of a unit with parts: segments of its forward and backward, and what its forward brings into being until it
+    has saved its last tensor. `random_state_bytes`: of the device's memory, what a generator's state takes."""
+
+    unit: str
+    forward: int
+    backward: int
+    parts: tuple[Part, ...]
+    own: tuple[Change, ...]
+    random_state_bytes: int
+
+    def with_parts(self, parts: Iterable[Part]) -> PartedPass:
+        return replace(self, parts=tuple(parts))
+
+    @property
+    def modules(self) -> tuple[Modules, ...]:
+        return tuple(part.modules for part in self.parts)
+
+    @property
+    def state_bytes(self) -> int:
+        """The generator's, as it was when each module was called."""
+        return self.random_state_bytes * sum(len(part.modules) for part in self.parts)
+
+    def growth(self) -> dict[str, int]:
+        """What the second run of the unit has at its highest instant."""
+        return self._with_state(highest({}, self.own, self._let_go()), self.state_bytes)
+
+    def forward_peak(self, start: Bytes, events: Sequence[Timed]) -> dict[str, int]:
+        """The first run, where it keeps for the backward."""
+        return highest(start, events, self._let_go())
+
+    def backward_peak(self, start: Bytes, events: Sequence[Timed]) -> dict[str, int]:
+        """`start`: with all that the unit keeps in the plain run."""
+        level = dict(start)
+        changes: list[Change] = []
+        for part in self.parts:
+            for storage in part.storages:
+                level[storage.category] = level.get(storage.category, 0) - storage.size_bytes
+                changes.append(Change(part.asked_s, storage.size_bytes, storage.category))
+        spikes = {part.asked_s: self._with_state(part.growth, self.random_state_bytes) for part in self.parts}
+        return highest(level, events, changes, spikes)
+
+    def _with_state(self, level: Bytes, size_bytes: int) -> dict[str, int]:
+        return {**level, "temporary": level.get("temporary", 0) + size_bytes}
+
+    def _let_go(self) -> list[Change]:
+        return [
+            Change(storage.unsaved_s, -storage.size_bytes, storage.category)
+            for part in self.parts
+            for storage in part.storages
+        ]
+
+
+def highest(
+    start: Bytes,
+    events: Iterable[Timed],
+    more: Iterable[Change],
+    spikes: Mapping[float, Bytes] | None = None,
+) -> dict[str, int]:
+    """The highest level. Of one moment, what comes by `more` does so before its events, and what goes by it after them.
+    `spikes`: by moment, what is there beside, before all of it."""
+    marks: list[tuple[float, int, Timed | Bytes]] = [(event.time_s, 2, event) for event in events]
+    marks += [(change.time_s, 1 if change.delta_bytes > 0 else 3, change) for change in more]
+    marks += [(time_s, 0, growth) for time_s, growth in (spikes or {}).items()]
+    marks.sort(key=lambda mark: mark[:2])
+    level = dict(start)
+    total_bytes = best_bytes = sum(level.values())
+    best = dict(level)
+    for _, _, change in marks:
+        if isinstance(change, Mapping):
+            reached = total_bytes + sum(change.values())
+            if reached > best_bytes:
+                best_bytes = reached
+                best = {c: level.get(c, 0) + change.get(c, 0) for c in {**level, **change}}
+            continue
+        level[change.category] = level.get(change.category, 0) + change.delta_bytes
+        total_bytes += change.delta_bytes
+        if total_bytes > best_bytes:
+            best_bytes, best = total_bytes, dict(level)
+    return {category: size_bytes for category, size_bytes in best.items() if size_bytes}
+
+
+class PartedUnits:
+    """Of one step, the units that a choice gives parts."""
+
+    def __init__(
+        self, step: CapturedStep, parts: Mapping[str, tuple[Modules, ...]], stretches: Stretches
+    ) -> None:
+        self._step = step
+        self._stretches = stretches
+        self._passes: dict[tuple[str, int | None], PartedPass] = {}
+        self._at: dict[int, PartedPass] = {}
+        for (unit, number), options in step.parted.items() if parts else ():
+            found = next((option for option in options if option.modules == parts.get(unit)), None)
+            if found is not None:
+                self._passes[unit, number] = found
+                self._at[found.backward] = found
+                if unit not in stretches:
+                    self._at[found.forward] = found
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._at
+
+    def changes(self) -> Iterable[tuple[str, int, int, int, bool]]:
+        """Category, first and last segment, bytes, and whether they end inside the last."""
+        for (unit, _), found in self._passes.items():
+            if unit not in self._stretches:
+                yield "temporary", found.forward, found.backward, found.state_bytes, False
+                for storage in (storage for part in found.parts for storage in part.storages):
+                    last = min(storage.death_segment, found.backward)
+                    yield storage.category, found.forward + 1, last, -storage.size_bytes, True
+
+    def peak(self, position: int, view: str, start: Bytes) -> dict[str, int]:
+        """Of a segment with parts, from its captured start."""
+        found = self._at[position]
+        timeline = self._step.timelines[position]
+        if position == found.forward:
+            return found.forward_peak(start, timeline.views[view])
+        level = found.backward_peak(start, timeline.views[view])
+        if found.unit in self._stretches:
+            level["temporary"] = level.get("temporary", 0) + found.state_bytes
+        return level
+
+    def growth(self, unit: str, number: int | None) -> dict[str, int] | None:
+        """Of the unit's second run; None for a unit without parts."""
+        found = self._passes.get((unit, number))
+        return None if found is None else found.growth()
+
+    def seconds(self, position: int) -> float:
+        """What the parts' runs take in a backward."""
+        found = self._at.get(position)
+        if found is None or position != found.backward:
+            return 0.0
+        return sum(part.run.seconds(self._step.second_run_cost) for part in found.parts)
