@@ -317,9 +317,14 @@ class Wire:
         source: int,
         tag: int,
     ) -> list[Work]:
-        """Send to one rank of the group and receive from another; both are under way on return."""
-        out = self._begin_send(operation, unit, sent, to, tag)
-        return [out, self._begin_receive(operation, unit, received, source, tag)]
+        """Send to one rank of the group and receive from another; both are under way on return.
+
+        The receive is posted first. Gloo sends what the other end waits for already in the thread that says so, beside its
+        own that receives; what is waited for later its own thread sends, so that of two messages that cross each other on
+        a slow link one waits for the other.
+        """
+        back = self._begin_receive(operation, unit, received, source, tag)
+        return [self._begin_send(operation, unit, sent, to, tag), back]
 
     def _begin_send(self, operation: str, unit: str, sent: torch.Tensor, to: int, tag: int) -> Work:
         rank = self._global_ranks[to]
