@@ -243,28 +243,9 @@ def stage_memory(
     coefficients: Coefficients,
 ) -> StageMemory:
     """`held_activation_bytes`: what the schedule holds of its microbatches at the peak, the logits' own bytes not among it."""
-    layout, software = step.layout, step.software
+    layout = step.layout
     count = stage_parameters(model, step, contents)
-    stage, updated, each, frozen = (
-        layout.zero_stage,
-        count.updated,
-        state_bytes(software),
-        frozen_bytes(software),
-    )
-    held_bytes = each.parameter.of(updated, layout, is_sharded=stage == 3)
-    held_bytes += each.parameter.of_secondary(updated, layout)
-    if count.trained is not None:
-        held_bytes += frozen.of(count, layout, is_sharded=stage == 3) + frozen.of_secondary(count, layout)
-    parameter_bytes = 0.0 if layout.offload_parameters else held_bytes
-    gradient_bytes = each.gradient.of(updated, layout, is_sharded=stage >= 2)
-    if step.defers_reduction:
-        # FSDP sums what it has not reduced in the dtype of the reduction.
-        gradient_bytes = updated.all * max(software.gradient_bytes, software.reduce_bytes)
-    if layout.offload_optimizer and stage >= 2 and software.offload_gradients:
-        gradient_bytes = 0.0
-    optimizer_bytes = 0.0
-    if not layout.offload_optimizer:
-        optimizer_bytes = each.optimizer.of(updated, layout, is_sharded=stage >= 1)
+    parameter_bytes, gradient_bytes, optimizer_bytes = _held_states(step, count)
     activation_bytes = held_activation_bytes
     if layout.offload_activations:
         moving = min(held_activation_bytes, _MOVING * _moved_at_once(model, step, contents.layers))
@@ -282,7 +263,7 @@ def stage_memory(
     )
     # Activations are gone when the optimizer updates.
     gone_bytes = activation_bytes + max(head_bytes, working)
-    buffer_bytes += max(0.0, _update_bytes(step, updated) - gone_bytes)
+    buffer_bytes += max(0.0, _update_bytes(step, count.updated) - gone_bytes)
     tensors = (
         parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes + head_bytes + buffer_bytes
     )  # fmt: skip
@@ -296,6 +277,28 @@ def stage_memory(
         allocator_bytes=tensors * (coefficients.allocator_share - 1) + coefficients.allocator_fixed_bytes,
         context_bytes=coefficients.context_bytes,
     )
+
+
+def _held_states(step: TrainingStep, count: StageParameters) -> tuple[float, float, float]:
+    """Bytes of parameters, gradients and optimizer state on one rank's device."""
+    layout, software = step.layout, step.software
+    stage, updated = layout.zero_stage, count.updated
+    each, frozen = state_bytes(software), frozen_bytes(software)
+    held_bytes = each.parameter.of(updated, layout, is_sharded=stage == 3)
+    held_bytes += each.parameter.of_secondary(updated, layout)
+    if count.trained is not None:
+        held_bytes += frozen.of(count, layout, is_sharded=stage == 3) + frozen.of_secondary(count, layout)
+    parameter_bytes = 0.0 if layout.offload_parameters else held_bytes
+    gradient_bytes = each.gradient.of(updated, layout, is_sharded=stage >= 2)
+    if step.defers_reduction:
+        # FSDP sums what it has not reduced in the dtype of the reduction.
+        gradient_bytes = updated.all * max(software.gradient_bytes, software.reduce_bytes)
+    if layout.offload_optimizer and stage >= 2 and software.offload_gradients:
+        gradient_bytes = 0.0
+    optimizer_bytes = 0.0
+    if not layout.offload_optimizer:
+        optimizer_bytes = each.optimizer.of(updated, layout, is_sharded=stage >= 1)
+    return parameter_bytes, gradient_bytes, optimizer_bytes
 
 
 def _update_bytes(step: TrainingStep, updated: StageParameters) -> float:
