@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import reduce
 
 import torch
 
+from memadvisor.capture.module_info import ModuleInfo, module_infos
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
 from memadvisor.capture.unstepped import LOOSE, UNCALLED
@@ -19,18 +20,6 @@ from memadvisor.run.records import Module, Parameter, Unit
 from memadvisor.run.torch_names import dtype_name
 
 _MOST_SEARCHES = 16  # for the model that a part is of
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleInfo:
-    """What the hooks need to know of a module, found by its id."""
-
-    name: str
-    unit: str
-    is_unit: bool  # the topmost module of a unit
-    is_root: bool
-    is_plain: bool = False  # inside a unit: it has no span of its own
-    is_of_model: bool = True  # else a loss function, or made inside a forward
 
 
 class Models:
@@ -48,8 +37,12 @@ class Models:
         self._num_prefixes = self._num_searches = 0
         self._order: dict[str, None] = {}  # units in order of first execution
 
-    def info(self, module: torch.nn.Module) -> ModuleInfo | None:
-        return self._infos.get(id(module))
+    def info(self, module: torch.nn.Module, around: Sequence[ModuleInfo] = ()) -> ModuleInfo | None:
+        """`around`: the modules that are running, innermost last."""
+        info = self._infos.get(id(module))
+        if info is not None and info.is_shared and around and around[-1].is_of_model:
+            return replace(info, unit=around[-1].unit)
+        return info
 
     def discover(self, module: torch.nn.Module, *, is_outermost: bool, is_traced: bool = False) -> ModuleInfo:
         """Name a module that is called for the first time; the outermost one with parameters is a model.
@@ -206,11 +199,9 @@ class Models:
             for name, part in root.named_children()
             if any(True for _ in part.parameters())
         ]
-        for name, module in root.named_modules(prefix=prefix):
+        for module, info in module_infos(root, prefix, units):
             if id(module) not in self._infos:
-                unit = units.get(name, prefix)
-                is_plain = unit != name and module is not root
-                self._remember(module, ModuleInfo(name, unit, unit == name, module is root, is_plain))
+                self._remember(module, info)
 
     def _new_prefix(self) -> str:
         """ "" for the first model, then a name that no module of the models before has."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memadvisor.capture.models import ModuleInfo
+from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.tensor_storage import plain_tensors
 
 _MAX_DEPTH = 6  # of containers around a tensor: arguments are nested flatly, and a cycle must end

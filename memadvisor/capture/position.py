@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memadvisor.capture.models import ModuleInfo
+from memadvisor.capture.module_info import ModuleInfo
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ class Recorder:
 
     def enter_module(self, module: torch.nn.Module, args: Any) -> None:
         spans, position = self._spans, self._position
-        info = self._models.info(module)
+        info = self._models.info(module, position.stack)
         if info is None:
             begin_s = time.monotonic()
             info = self._models.discover(module, is_outermost=not position.stack, is_traced=self.is_tracing)

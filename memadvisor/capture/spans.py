@@ -16,7 +16,7 @@ import torch
 from memadvisor.capture.clock import DeviceMark, seconds_of
 from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
-from memadvisor.capture.models import ModuleInfo
+from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import LengthFirst, SeenBatches, batch_of
 from memadvisor.run.cut import innermost

@@ -13,7 +13,8 @@ from memadvisor.capture.census import Labelled
 from memadvisor.capture.collectives import Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.labels import MOST_OPERATORS
-from memadvisor.capture.models import Models, ModuleInfo
+from memadvisor.capture.models import Models
+from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import LengthFirst
 from memadvisor.capture.tracer import Tracer

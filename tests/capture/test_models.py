@@ -87,3 +87,28 @@ def test_what_is_made_of_a_model_has_its_names(tmp_path, made_of):
     rank = prof.run.ranks[0]
     assert rank.traced_step is not None
     assert {unit.name for unit in rank.units} == {"0", "1", "2"}
+
+
+class Acting(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 16), act, nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x)))
+
+
+def test_a_module_that_blocks_share_works_for_the_one_that_calls_it(tmp_path):
+    """As an activation that is a default argument of all blocks."""
+    act = nn.SiLU()
+    model = nn.Sequential(Acting(act), Acting(act), Acting(act))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+    saved = dict.fromkeys(("0", "1", "2"), 0)
+    for row in rank.saved:
+        saved[row.unit] += row.shape == "[4, 16]"
+    assert saved == {"0": 2, "1": 2, "2": 2}  # what it took, and what it gave

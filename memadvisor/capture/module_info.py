@@ -1,0 +1,36 @@
+"""What is known of each module of a model: its name, and the unit that its work belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """What the hooks need to know of a module, found by its id."""
+
+    name: str
+    unit: str
+    is_unit: bool  # the topmost module of a unit
+    is_root: bool
+    is_plain: bool = False  # inside a unit: it has no span of its own
+    is_of_model: bool = True  # else a loss function, or made inside a forward
+    is_shared: bool = False  # without parameters, in several units: it works for the one that calls it
+
+
+def module_infos(
+    root: torch.nn.Module, prefix: str, units: Mapping[str, str]
+) -> Iterator[tuple[torch.nn.Module, ModuleInfo]]:
+    """Of every module of a model, once, under its first name; `units` are `run.cut.cut_units`'s."""
+    places: dict[int, set[str]] = {}
+    for name, module in root.named_modules(prefix=prefix, remove_duplicate=False):
+        places.setdefault(id(module), set()).add(units.get(name, prefix))
+    for name, module in root.named_modules(prefix=prefix):
+        unit = units.get(name, prefix)
+        is_plain = unit != name and module is not root
+        is_bare = is_plain and not any(True for _ in module.parameters())
+        is_shared = is_bare and len(places[id(module)]) > 1
+        yield module, ModuleInfo(name, unit, unit == name, module is root, is_plain, is_shared=is_shared)
