@@ -213,7 +213,9 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         )
         shares = (first.time_mape, first.time_bias), (first.memory_mape, first.memory_bias)
         of_time, of_memory = ([_share(first_mape), _signed(first_bias)] for first_mape, first_bias in shares)
-        today = [_share(time.mape), _signed(time.bias), _rank(time.spearman)]
+        today = ["-", "-", "-"]
+        if time.num_rows:
+            today = [_share(time.mape), _signed(time.bias), _rank(time.spearman)]
         cells = [name, *of_time, _rank(first.spearman), *today, *of_memory]
         cells += [_share(memory.mape), _signed(memory.bias)] if memory.num_rows else ["-", "-"]
         lines.append(f"| {' | '.join(cells)} |")
