@@ -19,7 +19,7 @@ from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.holders import Holders, SavedStorage
 from memadvisor.capture.label_log import LabelLog, SavedTensor
 from memadvisor.capture.labels import LabelMode
-from memadvisor.capture.tensor_storage import PLAIN_TENSORS
+from memadvisor.capture.tensor_storage import PLAIN_TENSORS, plain_tensors
 
 
 class SavedTensorHooks:
@@ -49,8 +49,10 @@ class SavedTensorHooks:
             mode.is_active, is_own = False, False  # our own detach is none of the script's
             tensor = without_cycle(tensor)
             mode.is_active = was_active
-        if not address or not was_active:
+        if not was_active:
             return _Kept(tensor, None)
+        if not address:
+            return _Kept(tensor, *self._rows_inside(tensor, needs_gradient))
         storage = tensor.untyped_storage()
         row = self._row(tensor, storage, address, needs_gradient)
         return _Kept(tensor, row, self.holders.save(storage, address) if is_own else None)
@@ -60,6 +62,8 @@ class SavedTensorHooks:
     def unpack(kept: Any) -> torch.Tensor:
         if kept.row is not None:
             kept.row.unpacked_ns = time_ns()
+            for row in kept.others:
+                row.unpacked_ns = kept.row.unpacked_ns
         tensor: torch.Tensor = kept.tensor
         return tensor
 
@@ -105,6 +109,20 @@ class SavedTensorHooks:
         self._log.saved.append(row)
         return row
 
+    def _rows_inside(
+        self, tensor: torch.Tensor, needs_gradient: bool
+    ) -> tuple[SavedTensor | None, None, tuple[SavedTensor, ...]]:
+        """Of a tensor without memory of its own: the tensors that it wraps, as a DTensor does this rank's part."""
+        if type(tensor) in PLAIN_TENSORS:
+            return None, None, ()
+        inside = [part for part in plain_tensors(tensor) if part is not tensor]
+        rows = [
+            self._row(part, part.untyped_storage(), address, needs_gradient)
+            for part in inside
+            if (address := self._mode.address(part))
+        ]
+        return (rows[0], None, tuple(rows[1:])) if rows else (None, None, ())
+
     def _back(self, first: SavedTensor, tensor: torch.Tensor) -> SavedTensor | None:
         """The row of bytes that were moved and are on the device again, in `tensor`; None after the step."""
         address = self._mode.address(tensor) if self._mode.is_active else 0
@@ -142,19 +160,26 @@ def own_alias(tensor: torch.Tensor) -> torch.Tensor:
 class _Kept:
     """Stands for a saved tensor inside autograd; its end is the moment that autograd lets go."""
 
-    __slots__ = ("row", "storage", "tensor")
+    __slots__ = ("others", "row", "storage", "tensor")
 
     def __init__(
-        self, tensor: torch.Tensor, row: SavedTensor | None, storage: SavedStorage | None = None
+        self,
+        tensor: torch.Tensor,
+        row: SavedTensor | None,
+        storage: SavedStorage | None = None,
+        others: tuple[SavedTensor, ...] = (),
     ) -> None:
         self.tensor = tensor
         self.row = row
         self.storage = storage
+        self.others = others  # of a wrapper of several tensors, all but the first
 
     @never_compiled
     def __del__(self) -> None:
         if self.row is not None:
             self.row.released_ns = time_ns()
+            for row in self.others:
+                row.released_ns = self.row.released_ns
         if self.storage is not None:
             self.storage.let_go()
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import memadvisor
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
 from memadvisor.run.parallel_records import TensorParallel
@@ -74,3 +75,21 @@ def test_a_mesh_named_after_data_is_no_tensor_parallelism():
         for layer in model:
             layer.weight = torch.nn.Parameter(distribute_tensor(layer.weight, mesh, [Shard(0)]))
         assert tensor_parallel([("", model)], {}) == []
+
+
+def test_what_autograd_keeps_of_split_layers_is_this_ranks_part(tmp_path):
+    """A DTensor has no memory of its own: what it wraps is kept."""
+    with ranks():
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(model, init_device_mesh("cpu", (NUM_RANKS,)), plan)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch = torch.ones(32, 8)
+        with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
+            for _ in range(3):
+                model(batch).sum().backward()
+                optimizer.step()
+    rank = prof.run.ranks[0]
+    operators = {storage.storage_id: storage.operator for storage in rank.storages}
+    kept = {(operators[row.storage_id], row.size_bytes) for row in rank.saved}
+    assert ("aten::gelu", 32 * 4 * 4) in kept
