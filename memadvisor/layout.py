@@ -65,8 +65,9 @@ class Software:
     go by pieces of the tokens, so that logits are never whole. `update_passes`: what an update moves, over one fused kernel's.
     `updates_lists`: it goes by kernels over lists of tensors, and holds one more of each parameter's size meanwhile.
     `launches_each_expert`: products of a rank's experts are launched one by one, and so are the casts of what comes into them.
-    `dispatch_bytes`: of an element of a token on its way to its experts; it comes back in two. `loss_in_place`: the cross entropy's softmax takes the place of the fp32 copy of the logits. `lora`: adapters alone are trained,
-    and states are of them; None where all parameters are.
+    `dispatch_bytes`: of an element of a token on its way to its experts; it comes back in two. `loss_in_place`: the cross
+    entropy's softmax takes the place of the fp32 copy of the logits. `lora`: adapters alone are trained, and states are of
+    them; None where all parameters are.
     """
 
     name: str = "default"

@@ -56,6 +56,11 @@ def nearest_words(question: LayoutQuestion, nearest: NearestFit) -> str:
     words += "."
     if not nearest.may_offload:
         words += " The optimizer on the host was not searched: the link to the host is not known ([host] in a cluster file)."
+    lora = question.software.lora
+    if lora is not None and not lora.is_quantized:
+        words += (
+            " --quantized-base nf4 holds the frozen matrices of layers in about a quarter of their bytes."
+        )
     return f"{words} A shorter --seq takes less too."
 
 
