@@ -105,7 +105,8 @@ def _spread(choices: list[Choice], number: int) -> list[Choice]:
     places = [round(step * (len(choices) - 1) / (number - 1)) for step in range(number)]
     if len(hull) > number:
         hull = [hull[round(step * (len(hull) - 1) / (number - 1))] for step in range(number)]
-    rest = [choices[place] for place in places if choices[place] not in hull]
+    on_hull = {id(choice) for choice in hull}
+    rest = [choices[place] for place in places if id(choices[place]) not in on_hull]
     rest = [rest[k * len(rest) // (number - len(hull))] for k in range(number - len(hull))] if rest else []
     return sorted({c.size_bytes: c for c in (*hull, *rest)}.values(), key=lambda c: c.size_bytes)
 
