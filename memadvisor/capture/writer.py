@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
 from memadvisor.capture.census import optimizer_state_rows
@@ -27,6 +28,7 @@ from memadvisor.capture.tracer import Trace
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
+from memadvisor.run.living import living
 from memadvisor.run.process import own_mark
 from memadvisor.run.records import Counter, Ending, Note, ProcessInfo, Span, Step
 from memadvisor.run.store import journal_path
@@ -235,6 +237,7 @@ class RankWriter:
             torch_version=torch.__version__,
             python_version=platform.python_version(),
             mark=own_mark(),
+            has_ddp=None if _process_group_size() == 1 else bool(living(DistributedDataParallel)),
             **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
         )
 

@@ -1,5 +1,5 @@
 """Memory and time of units whose parts keep nothing but what they are called with, and run again before their own
-backward (engines/parts.py).
+backward (engines/activations/parts.py).
 
 The law of the moments, storage by storage, in times of the traced step:
 

@@ -113,6 +113,12 @@ def _run_notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Itera
             f"Recorded with {recorded} rank{'s' * (recorded != 1)}, planned for {num_ranks}: each rank is assumed to "
             "keep its own micro-batch, so the batch of a step grows or shrinks with the ranks."
         )
+    rank = run.ranks[0]
+    if min(num_ranks, recorded) > 1 and rank.process.has_ddp is False and not rank.shard_groups:
+        yield (
+            "The script's ranks train without DistributedDataParallel and FSDP2. `run` applies plans for several ranks to scripts "
+            "that wrap their model in either, and to others none."
+        )
     if run.missing_ranks:
         yield f"{len(run.missing_ranks)} ranks left nothing readable; the plan rests on the others."
     if times is not None:

@@ -99,6 +99,16 @@ def test_several_ranks_need_times_of_collectives_and_a_hardware_file_gives_them(
     assert any("planned for 4" in note and "micro-batch" in note for note in advice.notes)
 
 
+@pytest.mark.parametrize(("has_ddp", "is_said"), [(False, True), (True, False), (None, False)])
+def test_a_script_whose_parallelism_is_its_own_is_told_that_no_plan_applies(has_ddp, is_said):
+    ranks = tuple(
+        dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=has_ddp))
+        for rank in RUN.ranks
+    )
+    advice = advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=10**9)
+    assert any("without DistributedDataParallel" in note for note in advice.notes) is is_said
+
+
 def test_every_plan_says_where_its_peak_is_and_how_the_next_compares():
     plans = advise(RUN, memory_bytes=4 * 10**6).plans
     for ranked in plans:
