@@ -198,11 +198,12 @@ READ = {
             "executor",
             "activation_units",
             "compressed_units",
-        ),  # who plays it; which units of a plan made by hand
+            "ranks",
+        ),  # who plays it; which units of a plan made by hand; choices by rank, which are refused
     },
     UnitPlan: {
         *("name", "zero_stage", "recompute", "reshard", "optimizer_tier", "kept", "activation_tier"),
-        *("optimizer_bits", "activation_bits", "parameter_tier"),
+        *("optimizer_bits", "activation_bits", "parameter_tier", "parts"),
     },
     Precision: {"param_dtype", "reduce_dtype", "optimizer_dtype"},
     Compression: {"gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top", "all_reduce_rank"},
