@@ -244,15 +244,12 @@ class Models:
 
     def parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(name, unit, parameter), a tied parameter once, under its first name; last those that are no module's."""
-        yield from self._own_parameters()
-        yield from self._loose_parameters()
-
-    def _own_parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         seen: set[int] = set()
         for name, unit, parameter in self._all_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield name, unit, parameter
+        yield from self._loose_parameters()
 
     def _loose_parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         for number, reference in enumerate(self._loose):
@@ -289,6 +286,14 @@ class Models:
         """`updated`: ids of parameters for which an optimizer keeps state. They are trained, though the script may have
         frozen them for the moment, as Lightning's toggle_optimizer does with all but one optimizer's.
         """
+        # Beside a model they have its names in a plan's fingerprint.
+        return self._own_rows(updated) or [
+            _row(name, unit, loose, own_shape(loose), True, "")
+            for name, unit, loose in self._loose_parameters()
+        ]
+
+    def _own_rows(self, updated: Set[int]) -> list[Parameter]:
+        """Of what modules hold."""
         first_name: dict[int, str] = {}
         rows = []
         groups = shard_groups(self.roots())
@@ -303,11 +308,7 @@ class Models:
                 rows.append(
                     _row(name, unit, parameter, shape, is_trained, tied_to if tied_to != name else "")
                 )
-        # Beside a model they have its names in a plan's fingerprint.
-        return rows or [
-            _row(name, unit, loose, own_shape(loose), True, "")
-            for name, unit, loose in self._loose_parameters()
-        ]
+        return rows
 
     def _unit_of(self, parameter: str, root: torch.nn.Module, prefix: str) -> str:
         inside = parameter[len(prefix) + 1 :] if prefix else parameter
@@ -332,23 +333,22 @@ class Models:
     def unit_rows(self, updated: Set[int] = frozenset()) -> list[Unit]:
         """Units with their parameters, in order of first execution; never executed ones come last. `updated`: as of
         `parameter_rows`."""
+        rows = self._own_rows(updated)
         sizes: dict[str, list[int]] = {}
-        groups = shard_groups(self.roots())
-        for name, unit, parameter in self._own_parameters():
-            entry = sizes.setdefault(unit, [0, 0, 0])
-            num_elements = own_shape(parameter, num_data_dims(name, parameter, groups)).numel()
-            size_bytes = num_elements * parameter.element_size()
-            entry[0] += num_elements
-            entry[1] += size_bytes
-            entry[2] += size_bytes if parameter.requires_grad or id(parameter) in updated else 0
+        for row in rows:
+            if not row.tied_to:
+                entry = sizes.setdefault(row.unit, [0, 0, 0])
+                entry[0] += row.num_elements
+                entry[1] += row.size_bytes
+                entry[2] += row.size_bytes if row.requires_grad else 0
         blocks, models = {}, {}
         for prefix, root in self.roots():
             for name, module in root.named_modules(prefix=prefix):
                 blocks[name] = (type(module).__name__, any(True for _ in module.children()))
                 models[name] = prefix
-        rows = self.parameter_rows()
         unit_of = {row.name: row.unit for row in rows}
         shared = {unit_of[r.tied_to] for r in rows if r.tied_to and unit_of[r.tied_to] != r.unit}
+        groups = shard_groups(self.roots())
         groups_of: dict[str, set[str | None]] = {}
         for row in rows:
             if not row.tied_to:
