@@ -26,6 +26,7 @@ from memadvisor.engines.activations.second_run import (
     Filling,
     Place,
     Places,
+    Returned,
     Told,
     as_packed,
     check_versions,
@@ -154,22 +155,20 @@ class _Part:
         self._places = Places()
         self._filling = filling
         self._number = place.number
-        self._returned: tuple[weakref.ref[torch.Tensor], int] | None = None  # with how often it was changed
+        self._returned: Returned | None = None
 
     def continues(self, number: int, args: Any, kwargs: Any) -> bool:
         """Whether a call is the part's next, with nothing but what the last one has returned, unchanged."""
         if self._returned is None or number != self._number or kwargs or len(args) != 1:
             return False
-        reference, version = self._returned
-        before = reference()
-        return before is not None and before is args[0] and before._version == version
+        return isinstance(args[0], torch.Tensor) and self._returned.is_unchanged(args[0])
 
     def call(self, forward: Callable[..., Any], around: Around, args: Any, kwargs: Any) -> Any:
         self._calls.append((forward, around, Conditions(tree_flatten((args, kwargs))[0])))
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self.unpack):
             output = forward(*args, **kwargs)
         self._number += 1
-        self._returned = (weakref.ref(output), output._version) if isinstance(output, torch.Tensor) else None
+        self._returned = Returned(0, output) if isinstance(output, torch.Tensor) else None
         return output
 
     def _pack(self, tensor: torch.Tensor) -> Place:

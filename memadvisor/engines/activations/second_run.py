@@ -211,6 +211,21 @@ def check_versions(leaves: Sequence[Any], versions: Sequence[int], unit: str) ->
         )
 
 
+class Returned:
+    """A tensor that a call has returned, as its leaf of this number, as long as the script has it."""
+
+    __slots__ = ("number", "reference", "requires_grad", "version")
+
+    def __init__(self, number: int, tensor: torch.Tensor) -> None:
+        self.number = number
+        self.reference = weakref.ref(tensor)
+        self.version = tensor._version
+        self.requires_grad = tensor.requires_grad
+
+    def is_unchanged(self, tensor: torch.Tensor) -> bool:
+        return self.reference() is tensor and tensor._version == self.version
+
+
 class _Alone:
     """A call that keeps its arguments alone. The hooks that autograd holds are all that holds it."""
 

@@ -26,6 +26,7 @@ from memadvisor.engines.activations.second_run import (
     Enough,
     Place,
     Places,
+    Returned,
     Told,
     as_packed,
     check_versions,
@@ -46,21 +47,6 @@ class _Made:
     number: int
 
 
-class _Returned:
-    """A tensor that a call has returned, as long as the script has it."""
-
-    __slots__ = ("number", "reference", "requires_grad", "version")
-
-    def __init__(self, number: int, tensor: torch.Tensor) -> None:
-        self.number = number
-        self.reference = weakref.ref(tensor)
-        self.version = tensor._version
-        self.requires_grad = tensor.requires_grad
-
-    def is_unchanged(self, tensor: torch.Tensor) -> bool:
-        return self.reference() is tensor and tensor._version == self.version
-
-
 class _Call:
     """A unit's call in a pass: what it takes to run it again, and the places of what autograd has saved for it."""
 
@@ -70,7 +56,7 @@ class _Call:
         self.forward: Callable[..., Any] | None = forward
         self.around = around
         self.places = Places()
-        self.returned: list[_Returned] = []
+        self.returned: list[Returned] = []
         self.given: dict[_Made, Any] = {}  # by a second run of a stretch around this one's
         self.running: tuple[Any, Any] | None = None  # the arguments, while the first run is under way
         self.walks_own_graph = False
@@ -194,7 +180,7 @@ class Pass:
             call.running = None
         self._calls[unit] = call
         call.returned = [
-            _Returned(number, leaf) for number, leaf in enumerate(tree_leaves(output)) if _is_tensor(leaf)
+            Returned(number, leaf) for number, leaf in enumerate(tree_leaves(output)) if _is_tensor(leaf)
         ]
         return output, is_linked
 
