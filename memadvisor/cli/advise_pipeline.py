@@ -17,7 +17,7 @@ from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
 from memadvisor.errors import UsageError
 from memadvisor.plan_file import save_plan
-from memadvisor.planning.pipelines import PipelineAdvice, advise_pipeline
+from memadvisor.planning.pipelines import PipelineAdvice, PipelinePoint, advise_pipeline
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import format_bytes, format_seconds, parse_bytes
@@ -71,24 +71,16 @@ def pipeline_advice_to_json(advice: PipelineAdvice) -> dict[str, Any]:
             "predicted_peak_bytes": max(rank.predicted_peak_bytes for rank in advice.ranks),
             "predicted_step_time_s": advice.step_time_s,
             "predicted_bubble_fraction": advice.bubble_fraction,
-            "everything": _point_to_json(advice),
+            "everything": _point_to_json(advice.everything),
         },
-        "front": [
-            {
-                "predicted_peak_bytes": point.peak_bytes,
-                "predicted_step_time_s": point.step_time_s,
-                "num_recomputed": list(point.num_recomputed),
-            }
-            for point in advice.front
-        ],
+        "front": [_point_to_json(point) for point in advice.front],
         "smallest_budget_bytes": advice.smallest_budget_bytes,
         "measured": {"peak_bytes": advice.measured_peak_bytes, "step_time_s": advice.measured_step_time_s},
         "notes": list(advice.notes),
     }
 
 
-def _point_to_json(advice: PipelineAdvice) -> dict[str, Any]:
-    point = advice.everything
+def _point_to_json(point: PipelinePoint) -> dict[str, Any]:
     return {
         "predicted_peak_bytes": point.peak_bytes,
         "predicted_step_time_s": point.step_time_s,

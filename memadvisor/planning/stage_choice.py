@@ -8,7 +8,6 @@ all moments of the step (operators.py) find, each simulated, and of their neighb
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
@@ -53,8 +52,8 @@ class StageChoice:
         """None where nothing that was found fits."""
         if self.play(frozenset()).peak_bytes <= budget_bytes:
             return frozenset()
-        if len(self.step.segments) << len(self.step.recomputable) <= _SEGMENTS_PLAYED:
-            return self._first(self._all, budget_bytes)
+        if self._are_few:
+            return next((units for units in self._all if self.play(units).peak_bytes <= budget_bytes), None)
         found = [choose_recomputed(self.step, self.play, budget_bytes), self._by_programme(budget_bytes)]
         fitting = [choice for choice in found if choice is not None]
         best = min(fitting, key=lambda choice: choice.simulation.step_time_s, default=None)
@@ -62,9 +61,14 @@ class StageChoice:
 
     def smallest(self) -> frozenset[str]:
         """The choice of least peak that was found."""
-        if len(self.step.segments) << len(self.step.recomputable) <= _SEGMENTS_PLAYED:
+        if self._are_few:
             return min(self._all, key=lambda units: self.play(units).peak_bytes)
         return smallest_peak(self.step, self.play).recomputed
+
+    @property
+    def _are_few(self) -> bool:
+        """Whether all choices are gone through."""
+        return len(self.step.segments) << len(self.step.recomputable) <= _SEGMENTS_PLAYED
 
     @cached_property
     def _all(self) -> list[frozenset[str]]:
@@ -72,9 +76,6 @@ class StageChoice:
         seconds = self.step.recomputable
         every = [frozenset(units) for n in range(len(seconds) + 1) for units in combinations(seconds, n)]
         return sorted(every, key=lambda units: (sum(seconds[unit] for unit in units), sorted(units)))
-
-    def _first(self, choices: Iterable[frozenset[str]], budget_bytes: int) -> frozenset[str] | None:
-        return next((units for units in choices if self.play(units).peak_bytes <= budget_bytes), None)
 
     @cached_property
     def _programme(self) -> Programme:
