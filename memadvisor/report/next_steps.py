@@ -65,7 +65,7 @@ def _memory(view: RankView) -> Iterator[str]:
     elif held >= WORTH_NAMING:
         yield (
             f"Model states (parameters, gradients, optimizer state) are {format_fraction(held)} of the peak; "
-            "ZeRO shards them over data-parallel ranks, and without any only fewer or smaller ones help."
+            "ZeRO shards them over data-parallel ranks; on one rank a plan may keep some on disk (`advise --hardware`)."
         )
     if temporary and shares["temporary"] < max(shares.values()):
         yield temporary
