@@ -18,15 +18,6 @@ SCRIPT = Path(__file__).parent / "zoo_ranks.py"
 BYTES = 4  # fp32
 
 
-def _printed(rank):
-    """What a rank prints. torch itself may hang as it ends (its last thread of Gloo), when all has been said."""
-    try:
-        return rank.communicate(timeout=20)[0]
-    except subprocess.TimeoutExpired:
-        rank.kill()
-        return rank.communicate()[0]
-
-
 def plain(kind):
     """Lines that two ranks print by themselves, sorted."""
     with socket.socket() as probe:
@@ -42,7 +33,7 @@ def plain(kind):
         for rank in range(2)
     ]  # fmt: skip
     try:
-        return sorted(line for rank in ranks for line in _printed(rank).splitlines())
+        return sorted(line for rank in ranks for line in rank.communicate(timeout=60)[0].splitlines())
     finally:
         for rank in ranks:
             rank.kill()

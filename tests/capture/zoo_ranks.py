@@ -29,6 +29,9 @@ def operations():
 
 def main(kind):
     dist.init_process_group("gloo")
+    # Held until the model has gone. Else DDP's reducer, which goes with it, is the last that holds the group, and ends
+    # it without letting go of the interpreter's lock, which the group's last thread may wait for: torch hangs then.
+    group = dist.group.WORLD
     torch.manual_seed(0)
     model = Gpt()
     if kind == "ddp":
@@ -48,6 +51,7 @@ def main(kind):
     sys.stdout.write(f"{dist.get_rank()} {len(ran)} collectives {digest}\n")
     sys.stdout.flush()
     dist.destroy_process_group()
+    del model, group
 
 
 if __name__ == "__main__":
