@@ -1,4 +1,45 @@
-"""From a plan to its schedule: what ZeRO stages, groups of ranks, overlap and recomputation mean as actions."""
+"""From a plan to its schedule: what ZeRO stages, groups of ranks, overlap and recomputation mean as actions.
+
+- Stage 0: all_reduce the unit's gradient after its backward, under the backward of the units that follow:
+  the buffer is there anyway, so this costs no memory.
+- Stage 1: the same (every rank keeps the whole summed gradient, so a script may still read it), but each
+  rank updates its shard alone, and the updated parameters are gathered after the optimizer step.
+- Stage 2: reduce_scatter after the backward, then free the rest of the gradient.
+- Stage 3: as 2; parameters are gathered before each forward and each backward, unless they are there, and
+  released after the backward, and with `reshard` after the forward too. Those that modules of other units
+  use as well (tied weights) are never released in between: the last use is where memory is highest as a
+  rule, so letting go of them gains nothing and takes two more gathers.
+- With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs, and what stages 1 and 2 have
+  updated is gathered under what follows the optimizer step, each unit waited for where its forward begins.
+- With `plan.shard_ranks` shards are of, and gathers and reductions to shards among, the ranks of a group; what
+  a group has reduced is then summed across the groups, and stages 0 and 1 sum over all ranks at once.
+- With `plan.secondary_ranks` what stage 3 releases after a forward leaves a part of a second copy, which so many
+  ranks share, and is gathered among these for the backward (hpZ of ZeRO++, arXiv:2306.10209, section 3.2).
+- A unit of stage 3 begins with gathering the next `plan.gather_depth` ones of stage 3, in order of
+  execution, that are not there yet.
+- With `plan.update_in_backward` units of stage 2 and 3 are updated after their reduction, the others where they
+  are without it. So is a unit whose parameters modules of other units use: what runs later in the backward may
+  need their values. Stages 0 and 1 keep whole gradients because a script may read them.
+
+- Units whose `optimizer_tier` is not the device are updated one after another in the optimizer step, each while the
+  next one's state is fetched and that of the one before is written. Larger ones take turns with smaller ones, so
+  that the two buffers are not both as large as the largest.
+- Units with `optimizer_bits` are updated one after another too, each decoded before and coded after its update. That
+  is done by what computes, so nothing of it runs beside the updates.
+- A unit with a `parameter_tier`, on one rank, is one of stage 3 whose gathers are reads from that tier and whose
+  reduction is a write to it. Its update takes parameters and gradient along with its state, so it too is one of
+  those that are updated one after another.
+- What autograd keeps of a unit whose `activation_tier` is not the device begins to leave after its forward, under
+  that of the next unit in order of execution, after which it is waited for, and its memory free; and begins to
+  come back before the backward of that next unit, under it. So of all that is offloaded, at most what two units keep
+  is in memory at any time. Before the backward of the last unit of all, there is nothing to hide it under.
+
+- With `plan.local_sgd`, which is for stage 0, parameters are averaged after the optimizer step; the schedule says of
+  which steps, and that others' gradients are reduced.
+
+A unit without trainable parameters has nothing to reduce or update. Of several models each has its own order: nothing
+of one is gathered ahead, fetched or moved under another.
+"""
 
 from __future__ import annotations
 
@@ -12,48 +53,7 @@ from memadvisor.write_fsdp2 import schedule_of_groups
 
 
 def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
-    """The schedule that a plan asks of a model with these units, in order of execution.
-
-    - Stage 0: all_reduce the unit's gradient after its backward, under the backward of the units that follow:
-      the buffer is there anyway, so this costs no memory.
-    - Stage 1: the same (every rank keeps the whole summed gradient, so a script may still read it), but each
-      rank updates its shard alone, and the updated parameters are gathered after the optimizer step.
-    - Stage 2: reduce_scatter after the backward, then free the rest of the gradient.
-    - Stage 3: as 2; parameters are gathered before each forward and each backward, unless they are there, and
-      released after the backward, and with `reshard` after the forward too. Those that modules of other units
-      use as well (tied weights) are never released in between: the last use is where memory is highest as a
-      rule, so letting go of them gains nothing and takes two more gathers.
-    - With `plan.overlap` stage 2 and 3 reduce while the next unit's backward runs, and what stages 1 and 2 have
-      updated is gathered under what follows the optimizer step, each unit waited for where its forward begins.
-    - With `plan.shard_ranks` shards are of, and gathers and reductions to shards among, the ranks of a group; what
-      a group has reduced is then summed across the groups, and stages 0 and 1 sum over all ranks at once.
-    - With `plan.secondary_ranks` what stage 3 releases after a forward leaves a part of a second copy, which so many
-      ranks share, and is gathered among these for the backward (hpZ of ZeRO++, arXiv:2306.10209, section 3.2).
-    - A unit of stage 3 begins with gathering the next `plan.gather_depth` ones of stage 3, in order of
-      execution, that are not there yet.
-    - With `plan.update_in_backward` units of stage 2 and 3 are updated after their reduction, the others where they
-      are without it. So is a unit whose parameters modules of other units use: what runs later in the backward may
-      need their values. Stages 0 and 1 keep whole gradients because a script may read them.
-
-    - Units whose `optimizer_tier` is not the device are updated one after another in the optimizer step, each while the
-      next one's state is fetched and that of the one before is written. Larger ones take turns with smaller ones, so
-      that the two buffers are not both as large as the largest.
-    - Units with `optimizer_bits` are updated one after another too, each decoded before and coded after its update. That
-      is done by what computes, so nothing of it runs beside the updates.
-    - A unit with a `parameter_tier`, on one rank, is one of stage 3 whose gathers are reads from that tier and whose
-      reduction is a write to it. Its update takes parameters and gradient along with its state, so it too is one of
-      those that are updated one after another.
-    - What autograd keeps of a unit whose `activation_tier` is not the device begins to leave after its forward, under
-      that of the next unit in order of execution, after which it is waited for, and its memory free; and begins to
-      come back before the backward of that next unit, under it. So of all that is offloaded, at most what two units keep
-      is in memory at any time. Before the backward of the last unit of all, there is nothing to hide it under.
-
-    - With `plan.local_sgd`, which is for stage 0, parameters are averaged after the optimizer step; the schedule says of
-      which steps, and that others' gradients are reduced.
-
-    A unit without trainable parameters has nothing to reduce or update. Of several models each has its own order: nothing
-    of one is gathered ahead, fetched or moved under another.
-    """
+    """The schedule that a plan asks of a model with these units, in order of execution."""
     if plan.executor == "fsdp2":
         return schedule_of_groups(plan, units)
     chosen = resolve_units(plan, units)

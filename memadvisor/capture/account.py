@@ -165,23 +165,7 @@ def make_account(
 
     ledger = Ledger(residents, start_ns)
     ledger.play(events, sorted(log.places, key=lambda entry: entry[0]))
-    for address, sighting in log.sightings.items():
-        ledger.sight(address, sighting.time_ns, sighting.size_bytes, sighting.dtype, sighting.shape)
-    for call in log.calls:
-        _apply_call(ledger, call)
-    saved_blocks = _apply_saved(ledger, log.saved)
-    for held in log.held:
-        block = ledger.at(held.address, held.time_ns)
-        if block is not None:
-            block.last_held_ns = max(held.time_ns, block.last_held_ns or held.time_ns)
-    for named in (*log.named, *final):
-        block = ledger.at(named.address, named.time_ns)
-        if block is not None:
-            block.categories.add(named.category)
-            block.unit = named.unit or block.unit
-    _apply_positions(ledger, log)
-    _name_operators(ledger, log.calls)
-
+    saved_blocks = _apply_log(ledger, log, final)
     residuals, peak_bytes, peak_reserved_bytes = _residuals(
         ledger, events, start_allocated_bytes, start_ns, offset_ns
     )
@@ -218,6 +202,27 @@ def make_account(
     ]
 
     return Account(storages, saved, residuals, peak_bytes, peak_reserved_bytes, storage_at)
+
+
+def _apply_log(ledger: Ledger, log: LabelLog, final: Iterable[Named]) -> list[tuple[SavedTensor, _Block]]:
+    """All that the labels know of the blocks; what autograd saved, beside the block that it is in."""
+    for address, sighting in log.sightings.items():
+        ledger.sight(address, sighting.time_ns, sighting.size_bytes, sighting.dtype, sighting.shape)
+    for call in log.calls:
+        _apply_call(ledger, call)
+    saved_blocks = _apply_saved(ledger, log.saved)
+    for held in log.held:
+        block = ledger.at(held.address, held.time_ns)
+        if block is not None:
+            block.last_held_ns = max(held.time_ns, block.last_held_ns or held.time_ns)
+    for named in (*log.named, *final):
+        block = ledger.at(named.address, named.time_ns)
+        if block is not None:
+            block.categories.add(named.category)
+            block.unit = named.unit or block.unit
+    _apply_positions(ledger, log)
+    _name_operators(ledger, log.calls)
+    return saved_blocks
 
 
 def _apply_call(ledger: Ledger, call: OperatorCall) -> None:

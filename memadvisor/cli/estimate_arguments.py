@@ -14,6 +14,12 @@ from memadvisor.software_dtypes import with_lora
 
 
 def add_layout(group: argparse._ArgumentGroup) -> None:
+    _add_degrees(group)
+    _add_ways(group)
+
+
+def _add_degrees(group: argparse._ArgumentGroup) -> None:
+    """Over how many ranks each dimension goes."""
     group.add_argument("--dp", type=int, metavar="N", help="replicas (default: what the others leave)")
     group.add_argument("--tp", type=int, metavar="N", help="tensor parallel ranks")
     group.add_argument(
@@ -42,6 +48,10 @@ def add_layout(group: argparse._ArgumentGroup) -> None:
         metavar="LIST",
         help="hpz,qwz,qgz of ZeRO++, with ZeRO 3; in a search: any of them may be used",
     )
+
+
+def _add_ways(group: argparse._ArgumentGroup) -> None:
+    """How each rank works on its part."""
     group.add_argument(
         "--micro-batch", type=int, metavar="N", help="sequences (default: the fastest that fits)"
     )

@@ -60,6 +60,11 @@ def render(analysis: Analysis) -> str:
 
 
 def _sections(analysis: Analysis) -> list[Section]:
+    """In the order of the page: what each rank measured, then what is of all ranks, then what helps to read it."""
+    return [*_measured_sections(analysis), *_shared_sections(analysis)]
+
+
+def _measured_sections(analysis: Analysis) -> list[Section]:
     views = _views(analysis)
     matched = match_collectives(analysis.run.ranks)
 
@@ -113,6 +118,11 @@ def _sections(analysis: Analysis) -> list[Section]:
                 unit_table,
             ),
         ),
+    ]
+
+
+def _shared_sections(analysis: Analysis) -> list[Section]:
+    return [
         Section(
             name="ranks",
             title="Ranks",

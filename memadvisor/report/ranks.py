@@ -57,40 +57,8 @@ def clocks_in_words(skew: Skew) -> str:
 
 def _figure(skew: Skew) -> Figure:
     rows = skew.ranks[:MAX_RANKS]
-    series = (
-        ("median step (timed)", "var(--forward)", "", [row.step_time_s for row in rows]),
-        ("in operators (traced)", "var(--dim)", "", [row.compute_s for row in rows]),
-        ("waits for others (traced)", "var(--wait)", "/", [row.waiting_s for row in rows]),
-        ("others wait for it (traced)", "var(--exposed)", "x", [row.caused_waiting_s for row in rows]),
-    )
-    factor, unit = seconds_scale(value for _, _, _, values in series for value in values if value is not None)
-    size_factor, size_unit = bytes_scale(row.peak_allocated_bytes or 0 for row in rows)
-    ranks = [row.rank for row in rows]
-    times = [
-        {
-            "type": "bar",
-            "name": name,
-            "x": ranks,
-            "y": [None if value is None else value / factor for value in values],
-            "marker": {
-                "color": color,
-                "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "var(--card)"},
-            },
-            "hovertemplate": f"rank %{{x}}, {name}: %{{y:.4~g}} {unit}<extra></extra>",
-        }
-        for name, color, pattern, values in series
-        if any(value is not None for value in values)
-    ]
-    peaks = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "peak",
-        "x": ranks,
-        "y": [None if r.peak_allocated_bytes is None else r.peak_allocated_bytes / size_factor for r in rows],
-        "yaxis": "y2",
-        "marker": {"color": "var(--text)", "symbol": "diamond", "size": 9},
-        "hovertemplate": f"rank %{{x}}, peak: %{{y:.4~g}} {size_unit}<extra></extra>",
-    }
+    times, time_unit = _time_bars(rows)
+    peaks, size_unit = _peak_marks(rows)
     return Figure(
         name="skew",
         title=TITLE,
@@ -107,7 +75,7 @@ def _figure(skew: Skew) -> Figure:
                 "zeroline": False,
                 **({"dtick": 1} if len(rows) <= 16 else {}),
             },
-            "yaxis": {"title": {"text": unit}, "rangemode": "tozero", "domain": [0.36, 1]},
+            "yaxis": {"title": {"text": time_unit}, "rangemode": "tozero", "domain": [0.36, 1]},
             "yaxis2": {"title": {"text": f"peak ({size_unit})"}, "rangemode": "tozero", "domain": [0, 0.26]},
             "barmode": "group",
             "hovermode": "closest",
@@ -117,6 +85,51 @@ def _figure(skew: Skew) -> Figure:
         f"compute {format_fraction(skew.compute_spread)}, peak {format_fraction(skew.peak_spread)}."
         + (f" {clocks}" if (clocks := clocks_in_words(skew)) else ""),
     )
+
+
+def _time_bars(rows: Sequence[RankTimes]) -> tuple[list[dict[str, object]], str]:
+    """A group of bars a rank, and the unit that they are in."""
+    series = (
+        ("median step (timed)", "var(--forward)", "", [row.step_time_s for row in rows]),
+        ("in operators (traced)", "var(--dim)", "", [row.compute_s for row in rows]),
+        ("waits for others (traced)", "var(--wait)", "/", [row.waiting_s for row in rows]),
+        ("others wait for it (traced)", "var(--exposed)", "x", [row.caused_waiting_s for row in rows]),
+    )
+    factor, unit = seconds_scale(value for _, _, _, values in series for value in values if value is not None)
+    bars: list[dict[str, object]] = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": [row.rank for row in rows],
+            "y": [None if value is None else value / factor for value in values],
+            "marker": {
+                "color": color,
+                "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "var(--card)"},
+            },
+            "hovertemplate": f"rank %{{x}}, {name}: %{{y:.4~g}} {unit}<extra></extra>",
+        }
+        for name, color, pattern, values in series
+        if any(value is not None for value in values)
+    ]
+    return bars, unit
+
+
+def _peak_marks(rows: Sequence[RankTimes]) -> tuple[dict[str, object], str]:
+    """A mark a rank, and the unit that they are in."""
+    factor, unit = bytes_scale(row.peak_allocated_bytes or 0 for row in rows)
+    marks: dict[str, object] = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "peak",
+        "x": [row.rank for row in rows],
+        "y": [
+            None if row.peak_allocated_bytes is None else row.peak_allocated_bytes / factor for row in rows
+        ],
+        "yaxis": "y2",
+        "marker": {"color": "var(--text)", "symbol": "diamond", "size": 9},
+        "hovertemplate": f"rank %{{x}}, peak: %{{y:.4~g}} {unit}<extra></extra>",
+    }
+    return marks, unit
 
 
 def _table(skew: Skew) -> Block:
