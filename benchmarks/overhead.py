@@ -8,6 +8,10 @@ start, which falls into the step before it, and with the writing of its rows. `l
 and the saved-tensor hooks of a traced step without the rest of it; `afterwards` is a plain step once a profile
 is over.
 
+What an operator costs is the time of the thread that runs it: while that is in Python, OpenMP's other threads wait by
+spinning, which would be charged to the operator once for each of them. On CUDA, where backwards run on a thread of
+their own, it is that of all threads.
+
 Beside the overhead that is measured stands the one that the run itself states; and what the journal takes.
 
     python benchmarks/overhead.py
@@ -53,6 +57,15 @@ VARIANTS = (
     "MemTracker",
 )
 ROWS = (*VARIANTS, "torch.profiler and its stop")
+CLOCKS = (time.perf_counter, time.process_time, time.thread_time)
+
+
+def now():
+    return tuple(clock() for clock in CLOCKS)
+
+
+def since(before):
+    return tuple(after - earlier for after, earlier in zip(now(), before, strict=True))
 
 
 class GptTraining:
@@ -82,12 +95,12 @@ class GptTraining:
         self.optimizer.zero_grad(set_to_none=True)
 
     def timed_step(self):
-        """(wall seconds, CPU seconds of all threads) of one step, up to the device's last kernel."""
+        """Seconds of one step by each of CLOCKS, up to the device's last kernel."""
         self.synchronize()
-        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        before = now()
         self.step()
         self.synchronize()
-        return time.perf_counter() - wall_s, time.process_time() - cpu_s
+        return since(before)
 
     def synchronize(self):
         if self.device.type == "cuda":
@@ -121,15 +134,15 @@ def mean(pairs):
 
 
 def run_block(training, context, num_steps, warm_steps=1):
-    """Mean (wall, CPU) of a step inside `context`, without the first ones; and what leaving it took."""
+    """Mean seconds of a step inside `context`, without the first ones, by each clock; and what leaving it took."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(context)
         for _ in range(warm_steps):
             training.step()
         steps = [training.timed_step() for _ in range(num_steps)]
-        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        before = now()
         stack.close()
-    return mean(steps), (time.perf_counter() - wall_s, time.process_time() - cpu_s)
+    return mean(steps), since(before)
 
 
 def profiled(scratch, trace_step=TRACE_STEP):
@@ -175,7 +188,7 @@ def labels(device, log):
 
 
 def run_traced(training, scratch):
-    """(wall, CPU) of one traced step: that of two steps of which the second is traced, less a timed one."""
+    """Seconds of one traced step by each clock: that of two steps of which the second is traced, less a timed one."""
     with profiled(scratch, trace_step=3):
         training.step()
         timed = training.timed_step()
@@ -188,10 +201,10 @@ def stated_fraction(steps):
     return sum(step.recorder_s for step in steps) / sum(step.duration_s for step in steps)
 
 
-def run_round(training, num_steps, scratch, first):
+def run_round(training, variants, num_steps, scratch):
     """Seconds of a step by variant, the share of leaving a profiler that falls on each step, and what the run states."""
     seconds, stated = {}, None
-    for variant in VARIANTS[first:] + VARIANTS[:first]:
+    for variant in variants:
         if variant == "traced":
             seconds[variant] = run_traced(training, scratch)
         elif variant == "timed":
@@ -225,6 +238,8 @@ def summarize(rounds):
         variant: {
             "wall_s": statistics.median(r[variant][0] for r in rounds),
             "cpu_s": statistics.median(r[variant][1] for r in rounds),
+            "added_thread_s": statistics.median(r[variant][2] - r["plain"][2] for r in rounds),
+            "added_cpu_s": statistics.median(r[variant][1] - r["plain"][1] for r in rounds),
             "wall_ratio": statistics.median(r[variant][0] / r["plain"][0] for r in rounds),
             "cpu_ratio": statistics.median(r[variant][1] / r["plain"][1] for r in rounds),
             "cpu_ratio_range": [
@@ -233,6 +248,7 @@ def summarize(rounds):
             ],
         }
         for variant in ROWS
+        if variant in rounds[0]
     }
 
 
@@ -286,15 +302,16 @@ def print_table(summary):
         )
 
 
-def print_facts(steps, facts):
+def print_facts(steps, facts, device):
+    added = "added_cpu_s" if device.type == "cuda" else "added_thread_s"
     extra_us = {
-        name: 1e6 * (steps[name]["cpu_s"] - steps["plain"]["cpu_s"]) / facts["num_operators"]
+        name: 1e6 * steps[name][added] / facts["num_operators"]
         for name in ("labels alone", "traced", "FlopCounterMode", "MemTracker")
+        if name in steps
     }
-    stated = facts["stated_fraction"]
-    print(
-        f"overhead of timed steps: {steps['timed']['cpu_ratio'] - 1:.2%} measured, {stated:.2%} stated by the run"
-    )
+    if "timed" in steps:
+        measured, stated = steps["timed"]["cpu_ratio"] - 1, facts["stated_fraction"]
+        print(f"overhead of timed steps: {measured:.2%} measured, {stated:.2%} stated by the run")
     print(
         f"per operator ({facts['num_operators']} a step): "
         + ", ".join(f"{name} {value:.1f} us" for name, value in extra_us.items())
@@ -313,6 +330,7 @@ def parse_args(argv):
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, help="steps of a variant in a round (default: 6 and 64)")
     parser.add_argument("--models", nargs="+", choices=list(TRAININGS), default=list(TRAININGS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS[1:], default=list(VARIANTS[1:]))
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
@@ -330,9 +348,14 @@ def measure(args, model):
         training.step()
     num_steps = args.steps or training.steps_of_a_round
     with tempfile.TemporaryDirectory() as scratch:
-        rounds = [run_round(training, num_steps, scratch, n % len(VARIANTS)) for n in range(args.rounds)]
+        variants = [variant for variant in VARIANTS if variant == "plain" or variant in args.variants]
+        rounds = []
+        for _ in range(args.rounds):
+            rounds.append(run_round(training, variants, num_steps, scratch))
+            variants = [*variants[1:], variants[0]]
         facts = measure_sizes(training, scratch)
-    facts["stated_fraction"] = statistics.median(stated for _, stated in rounds)
+    if "timed" in variants:
+        facts["stated_fraction"] = statistics.median(stated for _, stated in rounds)
     return {"title": training.title, "steps": summarize([seconds for seconds, _ in rounds]), "facts": facts}
 
 
@@ -347,7 +370,7 @@ def main(argv=None):
             f"{found['title']}, {torch.get_num_threads()} threads, torch {torch.__version__}; {args.rounds} rounds"
         )
         print_table(found["steps"])
-        print_facts(found["steps"], found["facts"])
+        print_facts(found["steps"], found["facts"], torch.device(args.device))
 
 
 if __name__ == "__main__":
