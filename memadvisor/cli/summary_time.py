@@ -61,7 +61,8 @@ def throughput(analysis: Analysis, rank: RankAnalysis) -> str:
         ("samples", analysis.samples_per_s, time and time.samples_per_s),
     ):
         if total is not None:
-            return f"{format_count(total)} {what}/s over all ranks"
+            of_what = " over all ranks" if len(analysis.ranks) > 1 else ""
+            return f"{format_count(total)} {what}/s{of_what}"
         if isinstance(own, float):
             return f"{format_count(own)} {what}/s on rank {rank.rank}"
     return f"throughput {NOT_RECORDED}"

@@ -178,6 +178,13 @@ def test_the_straggler_is_named():
     assert "the others wait most for rank 2" in shown(make_run(num_ranks=3, rank_delay_s=0.001))
 
 
+def test_what_all_ranks_process_is_called_so_where_there_are_several():
+    of_one, of_two = (" ".join(shown(make_run(num_ranks=n)).split()) for n in (1, 2))
+
+    assert "k tokens/s over all ranks" in of_two
+    assert "k tokens/s;" in of_one and "tokens/s over all ranks" not in of_one
+
+
 def test_many_units_and_ranks_stay_within_a_few_screens():
     text = shown(make_run(num_ranks=20, num_blocks=60, num_steps=5))
 
