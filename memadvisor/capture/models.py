@@ -149,7 +149,10 @@ class Models:
         inside = {id(module) for module in owner.modules()}
         joined = [(prefix, root) for prefix, root in self.roots() if id(root) in inside]
         units_before = {
-            id(module): self._infos[id(module)].unit for _, root in joined for module in root.modules()
+            id(module): info.unit
+            for _, root in joined
+            for module in root.modules()
+            if (info := self._infos.get(id(module))) is not None  # its first call may have made modules
         }
         for key in units_before:
             self._forget(key)

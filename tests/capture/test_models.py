@@ -112,3 +112,28 @@ def test_a_module_that_blocks_share_works_for_the_one_that_calls_it(tmp_path):
     for row in rank.saved:
         saved[row.unit] += row.shape == "[4, 16]"
     assert saved == {"0": 2, "1": 2, "2": 2}  # what it took, and what it gave
+
+
+class Growing(nn.Module):
+    """Makes a module in its first call, as speechbrain's blocks do once they see an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        if not hasattr(self, "norm"):
+            self.norm = nn.LayerNorm(8, elementwise_affine=False)
+        return self.norm(self.linear(x))
+
+
+def test_parts_that_have_made_modules_since_are_joined(tmp_path):
+    parts = nn.ModuleDict({"encoder": Growing(), "decoder": Growing()})
+    optimizer = torch.optim.SGD(parts.parameters(), lr=0.01)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            parts["decoder"](parts["encoder"](torch.randn(4, 8))).square().sum().backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+    assert [row.name for row in rank.parameters] == [name for name, _ in parts.named_parameters()]
+    assert rank.traced_step is not None
