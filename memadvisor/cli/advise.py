@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.analyzers.captured_pipeline import is_pipeline
+from memadvisor.cli.budget import budget_bytes
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
 from memadvisor.cli.printing import while_somebody_reads
@@ -27,12 +28,14 @@ from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
-from memadvisor.units import GIB, format_bytes, format_seconds, parse_bytes
+from memadvisor.units import GIB, format_bytes, format_seconds
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", help="the directory that `memadvisor profile` wrote")
-    parser.add_argument("--memory", metavar="SIZE", help="budget of one rank: 24GiB, 512MiB")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="budget of one rank: 24GiB, or 60%% of the run's own peak"
+    )
     parser.add_argument(
         "--gpus",
         metavar="N|8xH100[,nodes=4]",
@@ -84,8 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
         from memadvisor.cli.advise_layouts import run_layouts  # another question, with modules of its own
 
         return run_layouts(arguments)
-    if arguments.memory is None:
-        raise UsageError("--memory is missing.", hint="give the budget of one rank: --memory 24GiB.")
     if arguments.batch is not None:
         raise UsageError(
             "--batch goes with accelerators to search layouts for.",
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     advice = advise(
         recorded,
-        memory_bytes=parse_bytes(arguments.memory),
+        memory_bytes=budget_bytes(arguments.memory, recorded),
         num_ranks=num_ranks,
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
         precision=precision_of(arguments),

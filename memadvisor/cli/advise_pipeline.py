@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memadvisor.cli.budget import budget_bytes
 from memadvisor.cli.compression import FLAGS
 from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
@@ -20,7 +21,7 @@ from memadvisor.plan_file import save_plan
 from memadvisor.planning.pipelines import PipelineAdvice, PipelinePoint, advise_pipeline
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
-from memadvisor.units import format_bytes, format_seconds, parse_bytes
+from memadvisor.units import format_bytes, format_seconds
 
 # Options of `advise` that a pipeline's plan has no use for.
 _OTHERS = (
@@ -45,9 +46,7 @@ def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
             f"The run is of a pipeline, and its plan says which units each rank recomputes: {given[0]} is not for it.",
             hint="leave it out.",
         )
-    if arguments.memory is None:
-        raise UsageError("--memory is missing.", hint="give the budget of one rank: --memory 24GiB.")
-    advice = advise_pipeline(run, memory_bytes=parse_bytes(arguments.memory))
+    advice = advise_pipeline(run, memory_bytes=budget_bytes(arguments.memory, run))
     if advice.plan is not None and arguments.output is not None:
         save_plan(advice.plan, Path(arguments.output))
     with while_somebody_reads():

@@ -27,6 +27,17 @@ def test_json_has_the_stable_keys(run_path, capsys):
         assert (plan["rank_order"], plan["layout"]["data_parallel"], plan["p_oom"]) == (order, 2, None)
 
 
+def test_a_budget_may_be_a_share_of_the_runs_highest_traced_peak(run_path, tmp_path, capsys):
+    peaks = [rank.traced_step.peak_allocated_bytes for rank in make_run().ranks]
+    assert main(["advise", run_path, "--memory", "62.5%", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["budget_bytes"] == max(peaks) * 5 // 8
+
+    untraced = write_run(make_run(traced_step=None), tmp_path / "untraced")
+    for path, share in ((run_path, "0%"), (str(untraced), "60%")):
+        assert main(["advise", path, "--memory", share]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_the_best_plan_is_written_for_its_owner_alone(run_path, tmp_path, capsys):
     output = tmp_path / "plan.json"
     assert main(["advise", run_path, "--memory", "3700000", "-o", str(output)]) == 0

@@ -1,0 +1,31 @@
+"""The budget that `advise --memory` gives: a size, or a share of what the run took at most."""
+
+from __future__ import annotations
+
+import re
+
+from memadvisor.errors import UsageError
+from memadvisor.run.run import Run
+from memadvisor.units import parse_bytes
+
+_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+
+
+def budget_bytes(text: str | None, run: Run) -> int:
+    """Bytes of one rank: `24GiB`, or `60%` of the highest traced peak of all ranks, rounded down. Raises UsageError."""
+    if text is None:
+        raise UsageError(
+            "--memory is missing.",
+            hint="give the budget of one rank: --memory 24GiB, or --memory 60% of the run's own peak.",
+        )
+    share = _SHARE.fullmatch(text)
+    if share is None:
+        return parse_bytes(text)
+    peaks = [rank.traced_step.peak_allocated_bytes for rank in run.ranks if rank.traced_step is not None]
+    known = [peak for peak in peaks if peak is not None]
+    if not known:
+        raise UsageError(
+            f"--memory {text} is a share of the run's peak, which was not recorded: no step of it was traced.",
+            hint="give a size: --memory 24GiB.",
+        )
+    return parse_bytes(str(int(max(known) * float(share.group(1)) / 100)))
