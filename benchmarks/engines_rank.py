@@ -30,6 +30,7 @@ from memadvisor.plan import Plan, UnitPlan
 
 # layers, dim, heads, vocabulary (the head is tied to the embedding), sequence
 MODELS = {"A": (8, 512, 8, 50304, 128), "B": (16, 512, 8, 2048, 128), "tiny": (4, 64, 4, 256, 32)}
+MODELS |= {f"gpt{width}": (6, width, 8, 256, 128) for width in (64, 128, 384, 512)}
 MICRO_BATCH = 2
 BUCKET_ELEMENTS = 5_000_000  # DeepSpeed's own default of 5e8 holds the whole model several times
 SAMPLE_S = 20e-6

@@ -107,7 +107,9 @@ def main():
         run = memadvisor.load(plain)
         step = captured_step(run)
         loaded = load_hardware(str(hardware))
-        times = times_from_curves(loaded.collectives, args.nproc, loaded.source)
+        times = times_from_curves(
+            loaded.collectives, args.nproc, loaded.source, loaded.overlap, engine=loaded.engine
+        )
         plans = {name: plan_of(run, step, times, WAYS[name]) for name in args.ways}
         for name, plan in plans.items():
             save_plan(plan, scratch / f"{name}.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -31,9 +32,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from memadvisor.calibrate.calibrate import calibrate  # torch takes seconds to import
+    # torch takes seconds to import
+    from memadvisor.calibrate.calibrate import calibrate
+    from memadvisor.engines.engine_cost import measure_engine_cost
 
     hardware = calibrate(arguments.ranks, directory=arguments.disk)
+    if hardware.collectives:
+        num_ranks = hardware.collectives[0].num_ranks
+        hardware = replace(hardware, engine=measure_engine_cost(num_ranks))
     _print(hardware)
     if arguments.output is not None:
         save_hardware(hardware, arguments.output)
@@ -75,6 +81,13 @@ def _print(hardware: Hardware) -> None:
         compute, collective = hardware.overlap.compute, hardware.overlap.collective
         text = f"  at the same time  compute takes {compute:.2f} times as long, collectives {collective:.2f} times"
         console.print(Text(text))
+    if (engine := hardware.engine) is not None:
+        each = (
+            f"{format_seconds(engine.gradient_s)} a gradient, {format_seconds(engine.collective_s)} a collective, "
+            f"{format_seconds(engine.piece_s)} a parameter that is updated in pieces, "
+            f"{format_seconds(engine.shown_s)} one that is gathered"
+        )
+        console.print(Text(f"  the engine itself, beyond DDP  {each}"))
     if not hardware.collectives:
         return
     num_ranks = hardware.collectives[0].num_ranks

@@ -89,7 +89,7 @@ def planned_sequence(
 
 
 class AllocationLog:
-    """Turns what a simulation does into changes. Implements simulate.Watcher.
+    """Turns what a simulation does into changes. Implements simulation.Watcher.
 
     `models_states`: parameters, gradients and optimizer state are those of `tensors`; the captured ones are left
     out, but for gradients at their birth, which are there until something takes them over. `absences`: by number of the

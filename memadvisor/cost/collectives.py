@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
+from memadvisor.hardware.hardware import CollectiveCurve, EngineCost, OverlapSlowdown
 
 # Rounds of (n-1) messages of 1/n of the tensor that a ring needs (Thakur, Rabenseifner and Gropp 2005,
 # "Optimization of collective communication operations in MPICH", sections 4 and 5).
@@ -120,6 +120,7 @@ class CollectiveTimes:
     has `largest_bytes`.
     `slowdown`: what compute and collectives cost each other at the same time; None where that was not measured, and is
     taken to be nothing. `alternatives`: measured curves of other algorithms, by operation, algorithm and number of ranks.
+    `engine`: what the engine itself takes of the thread that computes; None where that was not measured, likewise.
     """
 
     kind: str
@@ -130,6 +131,7 @@ class CollectiveTimes:
     largest_bytes: int | None = None
     slowdown: OverlapSlowdown | None = None
     alternatives: Mapping[tuple[str, str, int], CollectiveCurve] = field(default_factory=dict)
+    engine: EngineCost | None = None
 
     def seconds(
         self, operation: str, size_bytes: float, num_ranks: int, algorithm: str | None = None
@@ -162,6 +164,7 @@ def times_from_curves(
     source: str,
     slowdown: OverlapSlowdown | None = None,
     alternatives: Sequence[CollectiveCurve] = (),
+    engine: EngineCost | None = None,
 ) -> CollectiveTimes | None:
     """The curves of each operation for `num_ranks`, else for the nearest number of ranks measured.
 
@@ -178,7 +181,12 @@ def times_from_curves(
         return None
     others = {(c.operation, c.algorithm, c.num_ranks): c for c in alternatives if c.algorithm is not None}
     return CollectiveTimes(
-        kind="measured", source=source, curves=chosen, slowdown=slowdown, alternatives=others
+        kind="measured",
+        source=source,
+        curves=chosen,
+        slowdown=slowdown,
+        alternatives=others,
+        engine=engine,
     )
 
 

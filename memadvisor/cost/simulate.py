@@ -8,76 +8,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from memadvisor.cost.activations import Activations, View
 from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.components import scaled
 from memadvisor.cost.delayed_memory import memory_of
+from memadvisor.cost.engine_time import EngineTime
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
 from memadvisor.cost.messages import Message
-from memadvisor.cost.moments import Moment, Moments
+from memadvisor.cost.moments import Moments
 from memadvisor.cost.moved_activations import MovedActivations, units_away
 from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates
+from memadvisor.cost.simulation import Simulation, Watcher
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.executors import algorithm_for
-from memadvisor.plan import Prediction
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Simulation:
-    """What a schedule is predicted to give on one rank.
-
-    `exposed_communication_s` is the part of `step_time_s` in which compute waits for collectives, `exposed_transfer_s`
-    that in which it waits for other tiers; `components_s`: all of its parts (components.py), which what was learnt has
-    scaled, as it has not the lanes. `sent_bytes`: what this rank sends in the step, if collectives send as rings do.
-    With local SGD times and bytes are those of the mean step of a period, after the steps before it.
-    """
-
-    step_time_s: float
-    exposed_communication_s: float
-    exposed_transfer_s: float
-    components_s: Mapping[str, float]
-    sent_bytes: int
-    lanes: Lanes
-    moments: Moments
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        return self.moments.peak_bytes
-
-    @property
-    def peak(self) -> Moment:
-        return self.moments.peak
-
-    def prediction(self) -> Prediction:
-        peak = self.peak
-        return Prediction(
-            peak_bytes=peak.total_bytes,
-            step_time_s=self.step_time_s,
-            by_category_bytes={name: size for name, size in peak.by_category_bytes.items() if size},
-            exposed_communication_s=self.exposed_communication_s,
-            peak_position=peak.position,
-            sent_bytes=self.sent_bytes,
-            exposed_transfer_s=self.exposed_transfer_s,
-            components_s=dict(self.components_s),
-        )
-
-
-class Watcher(Protocol):
-    """Told, in order, what a simulation does to memory; `tensors` are EngineMemory's after it."""
-
-    def states(self, tensors: Mapping[tuple[str, str], int]) -> None: ...
-    def recomputation(self, position: int) -> None: ...
-    def segment(self, position: int, tensors: Mapping[tuple[str, str], int], share: float) -> None: ...
-    def update(self, share: float) -> None: ...
 
 
 def simulate(
@@ -127,6 +76,7 @@ class _Player:
         self.pages = PagedParameters(self.lanes, transfers, self.engine)
         self.moved = MovedActivations(activations.moves, self.lanes, transfers)
         self.moments = Moments(activations)
+        self.engine_time = EngineTime(step, schedule, times)
         self.arriving: dict[str, int] = {}  # units gathered ahead, and by which collective
         self.sent_bytes = 0.0
         self.reduction = NO_COLLECTIVE  # the last one under way
@@ -170,6 +120,9 @@ class _Player:
         if passing != self.passing:
             self._turn(position, passing, is_last)
         if enters:
+            if segment.phase == "optimizer" and self.engine_time.is_known:
+                self._meet(1)
+                self.lanes.compute("optimizer step's pieces", self.engine_time.pieces_s())
             self._actions(_POINTS[segment.phase][0], position, is_last)
         self.engine.enter(segment, is_again=is_again)
         self._tell_states()
@@ -185,7 +138,15 @@ class _Player:
         if self.watcher is not None:
             self.watcher.segment(position, self.engine.tensors(), self._temporaries_share(position, view))
         if leaves:
+            if segment.phase == "backward" and self.engine_time.is_known:
+                name = segment.unit or ""
+                self.lanes.compute(f"engine at the backward of {name}", self.engine_time.gradients_s(name))
             self._actions(_POINTS[segment.phase][1], position, is_last)
+
+    def _meet(self, stage: int) -> None:
+        """All ranks meet if a unit is of this stage or a higher one."""
+        if seconds := self.engine_time.meeting_s(stage):
+            self.lanes.wait_for(self.lanes.collective("meeting of all ranks", seconds))
 
     def _run_again(self, position: int, view: View) -> None:
         """The stretches that are run again before this backward."""
@@ -237,6 +198,8 @@ class _Player:
             self._act(Point.FORWARD_ENDS, "", position, position, is_last)
         self.passing = passing
         if passing:
+            if passing == "forward":
+                self._meet(2)
             point = Point.FORWARD_BEGINS if passing == "forward" else Point.BACKWARD_BEGINS
             self._act(point, "", position, position, is_last)
 
@@ -306,6 +269,9 @@ class _Player:
         algorithm = algorithm_for(self.schedule.algorithms, message.operation, message.size_bytes, num_ranks)
         duration_s = often * self.times.seconds(message.operation, message.size_bytes, num_ranks, algorithm)
         self.sent_bytes += often * ring_bytes(message.operation, message.size_bytes, num_ranks)
+        self.lanes.compute(
+            f"engine at the {action.kind.value} of {action.unit}", self.engine_time.action_s(action)
+        )
         number = self.lanes.collective(f"{action.kind.value} {action.unit}", duration_s)
         if not action.overlaps:
             self.lanes.wait_for(number)

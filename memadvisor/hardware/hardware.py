@@ -85,6 +85,22 @@ class OverlapSlowdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCost:
+    """Processor seconds that the built-in engine takes of the thread that computes, beyond what DDP takes there.
+
+    `gradient_s`: for each parameter whose gradient comes in a backward, to put it into its unit's flat. `collective_s`:
+    for each collective of a unit, to begin it and take what it brings. `piece_s`: for each parameter of stages 1 to 3 in
+    an optimizer step, to put this rank's piece, and its state, in its place; beyond the rank's share of the optimizer's
+    own time. `shown_s`: for each parameter of stage 3, each time that it is gathered and released.
+    """
+
+    gradient_s: float
+    collective_s: float
+    piece_s: float
+    shown_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """`kind` says where the figures come from: `datasheet`, `measured` (calibrate) or `given` (by the user).
 
@@ -92,7 +108,7 @@ class Hardware:
     the directory that was measured; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
     `..._both_ways`: of either direction while the other goes on too. `matmuls`: products of many shapes, of which
     `peak_flops_per_s` is the best. `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes. `overlap`: of the ranks of
-    `collectives`. `alternatives`: of other algorithms.
+    `collectives`. `alternatives`: of other algorithms. `engine`: what the engine itself takes; None where not measured.
     """
 
     name: str
@@ -113,3 +129,4 @@ class Hardware:
     page_cache_both_ways: TierBandwidth | None = None
     host_both_ways: TierBandwidth | None = None
     alternatives: tuple[CollectiveCurve, ...] = ()
+    engine: EngineCost | None = None

@@ -12,7 +12,8 @@ The file is one JSON object with the fields of `Hardware`:
 
 `disk`, `page_cache`, `host`, `coder` (as `disk`, of optimizer state in 8 bits) and `overlap` (`{"compute": 1.2,
 "collective": 1.5}`) may be missing; so may `disk_both_ways`, `page_cache_both_ways` and `host_both_ways` (as `disk`),
-`matmuls`, `optimizers`, and the `pieces` of a collective, which are lists of what hardware.py says.
+`matmuls`, `optimizers`, and the `pieces` of a collective, which are lists of what hardware.py says, and `engine`, with
+the seconds of its EngineCost.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from memadvisor.errors import UnknownHardwareError, UsageError
 from memadvisor.hardware.catalogue import CATALOGUE, find_entry
 from memadvisor.hardware.hardware import (
     CollectiveCurve,
+    EngineCost,
     Hardware,
     LinkPiece,
     MatmulRate,
@@ -82,7 +84,7 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
     fields["peak_flops_per_s"] = dict(hardware.peak_flops_per_s)
     for name in ("collectives", "alternatives", "matmuls", "optimizers"):
         fields[name] = [dataclasses.asdict(row) for row in getattr(hardware, name)]
-    for tier in ("page_cache", "overlap", *_TIERS):
+    for tier in ("page_cache", "overlap", "engine", *_TIERS):
         bandwidth = getattr(hardware, tier)
         fields[tier] = None if bandwidth is None else dataclasses.asdict(bandwidth)
     text = json.dumps({"format": FORMAT, **fields}, indent=1) + "\n"
@@ -126,6 +128,7 @@ def hardware_from_json(value: Any, source: str) -> Hardware:
             alternatives=tuple(_curve(item) for item in value.get("alternatives", ())),
             page_cache=_page_cache(value.get("page_cache")),
             overlap=_overlap(value.get("overlap")),
+            engine=_engine(value.get("engine")),
             matmuls=tuple(_matmul(item) for item in value.get("matmuls", ())),
             optimizers=tuple(_optimizer(item) for item in value.get("optimizers", ())),
             **{name: _tier(value.get(name)) for name in _TIERS},
@@ -199,6 +202,13 @@ def _overlap(value: Any) -> OverlapSlowdown | None:
     if min(found.compute, found.collective) < 1:
         raise ValueError("at the same time nothing is faster than alone: overlap's factors are 1 or more")
     return found
+
+
+def _engine(value: Any) -> EngineCost | None:
+    if value is None:
+        return None
+    names = (field.name for field in dataclasses.fields(EngineCost))
+    return EngineCost(**{name: _positive(value[name]) if value[name] != 0 else 0.0 for name in names})
 
 
 def _page_cache(value: Any) -> PageCache | None:

@@ -285,7 +285,12 @@ def _collective_times(
         return None
     if hardware is not None:
         times = times_from_curves(
-            hardware.collectives, num_ranks, hardware.source, hardware.overlap, hardware.alternatives
+            hardware.collectives,
+            num_ranks,
+            hardware.source,
+            hardware.overlap,
+            hardware.alternatives,
+            hardware.engine,
         )
         if times is not None:
             return times

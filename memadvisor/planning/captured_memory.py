@@ -22,7 +22,8 @@ from memadvisor.cost.layouts.captured_times import Target
 from memadvisor.cost.layouts.chance import safe_peak_bytes
 from memadvisor.cost.layouts.memory import StageMemory
 from memadvisor.cost.pipelines.costs import PipelineTimes
-from memadvisor.cost.simulate import Simulation, simulate
+from memadvisor.cost.simulate import simulate
+from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import Bytes, CapturedStep
 from memadvisor.layout import Layout
 from memadvisor.plan import Plan, Prediction, UnitPlan

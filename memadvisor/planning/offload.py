@@ -18,7 +18,7 @@ from functools import cache, cached_property
 
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.moved_activations import units_away
-from memadvisor.cost.simulate import Simulation
+from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes

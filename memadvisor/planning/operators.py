@@ -21,7 +21,7 @@ import numpy.typing as npt
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.kept import ForwardOperators, KeepableOperator
 from memadvisor.cost.moments import Moment
-from memadvisor.cost.simulate import Simulation
+from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.policies import SELECTIVE

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
 from memadvisor.cost.parts import Modules
-from memadvisor.cost.simulate import Simulation
+from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.planning.operators import OperatorSearch
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak

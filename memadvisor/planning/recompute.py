@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from memadvisor.cost.simulate import Simulation
+from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep, Inner
 
 # Simulate with these units recomputed.

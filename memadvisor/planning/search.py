@@ -13,7 +13,8 @@ from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
-from memadvisor.cost.simulate import Simulation, simulate
+from memadvisor.cost.simulate import simulate
+from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.executors import Algorithm
@@ -137,9 +138,8 @@ class Search:
             mixed = self._mixed(step, found)
             if is_worth_it(mixed, min(alike, key=order)):
                 yield mixed
-        for ranked in (self._keeping(step), self._moving(step, (self._kinds, self._state_kinds))):
-            if ranked is not None:
-                yield ranked
+        others = self._keeping(step), self._moving(step, (self._kinds, self._state_kinds))
+        yield from (ranked for ranked in others if ranked is not None)
 
     def _paging(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """Where nothing else fits, parameters and gradients lie where optimizer state does, and then activations too."""

@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 
-from memadvisor.cost.simulate import Simulation, simulate
+from memadvisor.cost.simulate import simulate
+from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.planning.operators import Programme, Selection, to_the_byte

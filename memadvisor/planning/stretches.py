@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from memadvisor.cost.parts import Modules
-from memadvisor.cost.simulate import Simulation
+from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import Bytes, CapturedStep
 from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.rotor import Chain, ChainUnit, Stretch

@@ -1,0 +1,176 @@
+"""What the engine itself takes of the thread that computes: its hooks, views, submissions and swaps.
+
+Small models are trained under DDP and under plans, among Gloo ranks of this machine, and the processor time of the
+thread that computes is compared: a difference of the thread's own account, which neither waiting nor what else runs on
+the machine is in. Each training is a sum of a few kinds of work whose counts are known; least squares over all of them
+give what one of each kind takes (hardware.EngineCost).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from memadvisor.engines.apply import apply
+from memadvisor.errors import MemadvisorError
+from memadvisor.hardware.hardware import EngineCost
+from memadvisor.plan import Plan
+
+_MODELS = ((2, 2), (8, 2), (4, 8), (8, 8))  # blocks, and linear layers in each, of a weight and a bias
+_WIDTH, _BATCH = 128, 128  # so that as much comes between two pieces of its work as in a training
+_STAGES = (0, 1, 3)  # stage 2 does nothing that they do not
+_WARM_STEPS, _NUM_STEPS = 4, 16
+_LIMIT_S = 120.0
+
+
+class _Block(torch.nn.Sequential):
+    """A unit."""
+
+
+def _layer() -> torch.nn.Sequential:
+    """Modules and parameters are about as many as each other, as in blocks of transformers."""
+    return torch.nn.Sequential(torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.GELU())
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Processor seconds of a step, and of the optimizer's call in it."""
+
+    step_s: float
+    optimizer_s: float
+
+
+def measure_engine_cost(num_ranks: int) -> EngineCost | None:
+    """Start `num_ranks` processes that train on the CPU. None where there is a GPU, beside whose work all of this is done.
+
+    Raises MemadvisorError when they fail.
+    """
+    if torch.cuda.is_available():
+        return None
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="memadvisor-") as directory:
+        processes = [
+            context.Process(target=_rank_main, args=(rank, num_ranks, directory), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        for process in processes:
+            process.start()
+        deadline_s = time.monotonic() + _LIMIT_S
+        for process in processes:
+            process.join(max(0.0, deadline_s - time.monotonic()))
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+        result = Path(directory) / "cost.json"
+        if not result.exists():
+            raise MemadvisorError(
+                f"{num_ranks} processes could not train with each other under a plan.",
+                hint="see their messages above; `memadvisor doctor` says what does not work here.",
+            )
+        return EngineCost(**json.loads(result.read_text()))
+
+
+def _rank_main(rank: int, num_ranks: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/store",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    cost = _fit(num_ranks)
+    if rank == 0:
+        (Path(directory) / "cost.json").write_text(json.dumps(asdict(cost)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _fit(num_ranks: int) -> EngineCost:
+    counts, spent_s = [], []
+    for num_blocks, num_layers in _MODELS:
+        plain = _trained(num_blocks, num_layers, num_ranks, None)
+        for stage in _STAGES:
+            found = _trained(num_blocks, num_layers, num_ranks, stage)
+            share = 1.0 if stage == 0 else 1.0 / num_ranks
+            own_s = found.step_s - plain.step_s + (1.0 - share) * plain.optimizer_s
+            counts.append([float(count) for count in _counts(stage, num_blocks, 2 * num_layers * num_blocks)])
+            spent_s.append([own_s])
+    return EngineCost(**_least_squares(counts, spent_s))
+
+
+def _counts(stage: int, num_units: int, num_parameters: int) -> tuple[int, int, int, int]:
+    """How often each kind of work is done in a step, in the order of EngineCost's fields."""
+    num_collectives = {0: 1, 1: 2, 3: 3}[stage] * num_units
+    is_sharded, num_shown = stage > 0, 2 if stage == 3 else 0
+    return num_parameters, num_collectives, is_sharded * num_parameters, num_shown * num_parameters
+
+
+def _least_squares(counts: list[list[float]], spent_s: list[list[float]]) -> dict[str, float]:
+    """No kind of work takes less than nothing: one that would is left out, and the others are fitted anew."""
+    names = [field.name for field in fields(EngineCost)]
+    kept = list(range(len(names)))
+    while kept:
+        chosen = torch.tensor(counts, dtype=torch.float64)[:, kept]
+        found = torch.linalg.lstsq(chosen, torch.tensor(spent_s, dtype=torch.float64)).solution.flatten()
+        if (lowest := int(found.argmin())) >= 0 and found[lowest] >= 0:
+            break
+        kept.pop(lowest)
+    values = dict(zip(kept, found.tolist(), strict=True)) if kept else {}
+    return {name: values.get(place, 0.0) for place, name in enumerate(names)}
+
+
+def _trained(num_blocks: int, num_layers: int, num_ranks: int, stage: int | None) -> _Spent:
+    """What a rank spends in the median step, as the mean over the ranks, which is the same on all."""
+    torch.manual_seed(0)
+    blocks = [_Block(*(_layer() for _ in range(num_layers))) for _ in range(num_blocks)]
+    model = DistributedDataParallel(torch.nn.Sequential(*blocks))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with _under(stage, num_ranks, model, optimizer):
+        steps = [_step(model, optimizer) for _ in range(_WARM_STEPS + _NUM_STEPS)][_WARM_STEPS:]
+        optimizer.zero_grad()
+    spent = torch.tensor(
+        [median(step.step_s for step in steps), median(step.optimizer_s for step in steps)],
+        dtype=torch.float64,
+    )
+    dist.all_reduce(spent)
+    step_s, optimizer_s = (spent / num_ranks).tolist()
+    return _Spent(step_s, optimizer_s)
+
+
+@contextlib.contextmanager
+def _under(
+    stage: int | None, num_ranks: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[None]:
+    if stage is None:
+        yield
+        return
+    plan = Plan(num_ranks=num_ranks, zero_stage=stage, overlap=True, gather_depth=int(stage == 3))
+    applied = apply(plan, model, optimizer)
+    try:
+        yield
+    finally:
+        applied.remove()
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> _Spent:
+    batch = torch.ones(_BATCH, _WIDTH)
+    start_s = time.thread_time()
+    model(batch).sum().backward()
+    before_s = time.thread_time()
+    optimizer.step()
+    after_s = time.thread_time()
+    optimizer.zero_grad()
+    return _Spent(time.thread_time() - start_s, after_s - before_s)

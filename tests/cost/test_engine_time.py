@@ -1,0 +1,52 @@
+"""What the engine itself takes is added to the simulated step, kind by kind."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.simulate import simulate
+from memadvisor.engines.engine_cost import _counts, _least_squares
+from memadvisor.hardware.hardware import EngineCost
+from memadvisor.write_schedule import write_schedule
+from tests.cost.test_simulate import plan
+from tests.make_run import make_run
+
+# Of collectives that take next to nothing, so that nothing is waited for.
+TIMES = CollectiveTimes(kind="fitted", source="a test", curves={}, alpha_s=1e-12, beta_bytes_per_s=1e18)
+KINDS = [field.name for field in fields(EngineCost)]
+NOTHING = EngineCost(**dict.fromkeys(KINDS, 0.0))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_each_kind_of_work_is_played_as_often_as_calibrate_counts_it(stage):
+    step = captured_step(make_run(num_ranks=2, num_blocks=4))
+    schedule = write_schedule(plan(ranks=2, stage=stage, overlap=True, depth=int(stage == 3)), step.units)
+    num_parameters = sum(len(states.parameters) for states in step.states.values())
+
+    def step_s(engine):
+        return simulate(step, schedule, replace(TIMES, engine=engine)).step_time_s
+
+    found = [step_s(replace(NOTHING, **{kind: 1e-3})) - step_s(NOTHING) for kind in KINDS]
+    assert found == pytest.approx([1e-3 * n for n in _counts(stage, len(step.units), num_parameters)])
+
+
+def test_a_step_of_one_process_has_no_engine_in_it():
+    step = captured_step(make_run(num_ranks=1))
+    schedule = write_schedule(plan(), step.units)
+    known = replace(TIMES, engine=replace(NOTHING, gradient_s=1.0))
+    assert simulate(step, schedule, known).step_time_s == simulate(step, schedule, None).step_time_s
+
+
+def test_what_each_kind_takes_is_found_from_sums_and_never_less_than_nothing():
+    counts = [
+        list(map(float, _counts(stage, n, m))) for stage in (0, 1, 3) for n, m in ((2, 8), (8, 32), (4, 64))
+    ]
+    each_s = [1e-6, 1e-4, 2e-5, 3e-5]
+    exact = [[sum(n * s for n, s in zip(row, each_s, strict=True))] for row in counts]
+    assert _least_squares(counts, exact) == pytest.approx(dict(zip(KINDS, each_s, strict=True)))
+
+    less = [[spent - 5e-6 * row[0]] for row, (spent,) in zip(counts, exact, strict=True)]
+    found = _least_squares(counts, less)
+    assert found["gradient_s"] == 0 and min(found.values()) >= 0
