@@ -1,9 +1,10 @@
-"""The traced step of a pipeline, of all its ranks: each one's own step, its order of work, and what the links take."""
+"""The traced step of pipelines, of all their ranks: each one's own step, its order of work, and what the links take."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.analyzers.pipeline_passes import with_passes_apart
@@ -26,12 +27,22 @@ def is_pipeline(run: Run) -> bool:
     return any(rank.pipeline_stages for rank in run.ranks)
 
 
-def captured_pipeline(run: Run) -> CapturedPipeline:
-    """Raises UsageError for a pipeline that no plan is made for, in one line."""
-    _check_stages(run)
-    first = run.ranks[0].pipeline_stages[0]
-    steps = tuple(captured_step(run, num_ranks=1, of_rank=rank.process.rank) for rank in run.ranks)
-    stages = tuple(tuple(stage.index for stage in rank.pipeline_stages) for rank in run.ranks)
+def captured_pipelines(run: Run) -> tuple[CapturedPipeline, ...]:
+    """Of a script with several pipelines beside each other, whose stages average their gradients, each one. Raises UsageError
+    for pipelines that no plan is made for, in one line."""
+    beside = _beside(run)
+    step_time_s = 0.0
+    found = []
+    for ranks in beside:
+        found.append(_captured(run, ranks))
+        step_time_s = max(step_time_s, found[-1].step_time_s)
+    return tuple(replace(pipeline, step_time_s=step_time_s) for pipeline in found)  # they wait for each other
+
+
+def _captured(run: Run, ranks: Sequence[RankRun]) -> CapturedPipeline:
+    first = ranks[0].pipeline_stages[0]
+    steps = tuple(captured_step(run, num_ranks=1, of_rank=rank.process.rank) for rank in ranks)
+    stages = tuple(tuple(stage.index for stage in rank.pipeline_stages) for rank in ranks)
     works: list[tuple[Work, ...]] = []
     seconds: dict[Work, float] = {}
     for step, own in zip(steps, stages, strict=True):
@@ -46,36 +57,57 @@ def captured_pipeline(run: Run) -> CapturedPipeline:
         stages=stages,
         works=tuple(works),
         seconds=seconds,
-        link_s=_links(run),
+        link_s=_links(ranks),
         is_blocking=first.schedule in _WAITS_FOR_SENDS,
         step_time_s=max(step.step_time_s for step in steps),
     )
 
 
-def _check_stages(run: Run) -> None:
-    found = [stage for rank in run.ranks for stage in rank.pipeline_stages]
-    indices = sorted(stage.index for stage in found)
-    names = {stage.schedule for stage in found}
-    hint = "profile a script all of whose ranks are the stages of one pipeline."
-    if run.missing_ranks or any(not rank.pipeline_stages for rank in run.ranks):
-        lost = run.missing_ranks or [r.process.rank for r in run.ranks if not r.pipeline_stages]
-        raise UsageError(f"Nothing is known of the pipeline's stages on rank {lost[0]}.", hint=hint)
-    if indices != list(range(found[0].num_stages)) or found[0].num_ranks != run.manifest.world_size:
-        raise UsageError(
-            f"The script's pipeline of {found[0].num_stages} stages is on {found[0].num_ranks} of "
-            f"{run.manifest.world_size} ranks, and plans are worked out for one pipeline over all of them.",
-            hint=hint,
-        )
-    if len(names) > 1:
-        raise UsageError(f"The script's stages run under {' and '.join(sorted(names))}.", hint=hint)
-    if any(stage.splits_backward for stage in found):
-        raise UsageError(
-            f"{found[0].schedule} takes gradients of inputs and of weights in two passes, and a unit that is recomputed "
-            "between them is not planned.",
-            hint="use a schedule that does not split the backward, as Schedule1F1B or ScheduleInterleaved1F1B.",
-        )
+def _beside(run: Run) -> list[list[RankRun]]:
+    """The ranks of each pipeline, in its order."""
+    lost = [*run.missing_ranks, *(r.process.rank for r in run.ranks if not r.pipeline_stages)]
+    hint = (
+        "profile a script all of whose ranks are the stages of one pipeline, or of several beside each other."
+    )
+    if lost:
+        raise UsageError(f"Nothing is known of the pipeline's stages on rank {min(lost)}.", hint=hint)
+    pipelines: dict[int | None, list[RankRun]] = defaultdict(list)
+    for rank in run.ranks:
+        pipelines[rank.pipeline_stages[0].first_rank].append(rank)
+    beside = [
+        sorted(ranks, key=lambda rank: rank.pipeline_stages[0].position) for ranks in pipelines.values()
+    ]
+    _check_stages(beside, hint)
     for rank in run.ranks:
         _check_passes(rank)
+    return beside
+
+
+def _check_stages(beside: Sequence[Sequence[RankRun]], hint: str) -> None:
+    """Each pipeline must be whole, and all of them alike."""
+    shapes = set()
+    for ranks in beside:
+        found = [stage for rank in ranks for stage in rank.pipeline_stages]
+        shapes |= {(stage.num_stages, stage.num_micro_batches) for stage in found}
+        names = sorted({stage.schedule for stage in found})
+        if {stage.num_ranks for stage in found} != {len(ranks)} or sorted(
+            stage.index for stage in found
+        ) != list(range(found[0].num_stages)):
+            raise UsageError(
+                f"Of the script's pipeline of {found[0].num_stages} stages on {found[0].num_ranks} ranks, {len(found)} "
+                f"stages on {len(ranks)} ranks were recorded.",
+                hint=hint,
+            )
+        if len(names) > 1:
+            raise UsageError(f"The script's stages run under {' and '.join(names)}.", hint=hint)
+        if any(stage.splits_backward for stage in found):
+            raise UsageError(
+                f"{found[0].schedule} takes gradients of inputs and of weights in two passes, and a unit that is recomputed "
+                "between them is not planned.",
+                hint="use a schedule that does not split the backward, as Schedule1F1B or ScheduleInterleaved1F1B.",
+            )
+    if len(shapes) > 1:
+        raise UsageError("Pipelines beside each other have other stages or micro-batches.", hint=hint)
 
 
 def _check_passes(rank: RankRun) -> None:
@@ -121,15 +153,15 @@ def _timed(step: CapturedStep, own: Sequence[int], stage: PipelineStage) -> Iter
         yield Work(_KINDS[phase], own[place], micro_batch), duration_s
 
 
-def _links(run: Run) -> tuple[float | None, ...]:
+def _links(ranks: Sequence[RankRun]) -> tuple[float | None, ...]:
     """The quickest message between two ranks in the traced step, once both were at it: an end is seen when somebody waits
     for it, as a rule later."""
-    position = {rank.process.rank: rank.pipeline_stages[0].position for rank in run.ranks}
+    position = {rank.process.rank: rank.pipeline_stages[0].position for rank in ranks}
     taken: dict[frozenset[int], list[float]] = defaultdict(list)
-    for (operation, _, _), matched in match_collectives(run.ranks).items():
+    for (operation, _, _), matched in match_collectives(ranks).items():
         if operation == SEND_RECV and matched.end_s is not None:
-            ranks = frozenset(position[rank] for rank in matched.issue_s)
-            taken[ranks].append(max(0.0, matched.end_s - matched.last_start_s))
-    num_ranks = len(run.ranks)
+            ends = frozenset(position[rank] for rank in matched.issue_s)
+            taken[ends].append(max(0.0, matched.end_s - matched.last_start_s))
+    num_ranks = len(ranks)
     pairs = [frozenset((rank, (rank + 1) % num_ranks)) for rank in range(num_ranks)]
     return tuple(min(taken[pair]) if taken[pair] else None for pair in pairs)

@@ -1,11 +1,12 @@
 """Plans for a pipeline, predicted from its plain run and measured: each rank's peak, and the step.
 
-The sample pipeline is profiled, and run with the plans for shares of its first rank's peak, and with all blocks of all
+The sample pipeline, or another script, is profiled, and run with the plans for shares of its first rank's peak, and with all blocks of all
 ranks recomputed; in every round each of them trains anew, the plain one too, in turn. Steps are the slowest rank's median,
 of the fastest round, and predictions are made from the fastest plain run: what disturbs only slows. Peaks are those of all
 rounds, and losses are compared with the plain run's.
 
-    python benchmarks/pipelines.py --nproc 2 [--rounds 1] [--shares 80 60 40] [--sample-options "--schedule gpipe"]
+    python benchmarks/pipelines.py --nproc 2 [--rounds 1] [--shares 80 60 40] [--script samples/train_pipeline_conv.py]
+        [--sample-options "--schedule gpipe"]
 
 Nothing else should run meanwhile, and there should be a processor for each rank: else ranks share them, which no
 prediction knows.
@@ -24,18 +25,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import memadvisor
-from memadvisor.analyzers.captured_pipeline import captured_pipeline
+from memadvisor.analyzers.captured_pipeline import captured_pipelines
 from memadvisor.plan import Plan
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.pipelines import PipelineSearch, advise_pipeline
 
-SCRIPT = Path(__file__).resolve().parents[1] / "samples" / "train_pipeline.py"
+SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 
 
 def trained(arguments, directory, plan=None):
     """The run, and the losses that it has printed."""
     words = ["profile"] if plan is None else ["run", "--plan", plan]
-    words += ["--nproc", arguments.nproc, "--out", directory, SCRIPT]
+    words += ["--nproc", arguments.nproc, "--out", directory, arguments.script]
     done = subprocess.run(
         [sys.executable, "-m", "memadvisor", *map(str, words), *shlex.split(arguments.sample_options)],
         capture_output=True,
@@ -57,18 +58,17 @@ def peaks(run):
 
 def plans_for(run, shares):
     """By name: what each rank recomputes, the predicted peaks, and the plan."""
-    pipeline = captured_pipeline(run)
-    search = PipelineSearch(pipeline)
+    search = PipelineSearch(*captured_pipelines(run))
     found = {}
     for share in shares:
-        budget_bytes = pipeline.steps[0].peak_bytes * share // 100
+        budget_bytes = search.places[0].step.peak_bytes * share // 100
         advice = advise_pipeline(run, memory_bytes=budget_bytes)
         if advice.plan is None:
             print(f"{share} %: {budget_bytes:,} bytes; the smallest is {advice.smallest_budget_bytes:,}")
             continue
         choices = [frozenset(rank.recomputed) for rank in advice.ranks]
         found[f"{share} %: {budget_bytes:,}"] = choices, search.peaks(choices), advice.plan
-    blocks = [frozenset(u.name for u in step.units if u.is_block) for step in pipeline.steps]
+    blocks = [frozenset(u.name for u in place.step.units if u.is_block) for place in search.places]
     ranks = tuple(
         replace(own, units=rank.units_of(units))
         for own, rank, units in zip(advice_ranks(run), search.ranks, blocks, strict=True)
@@ -80,7 +80,7 @@ def plans_for(run, shares):
 
 def advice_ranks(run):
     """What each rank would do with all the memory that it has."""
-    most = max(step.peak_bytes for step in captured_pipeline(run).steps)
+    most = max(peaks(run))
     return advise_pipeline(run, memory_bytes=most).plan.ranks
 
 
@@ -89,6 +89,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--script", type=Path, default=SAMPLES / "train_pipeline.py")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--shares", type=int, nargs="+", default=[80, 60, 40])
     parser.add_argument("--sample-options", default="")
@@ -109,7 +110,7 @@ def main():
         fastest = min(plain, key=step_s)
         sizes = ", ".join(f"{size:,}" for size in peaks(fastest))
         print(f"| plain | | {sizes} | | {step_s(fastest) * 1e3:.0f} ms of {all_ms(map(step_s, plain))} | |")
-        search = PipelineSearch(captured_pipeline(fastest))
+        search = PipelineSearch(*captured_pipelines(fastest))
         for name, rows in measured.items():
             tell(name, rows, plans[name], search)
 

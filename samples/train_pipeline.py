@@ -2,6 +2,7 @@
 
 torchrun --nproc-per-node 2 samples/train_pipeline.py
 torchrun --nproc-per-node 4 samples/train_pipeline.py --layers 16 --schedule gpipe
+torchrun --nproc-per-node 4 samples/train_pipeline.py --replicas 2   # two such pipelines, which average gradients
 """
 
 import argparse
@@ -10,7 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from train_gpt import GPT, read_text, sample_batch
 
 SCHEDULES = {
@@ -41,6 +45,15 @@ class Stage(nn.Module):
         return x if self.head is None else self.head(self.ln_f(x))
 
 
+def replicated(part, mesh, wrap):
+    """The stage, averaging its gradients with those of other pipelines."""
+    if wrap == "ddp":
+        return DistributedDataParallel(part, process_group=mesh.get_group())
+    for block in part.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(part, mesh=mesh)
+
+
 def loss_of(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -57,6 +70,8 @@ def parse_args():
     parser.add_argument("--micro-batch", type=int, default=4, help="sequences of a micro-batch")
     parser.add_argument("--micro-batches", type=int, default=8, help="micro-batches of a step")
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--replicas", type=int, default=1, help="pipelines beside each other")
+    parser.add_argument("--wrap", choices=("ddp", "fsdp2"), default="ddp", help="how these average gradients")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1337)
     return parser.parse_args()
@@ -65,15 +80,23 @@ def parse_args():
 def main():
     args = parse_args()
     dist.init_process_group("gloo")
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(
+        "cpu",
+        (args.replicas, dist.get_world_size() // args.replicas),
+        mesh_dim_names=("replica", "stage"),
+    )
+    rank, num_ranks = mesh["stage"].get_local_rank(), mesh["stage"].size()
     own = [rank, rank + num_ranks] if args.schedule == "interleaved" else [rank]
     num_stages = len(own) * num_ranks
     torch.manual_seed(args.seed)  # the same whole model on every rank, of which it keeps its stages
     whole = GPT(args.layers, args.dim, args.heads, args.seq, args.dropout)
     parts = [Stage(whole, index, num_stages) for index in own]
     del whole
+    if args.replicas > 1:
+        parts = [replicated(part, mesh["replica"], args.wrap) for part in parts]
+    group = mesh["stage"].get_group()
     stages = [
-        pipelining.PipelineStage(part, index, num_stages, torch.device("cpu"))
+        pipelining.PipelineStage(part, index, num_stages, torch.device("cpu"), group=group)
         for part, index in zip(parts, own, strict=True)
     ]
     schedule = SCHEDULES[args.schedule](
@@ -82,8 +105,8 @@ def main():
     parameters = [parameter for part in parts for parameter in part.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=5e-4)
     text = read_text()
-    generator = torch.Generator().manual_seed(args.seed)
-    torch.manual_seed(args.seed + rank)
+    generator = torch.Generator().manual_seed(args.seed + mesh["replica"].get_local_rank())
+    torch.manual_seed(args.seed + dist.get_rank())
     for step in range(args.steps):
         batch = args.micro_batch * args.micro_batches
         tokens, targets = sample_batch(text, batch, args.seq, generator, "cpu")
@@ -93,7 +116,7 @@ def main():
         schedule.step(*inputs, **outputs, return_outputs=False)
         optimizer.step()
         optimizer.zero_grad()
-        if losses:
+        if losses and dist.get_rank() == dist.get_world_size() - 1:
             print(f"step {step}  loss {sum(loss.item() for loss in losses) / len(losses)!r}", flush=True)
     dist.destroy_process_group()
 

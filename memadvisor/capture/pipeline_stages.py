@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from memadvisor.run.cut import unwrap
 from memadvisor.run.living import living
@@ -50,4 +51,5 @@ def _row(stage: Any, model: str, schedule: Any) -> PipelineStage:
         schedule=type(schedule).__name__,
         num_micro_batches=schedule._n_microbatches,
         splits_backward=any(action.computation_type.name in _SPLIT for action in actions),
+        first_rank=min(dist.get_process_group_ranks(stage.group or dist.group.WORLD)),
     )

@@ -63,6 +63,7 @@ def pipeline_advice_to_json(advice: PipelineAdvice) -> dict[str, Any]:
         "budget_bytes": advice.budget_bytes,
         "pipeline": {
             "schedule": advice.schedule,
+            "num_pipelines": advice.num_pipelines,
             "num_stages": advice.num_stages,
             "num_micro_batches": advice.num_micro_batches,
             "fits": advice.plan is not None,
@@ -88,9 +89,12 @@ def _point_to_json(point: PipelinePoint) -> dict[str, Any]:
 
 
 def _print(advice: PipelineAdvice, console: Console, output: str | None) -> None:
+    beside = (
+        f"{advice.num_pipelines} pipelines beside each other" if advice.num_pipelines > 1 else "A pipeline"
+    )
     console.print(
         Text(
-            f"Budget {format_bytes(advice.budget_bytes)} a rank. A pipeline of {advice.num_stages} stages on "
+            f"Budget {format_bytes(advice.budget_bytes)} a rank. {beside} of {advice.num_stages} stages on "
             f"{len(advice.ranks)} ranks, {advice.schedule}, {advice.num_micro_batches} micro-batches. Measured without a "
             f"plan: fullest rank {format_bytes(advice.measured_peak_bytes)}, step "
             f"{format_seconds(advice.measured_step_time_s)}. What is not called measured is predicted."

@@ -220,9 +220,9 @@ class Applied:
 
     def unknown_module(self, module: torch.nn.Module) -> None:
         """The outermost call of a module that no executor knows: perhaps a model without DDP."""
-        if (self._attached and self._planned.is_complete) or not torch.is_grad_enabled():
+        root, is_done = unwrap(module), self._attached and self._planned.is_complete
+        if not torch.is_grad_enabled() or (is_done and not self._planned.is_further_stage(root)):
             return
-        root = unwrap(module)
         if self.plan.num_ranks > 1 and is_for_fsdp2(self.plan, root):
             model, schedule = attach(
                 self.plan, self._planned.read(root)[0], lambda: next(_numbers), self._note, self._undo

@@ -3,7 +3,8 @@
 Early stages have more micro-batches under way than late ones, so they have more to free. A longer piece never makes a step
 shorter, as each rank's order of work stays what it is; so with one stage a rank the least that each of them can add is also
 the least that the step can take, bubbles and all. With several stages a rank the least sum over them is taken. The step is
-that of the recorded order played with longer backwards (cost/pipelines/captured.py).
+that of the recorded order played with longer backwards (cost/pipelines/captured.py); of pipelines beside each other, whose
+stages average their gradients, it is the longest one's.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memadvisor.analyzers.captured_pipeline import captured_pipeline
+from memadvisor.analyzers.captured_pipeline import captured_pipelines
 from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
-from memadvisor.cost.pipelines.captured import CapturedPipeline
+from memadvisor.cost.pipelines.captured import CapturedPipeline, PlayedPipeline
 from memadvisor.cost.pipelines.work import Kind, Work
+from memadvisor.cost.step import CapturedStep
 from memadvisor.plan import Plan, Prediction, RankPlan
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.stage_choice import StageChoice
@@ -54,7 +56,7 @@ class PipelinePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineAdvice:
-    """The best choice of each rank. `plan`: None where a rank does not fit; `ranks` then has the choice of least peak for it.
+    """The best choice of each rank of `num_pipelines` beside each other, of `num_stages` each. `plan`: None where a rank does not fit; `ranks` then has the choice of least peak for it.
 
     `step_time_s` is predicted. `everything`: what it would be if every rank recomputed all that it can. `bubble_fraction`:
     of the played step, what ranks do not compute in. `front`: none known takes both less memory and less time.
@@ -62,6 +64,7 @@ class PipelineAdvice:
 
     budget_bytes: int
     schedule: str
+    num_pipelines: int
     num_stages: int
     num_micro_batches: int
     plan: Plan | None
@@ -76,12 +79,26 @@ class PipelineAdvice:
     notes: tuple[str, ...]
 
 
-class PipelineSearch:
-    """Choices of all ranks of one pipeline, for any budget."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a process: its pipeline, and the position in that."""
 
-    def __init__(self, pipeline: CapturedPipeline) -> None:
-        self.pipeline = pipeline
-        self.ranks = [StageChoice(step) for step in pipeline.steps]
+    pipeline: CapturedPipeline
+    position: int
+
+    @property
+    def step(self) -> CapturedStep:
+        return self.pipeline.steps[self.position]
+
+
+class PipelineSearch:
+    """Choices of all ranks of pipelines beside each other, for any budget. `ranks`: in the order of the processes."""
+
+    def __init__(self, *pipelines: CapturedPipeline) -> None:
+        self.pipelines = pipelines
+        places = [_Place(each, position) for each in pipelines for position in range(len(each.steps))]
+        self.places = sorted(places, key=lambda place: place.step.rank)
+        self.ranks = [StageChoice(place.step) for place in self.places]
 
     def fastest(self, budget_bytes: int) -> list[frozenset[str] | None]:
         """By rank; None for one that does not fit."""
@@ -93,20 +110,28 @@ class PipelineSearch:
     def peaks(self, choices: Choices) -> list[int]:
         return [rank.play(own).peak_bytes for rank, own in zip(self.ranks, choices, strict=True)]
 
-    def added_s(self, choices: Choices) -> dict[Work, float]:
-        """What backwards get longer by: the second forwards of their units."""
+    def step_s(self, choices: Choices) -> float:
+        """The measured step, and what the longest pipeline's play gets longer by."""
+        played_s = max(played.step_s for played in self.play(choices))
+        return self.pipelines[0].step_time_s + played_s - max(each.plain.step_s for each in self.pipelines)
+
+    def play(self, choices: Choices) -> list[PlayedPipeline]:
+        return [pipeline.play(self._added_s(pipeline, choices)) for pipeline in self.pipelines]
+
+    def _added_s(self, pipeline: CapturedPipeline, choices: Choices) -> dict[Work, float]:
+        """What a pipeline's backwards get longer by: the second forwards of their units."""
         found: dict[Work, float] = {}
-        for rank, (step, own) in enumerate(zip(self.pipeline.steps, choices, strict=True)):
-            for (unit, number), again in step.second_runs.items():
-                if unit in own and number is not None:
-                    work = self.pipeline.work_of(rank, Kind.BW, number)
-                    found[work] = found.get(work, 0.0) + again.seconds(step.second_run_cost)
+        for place, own in zip(self.places, choices, strict=True):
+            for (unit, number), again in place.step.second_runs.items():
+                if place.pipeline is pipeline and unit in own and number is not None:
+                    work = pipeline.work_of(place.position, Kind.BW, number)
+                    found[work] = found.get(work, 0.0) + again.seconds(place.step.second_run_cost)
         return found
 
     def point(self, choices: Choices) -> PipelinePoint:
         return PipelinePoint(
             peak_bytes=max(self.peaks(choices)),
-            step_time_s=self.pipeline.predicted_step_s(self.added_s(choices)),
+            step_time_s=self.step_s(choices),
             num_recomputed=tuple(map(len, choices)),
         )
 
@@ -114,41 +139,44 @@ class PipelineSearch:
 @collecting_seldom()
 def advise_pipeline(run: Run, *, memory_bytes: int) -> PipelineAdvice:
     """Choose for each rank of a pipeline. Raises UsageError for pipelines that no plan is made for."""
-    pipeline = captured_pipeline(run)
-    search = PipelineSearch(pipeline)
+    pipelines = captured_pipelines(run)
+    first, search = pipelines[0], PipelineSearch(*pipelines)
     smallest = search.smallest()
     found = search.fastest(memory_bytes)
     choices = [least if own is None else own for own, least in zip(found, smallest, strict=True)]
     fits = None not in found
     ranks = tuple(_rank_advice(search, rank, own, memory_bytes) for rank, own in enumerate(choices))
-    played = pipeline.play(search.added_s(choices))
+    played = search.play(choices)
+    longest_s, busy_s = max(each.step_s for each in played), [s for each in played for s in each.busy_s]
     point = search.point(choices)
     plan = _plan(run, search, choices, memory_bytes, point) if fits else None
     return PipelineAdvice(
         budget_bytes=memory_bytes,
-        schedule=pipeline.schedule,
-        num_stages=pipeline.num_stages,
-        num_micro_batches=pipeline.num_micro_batches,
+        schedule=first.schedule,
+        num_pipelines=len(pipelines),
+        num_stages=first.num_stages,
+        num_micro_batches=first.num_micro_batches,
         plan=plan,
         ranks=ranks,
         step_time_s=point.step_time_s,
-        bubble_fraction=1 - sum(played.busy_s) / (len(played.busy_s) * played.step_s),
+        bubble_fraction=1 - sum(busy_s) / (len(busy_s) * longest_s),
         everything=search.point([rank.everything for rank in search.ranks]),
         front=_front(search, smallest, memory_bytes),
         smallest_budget_bytes=max(search.peaks(smallest)),
-        measured_peak_bytes=max(step.peak_bytes for step in pipeline.steps),
-        measured_step_time_s=pipeline.step_time_s,
-        notes=tuple(_notes(pipeline)),
+        measured_peak_bytes=max(place.step.peak_bytes for place in search.places),
+        measured_step_time_s=first.step_time_s,
+        notes=tuple(_notes(pipelines)),
     )
 
 
 def _rank_advice(search: PipelineSearch, rank: int, own: frozenset[str], budget_bytes: int) -> RankAdvice:
-    step, choice = search.pipeline.steps[rank], search.ranks[rank]
+    place, choice = search.places[rank], search.ranks[rank]
+    step = place.step
     peak_bytes = choice.play(own).peak_bytes
     return RankAdvice(
         rank=step.rank,
-        stages=search.pipeline.stages[rank],
-        num_in_flight=search.pipeline.in_flight(rank),
+        stages=place.pipeline.stages[place.position],
+        num_in_flight=place.pipeline.in_flight(place.position),
         measured_peak_bytes=step.peak_bytes,
         recomputed=tuple(unit.name for unit in step.units if unit.name in own),
         num_units=len(step.units),
@@ -179,7 +207,7 @@ def _plan(
         ranks=tuple(own),
         prediction=max(predictions, key=lambda prediction: prediction.peak_bytes),
         budget_bytes=budget_bytes,
-        why=_why(search.pipeline, own, point, budget_bytes),
+        why=_why(search.pipelines[0], own, point, budget_bytes),
     )
 
 
@@ -220,16 +248,18 @@ def _front(search: PipelineSearch, smallest: Choices, budget_bytes: int) -> tupl
     return tuple(front)
 
 
-def _notes(pipeline: CapturedPipeline) -> list[str]:
+def _notes(pipelines: Sequence[CapturedPipeline]) -> list[str]:
     notes = []
-    if None in pipeline.link_s[: len(pipeline.steps) - 1]:
+    if any(None in each.link_s[: len(each.steps) - 1] for each in pipelines):
         notes.append(
             "How long messages between some of the stages take was not recorded: they are part of what is taken to stay as "
             "it is."
         )
-    if pipeline.steps[0].device != "cpu":
+    if len(pipelines) > 1:
+        notes.append("What averaging gradients over the pipelines takes is taken to stay as it is.")
+    if pipelines[0].steps[0].device != "cpu":
         notes.append("What a CUDA device reserves beyond its peak is not predicted for pipelines.")
-    if any(len(own) > 1 for own in pipeline.stages):
+    if any(len(own) > 1 for each in pipelines for own in each.stages):
         notes.append(
             "Each rank has several stages, and the least second forwards in all are chosen: the step may be a little longer "
             "than it need be."

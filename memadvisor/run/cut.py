@@ -143,7 +143,7 @@ def _describe(module: Any, name: str, seen: set[int]) -> ModuleNode:
     prefix = f"{name}." if name else ""
     return ModuleNode(
         name=name,
-        type_name=type(module).__name__,
+        type_name=_type_name(module),
         num_own_parameters=sum(parameter is not None for parameter in module._parameters.values()),
         children=tuple(
             _describe(child, prefix + child_name, seen)
@@ -151,3 +151,15 @@ def _describe(module: Any, name: str, seen: set[int]) -> ModuleNode:
             if child is not None and id(child) not in seen
         ),
     )
+
+
+def _type_name(module: Any) -> str:
+    """The class that the script has: what torch.export has traced is all of one class, which knows what it stands for, and
+    a list is said to be what is in it."""
+    name = type(module).__name__
+    if name != "InterpreterModule" or not isinstance(written := getattr(module, "_ty", None), str):
+        return name
+    children = [child for key, child in module._modules.items() if key.isdigit()]
+    if children and len(children) == len(module._modules) and getattr(children[0], "_ty", None) == written:
+        return "ModuleList"
+    return written.rpartition(".")[2]

@@ -44,7 +44,8 @@ class PipelineStage:
 
     `index` of `num_stages`, `position` of `num_ranks` in the pipeline's group. `schedule`: the class of the schedule that
     runs it, which cuts a batch into `num_micro_batches`; `splits_backward`: gradients of inputs and of weights come in two
-    passes of autograd.
+    passes of autograd. `first_rank`: of the pipeline's group, by which pipelines beside each other are told apart; not recorded
+    by versions that knew of one pipeline alone.
     """
 
     model: str
@@ -55,3 +56,4 @@ class PipelineStage:
     schedule: str
     num_micro_batches: int
     splits_backward: bool
+    first_rank: int | None = None

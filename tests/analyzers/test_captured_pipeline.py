@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from memadvisor.analyzers.captured_pipeline import captured_pipeline
+from memadvisor.analyzers.captured_pipeline import captured_pipelines
 from memadvisor.analyzers.pipeline_passes import with_micro_batches_apart, with_passes_apart
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.errors import UsageError
@@ -40,8 +40,8 @@ def a_run(change=lambda index: stage(index), **settings):
     ("run", "words"),
     [
         (a_run(lambda index: stage(index, splits_backward=True)), "gradients of inputs and of weights in two passes"),
-        (a_run(lambda index: stage(index, num_ranks=1)), "on 1 of 2 ranks"),
-        (a_run(lambda index: stage(0)), "on 2 of 2 ranks"),
+        (a_run(lambda index: stage(index, num_ranks=1)), "2 stages on 2 ranks were recorded"),
+        (a_run(lambda index: stage(0)), "2 stages on 2 ranks were recorded"),
         (a_run(lambda index: stage(0) if index == 0 else None), "stages on rank 1"),
         (a_run(missing_ranks=(1,)), "stages on rank 1"),
         (a_run(lambda index: stage(index, num_micro_batches=1)), "ran 2 forwards and 2 backwards"),
@@ -51,7 +51,7 @@ def a_run(change=lambda index: stage(index), **settings):
 )  # fmt: skip
 def test_pipelines_that_no_plan_is_made_for_are_refused_in_a_line(run, words):
     with pytest.raises(UsageError, match=words):
-        captured_pipeline(run)
+        captured_pipelines(run)
 
 
 def test_a_rank_of_a_pipeline_does_not_stand_for_all_ranks():

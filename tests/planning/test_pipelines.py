@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.analysis import analyze
-from memadvisor.analyzers.captured_pipeline import captured_pipeline
+from memadvisor.analyzers.captured_pipeline import captured_pipelines
 from memadvisor.plan_file import load_plan, save_plan
 from memadvisor.planning import stage_choice
 from memadvisor.planning.pipelines import PipelineSearch, advise_pipeline
@@ -40,13 +40,13 @@ def test_no_choice_of_units_and_ranks_within_the_budget_takes_a_shorter_step(pip
         [units for units in own if rank.play(units).peak_bytes <= budget]
         for rank, own in zip(search.ranks, fitting, strict=True)
     ]
-    shortest_s = min(pipeline.predicted_step_s(search.added_s(choices)) for choices in product(*fitting))
+    shortest_s = min(map(search.step_s, product(*fitting)))
 
     found = search.fastest(budget)
 
     assert max(search.peaks(search.smallest())) == low
     assert None not in found and max(search.peaks(found)) <= budget
-    assert pipeline.predicted_step_s(search.added_s(found)) == pytest.approx(shortest_s)
+    assert search.step_s(found) == pytest.approx(shortest_s)
 
 
 @given(pipeline=pipelines(most_units=6), share=st.floats(0, 1))
@@ -98,9 +98,9 @@ def memadvisor(command, directory, schedule, *options):
 
 @pytest.mark.parametrize("schedule", ["Schedule1F1B", "ScheduleInterleaved1F1B"])
 def test_what_ranks_are_predicted_to_hold_they_hold_and_losses_stay_the_same(tmp_path, schedule):
-    """To the byte; of two stages, and of four of which each rank has two."""
+    """To the byte; of two stages, and of four of which each rank has two, all of which a plan made by hand is for."""
     plain, losses = memadvisor("profile", tmp_path / "plain", schedule)
-    advice = advise_pipeline(plain, memory_bytes=int(0.7 * captured_pipeline(plain).steps[0].peak_bytes))
+    advice = advise_pipeline(plain, memory_bytes=int(0.7 * captured_pipelines(plain)[0].steps[0].peak_bytes))
     save_plan(advice.plan, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == advice.plan
 
@@ -113,3 +113,10 @@ def test_what_ranks_are_predicted_to_hold_they_hold_and_losses_stay_the_same(tmp
     assert all(pair.predicted == pair.measured for pair in compared.rank_peak_bytes.values())
     assert compared.within_budget and all(rank.recomputed for rank in advice.ranks[:1])
     assert advice.ranks[0].num_in_flight > advice.ranks[1].num_in_flight
+
+    if len(advice.ranks[0].stages) > 1:
+        by_hand, losses_by_hand = memadvisor("run", tmp_path / "hand", schedule, "--policy", "every-layer")
+        search = PipelineSearch(*captured_pipelines(plain))
+        blocks = [frozenset(u.name for u in place.step.units if u.is_block) for place in search.places]
+        measured = [rank.traced_step.peak_allocated_bytes for rank in by_hand.ranks]
+        assert losses_by_hand == losses and search.peaks(blocks) == measured

@@ -1,5 +1,6 @@
 """Every module belongs to one unit, and blocks that stand side by side are units of their own."""
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -115,6 +116,27 @@ def test_a_second_models_names_carry_its_prefix():
 
     assert units["model1"] == "model1"
     assert units["model1.blocks.0.norm"] == "model1.blocks.0"
+
+
+def test_what_torch_export_has_traced_is_cut_as_it_was_written():
+    """Its modules are all of one class, lists too."""
+
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2)])
+
+        def forward(self, x):
+            x = self.down(x)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    traced = torch.export.unflatten(torch.export.export(Written(), (torch.ones(1, 2),)))
+
+    units = set(units_of(traced).values())
+    assert units == set(units_of(Written()).values()) >= {"blocks.0", "blocks.1"}
 
 
 def test_wrappers_are_taken_off():

@@ -56,10 +56,6 @@ class CapturedPipeline:
         busy = np.bincount(graph.device, weights=durations, minlength=len(self.works))
         return PlayedPipeline(step_s=makespan_s, busy_s=tuple(busy.tolist()))
 
-    def predicted_step_s(self, added_s: Mapping[Work, float]) -> float:
-        """The measured step, and what its play gets longer by."""
-        return self.step_time_s + self.play(added_s).step_s - self.plain.step_s
-
     @cached_property
     def plain(self) -> PlayedPipeline:
         return self.play({})

@@ -2,7 +2,8 @@
 
 A plan of one model is for the one that has its fingerprint. A plan of several is for the first model of each of their
 fingerprints that the script calls with gradients (or wraps in DDP), trainable where the plan's is: a frozen copy of a policy
-has the policy's fingerprint, and is another model. All others are left alone, as the plan's prediction has them.
+has the policy's fingerprint, and is another model. All others are left alone, as the plan's prediction has them. A plan made
+by hand is for the first model, and where that is a stage of a pipeline, for all of the rank's stages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import weakref
 import torch
 
 from memadvisor.engines.script.live import LiveModel, model_fingerprint, read_model
+from memadvisor.engines.script.stages import is_stage
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
 from memadvisor.run.cut import unwrap
@@ -47,6 +49,8 @@ class PlannedModels:
         self._due = list(plan.models)
         self._others: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
         self._num_looks: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._is_stage: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._stages: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # that a plan made by hand has met
 
     @property
     def is_complete(self) -> bool:
@@ -61,6 +65,15 @@ class PlannedModels:
         if not self.plan.models:
             return is_trainable and self._num_looks.get(root, 0) < _MOST_LOOKS
         return bool(self._due) and self._others.get(root) is not is_trainable
+
+    def is_further_stage(self, root: torch.nn.Module) -> bool:
+        """Whether a plan made by hand is for this model too: another stage of the pipeline whose stage it has met."""
+        return bool(self._stages) and root not in self._stages and self._is_a_stage(root)
+
+    def _is_a_stage(self, root: torch.nn.Module) -> bool:
+        if root not in self._is_stage:
+            self._is_stage[root] = is_stage(root)
+        return self._is_stage[root]
 
     def read(self, root: torch.nn.Module) -> tuple[LiveModel, Schedule]:
         """A model of the plan as units, and what is to be done with them. Raises PlanError, NotPlannedError for a model that
@@ -106,6 +119,8 @@ class PlannedModels:
         """What the plan says of a model, and the name that its units' names begin with."""
         found = model_fingerprint(root)
         if not self.plan.models:
+            if self.plan.num_ranks > 1 and self._is_a_stage(root):
+                return self.plan, self._name_of_stage(root)
             if self.plan.fingerprint not in (None, found):
                 raise NotPlannedError(
                     f"The plan is for another model: its fingerprint is {self.plan.fingerprint}, "
@@ -126,6 +141,17 @@ class PlannedModels:
             f"{'a' if is_trainable else 'no'} trainable parameter and the fingerprint {found}.",
             hint=_HINT,
         )
+
+    def _name_of_stage(self, root: torch.nn.Module) -> str:
+        """Of a plan that says the same of all ranks, which must be one made by hand."""
+        if self.plan.units:
+            raise PlanError(
+                f"The plan names units of one model, and {type(root).__name__} is a stage of a pipeline.",
+                hint="give choices by rank, as `memadvisor advise` writes them, or a --policy for all stages.",
+            )
+        name = f"model{len(self._stages)}" if self._stages else ""
+        self._stages.add(root)
+        return name
 
     def refuse_strangers(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise PlanError where an optimizer updates a model that is none of the plan's, and one of those is still due."""
