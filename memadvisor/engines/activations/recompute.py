@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from memadvisor.cost.stretches import Stretches
+from memadvisor.engines.activations.caches import with_caches_as_they_were, without_empty_caches
 from memadvisor.engines.activations.changing_buffers import Buffers, ChangingBuffers, WithBuffers
-from memadvisor.engines.activations.empty_caches import without_empty_caches
 from memadvisor.engines.activations.kept import KeptOutputs
 from memadvisor.engines.activations.offloaded_activations import OffloadedActivations
 from memadvisor.engines.activations.parts import Parts
@@ -110,7 +110,8 @@ class Recompute:
     ) -> Any:
         args, kwargs = without_empty_caches(module, args, kwargs)
         before = self._buffers.before(module)
-        forward, around = functools.partial(original, module), functools.partial(self._again, module, before)
+        forward = with_caches_as_they_were(functools.partial(original, module), args, kwargs)
+        around = functools.partial(self._again, module, before)
         current = self._pass_with(module)
         if current is not None:
             output = self._call_in(current, forward, args, kwargs, around)

@@ -67,3 +67,18 @@ def test_recomputed_units_leave_a_cache_of_keys_that_is_empty(monkeypatch):
                 assert sorted(model(x, prefix=torch.ones(2, 1, 8))[1].keys) == [1]
     assert kept == [[0, 1, 2], []]
     assert all(map(torch.equal, *gradients))
+
+
+def test_a_second_run_finds_a_trained_prefix_as_the_first_did(monkeypatch):
+    """Where the unit has added its keys, it would attend to them twice."""
+    monkeypatch.setitem(sys.modules, "transformers.cache_utils", SimpleNamespace(Cache=Cache))
+    gradients = []
+    for policy in ("none", "every-layer"):
+        torch.manual_seed(0)
+        model, x, prefix = Language(), torch.randn(2, 5, 8), torch.randn(2, 1, 8, requires_grad=True)
+        with applied(make_plan(1, policy=policy)):
+            output, cache = model(x, prefix=prefix)
+            output.square().sum().backward()
+            gradients.append([each.grad.clone() for each in (prefix, *model.parameters())])
+            assert cache.keys[1].shape[1] == 6
+    assert all(map(torch.equal, *gradients))
