@@ -1,4 +1,7 @@
-"""Which ranks train on samples of their own: not those that split a model's layers, nor later stages of a pipeline."""
+"""Which ranks train on samples of their own: not those that split a model's layers, nor later stages of a pipeline.
+
+Numbers of ranks are at least 1, whatever a damaged record says.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from memadvisor.run.run import RankRun, Run
 
 def num_data_ranks(rank: RankRun) -> int:
     """Over how many ranks data parallelism may share what this rank holds."""
-    in_pipeline = max((stage.num_ranks for stage in rank.pipeline_stages), default=1)
+    in_pipeline = max([1, *(stage.num_ranks for stage in rank.pipeline_stages)])
     return max(1, rank.process.world_size // (num_splitting(rank) * in_pipeline))
 
 
 def num_splitting(rank: RankRun) -> int:
     """How many ranks hold parts of one layer, and train on the same samples (tensor parallelism)."""
-    return max((split.num_ranks for split in rank.tensor_parallel), default=1)
+    return max([1, *(split.num_ranks for split in rank.tensor_parallel)])
 
 
 def over_all_ranks(per_rank: Sequence[float | None], run: Run) -> float | None:

@@ -169,7 +169,7 @@ def _num_sharing(rank: RankRun, plan: Plan | None) -> int:
     """How many ranks share what is sharded: in the script's own FSDP2, or as the plan has it."""
     of_script = {group.num_ranks for group in rank.shard_groups}
     if len(of_script) == 1:
-        return of_script.pop()
+        return max(1, of_script.pop())  # a damaged record may say anything
     if plan is not None and rank.process.world_size == plan.num_ranks:
         return plan.group_ranks
     return num_data_ranks(rank)

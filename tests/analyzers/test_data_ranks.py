@@ -9,7 +9,7 @@ from memadvisor.analyzers.data_ranks import num_data_ranks
 from memadvisor.analyzers.model_states import model_states
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.errors import UsageError
-from memadvisor.run.parallel_records import PipelineStage, TensorParallel
+from memadvisor.run.parallel_records import PipelineStage, ShardGroup, TensorParallel
 from tests.make_run import make_run
 
 
@@ -48,6 +48,17 @@ def test_theory_is_of_the_ranks_own_part():
     assert model_states(rank, None).theory_text == "this rank's part of layers split over 4 ranks"
     rank = split(make_run(num_ranks=4), 2).ranks[0]
     assert model_states(rank, None).theory_text.endswith("over 2 ranks, ZeRO stage 0 on 2 ranks")
+
+
+def test_a_record_of_no_ranks_at_all_is_one_of_this_rank_alone():
+    run = split(make_run(num_ranks=2), 0)
+    assert (
+        num_data_ranks(run.ranks[0]) == 2 and analyze(run).samples_per_s == analyze(make_run()).samples_per_s
+    )
+
+    group = ShardGroup("", 0, 1, True, None, None, False, True)
+    sharded = with_ranks(run, lambda place, rank: dataclasses.replace(rank, shard_groups=(group,)))
+    assert model_states(sharded.ranks[0], None).expected_bytes > 0
 
 
 def test_no_plan_is_made_for_ranks_that_split_layers():
