@@ -11,9 +11,9 @@ slows down meanwhile slows all of them: the table gives the median of these rati
 
 `waiting` is the time of a step in which the thread that computes neither ran nor was ready to run: communication
 that nothing covers. Work that collectives do on that thread (copies, sums, sending) counts as compute. `local`
-trains without any communication. Where a mode and its `-overlap` both ran, the share of communication that is
-covered follows: the waiting that overlap removes, of the waiting without it or of the compute of forward and
-backward, whichever is less. Peaks come from worlds of their own, one after another: the highest total of
+trains without any communication. With `--link` the share of coverable communication that is covered follows for
+each `ours-N-overlap`, with a run of the same plan that sends nothing beside it: engines_cover.py says what that is.
+Peaks come from worlds of their own, one after another: the highest total of
 torch's CPU allocator's account in three steps after two, looked at every 20 microseconds, so a peak that is
 shorter than that may be missed. `losses` is the largest relative difference from DDP's of any step and rank.
 
@@ -36,13 +36,23 @@ import time
 from pathlib import Path
 
 import torch
+from engines_cover import print_cover, silent_twin
 from engines_link import Link, NoLinkError
 from engines_rank import MODELS, TRAININGS
 
 RANK_SCRIPT = Path(__file__).resolve().parent / "engines_rank.py"
 WARM_STEPS = 3
 PEAK_STEPS = 3
-_ON_REQUEST = ("ddp", "local", "fsdp2-keep-pairwise", "ours-3-8bit", "ours-3-4bit")
+_ON_REQUEST = (
+    "ddp",
+    "local",
+    "ours-1-silent",
+    "ours-2-silent",
+    "ours-3-silent",
+    "fsdp2-keep-pairwise",
+    "ours-3-8bit",
+    "ours-3-4bit",
+)
 DEFAULT_MODES = [mode for mode in TRAININGS if mode not in _ON_REQUEST]
 
 
@@ -61,7 +71,7 @@ class World:
         for rank in range(args.ranks):
             command = [sys.executable, str(RANK_SCRIPT), mode, "--model", args.model]
             command += ["--fused"] * args.fused + ["--peak"] * peak
-            command += [f"--kept={args.kept}"] * bool(args.kept)
+            command += [f"--kept={args.kept}"] * bool(args.kept) + ["--listen"] * (link is not None)
             environment = {
                 **os.environ,
                 "RANK": str(rank),
@@ -86,9 +96,16 @@ class World:
 
     def steps(self, num_steps):
         """What each rank measured in its next steps. Raises EngineError."""
+        return self._ask(f"steps {num_steps}")
+
+    def transfers(self):
+        """What each rank's messages of the last step take on the idle link. Raises EngineError."""
+        return self._ask("transfers")
+
+    def _ask(self, order):
         with contextlib.suppress(BrokenPipeError):
             for process in self.processes:
-                print(f"steps {num_steps}", file=process.stdin, flush=True)
+                print(order, file=process.stdin, flush=True)
         answers = []
         for process, log in zip(self.processes, self.logs, strict=True):
             line = process.stdout.readline()
@@ -118,7 +135,11 @@ def main():
         modes = [mode for mode in modes if mode not in skipped]
         if skipped:
             print(f"skipped {', '.join(skipped)}: DeepSpeed is not installed (pip install deepspeed)")
+    if args.link and args.measure != "memory":
+        modes += [twin for twin in map(silent_twin, modes) if twin and twin not in modes]
     Path(args.logs).mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit("engines.py: ended by a signal"))  # its ranks with it
     try:
         link = Link(args.link, args.ranks) if args.link else None
     except NoLinkError as error:
@@ -148,6 +169,10 @@ def timed_rounds(modes, args, link):
             first = len(rounds) % len(worlds)
             order = [*worlds][first:] + [*worlds][:first]
             taken = {mode: worlds[mode].steps(args.steps) for mode in order}
+            for mode in order:
+                if silent_twin(mode) in worlds:
+                    for answer, transfers in zip(taken[mode], worlds[mode].transfers(), strict=True):
+                        answer |= transfers
             for mode, answers in taken.items():
                 for all_losses, answer in zip(losses[mode], answers, strict=True):
                     all_losses += answer["losses"]
@@ -196,14 +221,9 @@ def print_table(modes, rounds, peaks, losses, args):
     if args.link:
         for mode, sent in sent_mib(rounds).items():
             print(f"{mode} sends {sent:.1f} MiB a step and rank")
-    for mode in modes if rounds else ():
-        overlapped = f"{mode}-overlap"
-        if mode in losses and overlapped in losses:
-            share = covered_share(*([taken[name] for taken in rounds] for name in (mode, overlapped)))
-            if share > 1:  # the waiting of small messages one after another is more than the link's own time
-                print(f"{overlapped} saves more than compute could cover: {mode} does not keep the link full")
-            else:
-                print(f"{overlapped} covers {share:.0%} of the communication that compute could cover")
+        for mode in modes if rounds else ():
+            if mode in losses and silent_twin(mode) in losses:
+                print_cover(mode, rounds)
 
 
 def sent_mib(rounds):
@@ -212,18 +232,6 @@ def sent_mib(rounds):
         mode: statistics.median(slowest(taken[mode], "sent_bytes") for taken in rounds) / 2**20
         for mode in (rounds[0] if rounds else ())
     }
-
-
-def covered_share(plain, overlapped):
-    """Of the communication that forward and backward could cover; what ranks measured without and with overlap."""
-    waiting_s, left_s = (
-        statistics.median(statistics.mean(a["waiting_s"] for a in answers) for answers in rounds)
-        for rounds in (plain, overlapped)
-    )
-    compute_s = statistics.median(
-        statistics.mean(a["compute_s"] - a["optimizer_s"] for a in answers) for answers in plain
-    )
-    return (waiting_s - left_s) / min(waiting_s, compute_s)
 
 
 def time_cells(mode, rounds):
@@ -247,7 +255,7 @@ def peak_cell(peak_bytes):
 
 
 def loss_cell(mode, losses):
-    if mode == "local":
+    if mode == "local" or mode.endswith("-silent"):
         return "its own"
     pairs = [
         (mine, ddp)

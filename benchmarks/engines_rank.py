@@ -1,7 +1,8 @@
 """One rank of one engine for benchmarks/engines.py: trains a GPT, a few steps whenever its parent asks.
 
-Started by benchmarks/engines.py with torchrun's environment variables. It answers each line `steps N` on stdin
-with one line of JSON on what was stdout; whatever the engines print goes to stderr.
+Started by benchmarks/engines.py with torchrun's environment variables. It answers each line on stdin with one line of
+JSON on what was stdout: `steps N` with what it measured in N steps, `transfers` with what the messages of the last step
+take by themselves (engines_cover.py). Whatever the engines print goes to stderr.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from engines_cover import WINDOWS, Messages
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,7 +61,8 @@ class Training:
         self.rank, self.num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         _, _, _, self.vocabulary, self.seq = MODELS[args.model]
         self.generator = torch.Generator().manual_seed(1 + self.rank)
-        self.optimizer_s = 0.0  # of computing, so far
+        self.messages = Messages()
+        self.window_s = dict.fromkeys(WINDOWS, 0.0)  # wall seconds so far
         dist.init_process_group("gloo")
         self.prepare()
         self.build(build_model(args.model))
@@ -79,12 +82,16 @@ class Training:
         return self.train(words[:, :-1].contiguous(), words[:, 1:].contiguous())
 
     def train(self, words, targets):
+        begins_s = time.perf_counter()
         loss = self.model(words, targets)
+        self.messages.window, forward_ends_s = "backward", time.perf_counter()
         loss.backward()
-        start_s = time.thread_time()
+        self.messages.window, backward_ends_s = "forward", time.perf_counter()
+        self.messages.optimizer_begins()
         self.optimizer.step()
-        self.optimizer_s += time.thread_time() - start_s
         self.optimizer.zero_grad()
+        self.window_s["forward"] += forward_ends_s - begins_s
+        self.window_s["backward"] += backward_ends_s - forward_ends_s
         return loss.item()
 
 
@@ -100,7 +107,7 @@ class Ours(Training):
     """The same script under a plan; `ours-3-overlap` is stage 3 with overlap, `ours-3-keep` has the last `--kept`
     blocks stay from their forward to their backward too, `ours-3-ahead` is that without reductions that overlap,
     `ours-3-inback` updates units in the backward too, `ours-3-8bit` has its messages quantised to 8 bits, and
-    `ours-3-4bit` those of gradients to 4."""
+    `ours-3-4bit` those of gradients to 4; `ours-3-silent` is overlap with all messages left out."""
 
     def prepare(self):
         stage, _, how = self.mode.removeprefix("ours-").partition("-")
@@ -120,6 +127,10 @@ class Ours(Training):
             compression=COMPRESSIONS.get(how, UNCOMPRESSED),
         )
         self.applied = install(plan)
+        if how == "silent":
+            self.messages.silence()
+        elif self.args.listen:
+            self.messages.listen()
 
 
 class Redundancy(Training):
@@ -222,6 +233,7 @@ TRAININGS = {
     "ours-3-ahead": Ours,
     "ours-3-8bit": Ours,
     "ours-3-4bit": Ours,
+    **{f"ours-{stage}-silent": Ours for stage in range(1, 4)},
 }
 
 
@@ -262,19 +274,20 @@ def measured(training, num_steps, meter):
     dist.barrier()
     if meter is not None:
         meter.peak_bytes = 0
-    training.optimizer_s, sent = 0.0, sent_bytes()
+    # Over a link a step more goes before, so that what it leaves under way is there as behind any other.
+    before = [training.step()] if training.args.listen else []
+    training.window_s, sent = dict.fromkeys(WINDOWS, 0.0), sent_bytes()
     wall_s, cpu_s, ready_s = time.perf_counter(), time.thread_time(), queued_s()
     losses = [training.step() for _ in range(num_steps)]
     wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
     ready_s = queued_s() - ready_s
     return {
         "step_s": wall_s / num_steps,
-        "compute_s": cpu_s / num_steps,
-        "optimizer_s": training.optimizer_s / num_steps,
         "waiting_s": max(0.0, wall_s - cpu_s - ready_s) / num_steps,
+        "window_s": {window: seconds / num_steps for window, seconds in training.window_s.items()},
         "sent_bytes": (sent_bytes() - sent) / num_steps,
         "peak_bytes": meter.peak_bytes if meter is not None else None,
-        "losses": losses,
+        "losses": before + losses,
     }
 
 
@@ -285,6 +298,7 @@ def main():
     parser.add_argument("--fused", action="store_true")
     parser.add_argument("--kept", type=int)
     parser.add_argument("--peak", action="store_true")
+    parser.add_argument("--listen", action="store_true", help="for a link: be ready for `transfers`")
     args = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -292,7 +306,11 @@ def main():
     meter = PeakMeter() if args.peak else None
     training = TRAININGS[args.mode](args, args.mode)
     for line in sys.stdin:
-        answer = measured(training, int(line.split()[1]), meter)
+        order, *numbers = line.split()
+        if order == "transfers":
+            answer = {"transfer_s": training.messages.transfer_s()}
+        else:
+            answer = measured(training, int(numbers[0]), meter)
         print(json.dumps(answer), file=answers, flush=True)
     os._exit(0)  # engines differ in how they end; nothing is measured from here on
 

@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import engines
+import engines_cover
 import engines_link
 
 
@@ -37,13 +38,32 @@ def test_losses_are_compared_rank_by_rank():
     assert engines.loss_cell("off", losses) == "within 1.0e-01"
 
 
-def test_what_is_covered_is_compared_with_what_forward_and_backward_could_cover():
-    """2 s of communication, 1 s of compute of which 0.2 s the optimizer's: 0.8 s could go, 0.6 s did."""
+def cover(compute_s, transfer_s, silent_s, step_s):
+    """A mode's round: forward and backward of each, and whole steps; the first rank is the slower one."""
+    quick = {"window_s": {"forward": 0.0, "backward": 0.0}, "transfer_s": {"forward": 0.0, "backward": 0.0}}
+    windows = ("forward", "backward")
+    silent = {"step_s": silent_s, "window_s": dict(zip(windows, compute_s, strict=True))}
+    mode = {"step_s": step_s, "transfer_s": dict(zip(windows, transfer_s, strict=True))}
+    return {
+        "ours-3-silent": [silent, {"step_s": 0.0, **quick}],
+        "ours-3-overlap": [mode, {"step_s": 0.0, **quick}],
+    }
 
-    def waiting(seconds):
-        return [[{"waiting_s": seconds, "compute_s": 1.0, "optimizer_s": 0.2}] * 2] * 3
 
-    assert engines.covered_share(waiting(2.0), waiting(1.4)) == pytest.approx(0.75)
+@pytest.mark.parametrize(
+    ("step_s", "share"),
+    [
+        pytest.param(1.0 + 2.5 + 0.2, "0%", id="one after another"),
+        pytest.param(0.8 + 1.7 + 0.2, "100%", id="the longer of both in each window"),
+        pytest.param(3.0, "70%", id="0.7 of 1.0 s"),
+    ],
+)
+def test_what_is_covered_is_compared_with_what_forward_and_backward_could_cover(step_s, share):
+    """0.3 s of compute under 0.8 s of gathers, 0.7 s under 1.7 s, 0.2 s outside: 1 s can be covered."""
+    lines = []
+    taken = cover((0.3, 0.7), (0.8, 1.7), 1.2, step_s)
+    engines_cover.print_cover("ours-3-overlap", [taken] * 3, lines.append)
+    assert f": {share} of that is covered" in lines[-1]
 
 
 def test_a_slow_link_joins_two_ranks():
