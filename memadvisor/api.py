@@ -17,7 +17,6 @@ from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.launch import take_run_directory
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
-from memadvisor.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,13 +104,15 @@ def advise(
     learn: Sequence[Run | str | Path] = (),
     near_ranks: int | None = None,
 ) -> Advice:
-    """Rank the plans for a memory budget a rank (`"24GiB"`, or bytes). `learn`: runs of plans that correct predicted times.
+    """Rank the plans for a memory budget a rank (`"24GiB"`, `"60%"` of the run's own peak, or bytes). `learn`: runs of plans that correct predicted times.
     Raises MemadvisorError."""
     from memadvisor.planning.advise import advise as plan_advice
+    from memadvisor.planning.budget import budget_bytes
 
+    recorded = run if isinstance(run, Run) else load_run(run)
     return plan_advice(
-        run if isinstance(run, Run) else load_run(run),
-        memory_bytes=parse_bytes(memory) if isinstance(memory, str) else memory,
+        recorded,
+        memory_bytes=budget_bytes(memory, recorded) if isinstance(memory, str) else memory,
         num_ranks=gpus,
         hardware=hardware,
         precision=precision,

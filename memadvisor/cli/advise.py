@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.analyzers.captured_pipeline import is_pipeline
-from memadvisor.cli.budget import budget_bytes
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
 from memadvisor.cli.printing import while_somebody_reads
@@ -23,9 +22,11 @@ from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.advise import Advice, advise
+from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.learn import Learnt
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
+from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import GIB, format_bytes, format_seconds
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     advice = advise(
         recorded,
-        memory_bytes=budget_bytes(arguments.memory, recorded),
+        memory_bytes=budget_of(arguments, recorded),
         num_ranks=num_ranks,
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
         precision=precision_of(arguments),
@@ -114,6 +115,16 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _print(advice, Console(), arguments.output)
     return 0 if chosen is not None else 1
+
+
+def budget_of(arguments: argparse.Namespace, run: Run) -> int:
+    """Bytes of one rank. Raises UsageError where none are given."""
+    if arguments.memory is None:
+        raise UsageError(
+            "--memory is missing.",
+            hint="give the budget of one rank: --memory 24GiB, or --memory 60% of the run's own peak.",
+        )
+    return budget_bytes(arguments.memory, run)
 
 
 def _num_ranks(text: str | None) -> int | None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memadvisor.cli.budget import budget_bytes
+from memadvisor.cli.advise import budget_of
 from memadvisor.cli.compression import FLAGS
 from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
@@ -46,7 +46,7 @@ def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
             f"The run is of a pipeline, and its plan says which units each rank recomputes: {given[0]} is not for it.",
             hint="leave it out.",
         )
-    advice = advise_pipeline(run, memory_bytes=budget_bytes(arguments.memory, run))
+    advice = advise_pipeline(run, memory_bytes=budget_of(arguments, run))
     if advice.plan is not None and arguments.output is not None:
         save_plan(advice.plan, Path(arguments.output))
     with while_somebody_reads():

@@ -1,4 +1,4 @@
-"""The budget that `advise --memory` gives: a size, or a share of what the run took at most."""
+"""The memory that `advise` is given: a size, or a share of what the run took at most."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ from memadvisor.units import parse_bytes
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 
 
-def budget_bytes(text: str | None, run: Run) -> int:
+def budget_bytes(text: str, run: Run) -> int:
     """Bytes of one rank: `24GiB`, or `60%` of the highest traced peak of all ranks, rounded down. Raises UsageError."""
-    if text is None:
-        raise UsageError(
-            "--memory is missing.",
-            hint="give the budget of one rank: --memory 24GiB, or --memory 60% of the run's own peak.",
-        )
     share = _SHARE.fullmatch(text)
     if share is None:
         return parse_bytes(text)
@@ -25,7 +20,7 @@ def budget_bytes(text: str | None, run: Run) -> int:
     known = [peak for peak in peaks if peak is not None]
     if not known:
         raise UsageError(
-            f"--memory {text} is a share of the run's peak, which was not recorded: no step of it was traced.",
-            hint="give a size: --memory 24GiB.",
+            f"{text} is a share of the run's peak, which was not recorded: no step of it was traced.",
+            hint="give a size, such as 24GiB.",
         )
     return parse_bytes(str(int(max(known) * float(share.group(1)) / 100)))
