@@ -83,7 +83,8 @@ def _print(hardware: Hardware) -> None:
         console.print(Text(text))
     if (engine := hardware.engine) is not None:
         each = (
-            f"{format_seconds(engine.gradient_s)} a gradient, {format_seconds(engine.collective_s)} a collective, "
+            f"{format_seconds(engine.gradient_s)} a gradient, {format_seconds(engine.collective_s)} a collective "
+            f"(other threads {format_seconds(engine.lane_s)}), "
             f"{format_seconds(engine.piece_s)} a parameter that is updated in pieces, "
             f"{format_seconds(engine.shown_s)} one that is gathered"
         )

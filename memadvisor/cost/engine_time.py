@@ -35,12 +35,12 @@ class EngineTime:
         return 0.0 if self._cost is None else self._cost.gradient_s * self._num_trainable.get(unit, 0)
 
     def action_s(self, action: Action) -> float:
-        """To begin what an action sends; and to show and hide parameters that stage 3 gathers."""
+        """To begin what an action sends, with what other threads take of the core meanwhile; and to show and hide parameters that stage 3 gathers."""
         if self._cost is None or action.lane is not Lane.COLLECTIVE:
             return 0.0
         is_shown = action.kind is ActionKind.GATHER and self._stages.get(action.unit) == 3
         num_shown = self._num_parameters.get(action.unit, 0) if is_shown else 0
-        return self._cost.collective_s + self._cost.shown_s * num_shown
+        return self._cost.collective_s + self._cost.lane_s + self._cost.shown_s * num_shown
 
     def pieces_s(self) -> float:
         """In an optimizer step, for what is updated in pieces."""

@@ -3,7 +3,8 @@
 Small models are trained under DDP and under plans, among Gloo ranks of this machine, and the processor time of the
 thread that computes is compared: a difference of the thread's own account, which neither waiting nor what else runs on
 the machine is in. Each training is a sum of a few kinds of work whose counts are known; least squares over all of them
-give what one of each kind takes (hardware.EngineCost).
+give what one of each kind takes (hardware.EngineCost). Where ranks have less than two cores each, what other threads
+take for a collective comes from the core that computes, and is counted too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import datetime
 import json
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -46,10 +48,11 @@ def _layer() -> torch.nn.Sequential:
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """Processor seconds of a step, and of the optimizer's call in it."""
+    """Processor seconds of a step, and of the optimizer's call in it, of one thread; and of all others in the step."""
 
     step_s: float
     optimizer_s: float
+    others_s: float
 
 
 def measure_engine_cost(num_ranks: int) -> EngineCost | None:
@@ -106,16 +109,34 @@ def _fit(num_ranks: int) -> EngineCost:
             found = _trained(num_blocks, num_layers, num_ranks, stage)
             share = 1.0 if stage == 0 else 1.0 / num_ranks
             own_s = found.step_s - plain.step_s + (1.0 - share) * plain.optimizer_s
-            counts.append([float(count) for count in _counts(stage, num_blocks, 2 * num_layers * num_blocks)])
+            computing, others = _rows(_counts(stage, num_blocks, 2 * num_layers * num_blocks))
+            counts.append(computing)
             spent_s.append([own_s])
+            if _share_cores(num_ranks):
+                counts.append(others)
+                spent_s.append([found.others_s - plain.others_s])
     return EngineCost(**_least_squares(counts, spent_s))
 
 
-def _counts(stage: int, num_units: int, num_parameters: int) -> tuple[int, int, int, int]:
+def _counts(stage: int, num_units: int, num_parameters: int) -> list[int]:
     """How often each kind of work is done in a step, in the order of EngineCost's fields."""
     num_collectives = {0: 1, 1: 2, 3: 3}[stage] * num_units
-    is_sharded, num_shown = stage > 0, 2 if stage == 3 else 0
-    return num_parameters, num_collectives, is_sharded * num_parameters, num_shown * num_parameters
+    num_pieces, num_shown = (num_parameters if stage else 0), (2 * num_parameters if stage == 3 else 0)
+    return [num_parameters, num_collectives, num_collectives, num_pieces, num_shown]
+
+
+def _rows(counts: list[int]) -> tuple[list[float], list[float]]:
+    """What the thread that computes does of it, and what others do."""
+    is_others = [field.name == "lane_s" for field in fields(EngineCost)]
+    pairs = list(zip(counts, is_others, strict=True))
+    return [0.0 if other else float(n) for n, other in pairs], [
+        float(n) if other else 0.0 for n, other in pairs
+    ]
+
+
+def _share_cores(num_ranks: int) -> bool:
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return num_cores < 2 * num_ranks
 
 
 def _least_squares(counts: list[list[float]], spent_s: list[list[float]]) -> dict[str, float]:
@@ -141,13 +162,10 @@ def _trained(num_blocks: int, num_layers: int, num_ranks: int, stage: int | None
     with _under(stage, num_ranks, model, optimizer):
         steps = [_step(model, optimizer) for _ in range(_WARM_STEPS + _NUM_STEPS)][_WARM_STEPS:]
         optimizer.zero_grad()
-    spent = torch.tensor(
-        [median(step.step_s for step in steps), median(step.optimizer_s for step in steps)],
-        dtype=torch.float64,
-    )
+    medians = [median(getattr(step, field.name) for step in steps) for field in fields(_Spent)]
+    spent = torch.tensor(medians, dtype=torch.float64)
     dist.all_reduce(spent)
-    step_s, optimizer_s = (spent / num_ranks).tolist()
-    return _Spent(step_s, optimizer_s)
+    return _Spent(*(spent / num_ranks).tolist())
 
 
 @contextlib.contextmanager
@@ -167,10 +185,11 @@ def _under(
 
 def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> _Spent:
     batch = torch.ones(_BATCH, _WIDTH)
-    start_s = time.thread_time()
+    start_s, all_s = time.thread_time(), time.process_time()
     model(batch).sum().backward()
     before_s = time.thread_time()
     optimizer.step()
     after_s = time.thread_time()
     optimizer.zero_grad()
-    return _Spent(time.thread_time() - start_s, after_s - before_s)
+    step_s, all_s = time.thread_time() - start_s, time.process_time() - all_s
+    return _Spent(step_s, after_s - before_s, all_s - step_s)

@@ -89,13 +89,15 @@ class EngineCost:
     """Processor seconds that the built-in engine takes of the thread that computes, beyond what DDP takes there.
 
     `gradient_s`: for each parameter whose gradient comes in a backward, to put it into its unit's flat. `collective_s`:
-    for each collective of a unit, to begin it and take what it brings. `piece_s`: for each parameter of stages 1 to 3 in
+    for each collective of a unit, to begin it and take what it brings; `lane_s`: what other threads take for it, the
+    lane's and the backend's, of a core that computes, which is 0 where each rank has two. `piece_s`: for each parameter of stages 1 to 3 in
     an optimizer step, to put this rank's piece, and its state, in its place; beyond the rank's share of the optimizer's
     own time. `shown_s`: for each parameter of stage 3, each time that it is gathered and released.
     """
 
     gradient_s: float
     collective_s: float
+    lane_s: float
     piece_s: float
     shown_s: float
 

@@ -7,7 +7,7 @@ import pytest
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import simulate
-from memadvisor.engines.engine_cost import _counts, _least_squares
+from memadvisor.engines.engine_cost import _counts, _least_squares, _rows
 from memadvisor.hardware.hardware import EngineCost
 from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import plan
@@ -40,10 +40,9 @@ def test_a_step_of_one_process_has_no_engine_in_it():
 
 
 def test_what_each_kind_takes_is_found_from_sums_and_never_less_than_nothing():
-    counts = [
-        list(map(float, _counts(stage, n, m))) for stage in (0, 1, 3) for n, m in ((2, 8), (8, 32), (4, 64))
-    ]
-    each_s = [1e-6, 1e-4, 2e-5, 3e-5]
+    trained = [_counts(stage, n, m) for stage in (0, 1, 3) for n, m in ((2, 8), (8, 32), (4, 64))]
+    counts = [row for each in trained for row in _rows(each)]
+    each_s = [1e-6, 1e-4, 3e-4, 2e-5, 3e-5]
     exact = [[sum(n * s for n, s in zip(row, each_s, strict=True))] for row in counts]
     assert _least_squares(counts, exact) == pytest.approx(dict(zip(KINDS, each_s, strict=True)))
 

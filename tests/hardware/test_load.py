@@ -53,7 +53,7 @@ MEASURED = Hardware(
     ),
     coder=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),
     overlap=OverlapSlowdown(compute=1.2, collective=1.5),
-    engine=EngineCost(gradient_s=0.0, collective_s=1e-4, piece_s=2e-5, shown_s=3e-5),
+    engine=EngineCost(gradient_s=0.0, collective_s=1e-4, lane_s=2e-4, piece_s=2e-5, shown_s=3e-5),
     matmuls=(MatmulRate(dtype="float32", rows=8, columns=16, depth=32, flops_per_s=1e11),),
     optimizers=(OptimizerRate(optimizer="AdamW", implementation="fused", elements_per_s=2e9),),
     page_cache_both_ways=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),

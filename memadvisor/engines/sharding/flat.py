@@ -38,6 +38,10 @@ class Slot:
     has_hooks: bool = False  # the script's own, on its gradient (gradient_hooks.py)
     before_hooks: tuple[int, int] = (0, 0)  # the gradient's storage, and who held it, before these ran
     version: int = 0  # of the parameter, when its values were shown last
+    own_range: tuple[int, int] = field(init=False)  # elements of the flat that are this rank's too
+
+    def __post_init__(self) -> None:
+        self.own_range = self.range_on(self.flat.rank)
 
     @property
     def is_written(self) -> bool:
@@ -46,11 +50,11 @@ class Slot:
 
     def view(self, flat_tensor: torch.Tensor) -> torch.Tensor:
         """This parameter's elements of a full flat tensor, in its own shape and strides."""
-        return flat_tensor[self.start : self.end].as_strided(self.shape, self.stride)
+        return flat_tensor.as_strided(self.shape, self.stride, flat_tensor.storage_offset() + self.start)
 
     def piece(self, shard: torch.Tensor) -> torch.Tensor:
         """This parameter's elements of the rank's own shard, 1-D and often empty."""
-        low, high = self.range_on(self.flat.rank)
+        low, high = self.own_range
         base = self.flat.rank * self.flat.shard_numel
         return shard[low - base : high - base]
 

@@ -113,9 +113,10 @@ def gradient_piece(slot: Slot) -> torch.Tensor | None:
     if gradient is slot.token:
         shard = flat.grad_shard
         return None if shard is None else slot.piece(shard)
-    low, high = slot.range_on(flat.rank)
-    if flat.grad is not None and gradient.data_ptr() == slot.view(flat.grad).data_ptr():
-        return flat.grad[low:high]
+    low, high = slot.own_range
+    buffer = flat.grad
+    if buffer is not None and gradient.data_ptr() == buffer.data_ptr() + slot.start * buffer.itemsize:
+        return buffer[low:high]
     return slot.flattened(gradient)[low - slot.start : high - slot.start]
 
 
@@ -139,14 +140,14 @@ def _piece_of(key: str, value: Any, slot: Slot) -> Any:
         value = value.source.values()
     if not _is_whole(key, value, slot):
         return value
-    low, high = slot.range_on(slot.flat.rank)
+    low, high = slot.own_range
     return slot.flattened(value)[low - slot.start : high - slot.start].clone()
 
 
 def _is_whole(key: str, value: Any, slot: Slot) -> bool:
     if not isinstance(value, torch.Tensor) or key in SCALARS or value.shape != slot.shape:
         return False
-    low, high = slot.range_on(slot.flat.rank)
+    low, high = slot.own_range
     return value.dim() != 1 or value.numel() != high - low  # else the piece is the whole already
 
 

@@ -134,7 +134,7 @@ class Source:
         """The dimensions in storage order, and what this rank holds as boxes of them."""
         slot = self.slot
         order = storage_order(slot.shape, slot.stride)
-        low, high = slot.range_on(slot.flat.rank)
+        low, high = slot.own_range
         return order, boxes_of_run(low - slot.start, high - slot.start, [slot.shape[dim] for dim in order])
 
     def part(self, offset: Sequence[int] | None) -> torch.Tensor:

@@ -274,7 +274,7 @@ class PagedStep:
         if slot is None:
             is_full = value.shape == parameter.shape
         else:
-            low, high = slot.range_on(slot.flat.rank)
+            low, high = slot.own_range
             is_full = value.numel() == high - low
         dense = value.layout is torch.strided and torch.ops.aten.is_non_overlapping_and_dense(value)
         return is_full and bool(dense) and value.device == parameter.device
