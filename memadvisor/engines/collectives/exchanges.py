@@ -19,13 +19,21 @@ class Transfer(Protocol):
 Exchange = Callable[[torch.Tensor, int, torch.Tensor, int], Sequence[Transfer]]
 
 
-def gather_pairwise(exchange: Exchange, slices: Sequence[torch.Tensor], rank: int) -> None:
-    """Fill the slices of the others from what they have of their own."""
+def gather_pairwise(
+    exchange: Exchange, slices: Sequence[torch.Tensor], rank: int, own: torch.Tensor | None = None
+) -> None:
+    """Fill the slices of the others from what they have of their own.
+
+    own: this rank's slice where it lies elsewhere. It is sent from there, and copied while the messages are under way.
+    """
     num_ranks = len(slices)
     works: list[Transfer] = []
     for distance in range(1, num_ranks):
         source = (rank - distance) % num_ranks
-        works += exchange(slices[rank], (rank + distance) % num_ranks, slices[source], source)
+        sent = slices[rank] if own is None else own
+        works += exchange(sent, (rank + distance) % num_ranks, slices[source], source)
+    if own is not None:
+        slices[rank].copy_(own)
     _wait(works)
 
 

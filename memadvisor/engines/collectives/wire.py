@@ -240,13 +240,14 @@ class Wire:
                 dist.all_gather_into_tensor(full, shard, group=self.group)
             return
         slices = full.chunk(self.num_ranks)
-        if slices[self.rank].data_ptr() != shard.data_ptr():
-            slices[self.rank].copy_(shard)
+        own = None if slices[self.rank].data_ptr() == shard.data_ptr() else shard
         exchange = partial(self._begin_exchange, "all-gather", unit, tag=2 * number)
         if self.algorithm("all_gather", full) == "doubling":
+            if own is not None:
+                slices[self.rank].copy_(own)
             gather_by_doubling(exchange, full, self.rank, self.num_ranks)
         else:
-            gather_pairwise(exchange, slices, self.rank)
+            gather_pairwise(exchange, slices, self.rank, own)
 
     # ---- for the work of a lane that packs its messages itself (transfers.py) ---------------
 
