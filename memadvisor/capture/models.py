@@ -13,7 +13,7 @@ from memadvisor.capture.module_info import ModuleInfo, module_infos
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
 from memadvisor.capture.unstepped import LOOSE, UNCALLED
-from memadvisor.run.cut import ModuleNode, cut_units, innermost, module_tree, unwrap
+from memadvisor.run.cut import ModuleNode, cut_units, innermost, inside_wrapper, module_tree, unwrap
 from memadvisor.run.living import living, living_modules
 from memadvisor.run.parallel_records import ShardGroup, TensorParallel
 from memadvisor.run.records import Module, Parameter, Unit
@@ -63,7 +63,10 @@ class Models:
             return ModuleInfo(f"({type(module).__name__})", "", False, False, is_of_model=False)
         if root is not module:  # the wrapper, whose own call stands for the model's
             info = ModuleInfo(info.name, info.unit, False, True)
-            self._remember(module, info)
+            wrapper: torch.nn.Module | None = module
+            while wrapper is not None and wrapper is not root:
+                self._remember(wrapper, info)
+                wrapper = inside_wrapper(wrapper)
         return info
 
     def discover_owners(self, parameters: Iterable[torch.Tensor]) -> bool:

@@ -121,16 +121,33 @@ def innermost(name: str, groups: Collection[str]) -> str | None:
 
 
 def unwrap(model: Any) -> Any:
-    """The script's own model inside DistributedDataParallel, DataParallel and torch.compile wrappers."""
-    while True:
-        if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif any(
-            base.__name__ in ("DistributedDataParallel", "DataParallel") for base in type(model).__mro__
-        ):
-            model = model.module
-        else:
-            return model
+    """The script's own model inside DistributedDataParallel, DataParallel and torch.compile wrappers.
+
+    A module around DistributedDataParallel that has no parameter beside (Lightning's Fabric makes such) is a wrapper too.
+    """
+    while (inner := inside_wrapper(model)) is not None:
+        model = inner
+    return model
+
+
+def inside_wrapper(model: Any) -> Any | None:
+    """What a wrapper is directly around; None of a module that is none."""
+    if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):
+        return model._orig_mod
+    if _is_parallel(model):
+        return model.module
+    parallel = [child for child in vars(model).get("_modules", {}).values() if _is_parallel(child)]
+    if len(parallel) == 1 and _parameters(model) == _parameters(parallel[0]):
+        return parallel[0]
+    return None
+
+
+def _is_parallel(module: Any) -> bool:
+    return any(base.__name__ in ("DistributedDataParallel", "DataParallel") for base in type(module).__mro__)
+
+
+def _parameters(module: Any) -> set[int]:
+    return {id(parameter) for parameter in module.parameters()}
 
 
 def module_tree(model: Any, name: str = "") -> ModuleNode:

@@ -137,3 +137,27 @@ def test_parts_that_have_made_modules_since_are_joined(tmp_path):
     rank = prof.run.ranks[0]
     assert [row.name for row in rank.parameters] == [name for name, _ in parts.named_parameters()]
     assert rank.traced_step is not None
+
+
+class Around(nn.Module):
+    """Has the script's wrapper inside, and the model once more, as Lightning's Fabric."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.wrapped, self.original = nn.DataParallel(model), model
+
+    def forward(self, x):
+        return self.wrapped(x)
+
+
+def test_the_model_of_a_wrapper_around_a_wrapper_is_the_innermost(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    outer = Around(model)
+    optimizer = torch.optim.SGD(outer.parameters(), lr=0.01)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            outer(torch.randn(4, 8)).square().sum().backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+    assert [row.name for row in rank.parameters] == [name for name, _ in model.named_parameters()]
+    assert {(step.num_micro_batches, step.num_samples) for step in rank.steps} == {(1, 4)}
