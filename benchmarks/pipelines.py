@@ -25,10 +25,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import memadvisor
-from memadvisor.analyzers.captured_pipeline import captured_pipelines
+from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
 from memadvisor.plan_file import save_plan
-from memadvisor.planning.pipelines import PipelineSearch, advise_pipeline
+from memadvisor.planning.pipelines import advise_pipeline, pipeline_search
+from memadvisor.planning.stage_choice import Chosen
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 
@@ -56,19 +57,19 @@ def peaks(run):
     return [rank.traced_step.peak_allocated_bytes for rank in run.ranks]
 
 
-def plans_for(run, shares):
+def plans_for(run, shares, hardware):
     """By name: what each rank recomputes, the predicted peaks, and the plan."""
-    search = PipelineSearch(*captured_pipelines(run))
+    search = pipeline_search(run, hardware)
     found = {}
     for share in shares:
         budget_bytes = search.places[0].step.peak_bytes * share // 100
-        advice = advise_pipeline(run, memory_bytes=budget_bytes)
+        advice = advise_pipeline(run, memory_bytes=budget_bytes, hardware=hardware)
         if advice.plan is None:
             print(f"{share} %: {budget_bytes:,} bytes; the smallest is {advice.smallest_budget_bytes:,}")
             continue
-        choices = [frozenset(rank.recomputed) for rank in advice.ranks]
+        choices = [Chosen(frozenset(r.recomputed), frozenset(r.moved)) for r in advice.ranks]
         found[f"{share} %: {budget_bytes:,}"] = choices, search.peaks(choices), advice.plan
-    blocks = [frozenset(u.name for u in place.step.units if u.is_block) for place in search.places]
+    blocks = [Chosen(frozenset(u.name for u in place.step.units if u.is_block)) for place in search.places]
     ranks = tuple(
         replace(own, units=rank.units_of(units))
         for own, rank, units in zip(advice_ranks(run), search.ranks, blocks, strict=True)
@@ -92,12 +93,16 @@ def main():
     parser.add_argument("--script", type=Path, default=SAMPLES / "train_pipeline.py")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--shares", type=int, nargs="+", default=[80, 60, 40])
+    parser.add_argument(
+        "--hardware", help="a file of `memadvisor calibrate`: activations may wait on disk, too"
+    )
     parser.add_argument("--sample-options", default="")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         first, losses = trained(arguments, place / "plain")
-        plans = plans_for(first, arguments.shares)
+        hardware = None if arguments.hardware is None else load_hardware(arguments.hardware)
+        plans = plans_for(first, arguments.shares, hardware)
         plain = [first]
         measured = {name: [] for name in plans}
         for number in range(arguments.rounds):
@@ -109,8 +114,8 @@ def main():
                 measured[name].append((step_s(run), peaks(run), own == losses))
         fastest = min(plain, key=step_s)
         sizes = ", ".join(f"{size:,}" for size in peaks(fastest))
-        print(f"| plain | | {sizes} | | {step_s(fastest) * 1e3:.0f} ms of {all_ms(map(step_s, plain))} | |")
-        search = PipelineSearch(*captured_pipelines(fastest))
+        print(f"| plain | | | {sizes} | | {step_s(fastest) * 1e3:.0f} ms of {all_ms(map(step_s, plain))} | |")
+        search = pipeline_search(fastest, hardware)
         for name, rows in measured.items():
             tell(name, rows, plans[name], search)
 
@@ -127,7 +132,7 @@ def tell(name, rows, planned, search):
     held = "to the byte" if all(sizes == predicted for _, sizes, _ in rows) else f"measured {rows[0][1]}"
     error = 100 * (point.step_time_s / fastest_s - 1)
     print(
-        f"| {name} | {', '.join(map(str, point.num_recomputed))} | {', '.join(f'{s:,}' for s in predicted)} | {held} "
+        f"| {name} | {', '.join(map(str, point.num_recomputed))} | {', '.join(map(str, point.num_moved))} | {', '.join(f'{s:,}' for s in predicted)} | {held} "
         f"| {point.step_time_s * 1e3:.0f} ms | {fastest_s * 1e3:.0f} of {all_ms(s for s, _, _ in rows)} "
         f"({error:+.0f} %) | {same} |"
     )

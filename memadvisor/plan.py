@@ -152,7 +152,7 @@ class Plan:
     `models`: of a script with several models, those that the plan is about, in the order in which the script first calls
     them with gradients: `units` are of these, and all others are left alone. Empty: the script has one model.
     `ranks`: of a pipeline whose ranks have models of their own, what each of them does, by rank; the plan then has no units
-    itself, and its prediction's peak is that of the fullest rank. Empty: all ranks do the same.
+    itself, and its prediction's peak is that of the fullest rank; units may be recomputed, and their activations elsewhere. Empty: all ranks do the same.
     `disk_directory`: where the disk tier makes its file; None: the directory for temporary files.
     `delayed_update`: optimizer state that lies elsewhere is updated one step late, under the next step's forward and
     backward (arXiv:2101.06840). Lossy.
@@ -243,7 +243,8 @@ class Plan:
     @property
     def activation_tiers(self) -> set[str]:
         """Where what autograd keeps of any unit waits for the backward."""
-        return {self.activation_tier, *(unit.activation_tier for unit in self.units)}
+        units = (*self.units, *(unit for own in self.ranks for unit in own.units))
+        return {self.activation_tier, *(unit.activation_tier for unit in units)}
 
     @property
     def elsewhere(self) -> str:

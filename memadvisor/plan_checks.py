@@ -247,17 +247,17 @@ def _check_ranks(plan: Plan, source: str) -> None:
         )
     alike = replace(plan, ranks=())
     usual = Plan(num_ranks=plan.num_ranks, zero_stage=0, policy="chosen")
-    settable = ("prediction", "budget_bytes", "why", "micro_batch_size", "grad_accum")
+    settable = ("prediction", "budget_bytes", "why", "micro_batch_size", "grad_accum", "disk_directory")
     if replace(alike, **{name: getattr(usual, name) for name in settable}) != usual:
         raise PlanError(
             f"{source} has choices by rank, and others beside them.",
-            hint="such a plan recomputes units of stages of a pipeline, and does nothing else.",
+            hint="such a plan recomputes units of stages of a pipeline, or moves their activations, and does nothing else.",
         )
     for own in plan.ranks:
-        if any(unit.zero_stage or unit.elsewhere for unit in own.units):
+        if any(unit.zero_stage or replace(unit, activation_tier="device").elsewhere for unit in own.units):
             raise PlanError(
-                f"{source} has rank {own.rank} share, round or move something.",
-                hint="ranks that have models of their own only recompute units.",
+                f"{source} has rank {own.rank} share or round something, or move states.",
+                hint="ranks that have models of their own only recompute units, and move activations.",
             )
         check_plan(plan.of_rank(own.rank), f"{source}, rank {own.rank},")
 

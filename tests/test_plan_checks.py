@@ -50,7 +50,7 @@ def with_parts(*parts, **more):
                 "precision": {},
                 "ranks": [OF_RANK | {"units": [OF_RANK["units"][0] | {"zero_stage": 2}]}],
             },
-            "rank 0 share, round or move",
+            "rank 0 share or round something, or move states",
         ),
         ({"precision": {"param_dtype": "int8"}}, "param_dtype 'int8'"),
         ({"precision": {"param_dtype": "bfloat16"}}, "param_dtype bfloat16 with ZeRO stage 0"),

@@ -1,4 +1,4 @@
-"""`memadvisor advise` on a recorded pipeline: what each rank recomputes for a memory budget."""
+"""`memadvisor advise` on a recorded pipeline: what each rank recomputes, and moves, for a memory budget."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from memadvisor.cli.compression import FLAGS
 from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
 from memadvisor.errors import UsageError
+from memadvisor.hardware.load import load_hardware
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.pipelines import PipelineAdvice, PipelinePoint, advise_pipeline
 from memadvisor.run.run import Run
@@ -27,7 +28,6 @@ from memadvisor.units import format_bytes, format_seconds
 _OTHERS = (
     "gpus",
     "batch",
-    "hardware",
     "policy",
     "near_ranks",
     "param_dtype",
@@ -43,10 +43,11 @@ def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
     given += ["--learn"] if arguments.learn else []
     if given:
         raise UsageError(
-            f"The run is of a pipeline, and its plan says which units each rank recomputes: {given[0]} is not for it.",
+            f"The run is of a pipeline, and its plan says which units each rank recomputes or moves: {given[0]} is not for it.",
             hint="leave it out.",
         )
-    advice = advise_pipeline(run, memory_bytes=budget_of(arguments, run))
+    hardware = None if arguments.hardware is None else load_hardware(arguments.hardware)
+    advice = advise_pipeline(run, memory_bytes=budget_of(arguments, run), hardware=hardware)
     if advice.plan is not None and arguments.output is not None:
         save_plan(advice.plan, Path(arguments.output))
     with while_somebody_reads():
@@ -85,6 +86,7 @@ def _point_to_json(point: PipelinePoint) -> dict[str, Any]:
         "predicted_peak_bytes": point.peak_bytes,
         "predicted_step_time_s": point.step_time_s,
         "num_recomputed": list(point.num_recomputed),
+        "num_moved": list(point.num_moved),
     }
 
 
@@ -104,6 +106,9 @@ def _print(advice: PipelineAdvice, console: Console, output: str | None) -> None
     for rank in advice.ranks:
         if rank.recomputed:
             console.print(printable(f"rank {rank.rank} recomputes {unit_ranges(rank.recomputed)}"))
+        if rank.moved:
+            words = f"rank {rank.rank} has activations of {unit_ranges(rank.moved)} on {rank.tier} meanwhile"
+            console.print(printable(words))
     everything = advice.everything
     console.print(
         printable(

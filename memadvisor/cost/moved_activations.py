@@ -6,7 +6,8 @@ The law of the moments, as memadvisor/engines/activations/offloaded_activations.
   however many units save it. Of a unit that is recomputed, what it keeps: its inputs that need a gradient
   (`SavedStorages.taken_by`), and outputs of operators (`kept_storages`).
 - *Leaving*: the write begins after the forward of the first unit that saves a storage, and is waited for after the forward
-  of the unit behind it, or where the backward begins if there is none. From the next segment on the storage is gone,
+  of the unit behind it, or if there is none where a backward begins, be it another micro-batch's, or after its own next
+  forward. From the next segment on the storage is gone,
   unless somebody else holds it: the forward that still uses it, a unit that saves it and keeps what it saves, a
   recomputed unit that takes it as input, the script, autocast's cache. Then it goes when the last of these lets go.
 - *Coming back*: all that a unit keeps is asked for before the backward of the unit behind it (before its own, if there is
@@ -95,7 +96,7 @@ def absence_of(
     gone_after = away[movers[0]].gone_after
     waited = step.forward_at.get((gone_after, micro_batch)) if gone_after is not None else None
     if waited is None or waited < storages.birth_segment:
-        waited = step.backward_begins.get(micro_batch, len(step.segments)) - 1
+        waited = _last_to_wait(step, movers[0], storages)
     back = {
         unit: min(
             step.backwards.get((other, micro_batch), len(step.segments))
@@ -106,6 +107,14 @@ def absence_of(
     read_for = min(movers, key=lambda unit: back[unit])
     held_until = max(waited, _held_until(storages, movers, stretches))
     return Absence(storages, held_until + 1, back[read_for] - 1, movers[0], read_for)
+
+
+def _last_to_wait(step: CapturedStep, unit: str, storages: SavedStorages) -> int:
+    """Until when a unit's write may go on that no unit behind it waits for."""
+    own = max(storages.birth_segment, step.forward_at.get((unit, storages.micro_batch), 0))
+    ends = [begins - 1 for begins in step.backward_begins.values() if begins > own]
+    ends += [again for (name, _), again in step.forward_at.items() if name == unit and again > own]
+    return min(ends, default=len(step.segments) - 1)
 
 
 def _held_until(storages: SavedStorages, movers: list[str], stretches: Stretches) -> int:

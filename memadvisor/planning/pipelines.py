@@ -1,4 +1,5 @@
-"""Plans for a recorded pipeline: which units each rank recomputes, so that all of them meet one budget.
+"""Plans for a recorded pipeline: which units each rank recomputes, and whose activations wait on another tier, so that all of
+them meet one budget.
 
 Early stages have more micro-batches under way than late ones, so they have more to free. A longer piece never makes a step
 shorter, as each rank's order of work stays what it is; so with one stage a rank the least that each of them can add is also
@@ -16,29 +17,36 @@ from memadvisor.analyzers.captured_pipeline import captured_pipelines
 from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
 from memadvisor.cost.pipelines.captured import CapturedPipeline, PlayedPipeline
 from memadvisor.cost.pipelines.work import Kind, Work
+from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.transfers import TransferTimes, transfer_times
+from memadvisor.hardware.hardware import Hardware
 from memadvisor.plan import Plan, Prediction, RankPlan
 from memadvisor.planning.collecting import collecting_seldom
-from memadvisor.planning.stage_choice import StageChoice
+from memadvisor.planning.stage_choice import Chosen, StageChoice
 from memadvisor.run.run import Run
+from memadvisor.schedule import Lane
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import format_bytes, format_seconds
 
+_KINDS = {"forward": Kind.F, "backward": Kind.BW}
 _RUNGS = 8  # budgets of the front between the smallest and that without recomputation
 
-Choices = Sequence[frozenset[str]]  # recomputed units, by rank
+Choices = Sequence[Chosen]  # by rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAdvice:
     """What one rank of a pipeline would do. `num_in_flight`: micro-batches under way at once, at most, over all of its
-    `stages`, as recorded; `added_s`: its second forwards in a step."""
+    `stages`, as recorded; `moved`: units whose activations wait on `tier`; `added_s`: what its own step gets longer by."""
 
     rank: int
     stages: tuple[int, ...]
     num_in_flight: int
     measured_peak_bytes: int
     recomputed: tuple[str, ...]
+    moved: tuple[str, ...]
+    tier: str | None
     num_units: int
     predicted_peak_bytes: int
     added_s: float
@@ -47,11 +55,12 @@ class RankAdvice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePoint:
-    """The fullest rank's peak and the step, predicted; `num_recomputed` by rank."""
+    """The fullest rank's peak and the step, predicted; `num_recomputed` and `num_moved` by rank."""
 
     peak_bytes: int
     step_time_s: float
     num_recomputed: tuple[int, ...]
+    num_moved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +103,17 @@ class _Place:
 class PipelineSearch:
     """Choices of all ranks of pipelines beside each other, for any budget. `ranks`: in the order of the processes."""
 
-    def __init__(self, *pipelines: CapturedPipeline) -> None:
+    def __init__(self, *pipelines: CapturedPipeline, times: TransferTimes | None = None) -> None:
         self.pipelines = pipelines
         places = [_Place(each, position) for each in pipelines for position in range(len(each.steps))]
         self.places = sorted(places, key=lambda place: place.step.rank)
-        self.ranks = [StageChoice(place.step) for place in self.places]
+        self.ranks = [StageChoice(place.step, times) for place in self.places]
 
-    def fastest(self, budget_bytes: int) -> list[frozenset[str] | None]:
+    def fastest(self, budget_bytes: int) -> list[Chosen | None]:
         """By rank; None for one that does not fit."""
         return [rank.fastest(budget_bytes) for rank in self.ranks]
 
-    def smallest(self) -> list[frozenset[str]]:
+    def smallest(self) -> list[Chosen]:
         return [rank.smallest() for rank in self.ranks]
 
     def peaks(self, choices: Choices) -> list[int]:
@@ -119,28 +128,60 @@ class PipelineSearch:
         return [pipeline.play(self._added_s(pipeline, choices)) for pipeline in self.pipelines]
 
     def _added_s(self, pipeline: CapturedPipeline, choices: Choices) -> dict[Work, float]:
-        """What a pipeline's backwards get longer by: the second forwards of their units."""
+        """What a pipeline's pieces get longer by: second forwards, and waiting for transfers."""
         found: dict[Work, float] = {}
-        for place, own in zip(self.places, choices, strict=True):
-            for (unit, number), again in place.step.second_runs.items():
-                if place.pipeline is pipeline and unit in own and number is not None:
-                    work = pipeline.work_of(place.position, Kind.BW, number)
-                    found[work] = found.get(work, 0.0) + again.seconds(place.step.second_run_cost)
+        for place, rank, own in zip(self.places, self.ranks, choices, strict=True):
+            if place.pipeline is pipeline and own != Chosen():
+                for (kind, number), added_s in _added_by_pass(place.step, rank.play(own)).items():
+                    found[pipeline.work_of(place.position, kind, number)] = added_s
         return found
 
     def point(self, choices: Choices) -> PipelinePoint:
         return PipelinePoint(
             peak_bytes=max(self.peaks(choices)),
             step_time_s=self.step_s(choices),
-            num_recomputed=tuple(map(len, choices)),
+            num_recomputed=tuple(len(own.recomputed) for own in choices),
+            num_moved=tuple(len(own.moved) for own in choices),
         )
 
 
-@collecting_seldom()
-def advise_pipeline(run: Run, *, memory_bytes: int) -> PipelineAdvice:
-    """Choose for each rank of a pipeline. Raises UsageError for pipelines that no plan is made for."""
+def _added_by_pass(step: CapturedStep, played: Simulation) -> dict[tuple[Kind, int], float]:
+    """What each pass of a micro-batch takes beyond what was recorded, as compute's lane has it. What is waited for between two
+    pieces is of the one before."""
+    found: dict[tuple[Kind, int], float] = {}
+    done = [lane for lane in played.lanes.intervals if lane.lane is Lane.COMPUTE]
+    position, last_s, of_pass = 0, 0.0, None
+    for interval in done:
+        if position == len(step.segments) or interval.label != step.places[position]:
+            continue  # a second run, whose time is of the segment that it stands before
+        segment = step.segments[position]
+        if segment.phase in _KINDS and segment.micro_batch is not None:
+            of_pass = _KINDS[segment.phase], segment.micro_batch
+        if of_pass is not None:
+            found[of_pass] = found.get(of_pass, 0.0) + interval.end_s - last_s - segment.duration_s
+        position, last_s = position + 1, interval.end_s
+    return found
+
+
+def pipeline_search(run: Run, hardware: Hardware | None = None) -> PipelineSearch:
+    """Without a tier for stages in `fully_shard`, as elsewhere. Raises UsageError for pipelines that no plan is made for."""
     pipelines = captured_pipelines(run)
-    first, search = pipelines[0], PipelineSearch(*pipelines)
+    if any(rank.shard_groups for rank in run.ranks):
+        return PipelineSearch(*pipelines)
+    kept_bytes = sum(
+        storages.size_bytes for each in pipelines for step in each.steps for storages in step.saved
+    )
+    return PipelineSearch(*pipelines, times=transfer_times(hardware, kept_bytes))
+
+
+@collecting_seldom()
+def advise_pipeline(run: Run, *, memory_bytes: int, hardware: Hardware | None = None) -> PipelineAdvice:
+    """Choose for each rank of a pipeline; activations wait on a tier whose transfers `hardware` knows. Raises UsageError for pipelines that no plan is made for."""
+    pipelines = captured_pipelines(run)
+    kept_bytes = sum(
+        storages.size_bytes for each in pipelines for step in each.steps for storages in step.saved
+    )
+    first, search = pipelines[0], PipelineSearch(*pipelines, times=transfer_times(hardware, kept_bytes))
     smallest = search.smallest()
     found = search.fastest(memory_bytes)
     choices = [least if own is None else own for own, least in zip(found, smallest, strict=True)]
@@ -153,7 +194,7 @@ def advise_pipeline(run: Run, *, memory_bytes: int) -> PipelineAdvice:
     return PipelineAdvice(
         budget_bytes=memory_bytes,
         schedule=first.schedule,
-        num_pipelines=len(pipelines),
+        num_pipelines=len(search.pipelines),
         num_stages=first.num_stages,
         num_micro_batches=first.num_micro_batches,
         plan=plan,
@@ -165,11 +206,11 @@ def advise_pipeline(run: Run, *, memory_bytes: int) -> PipelineAdvice:
         smallest_budget_bytes=max(search.peaks(smallest)),
         measured_peak_bytes=max(place.step.peak_bytes for place in search.places),
         measured_step_time_s=first.step_time_s,
-        notes=tuple(_notes(pipelines)),
+        notes=tuple(_notes(search.pipelines)),
     )
 
 
-def _rank_advice(search: PipelineSearch, rank: int, own: frozenset[str], budget_bytes: int) -> RankAdvice:
+def _rank_advice(search: PipelineSearch, rank: int, own: Chosen, budget_bytes: int) -> RankAdvice:
     place, choice = search.places[rank], search.ranks[rank]
     step = place.step
     peak_bytes = choice.play(own).peak_bytes
@@ -178,10 +219,12 @@ def _rank_advice(search: PipelineSearch, rank: int, own: frozenset[str], budget_
         stages=place.pipeline.stages[place.position],
         num_in_flight=place.pipeline.in_flight(place.position),
         measured_peak_bytes=step.peak_bytes,
-        recomputed=tuple(unit.name for unit in step.units if unit.name in own),
+        recomputed=tuple(unit.name for unit in step.units if unit.name in own.recomputed),
+        moved=tuple(unit.name for unit in step.units if unit.name in own.moved),
+        tier=choice.tier if own.moved else None,
         num_units=len(step.units),
         predicted_peak_bytes=peak_bytes,
-        added_s=sum(step.recomputable[unit] for unit in own),
+        added_s=choice.added_s(own),
         fits=peak_bytes <= budget_bytes,
     )
 
@@ -211,29 +254,33 @@ def _plan(
     )
 
 
-def _prediction(rank: StageChoice, units: frozenset[str], step_time_s: float) -> Prediction:
+def _prediction(rank: StageChoice, own: Chosen, step_time_s: float) -> Prediction:
     """Of the rank's peak, and of the step of all: parts of that are not told apart, as ranks wait for each other."""
-    alone = rank.play(units).prediction()
+    alone = rank.play(own).prediction()
     return replace(
         alone, step_time_s=step_time_s, components_s=None, exposed_transfer_s=None, sent_bytes=None
     )
 
 
 def _why(pipeline: CapturedPipeline, own: Sequence[RankPlan], point: PipelinePoint, budget_bytes: int) -> str:
-    what = "; ".join(
-        f"rank {each.rank} {unit_ranges(names)}" if names else f"rank {each.rank} nothing"
-        for each in own
-        for names in [[unit.name for unit in each.units if unit.recompute]]
-    )
+    what = "; ".join(f"rank {each.rank} {_what_of(each)}" for each in own)
     return (
-        f"recomputed: {what}. The fullest rank's peak is {format_bytes(point.peak_bytes)} of "
+        f"{what}. The fullest rank's peak is {format_bytes(point.peak_bytes)} of "
         f"{format_bytes(budget_bytes)}, and a step takes {format_seconds(point.step_time_s)}, "
         f"{format_seconds(pipeline.step_time_s)} without."
     )
 
 
+def _what_of(own: RankPlan) -> str:
+    again = [unit.name for unit in own.units if unit.recompute]
+    away = {unit.name: unit.activation_tier for unit in own.units if unit.activation_tier != "device"}
+    told = [f"recomputes {unit_ranges(again)}"] if again else []
+    told += [f"has activations of {unit_ranges(away)} on {next(iter(away.values()))}"] if away else []
+    return " and ".join(told) or "does nothing"
+
+
 def _front(search: PipelineSearch, smallest: Choices, budget_bytes: int) -> tuple[PipelinePoint, ...]:
-    nothing: Choices = [frozenset[str]() for _ in search.ranks]
+    nothing: Choices = [Chosen() for _ in search.ranks]
     low, high = max(search.peaks(smallest)), max(search.peaks(nothing))
     targets = [low + (high - low) * rung // _RUNGS for rung in range(_RUNGS)] + [budget_bytes]
     points = [search.point(nothing)]

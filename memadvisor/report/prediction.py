@@ -145,11 +145,15 @@ def _choices_by_rank(plan: Plan) -> Sequence[Block]:
     rows = []
     for own in plan.ranks:
         names = plan.of_rank(own.rank).recomputed_units
-        rows.append((str(own.rank), f"{len(names)} of {len(own.units)}", unit_ranges(names) or "-"))
-    title, headings = "The plan, rank by rank", ("rank", "recomputed", "units")
+        away = [unit.name for unit in own.units if unit.elsewhere]
+        tiers = {unit.activation_tier for unit in own.units} - {"device"}
+        moved = f"{unit_ranges(away)}: {' and '.join(sorted(tiers))}" if away else "-"
+        rows.append((str(own.rank), f"{len(names)} of {len(own.units)}", unit_ranges(names) or "-", moved))
+    title = "The plan, rank by rank"
+    headings = ("rank", "recomputed", "units", "activations elsewhere")
     why = [paragraph(f"Why this plan: {plan.why}", "lead")] if plan.why else []
     basis = f"plan for {plan.num_ranks} ranks, policy {plan.policy}"
-    return [table(title, headings, rows, kinds=(), basis=basis, num_text=3), *why]
+    return [table(title, headings, rows, kinds=(), basis=basis, num_text=4), *why]
 
 
 def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.captured_pipeline import captured_pipelines
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan_file import load_plan, save_plan
 from memadvisor.planning import stage_choice
 from memadvisor.planning.pipelines import PipelineSearch, advise_pipeline
-from memadvisor.planning.stage_choice import StageChoice
+from memadvisor.planning.stage_choice import Chosen, StageChoice
 from memadvisor.run.store import load_run
+from memadvisor.schedule import Lane
 from tests.planning.small_pipelines import BASE_BYTES, a_pipeline, pipelines
 from tests.torch_exit import completed
 from tests.warm_python import warm_python
@@ -22,7 +25,7 @@ from tests.warm_python import warm_python
 
 def every_choice(rank):
     names = sorted(rank.step.recomputable)
-    return [frozenset(c) for size in range(len(names) + 1) for c in combinations(names, size)]
+    return [Chosen(frozenset(c)) for size in range(len(names) + 1) for c in combinations(names, size)]
 
 
 @given(pipeline=pipelines(), share=st.floats(0, 1))
@@ -69,9 +72,9 @@ def test_the_first_rank_recomputes_for_the_micro_batches_that_it_has_under_way()
     unit = (1_000_000, 0, 0.1)
     search = PipelineSearch(a_pipeline([[unit, unit]] * 3, 6))
 
-    assert search.peaks([frozenset()] * 3) == [BASE_BYTES + 1_000_000 * held for held in (6, 4, 2)]
-    assert [len(units) for units in search.fastest(4_100_000)] == [1, 0, 0]
-    assert [len(units) for units in search.fastest(2_100_000)] == [2, 1, 0]
+    assert search.peaks([Chosen()] * 3) == [BASE_BYTES + 1_000_000 * held for held in (6, 4, 2)]
+    assert [len(units.recomputed) for units in search.fastest(4_100_000)] == [1, 0, 0]
+    assert [len(units.recomputed) for units in search.fastest(2_100_000)] == [2, 1, 0]
     assert search.fastest(1_000_000)[0] is None
 
 
@@ -96,11 +99,21 @@ def memadvisor(command, directory, schedule, *options):
     return load_run(directory), done.stdout
 
 
-@pytest.mark.parametrize("schedule", ["Schedule1F1B", "ScheduleInterleaved1F1B"])
-def test_what_ranks_are_predicted_to_hold_they_hold_and_losses_stay_the_same(tmp_path, schedule):
-    """To the byte; of two stages, and of four of which each rank has two, all of which a plan made by hand is for."""
+TIMES = TransferTimes({Lane.DISK: TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)}, "a test")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "by_hand"),
+    [
+        ("Schedule1F1B", ("--offload-activations", "disk")),
+        ("ScheduleInterleaved1F1B", ("--policy", "every-layer")),
+    ],
+)
+def test_what_ranks_are_predicted_to_hold_they_hold_and_losses_stay_the_same(tmp_path, schedule, by_hand):
+    """To the byte; of two stages, and of four of which each rank has two. A plan made by hand is for all of them."""
     plain, losses = memadvisor("profile", tmp_path / "plain", schedule)
-    advice = advise_pipeline(plain, memory_bytes=int(0.7 * captured_pipelines(plain)[0].steps[0].peak_bytes))
+    budget = int(0.7 * captured_pipelines(plain)[0].steps[0].peak_bytes)
+    advice = advise_pipeline(plain, memory_bytes=budget)
     save_plan(advice.plan, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == advice.plan
 
@@ -111,12 +124,12 @@ def test_what_ranks_are_predicted_to_hold_they_hold_and_losses_stay_the_same(tmp
     compared = analyze(applied).comparison
     assert losses_applied == losses != ""
     assert all(pair.predicted == pair.measured for pair in compared.rank_peak_bytes.values())
-    assert compared.within_budget and all(rank.recomputed for rank in advice.ranks[:1])
+    assert compared.within_budget and advice.ranks[0].recomputed
     assert advice.ranks[0].num_in_flight > advice.ranks[1].num_in_flight
 
-    if len(advice.ranks[0].stages) > 1:
-        by_hand, losses_by_hand = memadvisor("run", tmp_path / "hand", schedule, "--policy", "every-layer")
-        search = PipelineSearch(*captured_pipelines(plain))
-        blocks = [frozenset(u.name for u in place.step.units if u.is_block) for place in search.places]
-        measured = [rank.traced_step.peak_allocated_bytes for rank in by_hand.ranks]
-        assert losses_by_hand == losses and search.peaks(blocks) == measured
+    run, losses_by_hand = memadvisor("run", tmp_path / "hand", schedule, *by_hand)
+    search = PipelineSearch(*captured_pipelines(plain), times=TIMES)
+    blocks = [frozenset(u.name for u in place.step.units if u.is_block) for place in search.places]
+    chosen = [Chosen(own) if "--policy" in by_hand else Chosen(moved=own) for own in blocks]
+    measured = [rank.traced_step.peak_allocated_bytes for rank in run.ranks]
+    assert losses_by_hand == losses and search.peaks(chosen) == measured
