@@ -7,7 +7,8 @@ of how fast the machine was meanwhile, so predicted and measured ratios may be c
 
     python benchmarks/stage_ratios.py --hardware hardware.json [--widths 64 128 384 512] [--seconds 40]
 
-`without` is the prediction without what the engine itself takes (`engine` of a hardware file). Nothing else should run meanwhile.
+`without` is the prediction without what the engine itself takes (`engine` of a hardware file). Nothing else should run
+meanwhile.
 """
 
 import argparse
