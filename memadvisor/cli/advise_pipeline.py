@@ -165,13 +165,16 @@ def _table(advice: PipelineAdvice) -> Table:
 def _front(advice: PipelineAdvice) -> Table:
     """Predicted peak of the fullest rank against predicted step."""
     table = Table(title="What memory buys", title_justify="left", title_style="")
-    for heading in ("peak", "step time", "recomputed by rank", ""):
+    moves = any(any(point.num_moved) for point in advice.front)
+    moved = ("on a tier by rank",) if moves else ()
+    for heading in ("peak", "step time", "recomputed by rank", *moved, ""):
         table.add_column(heading, justify="left" if not heading else "right")
     for point in advice.front:
         table.add_row(
             format_bytes(point.peak_bytes),
             format_seconds(point.step_time_s),
             ", ".join(map(str, point.num_recomputed)),
+            *([", ".join(map(str, point.num_moved))] if moves else []),
             "within the budget" if point.peak_bytes <= advice.budget_bytes else "",
         )
     return table
