@@ -65,7 +65,7 @@ def captured_step(
     num_ranks: int | None = None,
     of_rank: int | None = None,
 ) -> CapturedStep:
-    """The step of the rank whose traced peak is highest, or of that named, which may hold a stage of a pipeline.
+    """The step of the rank whose traced peak is highest, or of that named, which may hold a stage of a pipeline or parts of layers.
 
     With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many:
     storages with a batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as
@@ -76,6 +76,7 @@ def captured_step(
     """
     traced, rank, step = _traced_ranks(run, of_rank)
     rank = with_passes_apart(rank) if rank.pipeline_stages else rank
+    is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
     # Stages keep theirs gathered for the whole step: replayed as it is.
     groups = rank.shard_groups if rank.process.world_size > 1 and not rank.pipeline_stages else ()
     if groups:
@@ -87,6 +88,8 @@ def captured_step(
     repeats = max(1, int(micro_batch_divisor))
     if groups:
         exposed_s = take_collectives(rank, step, pieces, durations, observed_collectives(run))
+    elif rank.tensor_parallel:
+        exposed_s = 0.0  # its backward waits for the same collectives under a plan
     else:
         exposed_s = _take_exposed_tail(rank, pieces, durations)
     batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
@@ -95,7 +98,7 @@ def captured_step(
     runs, cost = second_runs(rank, pieces, durations, micro_batch_divisor), second_run_cost(rank)
     return CapturedStep(
         rank=rank.process.rank,
-        world_size=1 if rank.pipeline_stages else rank.process.world_size,  # it shares nothing
+        world_size=1 if is_apart else rank.process.world_size,
         device=rank.process.device,
         units=units,
         states=states,
@@ -157,11 +160,11 @@ def _traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun
             "same model.",
             hint="`memadvisor advise RUN --memory SIZE` makes plans for pipelines.",
         )
-    if rank.tensor_parallel:
+    if rank.tensor_parallel and (of_rank is None or rank.pipeline_stages):
         raise UsageError(
-            f"{num_splitting(rank)} ranks of this run split the layers of a model, and plans are for ranks that have all of it.",
-            hint="`memadvisor show RUN` says what recomputing each of its units would free; `memadvisor estimate` predicts "
-            "layouts with tensor parallelism.",
+            f"{num_splitting(rank)} ranks of this run split the layers of a model, and what is asked for is worked out for ranks that have all of it.",
+            hint="`memadvisor advise RUN --memory SIZE` makes plans for them; `memadvisor estimate` predicts layouts with "
+            "tensor parallelism.",
         )
     step = rank.traced_step
     if step is None:

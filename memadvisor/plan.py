@@ -116,7 +116,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """What one rank does, where each has models of its own, as the stages of a pipeline are: fields are those of `Plan`, for
+    """What one rank does, where each has models, or parts of them, of its own: stages of a pipeline, or tensor parallelism. Fields are those of `Plan`, for
     the rank by itself. `prediction`: of its own peak; its step is that of all ranks together."""
 
     rank: int
@@ -151,8 +151,9 @@ class Plan:
     activations are rounded.
     `models`: of a script with several models, those that the plan is about, in the order in which the script first calls
     them with gradients: `units` are of these, and all others are left alone. Empty: the script has one model.
-    `ranks`: of a pipeline whose ranks have models of their own, what each of them does, by rank; the plan then has no units
-    itself, and its prediction's peak is that of the fullest rank; units may be recomputed, and their activations elsewhere. Empty: all ranks do the same.
+    `ranks`: of a pipeline whose ranks have models of their own, or of ranks that split layers (which all do the same), what
+    each of them does, by rank; the plan then has no units itself, and its prediction's peak is that of the fullest rank;
+    units may be recomputed, and their activations elsewhere. Empty: all ranks do the same.
     `disk_directory`: where the disk tier makes its file; None: the directory for temporary files.
     `delayed_update`: optimizer state that lies elsewhere is updated one step late, under the next step's forward and
     backward (arXiv:2101.06840). Lossy.

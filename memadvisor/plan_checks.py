@@ -251,7 +251,7 @@ def _check_ranks(plan: Plan, source: str) -> None:
     if replace(alike, **{name: getattr(usual, name) for name in settable}) != usual:
         raise PlanError(
             f"{source} has choices by rank, and others beside them.",
-            hint="such a plan recomputes units of stages of a pipeline, or moves their activations, and does nothing else.",
+            hint="such a plan recomputes units on each rank, or moves their activations, and does nothing else.",
         )
     for own in plan.ranks:
         if any(unit.zero_stage or replace(unit, activation_tier="device").elsewhere for unit in own.units):

@@ -26,6 +26,7 @@ from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.learn import Learnt
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
+from memadvisor.planning.tensor_parallel import is_tensor_parallel
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
@@ -83,6 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
         from memadvisor.cli.advise_pipeline import run_pipeline  # another question, too
 
         return run_pipeline(arguments, recorded)
+    if is_tensor_parallel(recorded):
+        from memadvisor.cli.advise_tensor_parallel import run_tensor_parallel  # and another
+
+        return run_tensor_parallel(arguments, recorded)
     num_ranks = _num_ranks(arguments.gpus)
     if num_ranks is None and arguments.gpus is not None:
         from memadvisor.cli.advise_layouts import run_layouts  # another question, with modules of its own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import format_bytes, format_seconds
 
 # Options of `advise` that a pipeline's plan has no use for.
-_OTHERS = (
+OTHERS = (
     "gpus",
     "batch",
     "policy",
@@ -38,14 +39,7 @@ _OTHERS = (
 
 def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
     """Exit code 0 where every rank fits, 1 where one does not; then nothing is written."""
-    others = (*_OTHERS, "optimizer_bits", "local_sgd", *FLAGS)
-    given = [f"--{name.replace('_', '-')}" for name in others if getattr(arguments, name, None) is not None]
-    given += ["--learn"] if arguments.learn else []
-    if given:
-        raise UsageError(
-            f"The run is of a pipeline, and its plan says which units each rank recomputes or moves: {given[0]} is not for it.",
-            hint="leave it out.",
-        )
+    refuse_others(arguments, "a pipeline", OTHERS)
     hardware = None if arguments.hardware is None else load_hardware(arguments.hardware)
     advice = advise_pipeline(run, memory_bytes=budget_of(arguments, run), hardware=hardware)
     if advice.plan is not None and arguments.output is not None:
@@ -56,6 +50,18 @@ def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
         else:
             _print(advice, Console(), arguments.output)
     return 0 if advice.plan is not None else 1
+
+
+def refuse_others(arguments: argparse.Namespace, what: str, others: Sequence[str]) -> None:
+    """Raise UsageError for options that a plan with choices by rank has no use for."""
+    others = (*others, "optimizer_bits", "local_sgd", *FLAGS)
+    given = [f"--{name.replace('_', '-')}" for name in others if getattr(arguments, name, None) is not None]
+    given += ["--learn"] if arguments.learn else []
+    if given:
+        raise UsageError(
+            f"The run is of {what}, and its plan says which units each rank recomputes or moves: {given[0]} is not for it.",
+            hint="leave it out.",
+        )
 
 
 def pipeline_advice_to_json(advice: PipelineAdvice) -> dict[str, Any]:

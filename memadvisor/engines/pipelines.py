@@ -1,4 +1,5 @@
-"""Applying a plan with choices by rank: each process of a pipeline follows its own, by itself."""
+"""Applying a plan with choices by rank: each process of a pipeline, or of a model whose layers are
+split (tensor parallelism), follows its own, by itself."""
 
 from __future__ import annotations
 
@@ -35,5 +36,6 @@ def _require_ranks(num_ranks: int, *_: Any) -> None:
     found = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if found != num_ranks:
         raise PlanError(
-            f"The plan is for a pipeline on {num_ranks} ranks, and the script has {found}.", hint=_HINT
+            f"The plan says what each of {num_ranks} ranks recomputes, and the script has {found}.",
+            hint=_HINT,
         )

@@ -29,7 +29,7 @@ def export_plan(plan: Plan, target: str) -> Exported:
         raise UsageError(f"{target!r} is no engine to export to.", hint=f"they are {', '.join(TARGETS)}.")
     if plan.ranks:
         raise PlanError(
-            "The plan has choices by rank, of a pipeline's stages, and no engine is told those.",
+            "The plan has choices by rank, for a pipeline or tensor parallelism, and no engine is told those.",
             hint="apply it with `memadvisor run --plan`.",
         )
     return write(plan)

@@ -141,7 +141,7 @@ def _cells(pair: Compared, *, in_bytes: bool) -> tuple[str, str, str]:
 
 
 def _choices_by_rank(plan: Plan) -> Sequence[Block]:
-    """Of a pipeline, whose ranks have units of their own."""
+    """Of a pipeline or tensor parallelism, whose ranks have units, or parts of them, of their own."""
     rows = []
     for own in plan.ranks:
         names = plan.of_rank(own.rank).recomputed_units

@@ -61,6 +61,6 @@ def test_a_record_of_no_ranks_at_all_is_one_of_this_rank_alone():
     assert model_states(sharded.ranks[0], None).expected_bytes > 0
 
 
-def test_no_plan_is_made_for_ranks_that_split_layers():
+def test_no_data_parallel_plan_is_made_for_ranks_that_split_layers():
     with pytest.raises(UsageError, match="split the layers"):
         captured_step(split(make_run(num_ranks=2), 2))

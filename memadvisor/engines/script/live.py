@@ -104,7 +104,8 @@ def _live_unit(
 def model_fingerprint(model: torch.nn.Module) -> str:
     """The fingerprint of a live model, as the plan's was made from the recorded one.
 
-    What FSDP2 has gathered in its compute dtype counts as the shards are.
+    What FSDP2 has gathered in its compute dtype counts as the shards are. Of a parameter that tensor parallelism splits,
+    this rank's part counts, where FSDP2 does not share it too.
     """
     shards = {
         id(each._unsharded_param): each.sharded_param
@@ -114,10 +115,16 @@ def model_fingerprint(model: torch.nn.Module) -> str:
         for each in group.fsdp_params
         if hasattr(each, "_unsharded_param")
     }
+    is_fsdp2 = any(hasattr(module, "_get_fsdp_state") for module in model.modules())
     return fingerprint(
-        (name, str(list(parameter.shape)), dtype_name(shards.get(id(parameter), parameter).dtype))
+        (name, str(list(_shape(parameter, is_fsdp2))), dtype_name(shards.get(id(parameter), parameter).dtype))
         for name, parameter in unwrap(model).named_parameters(remove_duplicate=False)
     )
+
+
+def _shape(parameter: torch.Tensor, is_fsdp2: bool) -> torch.Size:
+    local: torch.Tensor | None = getattr(parameter, "_local_tensor", None)  # of a DTensor
+    return parameter.shape if is_fsdp2 or local is None else local.shape
 
 
 def check_shardable(model: torch.nn.Module, num_stages: int) -> None:

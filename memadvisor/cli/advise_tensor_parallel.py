@@ -1,0 +1,113 @@
+"""`memadvisor advise` on a run whose ranks split layers: what all of them recompute for a memory budget."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from memadvisor.cli.advise import budget_of
+from memadvisor.cli.advise_pipeline import OTHERS, refuse_others
+from memadvisor.cli.printing import while_somebody_reads
+from memadvisor.cli.tables import printable
+from memadvisor.plan_file import save_plan
+from memadvisor.planning.tensor_parallel import TensorAdvice, TensorPoint, advise_tensor_parallel
+from memadvisor.run.run import Run
+from memadvisor.unit_ranges import unit_ranges
+from memadvisor.units import format_bytes, format_seconds
+
+
+def run_tensor_parallel(arguments: argparse.Namespace, run: Run) -> int:
+    """Exit code 0 where every rank fits, 1 where one does not; then nothing is written."""
+    refuse_others(arguments, "ranks that split layers", (*OTHERS, "hardware"))
+    advice = advise_tensor_parallel(run, memory_bytes=budget_of(arguments, run))
+    if advice.plan is not None and arguments.output is not None:
+        save_plan(advice.plan, Path(arguments.output))
+    with while_somebody_reads():
+        if arguments.json:
+            print(json.dumps(tensor_advice_to_json(advice), indent=1))
+        else:
+            _print(advice, Console(), arguments.output)
+    return 0 if advice.plan is not None else 1
+
+
+def tensor_advice_to_json(advice: TensorAdvice) -> dict[str, Any]:
+    """Keys as those of `advise`, with `tensor_parallel` in place of `plans`."""
+    return {
+        "budget_bytes": advice.budget_bytes,
+        "tensor_parallel": {
+            "fits": advice.plan is not None,
+            "recomputed": list(advice.recomputed),
+            "num_units": advice.num_units,
+            "ranks": [dataclasses.asdict(rank) for rank in advice.ranks],
+            "predicted_peak_bytes": advice.chosen.peak_bytes,
+            "predicted_step_time_s": advice.chosen.step_time_s,
+        },
+        "front": [_point_to_json(point) for point in advice.front],
+        "smallest_budget_bytes": advice.smallest_budget_bytes,
+        "measured": {"peak_bytes": advice.measured_peak_bytes, "step_time_s": advice.measured_step_time_s},
+    }
+
+
+def _point_to_json(point: TensorPoint) -> dict[str, Any]:
+    return {
+        "predicted_peak_bytes": point.peak_bytes,
+        "predicted_step_time_s": point.step_time_s,
+        "num_recomputed": point.num_recomputed,
+    }
+
+
+def _print(advice: TensorAdvice, console: Console, output: str | None) -> None:
+    console.print(
+        printable(
+            f"Budget {format_bytes(advice.budget_bytes)} a rank. {len(advice.ranks)} ranks split the model's layers, and "
+            f"recompute alike. Measured without a plan: fullest rank {format_bytes(advice.measured_peak_bytes)}, step "
+            f"{format_seconds(advice.measured_step_time_s)}. What is not called measured is predicted."
+        )
+    )
+    table = Table()
+    for heading in ("rank", "peak,\nmeasured", "peak,\npredicted"):
+        table.add_column(heading, justify="right")
+    for rank in advice.ranks:
+        peaks = rank.measured_peak_bytes, rank.predicted_peak_bytes
+        table.add_row(str(rank.rank), *map(format_bytes, peaks))
+    console.print(table)
+    console.print(
+        printable(
+            f"Every rank recomputes {unit_ranges(advice.recomputed) or 'nothing'} ({len(advice.recomputed)} of "
+            f"{advice.num_units} units); a step takes {format_seconds(advice.chosen.step_time_s)}."
+        )
+    )
+    if len(advice.front) > 1:
+        console.print(_front(advice))
+    if advice.plan is None:
+        smallest = advice.smallest_budget_bytes
+        console.print(
+            printable(
+                f"Nothing fits {format_bytes(advice.budget_bytes)} on all ranks. The smallest budget that would is "
+                f"{format_bytes(smallest)} ({smallest} bytes)."
+            )
+        )
+    elif output is not None:
+        console.print(printable(f"The plan is written to {output}; apply it with"))
+        console.print(printable(f"  memadvisor run --plan {output} --nproc {len(advice.ranks)} SCRIPT"))
+
+
+def _front(advice: TensorAdvice) -> Table:
+    """Predicted peak of the fullest rank against predicted step."""
+    table = Table(title="What memory buys", title_justify="left", title_style="")
+    for heading in ("peak", "step time", "recomputed", ""):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for point in advice.front:
+        table.add_row(
+            format_bytes(point.peak_bytes),
+            format_seconds(point.step_time_s),
+            str(point.num_recomputed),
+            "within the budget" if point.peak_bytes <= advice.budget_bytes else "",
+        )
+    return table

@@ -1,0 +1,213 @@
+"""Plans for a model whose layers ranks split among them (tensor parallelism): which units all of them recompute.
+
+A unit that runs again repeats its collectives, and a collective takes all ranks: so all recompute the same units, and those
+run again in the same order, for backwards go through the same graph. What a second forward takes is what the first one
+took, waits for the other ranks included, up to the last tensor that it saves. The choice is made on the fullest rank, and
+tightened until no other one is over the budget; the step is that of the slowest rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from memadvisor.analyzers.data_ranks import num_splitting
+from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.step import CapturedStep
+from memadvisor.errors import UsageError
+from memadvisor.plan import Plan, Prediction, RankPlan
+from memadvisor.planning.collecting import collecting_seldom
+from memadvisor.planning.stage_choice import Chosen, StageChoice
+from memadvisor.run.run import Run
+from memadvisor.unit_ranges import unit_ranges
+from memadvisor.units import format_bytes, format_seconds
+
+_RUNGS = 8  # budgets of the front between the smallest and that without recomputation
+_MAX_TIGHTENINGS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRank:
+    """One rank's own peak, as recorded and as predicted for the choice of all."""
+
+    rank: int
+    measured_peak_bytes: int
+    predicted_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPoint:
+    """The fullest rank's peak and the slowest one's step, predicted; `num_recomputed` units on every rank."""
+
+    peak_bytes: int
+    step_time_s: float
+    num_recomputed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorAdvice:
+    """The best choice of all ranks. `plan`: None where a rank does not fit; `chosen` is then that of least peak.
+
+    `front`: none known takes both less memory and less time.
+    """
+
+    budget_bytes: int
+    plan: Plan | None
+    ranks: tuple[TensorRank, ...]
+    recomputed: tuple[str, ...]
+    num_units: int
+    chosen: TensorPoint
+    front: tuple[TensorPoint, ...]
+    smallest_budget_bytes: int
+    measured_peak_bytes: int
+    measured_step_time_s: float
+
+
+class TensorSearch:
+    """One choice for all ranks, for any budget."""
+
+    def __init__(self, steps: Sequence[CapturedStep]) -> None:
+        self.ranks = [StageChoice(step) for step in steps]
+        self.fullest = max(self.ranks, key=lambda rank: rank.play(Chosen()).peak_bytes)
+
+    def peaks(self, units: Chosen) -> list[int]:
+        return [rank.play(units).peak_bytes for rank in self.ranks]
+
+    def fastest(self, budget_bytes: int) -> Chosen | None:
+        """None where nothing that was found fits on all ranks."""
+        target_bytes = budget_bytes
+        for _ in range(_MAX_TIGHTENINGS):
+            units = self.fullest.fastest(target_bytes)
+            if units is None:
+                break
+            over_bytes = max(self.peaks(units)) - budget_bytes
+            if over_bytes <= 0:
+                return units
+            target_bytes = min(target_bytes, self.fullest.play(units).peak_bytes) - over_bytes
+        smallest = self.smallest()
+        return smallest if max(self.peaks(smallest)) <= budget_bytes else None
+
+    def smallest(self) -> Chosen:
+        return self.fullest.smallest()
+
+    def point(self, units: Chosen) -> TensorPoint:
+        return TensorPoint(
+            peak_bytes=max(self.peaks(units)),
+            step_time_s=max(rank.play(units).step_time_s for rank in self.ranks),
+            num_recomputed=len(units.recomputed),
+        )
+
+
+def is_tensor_parallel(run: Run) -> bool:
+    """Whether ranks hold parts of one layer."""
+    return any(rank.tensor_parallel for rank in run.ranks)
+
+
+@collecting_seldom()
+def advise_tensor_parallel(run: Run, *, memory_bytes: int) -> TensorAdvice:
+    """Choose for all ranks. Raises UsageError for runs that no such plan is made for."""
+    steps = _steps(run)
+    search = TensorSearch(steps)
+    found = search.fastest(memory_bytes)
+    units = search.smallest() if found is None else found
+    chosen = search.point(units)
+    names = tuple(unit.name for unit in steps[0].units if unit.name in units.recomputed)
+    measured_s = max(step.step_time_s for step in steps)
+    why = (
+        f"all ranks recompute {unit_ranges(names) or 'nothing'}. The fullest rank's peak is "
+        f"{format_bytes(chosen.peak_bytes)} of {format_bytes(memory_bytes)}, and a step takes "
+        f"{format_seconds(chosen.step_time_s)}, {format_seconds(measured_s)} without."
+    )
+    return TensorAdvice(
+        budget_bytes=memory_bytes,
+        plan=None if found is None else _plan(run, search, found, memory_bytes, why),
+        ranks=tuple(
+            TensorRank(
+                rank=step.rank, measured_peak_bytes=step.peak_bytes, predicted_peak_bytes=predicted_bytes
+            )
+            for step, predicted_bytes in zip(steps, search.peaks(units), strict=True)
+        ),
+        recomputed=names,
+        num_units=len(steps[0].units),
+        chosen=chosen,
+        front=_front(search, memory_bytes),
+        smallest_budget_bytes=max(search.peaks(search.smallest())),
+        measured_peak_bytes=max(step.peak_bytes for step in steps),
+        measured_step_time_s=measured_s,
+    )
+
+
+def _steps(run: Run) -> list[CapturedStep]:
+    """Each rank's own, of ranks that have the same units."""
+    hint = "`memadvisor show RUN` says what recomputing each unit would free."
+    if run.missing_ranks:
+        raise UsageError(
+            f"Nothing is known of rank {run.missing_ranks[0]}, which holds a part of the model.", hint=hint
+        )
+    parts, world_size = max(map(num_splitting, run.ranks)), run.manifest.world_size
+    if any(num_splitting(rank) != world_size or rank.shard_groups for rank in run.ranks):
+        raise UsageError(
+            f"{parts} of the run's {world_size} ranks split the layers of a model, beside another parallelism, and plans "
+            "are worked out for tensor parallelism over all ranks.",
+            hint=hint,
+        )
+    steps = [captured_step(run, num_ranks=1, of_rank=rank.process.rank) for rank in run.ranks]
+    first = run.ranks[0]
+    for rank, step in zip(run.ranks[1:], steps[1:], strict=True):
+        names = [unit.name for unit in step.units]
+        if (fingerprint_of(rank), names, set(step.recomputable)) != (
+            fingerprint_of(first),
+            [unit.name for unit in steps[0].units],
+            set(steps[0].recomputable),
+        ):
+            raise UsageError(
+                f"Rank {rank.process.rank} has other units, or can recompute others, than rank {first.process.rank}: "
+                "ranks that split layers must run the same ones again.",
+                hint=hint,
+            )
+    return steps
+
+
+def _plan(run: Run, search: TensorSearch, units: Chosen, budget_bytes: int, why: str) -> Plan:
+    step_time_s = search.point(units).step_time_s
+    own = [
+        RankPlan(
+            rank=recorded.process.rank,
+            fingerprint=fingerprint_of(recorded),
+            units=rank.units_of(units),
+            models=planned_models(recorded, 1),
+            prediction=_prediction(rank, units, step_time_s),
+        )
+        for recorded, rank in zip(run.ranks, search.ranks, strict=True)
+    ]
+    predictions = [each.prediction for each in own if each.prediction is not None]
+    return Plan(
+        num_ranks=len(own),
+        zero_stage=0,
+        policy="chosen",
+        ranks=tuple(own),
+        prediction=max(predictions, key=lambda prediction: prediction.peak_bytes),
+        budget_bytes=budget_bytes,
+        why=why,
+    )
+
+
+def _prediction(rank: StageChoice, units: Chosen, step_time_s: float) -> Prediction:
+    """Of the rank's peak, and of the step of the slowest: parts of that are not told apart, as ranks wait for each other."""
+    alone = rank.play(units).prediction()
+    return replace(
+        alone, step_time_s=step_time_s, components_s=None, exposed_transfer_s=None, sent_bytes=None
+    )
+
+
+def _front(search: TensorSearch, budget_bytes: int) -> tuple[TensorPoint, ...]:
+    nothing, smallest = Chosen(), search.smallest()
+    low, high = max(search.peaks(smallest)), max(search.peaks(nothing))
+    targets = [low + (high - low) * rung // _RUNGS for rung in range(_RUNGS)] + [budget_bytes]
+    found = {nothing, *(units for target in targets if (units := search.fastest(target)) is not None)}
+    front: list[TensorPoint] = []
+    for point in sorted(map(search.point, found), key=lambda each: (each.peak_bytes, each.step_time_s)):
+        if not front or point.step_time_s < front[-1].step_time_s * (1 - 1e-9):
+            front.append(point)
+    return tuple(front)
