@@ -12,24 +12,47 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from memadvisor.errors import PlanError
 
-def without_empty_caches(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a unit's call with None for caches that hold nothing of it."""
-    kind = _kind_of_caches()
-    if kind is None or not any(isinstance(value, kind) for value in (*args, *kwargs.values())):
-        return args, kwargs
 
-    def kept(value: Any) -> Any:
-        return None if isinstance(value, kind) and _holds_nothing_of(module, value) else value
+class EmptyCaches:
+    """Those that units were called without: empty ones, that the model has made for this forward.
 
-    return tuple(map(kept, args)), {name: kept(value) for name, value in kwargs.items()}
+    A script that gives such a cache to a later forward would have it attend to what was left out: it is refused.
+    """
+
+    def __init__(self) -> None:
+        self._left_out: weakref.WeakKeyDictionary[Any, weakref.WeakSet[torch.nn.Module]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def leave_out(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a unit's call with None for caches that hold nothing of it. Raises PlanError."""
+        kind = _kind_of_caches()
+        if kind is None or not any(isinstance(value, kind) for value in (*args, *kwargs.values())):
+            return args, kwargs
+
+        def kept(value: Any) -> Any:
+            if not isinstance(value, kind) or not _holds_nothing_of(module, value):
+                return value
+            modules = self._left_out.setdefault(value, weakref.WeakSet())
+            if module in modules:
+                raise PlanError(
+                    "The script gives a forward the keys and values of an earlier one, which recomputed units do not keep.",
+                    hint="make a plan that recomputes nothing (more --memory), or carry no past_key_values over.",
+                )
+            modules.add(module)
+            return None
+
+        return tuple(map(kept, args)), {name: kept(value) for name, value in kwargs.items()}
 
 
 def _holds_nothing_of(module: torch.nn.Module, cache: Any) -> bool:

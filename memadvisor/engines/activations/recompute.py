@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from memadvisor.cost.stretches import Stretches
-from memadvisor.engines.activations.caches import with_caches_as_they_were, without_empty_caches
+from memadvisor.engines.activations.caches import EmptyCaches, with_caches_as_they_were
 from memadvisor.engines.activations.changing_buffers import Buffers, ChangingBuffers, WithBuffers
 from memadvisor.engines.activations.kept import KeptOutputs
 from memadvisor.engines.activations.offloaded_activations import OffloadedActivations
@@ -60,6 +60,7 @@ class Recompute:
         self._undo = undo
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._buffers = ChangingBuffers()
+        self._caches = EmptyCaches()
         self._noted: set[tuple[str, str]] = set()
         self._forwards = UnitForwards(self, undo)
         self._stretch_of: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Stretches, Stretch]] = (
@@ -108,7 +109,7 @@ class Recompute:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        args, kwargs = without_empty_caches(module, args, kwargs)
+        args, kwargs = self._caches.leave_out(module, args, kwargs)
         before = self._buffers.before(module)
         forward = with_caches_as_they_were(functools.partial(original, module), args, kwargs)
         around = functools.partial(self._again, module, before)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from memadvisor.errors import PlanError
 from tests.engines.trainings import applied, make_plan
 
 
@@ -67,6 +69,16 @@ def test_recomputed_units_leave_a_cache_of_keys_that_is_empty(monkeypatch):
                 assert sorted(model(x, prefix=torch.ones(2, 1, 8))[1].keys) == [1]
     assert kept == [[0, 1, 2], []]
     assert all(map(torch.equal, *gradients))
+
+
+def test_keys_that_were_left_out_cannot_be_carried_into_the_next_forward(monkeypatch):
+    """The script would train on, and attend to less than it says."""
+    monkeypatch.setitem(sys.modules, "transformers.cache_utils", SimpleNamespace(Cache=Cache))
+    model, x = Language(), torch.randn(2, 5, 8)
+    with applied(make_plan(1, policy="every-layer")):
+        _, cache = model(x)
+        with pytest.raises(PlanError, match="keys and values of an earlier one"):
+            model.layers[0](x, past_key_values=cache)
 
 
 def test_a_second_run_finds_a_trained_prefix_as_the_first_did(monkeypatch):
