@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memadvisor.analyzers.timeline import MemoryTimeline
-from memadvisor.run.records import CATEGORIES, Step, Storage
+from memadvisor.run.records import CATEGORIES, Storage
 from memadvisor.run.run import RankRun
 
 NUM_LARGEST = 20
@@ -57,41 +57,19 @@ class PeakBreakdown:
 
 def peak_breakdown(rank: RankRun, timeline: MemoryTimeline | None) -> PeakBreakdown | None:
     """Break the traced step's peak down. None when no step was traced."""
-    step = rank.step_of_peak
-    if step is not None and rank.peak_storages:
-        return _of_peak_alone(rank, step)
+    step = rank.traced_step
     if step is None or timeline is None:
         return None
     index = int(np.argmax(timeline.total_bytes))
     clock_s = float(timeline.clock_s[index])
+    timeline_bytes = int(timeline.total_bytes[index])
     by_category = {name: int(timeline.by_category_bytes[name][index]) for name in CATEGORIES}
-    alive = alive_storages(rank, clock_s)
-    return _breakdown(rank, step, clock_s, alive, by_category, int(timeline.total_bytes[index]))
-
-
-def _of_peak_alone(rank: RankRun, step: Step) -> PeakBreakdown:
-    """Of a step that had too many operators: the storage that was born last made the peak."""
-    alive = [storage for storage in rank.peak_storages if storage.device == rank.process.device]
-    by_category = dict.fromkeys(CATEGORIES, 0)
-    for storage in alive:
-        by_category[_category(storage)] += storage.size_bytes
-    clock_s = max((storage.birth_s for storage in alive), default=step.start_s)
-    return _breakdown(rank, step, clock_s, alive, by_category, sum(by_category.values()))
-
-
-def _breakdown(
-    rank: RankRun,
-    step: Step,
-    clock_s: float,
-    alive: list[Storage],
-    by_category: dict[str, int],
-    timeline_bytes: int,
-) -> PeakBreakdown:
     is_allocators = step.peak_allocated_bytes is not None
     allocated_bytes = timeline_bytes if step.peak_allocated_bytes is None else step.peak_allocated_bytes
-    phase, unit, micro_batch = _where_it_peaked(rank, clock_s, alive)
+    alive = alive_storages(rank, clock_s)
+    phase, unit, micro_batch = _where_it_peaked(rank, clock_s)
     return PeakBreakdown(
-        time_s=clock_s - step.start_s,
+        time_s=float(timeline.times_s[index]),
         step=step.index,
         phase=phase,
         unit=unit,
@@ -108,13 +86,13 @@ def _breakdown(
     )
 
 
-def _where_it_peaked(rank: RankRun, clock_s: float, alive: list[Storage]) -> tuple[str, str, int | None]:
+def _where_it_peaked(rank: RankRun, clock_s: float) -> tuple[str, str, int | None]:
     """Where the storage was born that made the peak; where the spans say if none was born then.
 
     On an accelerator the spans are on its own timeline, behind the host's, on which storages are born.
     """
     phase, unit, micro_batch = where(rank, clock_s)
-    born = [storage for storage in alive if storage.birth_s == clock_s]
+    born = [s for s in rank.storages if s.birth_s == clock_s and s.device == rank.process.device]
     if phase == "evaluation" or not born or born[-1].phase == "baseline":
         return phase, unit, micro_batch
     place = born[-1]
@@ -138,7 +116,7 @@ def where(rank: RankRun, time_s: float) -> tuple[str, str, int | None]:
 
     The unit is that of the innermost span around the moment; "" where there is none.
     """
-    step = rank.step_of_peak
+    step = rank.traced_step
     around = [
         span
         for span in rank.spans
@@ -164,13 +142,10 @@ def position_in_words(phase: str, unit: str) -> str:
     return f"{words} of {unit}" if unit else words
 
 
-def _category(storage: Storage) -> str:
-    return storage.category if storage.category in CATEGORIES else "other"
-
-
 def _by_module(alive: list[Storage]) -> tuple[ModuleBytes, ...]:
     sizes: dict[tuple[str, str, str], int] = defaultdict(int)
     for storage in alive:
-        sizes[storage.module, storage.unit, _category(storage)] += storage.size_bytes
+        category = storage.category if storage.category in CATEGORIES else "other"
+        sizes[storage.module, storage.unit, category] += storage.size_bytes
     rows = [ModuleBytes(module=m, unit=u, category=c, size_bytes=n) for (m, u, c), n in sizes.items()]
     return tuple(sorted(rows, key=lambda row: (-row.size_bytes, row.module, row.category)))

@@ -143,11 +143,6 @@ def _traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun
         )
     named = [rank for rank in run.ranks if of_rank in (None, rank.process.rank)]
     traced = [rank for rank in named if rank.traced_step is not None and rank.storages]
-    if not traced and any(rank.peak_storages for rank in named):
-        raise UsageError(
-            "The traced step had too many operators to remember: its peak is recorded, but not what plans are predicted by.",
-            hint="profile the script with a shorter step: a shorter sequence, fewer calls of a closure.",
-        )
     if not traced:
         raise UsageError(
             "No step of this run was traced, so nothing is known of its memory.",

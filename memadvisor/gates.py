@@ -198,7 +198,7 @@ def _of_which_peak(rank: RankAnalysis, recorded: RankRun) -> str:
     """Against what utilization is measured, or why it cannot be."""
     used = rank.utilization
     if used.model_flops_per_step is None:
-        return recorded.why_untraced
+        return "no traced step was finished"
     if used.step_time_s is None:
         return "no timed step was finished"
     if used.peak_flops_per_s is None:
@@ -218,7 +218,7 @@ def _step_time(rank: RankAnalysis) -> Figure:
 def _exposed(rank: RankAnalysis, recorded: RankRun) -> Figure:
     traffic = rank.communication
     if traffic is None:
-        return Figure(rank=rank.rank, value=None, why=recorded.why_untraced)
+        return Figure(rank=rank.rank, value=None, why="no traced step was finished")
     if traffic.exposed_fraction is None:
         is_cpu = recorded.process.device == "cpu"
         why = "no operation's end was seen" if is_cpu else "when a device computes cannot be seen"

@@ -12,7 +12,6 @@ from memadvisor.tui.view import View
 from memadvisor.tui.watch import State
 
 NOT_TRACED = "No traced step yet. It follows the warm-up; what is timed already stands under Steps."
-PEAK_ALONE = "The traced step had too many operators: no more than its peak is recorded."
 NEVER_TRACED = "The run ended before a step was traced, so this was not recorded."
 
 
@@ -66,6 +65,4 @@ def why_untraced(view: View) -> str | None:
     """The sentence for figures that only a traced step has; None once there is one."""
     if view.rank.traced_step is not None:
         return None
-    if view.rank.peak_storages:
-        return PEAK_ALONE
     return NOT_TRACED if view.state in (State.RUNNING, State.SILENT) else NEVER_TRACED

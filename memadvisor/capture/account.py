@@ -44,7 +44,7 @@ class Resident:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class _Block:
     """One allocation on its way to becoming a Storage row."""
 
     address: int
@@ -74,23 +74,22 @@ class Account:
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     storage_at: Callable[[int, int], int | None]  # id of what lived at an address at a time in nanoseconds
-    living: list[Block]  # at the end; `make_account` takes them where the step goes on
 
 
 class Ledger:
     """All blocks of a step, found by address and time."""
 
-    def __init__(self, residents: Iterable[Resident], living: Iterable[Block], start_ns: int) -> None:
-        self.blocks: list[Block] = list(living)
-        self._by_address: dict[int, list[Block]] = {block.address: [block] for block in self.blocks}
+    def __init__(self, residents: Iterable[Resident], start_ns: int) -> None:
+        self.blocks: list[_Block] = []
+        self._by_address: dict[int, list[_Block]] = {}
         self._start_ns = start_ns
         for resident in residents:
             block = self._add(resident.address, resident.size_bytes, start_ns, _BASELINE, "")
             block.categories.add(resident.category)
             block.unit, block.dtype, block.shape = resident.unit, resident.dtype, resident.shape
 
-    def _add(self, address: int, size_bytes: int, birth_ns: int, place: Place, operator: str) -> Block:
-        block = Block(address, size_bytes, birth_ns, None, place, operator)
+    def _add(self, address: int, size_bytes: int, birth_ns: int, place: Place, operator: str) -> _Block:
+        block = _Block(address, size_bytes, birth_ns, None, place, operator)
         self.blocks.append(block)
         self._by_address.setdefault(address, []).append(block)
         return block
@@ -111,7 +110,7 @@ class Ledger:
                 block = self._add(event.address, -event.delta_bytes, self._start_ns, _BASELINE, "")
                 block.death_ns = event.time_ns
 
-    def at(self, address: int, time_ns: int) -> Block | None:
+    def at(self, address: int, time_ns: int) -> _Block | None:
         """The block that lived at this address at this time."""
         for block in reversed(self._by_address.get(address, ())):
             if block.birth_ns <= time_ns + _CLOCK_SLACK_NS:
@@ -139,7 +138,7 @@ class Ledger:
         """A storage that the step used; if the allocator never saw its birth, it was there before."""
         block = self.at(address, time_ns)
         if block is None and not any(b.birth_ns <= time_ns for b in self._by_address.get(address, ())):
-            block = Block(address, size_bytes, self._start_ns, None, _BASELINE, "")
+            block = _Block(address, size_bytes, self._start_ns, None, _BASELINE, "")
             self._by_address.setdefault(address, []).insert(0, block)
             self.blocks.append(block)
         if block is not None and not block.dtype:
@@ -149,7 +148,6 @@ class Ledger:
 def make_account(
     *,
     residents: Iterable[Resident],
-    living: Iterable[Block] = (),
     events: Sequence[AllocatorEvent],
     log: LabelLog,
     final: Iterable[Named],
@@ -162,11 +160,10 @@ def make_account(
     """The rows of a traced step.
 
     `offset_ns` turns the layers' wall clock into the journal's monotonic clock. `final` names storages
-    as they are at the end of the step; `start_allocated_bytes` is the allocator's total at its start. Of a step
-    whose account was closed on the way, `start_ns` is that moment, and `living` are the blocks alive at it.
+    as they are at the end of the step; `start_allocated_bytes` is the allocator's total at its start.
     """
 
-    ledger = Ledger(residents, living, start_ns)
+    ledger = Ledger(residents, start_ns)
     ledger.play(events, sorted(log.places, key=lambda entry: entry[0]))
     saved_blocks = _apply_log(ledger, log, final)
     residuals, peak_bytes, peak_reserved_bytes = _residuals(
@@ -204,18 +201,10 @@ def make_account(
         for row, block in saved_blocks
     ]
 
-    return Account(
-        storages=storages,
-        saved=saved,
-        residuals=residuals,
-        peak_allocated_bytes=peak_bytes,
-        peak_reserved_bytes=peak_reserved_bytes,
-        storage_at=storage_at,
-        living=[block for block in ledger.blocks if block.death_ns is None],
-    )
+    return Account(storages, saved, residuals, peak_bytes, peak_reserved_bytes, storage_at)
 
 
-def _apply_log(ledger: Ledger, log: LabelLog, final: Iterable[Named]) -> list[tuple[SavedTensor, Block]]:
+def _apply_log(ledger: Ledger, log: LabelLog, final: Iterable[Named]) -> list[tuple[SavedTensor, _Block]]:
     """All that the labels know of the blocks; what autograd saved, beside the block that it is in."""
     for address, sighting in log.sightings.items():
         ledger.sight(address, sighting.time_ns, sighting.size_bytes, sighting.dtype, sighting.shape)
@@ -253,7 +242,7 @@ def _apply_call(ledger: Ledger, call: OperatorCall) -> None:
                 block.last_forward_use_ns = call.end_ns
 
 
-def _apply_saved(ledger: Ledger, rows: Iterable[SavedTensor]) -> list[tuple[SavedTensor, Block]]:
+def _apply_saved(ledger: Ledger, rows: Iterable[SavedTensor]) -> list[tuple[SavedTensor, _Block]]:
     found = []
     for row in rows:
         block = ledger.at(row.address, row.saved_ns)
@@ -290,13 +279,13 @@ def _name_operators(ledger: Ledger, calls: Sequence[OperatorCall]) -> None:
             block.operator = _NO_OPERATOR
 
 
-def _alive_at_any(block: Block, times_ns: Sequence[int]) -> bool:
+def _alive_at_any(block: _Block, times_ns: Sequence[int]) -> bool:
     """Whether the block was alive at the first of these moments after its birth."""
     position = bisect_right(times_ns, block.birth_ns)
     return position < len(times_ns) and (block.death_ns is None or block.death_ns > times_ns[position])
 
 
-def _storage_row(block: Block, seconds: Callable[[int | None], float | None], device: str) -> Storage:
+def _storage_row(block: _Block, seconds: Callable[[int | None], float | None], device: str) -> Storage:
     category = next((name for name in _PRIORITY if name in block.categories), None)
     if category is None:
         category = "other" if block.place.phase == "baseline" else "temporary"
@@ -336,7 +325,7 @@ def _residuals(
     """Allocator's total minus what the blocks explain, wherever it changes; and the allocator's peaks."""
     if start_allocated_bytes is None:
         return [], None, None
-    explained = sum(block.size_bytes for block in ledger.blocks if block.birth_ns <= start_ns)
+    explained = sum(block.size_bytes for block in ledger.blocks if block.place.phase == "baseline")
     rows = [Residual((start_ns + offset_ns) / 1e9, start_allocated_bytes - explained)]
     peak_bytes, peak_reserved_bytes = start_allocated_bytes, 0
     for event in events:

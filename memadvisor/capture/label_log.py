@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -115,11 +115,6 @@ class LabelLog:
                 self.operator_of_node.setdefault(node, name)
             inputs, outputs = tuple(islice(values, num_inputs)), islice(values, num_outputs)
             results = tuple((address, *what) for address, what in zip(outputs, outputs, strict=True))
-            call = (start, end, name, place, inputs, results, *arithmetic, read, written, is_random)
-            self.calls.append(OperatorCall._make(call))
+            fields = (start, end, name, place, inputs, results, *arithmetic, read, written, is_random)
+            self.calls.append(OperatorCall._make(fields))
         self.flat.clear()
-
-    def forget(self) -> None:
-        """Begin anew: what was seen until now is in an account that has been closed."""
-        for kind in fields(self):
-            getattr(self, kind.name).clear()

@@ -11,13 +11,13 @@ whatever is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import attrgetter
 from time import time_ns
 from typing import Any
 
 import torch
-from torch._C import _current_autograd_node, _current_graph_task_id
+from torch._C import _current_autograd_node
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -48,12 +48,6 @@ from memadvisor.own_hooks import own_hooks_aside
 
 # What a step remembers of an operator takes about 1 kB until it is written: at most 100 MB.
 MOST_OPERATORS = 100_000
-_MOST_MORE_IN_A_BACKWARD = 200_000
-
-
-def never() -> bool:
-    return False
-
 
 _shape_of = attrgetter("shape")
 _SEVERAL = (tuple, list)
@@ -86,8 +80,6 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._num_left = MOST_OPERATORS
         self.is_active = True
         self.names_nodes = True  # whether autograd may have a node for what runs now
-        # Called where no more may be remembered: whether what was has been dealt with, and may be forgotten.
-        self.when_full: Callable[[], bool] = never
         self.is_full = False  # more operators than may be remembered; what follows is not seen
 
     @classmethod
@@ -150,8 +142,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see_any(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The way of every operator that is of no usual kind, or is called at an unusual moment."""
-        if self._num_left <= 0 and self.is_active:
-            self._make_room()
+        if self._num_left <= 0:
+            self.is_full, self.is_active = True, False
         if not self.is_active:
             return func(*args, **kwargs)
         kind = kinds.get(id(func))
@@ -195,17 +187,6 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )  # fmt: skip
         self._num_left -= 1
         return out
-
-    def _make_room(self) -> None:
-        # Autograd's engine puts back the profiler that it found: inside of it no account can be closed and opened.
-        is_in_engine = _current_graph_task_id() != -1
-        if is_in_engine and self._num_left > -_MOST_MORE_IN_A_BACKWARD:
-            return
-        if not is_in_engine and self.when_full():
-            self._num_left = MOST_OPERATORS
-            self._nodes.known.clear()
-        else:
-            self.is_full, self.is_active = True, False
 
     def _glance_at_view(self, value: Any, now_ns: int) -> _Found | None:
         """What `_glance` finds of an operator whose results share the storage of its only tensor."""

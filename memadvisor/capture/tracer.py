@@ -11,13 +11,12 @@ import torch
 from torch._C import _current_graph_task_id
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from memadvisor.capture.account import Account, Block, Resident, make_account
+from memadvisor.capture.account import Account, Resident, make_account
 from memadvisor.capture.census import Labelled, residents
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.collectives import CollectiveCall, CollectiveLog, Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.default_hooks import DefaultHooks
-from memadvisor.capture.fullest_moment import FullestMoment, fuller, fullest_moment
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall
 from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.meeting_gradients import as_added_in_place
@@ -43,10 +42,6 @@ class Trace:
     offset_ns: int
     has_allocator_account: bool
     uncounted: tuple[str, ...] = ()
-
-
-# Of this many times the operators that may be remembered, a step's peak is known; each account takes seconds.
-_MOST_ACCOUNTS = 20
 
 
 class Tracer:
@@ -80,11 +75,7 @@ class Tracer:
             self.mode, self.log, also=mode.mark_saved if isinstance(mode, MemoryWatch) else None
         )
         self.module_calls = ModuleCallLog(self.mode.address)
-        self.mode.when_full = self._close_account
         self._residents: list[Resident] = residents(known(), device, cpu)
-        self._living: list[Block] = []
-        self._num_accounts = 0
-        self.fullest: FullestMoment | None = None  # of the accounts that were closed on the way
         self._start_allocated_bytes: int | None = None
         self.offset_ns = monotonic_less_wall_ns()
         self._default_hooks: DefaultHooks | None = None
@@ -98,43 +89,16 @@ class Tracer:
     def _start_layers(self) -> None:
         if self._device.type == "cuda":
             self._start_allocated_bytes = torch.cuda.memory_allocated(self._device)
-        self._open_account()
-        self.collectives.watch(self.mode, self.mode.live_place)
-        self.mode.__enter__()  # type: ignore[no-untyped-call]
-        self._default_hooks = DefaultHooks(self._hooks.pack, self._hooks.unpack)
-        self.mode.note_place()
-
-    def _open_account(self) -> None:
         if self._has_truth:
             start_allocator_account()
             self._is_profiling = True
             if self._device.type == "cpu":
                 torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
         self._start_ns = time.time_ns()
-
-    def _close_account(self) -> bool:
-        """No more operators may be remembered: keep what was alive at their fullest moment, and begin anew.
-
-        False where that cannot be done: the profiler is another thread's, or it was done often enough.
-        """
-        self._num_accounts += 1
-        if (
-            threading.get_ident() != self._thread
-            or not self._is_profiling
-            or self._num_accounts >= _MOST_ACCOUNTS
-        ):
-            return False
-        now_ns = time.time_ns()
-        account = self._account(now_ns, self._named(now_ns))
-        self.fullest = fuller(self.fullest, fullest_moment(account))
-        self._residents, self._living = [], account.living
-        self.log.forget()
-        self.module_calls.calls.clear()
-        if self._device.type == "cuda":
-            self._start_allocated_bytes = torch.cuda.memory_allocated(self._device)
-        self._open_account()
+        self.collectives.watch(self.mode, self.mode.live_place)
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        self._default_hooks = DefaultHooks(self._hooks.pack, self._hooks.unpack)
         self.mode.note_place()
-        return True
 
     def yield_profiler(self) -> None:
         """The script starts a profiler of its own: ours gives way, and the step has no truth layer."""
@@ -152,7 +116,8 @@ class Tracer:
         """A module was entered or left, or the phase changed. A trace that is full ends here."""
         if not self.mode.is_full:
             self.mode.note_place()
-        # The profiler is that thread's, and autograd's engine would put it back at its end.
+        # The profiler is that thread's, and autograd's engine would put it back at its end. It is not begun anew in this
+        # step: what runs now began under it, and would write its end where it no longer is.
         elif threading.get_ident() == self._thread and _current_graph_task_id() == -1:
             self.yield_profiler()
             for log in (
@@ -184,31 +149,13 @@ class Tracer:
 
     def _finish(self) -> Trace:
         end_ns = time.time_ns()
-        final = self._named(end_ns)
-        self._stop_labels()
-        account = self._account(end_ns, final)
-        if self.fullest is not None:
-            self.fullest = fuller(self.fullest, fullest_moment(account))
-        return Trace(
-            account=account,
-            calls=self.log.calls,
-            collectives=self.collectives.calls,
-            module_calls=self.module_calls.calls,
-            offset_ns=self.offset_ns,
-            has_allocator_account=self._has_truth,
-            uncounted=tuple(sorted(self.log.uncounted)),
-        )
-
-    def _named(self, now_ns: int) -> list[Named]:
-        return [
-            Named(now_ns, storage_address(plain), category, unit)
+        final = [
+            Named(end_ns, storage_address(plain), category, unit)
             for tensor, category, unit in self._known()
             for plain in plain_tensors(tensor)
             if plain.device.type == self._device.type and storage_address(plain)
         ]
-
-    def _account(self, end_ns: int, final: list[Named]) -> Account:
-        """What both layers saw since it was opened, until now."""
+        self._stop_labels()
         self.log.gather()
         has_totals = self._counts_cpu or self._device.type != "cpu"
         events = []
@@ -218,9 +165,8 @@ class Tracer:
             events = as_added_in_place(events, self.log.added_aside)
         if self._device.type == "cpu" and events and self._counts_cpu:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
-        return make_account(
+        account = make_account(
             residents=self._residents,
-            living=self._living,
             events=[event for event in events if event.time_ns <= end_ns],
             log=self.log,
             final=final,
@@ -229,6 +175,15 @@ class Tracer:
             start_allocated_bytes=self._start_allocated_bytes if self._has_truth else None,
             offset_ns=self.offset_ns,
             device=str(self._device),
+        )
+        return Trace(
+            account=account,
+            calls=self.log.calls,
+            collectives=self.collectives.calls,
+            module_calls=self.module_calls.calls,
+            offset_ns=self.offset_ns,
+            has_allocator_account=self._has_truth,
+            uncounted=tuple(sorted(self.log.uncounted)),
         )
 
     def abandon(self) -> None:

@@ -12,7 +12,6 @@ from memadvisor.capture.allocator_snapshot import take_snapshot
 from memadvisor.capture.census import Labelled
 from memadvisor.capture.collectives import Mark
 from memadvisor.capture.cpu_account import CpuAccount
-from memadvisor.capture.fullest_moment import FullestMoment
 from memadvisor.capture.labels import MOST_OPERATORS
 from memadvisor.capture.models import Models
 from memadvisor.capture.module_info import ModuleInfo
@@ -25,7 +24,6 @@ from memadvisor.run.records import Storage
 _MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
 _MOST_CUT_TRACES = 3  # by want of memory, or by an end that nobody expected
 _IN_FUNC = "the one to be traced begins inside torch.func.grad or its like, where torch allows no hooks on saved tensors"
-_SHORTER = " A shorter step may be traced: a shorter sequence, fewer calls of a closure."
 _IN_A_MODE = "ended inside a dispatch mode of the script"
 
 Peaks = tuple[int | None, int | None]  # allocated, reserved
@@ -135,8 +133,6 @@ class Tracing:
             self._give_up(tracer)
             return None
         trace = tracer.finish()
-        if tracer.fullest is not None:
-            return self._keep_fullest(tracer.fullest)
         snapshot = take_snapshot(device, step, nvml)
         if snapshot is not None:
             self._writer.write_allocator(snapshot)
@@ -147,18 +143,6 @@ class Tracing:
             self._note("warning", "The allocator's total is not known in this process; no peak is recorded.")
             return None
         return account.peak_allocated_bytes, account.peak_reserved_bytes
-
-    def _keep_fullest(self, moment: FullestMoment) -> Peaks | None:
-        """The step had too many operators to remember them all."""
-        self.has_trace = self._writer.write_peak(moment)
-        if not self.has_trace:
-            return None
-        self._note(
-            "warning",
-            f"The traced step had too many operators to remember, more than {MOST_OPERATORS:,}: its peak is recorded, and "
-            f"what filled it, but neither operators nor what autograd kept, and no plan can be predicted.{_SHORTER}",
-        )
-        return moment.allocated_bytes, moment.reserved_bytes
 
     def cut(self) -> list[Storage] | None:
         """The traced step ran out of memory: what it knows of the storages. A later step is traced instead."""
@@ -212,8 +196,8 @@ class Tracing:
         is_full = tracer is not None and tracer.is_full
         if tracer is not None:
             tracer.abandon()
-        why = (
-            f"had far too many operators to remember, more than {MOST_OPERATORS:,}" if is_full else _IN_A_MODE
+        why = f"had too many operators to remember, more than {MOST_OPERATORS:,}" if is_full else _IN_A_MODE
+        less = (
+            " A shorter step may be traced: a shorter sequence, fewer calls of a closure." if is_full else ""
         )
-        less = _SHORTER if is_full else ""
         self._note("warning", f"The traced step {why}; it is left out, and peaks are not known.{less}")

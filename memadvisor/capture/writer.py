@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
 from memadvisor.capture.census import optimizer_state_rows
 from memadvisor.capture.clock import monotonic_less_wall_ns
-from memadvisor.capture.fullest_moment import FullestMoment
 from memadvisor.capture.models import Models
 from memadvisor.capture.pipeline_stages import pipeline_stages
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
@@ -142,7 +141,10 @@ class RankWriter:
         account, journal = trace.account, self._journal
         num_rows = len(account.storages) + len(account.residuals) + len(account.saved) + len(trace.calls)
         if self._journal.num_bytes + _BYTES_OF_A_ROW * num_rows > self._options.max_bytes:
-            self._leave_out()
+            limit = format_bytes(self._options.max_bytes)
+            self.write_note(
+                "warning", f"The traced step does not fit into --max-run-size {limit}; it is left out."
+            )
             return False
         journal.write_rows("storages", account.storages)
         journal.write_rows("residuals", account.residuals)
@@ -158,20 +160,6 @@ class RankWriter:
             names = ", ".join(trace.uncounted)
             self.write_note("warning", f"FLOPs of {names} could not be worked out; they count 0.")
         return True
-
-    def write_peak(self, moment: FullestMoment) -> bool:
-        """Of a step of too many operators: what was alive at its peak. False, and a note, where it does not fit."""
-        if self._journal.num_bytes + _BYTES_OF_A_ROW * len(moment.storages) > self._options.max_bytes:
-            self._leave_out()
-            return False
-        self._journal.write_rows("peak_storages", moment.storages)
-        return True
-
-    def _leave_out(self) -> None:
-        limit = format_bytes(self._options.max_bytes)
-        self.write_note(
-            "warning", f"The traced step does not fit into --max-run-size {limit}; it is left out."
-        )
 
     def _write_collectives(self, *, is_last: bool = False) -> None:
         """Once the device has passed their marks; at the end, with what there is."""

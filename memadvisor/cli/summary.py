@@ -51,7 +51,7 @@ def sections(analysis: Analysis, width: int, *, has_color: bool, convention: str
         yield roofline(rank.roofline, width)
     if rank.operators is not None:
         yield operators(rank.operators, width)
-    yield communication(rank, analysis, recorded)
+    yield communication(rank, analysis)
     if analysis.skew is not None:
         yield ranks(analysis)
 
@@ -65,14 +65,13 @@ def header(analysis: Analysis) -> RenderableType:
     process = run.ranks[0].process
     num_ranks = max(run.manifest.world_size, len(run.ranks) + len(run.missing_ranks))
     command = " ".join((run.manifest.script, *run.manifest.arguments))
-    traced = run.ranks[0].step_of_peak
-    of = "peak of " if run.ranks[0].peak_storages else ""
+    traced = run.ranks[0].traced_step
     steps = run.ranks[0].steps
     facts = (
         f"{num_ranks} rank{'s' if num_ranks > 1 else ''} on {process.device_name} ({process.device})",
         f"torch {process.torch_version}",
         f"{len(steps)} step{'' if len(steps) == 1 else 's'}",
-        "none traced" if traced is None else f"{of}step {traced.index} traced",
+        "none traced" if traced is None else f"step {traced.index} traced",
     )
     return Group(paragraph((command, "bold"), "  ", ending(analysis)), paragraph((" | ".join(facts), "dim")))
 

@@ -61,7 +61,7 @@ def without_breakdown(rank: RankAnalysis, recorded: RankRun) -> str:
 def why_no_peak(recorded: RankRun) -> str:
     """The run was cut short, or damaged."""
     if recorded.traced_step is None:
-        return recorded.why_untraced
+        return "no traced step was finished"
     return "a step was traced, but its storages are missing"
 
 

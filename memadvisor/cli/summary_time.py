@@ -131,10 +131,10 @@ def _operators(kept: SavedBytes | None) -> Text:
     )
 
 
-def communication(rank: RankAnalysis, analysis: Analysis, recorded: RankRun) -> RenderableType:
+def communication(rank: RankAnalysis, analysis: Analysis) -> RenderableType:
     traffic = rank.communication
     if traffic is None:
-        return heading("Communication", f"{NOT_RECORDED}: {recorded.why_untraced}")
+        return heading("Communication", f"{NOT_RECORDED}: no traced step was finished")
     if not traffic.num_calls:
         return heading("Communication", "none in the traced step")
     of_rank = f", rank {rank.rank}" if len(analysis.ranks) > 1 else ""

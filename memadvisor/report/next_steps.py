@@ -28,7 +28,7 @@ def _trouble(view: RankView) -> Iterator[str]:
     if run.missing_ranks:
         missing = ", ".join(str(rank) for rank in run.missing_ranks[:8])
         yield f"Rank {missing} left no record: figures across ranks are incomplete."
-    if view.recorded.step_of_peak is None:
+    if view.recorded.traced_step is None:
         yield "No step was traced, so memory is not explained: profile a run of more steps."
     compared = view.analysis.comparison
     if compared is not None and compared.within_budget is False:

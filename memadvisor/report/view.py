@@ -20,8 +20,8 @@ class RankView:
 
     @property
     def step(self) -> Step:
-        """The traced step, or that of the peak; to be asked for only where one is known to exist."""
-        step = self.recorded.step_of_peak
+        """The traced step; to be asked for only where one is known to exist."""
+        step = self.recorded.traced_step
         assert step is not None
         return step
 
@@ -37,8 +37,6 @@ class RankView:
     def why_untraced(self) -> str:
         """Why nothing that only a traced step records is here."""
         num_steps = len(self.recorded.steps)
-        if self.recorded.peak_storages:
-            return f"The traced step {self.step.index} had too many operators: no more than its peak is recorded."
         if self.recorded.traced_step is not None:
             return f"The traced step {self.step.index} left no record of this."
         steps = f"{num_steps} step{'' if num_steps == 1 else 's'}"

@@ -320,7 +320,6 @@ TABLES: dict[str, type] = {
     "steps": Step,
     "spans": Span,
     "storages": Storage,
-    "peak_storages": Storage,  # alive at the peak of a step of which no more than that is recorded
     "residuals": Residual,
     "saved": Saved,
     "operators": Operator,

@@ -48,8 +48,6 @@ class Manifest:
 class RankRun:
     """The journal of one rank; tables that were not recorded are empty.
 
-    `peak_storages`: what was alive at the peak of a step that had too many operators for more to be recorded.
-
     `is_alive`, of a rank without an ending: whether its process was there when the run was read; None: not known.
     """
 
@@ -77,27 +75,11 @@ class RankRun:
     shard_groups: tuple[ShardGroup, ...] = ()
     pipeline_stages: tuple[PipelineStage, ...] = ()
     tensor_parallel: tuple[TensorParallel, ...] = ()
-    peak_storages: tuple[Storage, ...] = ()
     is_alive: bool | None = None
 
     @property
     def traced_step(self) -> Step | None:
-        """The last step that was traced; storages, saved tensors and operators are of this one.
-
-        None where of the one that was, the peak alone is recorded.
-        """
-        return None if self.peak_storages else self.step_of_peak
-
-    @property
-    def why_untraced(self) -> str:
-        """Why there is no traced step, in words."""
-        if self.peak_storages:
-            return "the traced step had too many operators for more than its peak"
-        return "no traced step was finished"
-
-    @property
-    def step_of_peak(self) -> Step | None:
-        """The step whose peak is recorded, with or without the rest."""
+        """The last step that was traced; storages, saved tensors and operators are of this one."""
         return next((step for step in reversed(self.steps) if step.traced), None)
 
     def steady_steps(self) -> tuple[Step, ...]:
