@@ -21,6 +21,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.pipelines import PipelineAdvice, PipelinePoint, advise_pipeline
+from memadvisor.planning.tensor_parallel import TensorAdvice
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import format_bytes, format_seconds
@@ -127,6 +128,11 @@ def _print(advice: PipelineAdvice, console: Console, output: str | None) -> None
         console.print(_front(advice))
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
+    print_ending(advice, console, output)
+
+
+def print_ending(advice: PipelineAdvice | TensorAdvice, console: Console, output: str | None) -> None:
+    """What to do with a plan of choices by rank, or with there being none."""
     if advice.plan is None:
         smallest = advice.smallest_budget_bytes
         console.print(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memadvisor.cli.advise import budget_of
-from memadvisor.cli.advise_pipeline import OTHERS, refuse_others
+from memadvisor.cli.advise_pipeline import OTHERS, print_ending, refuse_others
 from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
 from memadvisor.plan_file import save_plan
@@ -85,17 +85,7 @@ def _print(advice: TensorAdvice, console: Console, output: str | None) -> None:
     )
     if len(advice.front) > 1:
         console.print(_front(advice))
-    if advice.plan is None:
-        smallest = advice.smallest_budget_bytes
-        console.print(
-            printable(
-                f"Nothing fits {format_bytes(advice.budget_bytes)} on all ranks. The smallest budget that would is "
-                f"{format_bytes(smallest)} ({smallest} bytes)."
-            )
-        )
-    elif output is not None:
-        console.print(printable(f"The plan is written to {output}; apply it with"))
-        console.print(printable(f"  memadvisor run --plan {output} --nproc {len(advice.ranks)} SCRIPT"))
+    print_ending(advice, console, output)
 
 
 def _front(advice: TensorAdvice) -> Table:

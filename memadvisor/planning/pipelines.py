@@ -11,17 +11,17 @@ stages average their gradients, it is the longest one's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memadvisor.analyzers.captured_pipeline import captured_pipelines
-from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
 from memadvisor.cost.pipelines.captured import CapturedPipeline, PlayedPipeline
 from memadvisor.cost.pipelines.work import Kind, Work
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes, transfer_times
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.plan import Plan, Prediction, RankPlan
+from memadvisor.plan import Plan, RankPlan
+from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.stage_choice import Chosen, StageChoice
 from memadvisor.run.run import Run
@@ -177,11 +177,8 @@ def pipeline_search(run: Run, hardware: Hardware | None = None) -> PipelineSearc
 @collecting_seldom()
 def advise_pipeline(run: Run, *, memory_bytes: int, hardware: Hardware | None = None) -> PipelineAdvice:
     """Choose for each rank of a pipeline; activations wait on a tier whose transfers `hardware` knows. Raises UsageError for pipelines that no plan is made for."""
-    pipelines = captured_pipelines(run)
-    kept_bytes = sum(
-        storages.size_bytes for each in pipelines for step in each.steps for storages in step.saved
-    )
-    first, search = pipelines[0], PipelineSearch(*pipelines, times=transfer_times(hardware, kept_bytes))
+    search = pipeline_search(run, hardware)
+    first = search.pipelines[0]
     smallest = search.smallest()
     found = search.fastest(memory_bytes)
     choices = [least if own is None else own for own, least in zip(found, smallest, strict=True)]
@@ -232,34 +229,8 @@ def _rank_advice(search: PipelineSearch, rank: int, own: Chosen, budget_bytes: i
 def _plan(
     run: Run, search: PipelineSearch, choices: Choices, budget_bytes: int, point: PipelinePoint
 ) -> Plan:
-    own = [
-        RankPlan(
-            rank=recorded.process.rank,
-            fingerprint=fingerprint_of(recorded),
-            units=rank.units_of(units),
-            models=planned_models(recorded, 1),
-            prediction=_prediction(rank, units, point.step_time_s),
-        )
-        for recorded, rank, units in zip(run.ranks, search.ranks, choices, strict=True)
-    ]
-    predictions = [each.prediction for each in own if each.prediction is not None]
-    return Plan(
-        num_ranks=len(own),
-        zero_stage=0,
-        policy="chosen",
-        ranks=tuple(own),
-        prediction=max(predictions, key=lambda prediction: prediction.peak_bytes),
-        budget_bytes=budget_bytes,
-        why=_why(search.pipelines[0], own, point, budget_bytes),
-    )
-
-
-def _prediction(rank: StageChoice, own: Chosen, step_time_s: float) -> Prediction:
-    """Of the rank's peak, and of the step of all: parts of that are not told apart, as ranks wait for each other."""
-    alone = rank.play(own).prediction()
-    return replace(
-        alone, step_time_s=step_time_s, components_s=None, exposed_transfer_s=None, sent_bytes=None
-    )
+    own = rank_plans(run, search.ranks, choices, point.step_time_s)
+    return plan_of_ranks(own, budget_bytes, _why(search.pipelines[0], own, point, budget_bytes))
 
 
 def _why(pipeline: CapturedPipeline, own: Sequence[RankPlan], point: PipelinePoint, budget_bytes: int) -> str:
@@ -288,11 +259,7 @@ def _front(search: PipelineSearch, smallest: Choices, budget_bytes: int) -> tupl
         found = [units for units in search.fastest(target) if units is not None]
         if len(found) == len(search.ranks):
             points.append(search.point(found))
-    front: list[PipelinePoint] = []
-    for point in sorted(points, key=lambda point: (point.peak_bytes, point.step_time_s)):
-        if not front or point.step_time_s < front[-1].step_time_s * (1 - 1e-9):
-            front.append(point)
-    return tuple(front)
+    return front_of_points(points)
 
 
 def _notes(pipelines: Sequence[CapturedPipeline]) -> list[str]:

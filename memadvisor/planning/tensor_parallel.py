@@ -9,14 +9,15 @@ tightened until no other one is over the budget; the step is that of the slowest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memadvisor.analyzers.data_ranks import num_splitting
-from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
+from memadvisor.analyzers.planned_models import fingerprint_of
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
-from memadvisor.plan import Plan, Prediction, RankPlan
+from memadvisor.plan import Plan
+from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.stage_choice import Chosen, StageChoice
 from memadvisor.run.run import Run
@@ -119,9 +120,10 @@ def advise_tensor_parallel(run: Run, *, memory_bytes: int) -> TensorAdvice:
         f"{format_bytes(chosen.peak_bytes)} of {format_bytes(memory_bytes)}, and a step takes "
         f"{format_seconds(chosen.step_time_s)}, {format_seconds(measured_s)} without."
     )
+    own = rank_plans(run, search.ranks, [units] * len(steps), chosen.step_time_s)
     return TensorAdvice(
         budget_bytes=memory_bytes,
-        plan=None if found is None else _plan(run, search, found, memory_bytes, why),
+        plan=None if found is None else plan_of_ranks(own, memory_bytes, why),
         ranks=tuple(
             TensorRank(
                 rank=step.rank, measured_peak_bytes=step.peak_bytes, predicted_peak_bytes=predicted_bytes
@@ -169,45 +171,9 @@ def _steps(run: Run) -> list[CapturedStep]:
     return steps
 
 
-def _plan(run: Run, search: TensorSearch, units: Chosen, budget_bytes: int, why: str) -> Plan:
-    step_time_s = search.point(units).step_time_s
-    own = [
-        RankPlan(
-            rank=recorded.process.rank,
-            fingerprint=fingerprint_of(recorded),
-            units=rank.units_of(units),
-            models=planned_models(recorded, 1),
-            prediction=_prediction(rank, units, step_time_s),
-        )
-        for recorded, rank in zip(run.ranks, search.ranks, strict=True)
-    ]
-    predictions = [each.prediction for each in own if each.prediction is not None]
-    return Plan(
-        num_ranks=len(own),
-        zero_stage=0,
-        policy="chosen",
-        ranks=tuple(own),
-        prediction=max(predictions, key=lambda prediction: prediction.peak_bytes),
-        budget_bytes=budget_bytes,
-        why=why,
-    )
-
-
-def _prediction(rank: StageChoice, units: Chosen, step_time_s: float) -> Prediction:
-    """Of the rank's peak, and of the step of the slowest: parts of that are not told apart, as ranks wait for each other."""
-    alone = rank.play(units).prediction()
-    return replace(
-        alone, step_time_s=step_time_s, components_s=None, exposed_transfer_s=None, sent_bytes=None
-    )
-
-
 def _front(search: TensorSearch, budget_bytes: int) -> tuple[TensorPoint, ...]:
     nothing, smallest = Chosen(), search.smallest()
     low, high = max(search.peaks(smallest)), max(search.peaks(nothing))
     targets = [low + (high - low) * rung // _RUNGS for rung in range(_RUNGS)] + [budget_bytes]
     found = {nothing, *(units for target in targets if (units := search.fastest(target)) is not None)}
-    front: list[TensorPoint] = []
-    for point in sorted(map(search.point, found), key=lambda each: (each.peak_bytes, each.step_time_s)):
-        if not front or point.step_time_s < front[-1].step_time_s * (1 - 1e-9):
-            front.append(point)
-    return tuple(front)
+    return front_of_points(map(search.point, found))
