@@ -1,6 +1,7 @@
 """Imports point one way: data, then capture and analysis, then planning, then views."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -102,8 +103,12 @@ def _module(path):
     return ".".join(parts if parts[0] == "memadvisor" else ("memadvisor", *parts))
 
 
+def _files():
+    return sorted(p for top in ("memadvisor", "analyzers", "tui") for p in (ROOT / top).rglob("*.py"))
+
+
 def violations():
-    for path in sorted(p for top in ("memadvisor", "analyzers", "tui") for p in (ROOT / top).rglob("*.py")):
+    for path in _files():
         module = _module(path)
         layer = next((name for name in ALLOWED if _inside(module, [name])), None)
         for target in _imports(path):
@@ -116,3 +121,20 @@ def violations():
 
 def test_imports_follow_the_layers():
     assert list(violations()) == []
+
+
+def test_no_file_imports_another_that_imports_it():
+    """For types neither; but for the executor of `sharding`, which its steps are given, and name the type of."""
+    files = {_module(path): path for path in _files()}
+    sharding = ("memadvisor.engines.sharding",)
+    graph = {
+        module: {
+            target
+            for target in _imports(path)
+            if target in files and not (_inside(module, sharding) and _inside(target, sharding))
+        }
+        for module, path in files.items()
+    }
+    assert len(list(TopologicalSorter(graph).static_order())) == len(
+        files
+    )  # raises CycleError, which names the files

@@ -27,7 +27,6 @@ from memadvisor.planning.learn import Learnt
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.tensor_parallel import is_tensor_parallel
-from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import GIB, format_bytes, format_seconds
@@ -100,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     advice = advise(
         recorded,
-        memory_bytes=budget_of(arguments, recorded),
+        memory_bytes=budget_bytes(arguments.memory, recorded),
         num_ranks=num_ranks,
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
         precision=precision_of(arguments),
@@ -120,16 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _print(advice, Console(), arguments.output)
     return 0 if chosen is not None else 1
-
-
-def budget_of(arguments: argparse.Namespace, run: Run) -> int:
-    """Bytes of one rank. Raises UsageError where none are given."""
-    if arguments.memory is None:
-        raise UsageError(
-            "--memory is missing.",
-            hint="give the budget of one rank: --memory 24GiB, or --memory 60% of the run's own peak.",
-        )
-    return budget_bytes(arguments.memory, run)
 
 
 def _num_ranks(text: str | None) -> int | None:

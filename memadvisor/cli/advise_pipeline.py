@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +12,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memadvisor.cli.advise import budget_of
-from memadvisor.cli.compression import FLAGS
+from memadvisor.cli.advise_by_rank import OTHERS, print_ending, refuse_others
 from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
-from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan_file import save_plan
+from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.pipelines import PipelineAdvice, PipelinePoint, advise_pipeline
-from memadvisor.planning.tensor_parallel import TensorAdvice
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import format_bytes, format_seconds
-
-# Options of `advise` that a pipeline's plan has no use for.
-OTHERS = (
-    "gpus",
-    "batch",
-    "policy",
-    "near_ranks",
-    "param_dtype",
-    "reduce_dtype",
-    "optimizer_dtype",
-)
 
 
 def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
     """Exit code 0 where every rank fits, 1 where one does not; then nothing is written."""
     refuse_others(arguments, "a pipeline", OTHERS)
     hardware = None if arguments.hardware is None else load_hardware(arguments.hardware)
-    advice = advise_pipeline(run, memory_bytes=budget_of(arguments, run), hardware=hardware)
+    advice = advise_pipeline(run, memory_bytes=budget_bytes(arguments.memory, run), hardware=hardware)
     if advice.plan is not None and arguments.output is not None:
         save_plan(advice.plan, Path(arguments.output))
     with while_somebody_reads():
@@ -51,18 +37,6 @@ def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
         else:
             _print(advice, Console(), arguments.output)
     return 0 if advice.plan is not None else 1
-
-
-def refuse_others(arguments: argparse.Namespace, what: str, others: Sequence[str]) -> None:
-    """Raise UsageError for options that a plan with choices by rank has no use for."""
-    others = (*others, "optimizer_bits", "local_sgd", *FLAGS)
-    given = [f"--{name.replace('_', '-')}" for name in others if getattr(arguments, name, None) is not None]
-    given += ["--learn"] if arguments.learn else []
-    if given:
-        raise UsageError(
-            f"The run is of {what}, and its plan says which units each rank recomputes or moves: {given[0]} is not for it.",
-            hint="leave it out.",
-        )
 
 
 def pipeline_advice_to_json(advice: PipelineAdvice) -> dict[str, Any]:
@@ -129,21 +103,6 @@ def _print(advice: PipelineAdvice, console: Console, output: str | None) -> None
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
     print_ending(advice, console, output)
-
-
-def print_ending(advice: PipelineAdvice | TensorAdvice, console: Console, output: str | None) -> None:
-    """What to do with a plan of choices by rank, or with there being none."""
-    if advice.plan is None:
-        smallest = advice.smallest_budget_bytes
-        console.print(
-            printable(
-                f"Nothing fits {format_bytes(advice.budget_bytes)} on all ranks. The smallest budget that would is "
-                f"{format_bytes(smallest)} ({smallest} bytes)."
-            )
-        )
-    elif output is not None:
-        console.print(printable(f"The plan is written to {output}; apply it with"))
-        console.print(printable(f"  memadvisor run --plan {output} --nproc {len(advice.ranks)} SCRIPT"))
 
 
 def _table(advice: PipelineAdvice) -> Table:

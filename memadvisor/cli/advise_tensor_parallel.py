@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from memadvisor.cli.advise import budget_of
-from memadvisor.cli.advise_pipeline import OTHERS, print_ending, refuse_others
+from memadvisor.cli.advise_by_rank import OTHERS, print_ending, refuse_others
 from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
 from memadvisor.plan_file import save_plan
+from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.tensor_parallel import TensorAdvice, TensorPoint, advise_tensor_parallel
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
@@ -25,7 +25,7 @@ from memadvisor.units import format_bytes, format_seconds
 def run_tensor_parallel(arguments: argparse.Namespace, run: Run) -> int:
     """Exit code 0 where every rank fits, 1 where one does not; then nothing is written."""
     refuse_others(arguments, "ranks that split layers", (*OTHERS, "hardware"))
-    advice = advise_tensor_parallel(run, memory_bytes=budget_of(arguments, run))
+    advice = advise_tensor_parallel(run, memory_bytes=budget_bytes(arguments.memory, run))
     if advice.plan is not None and arguments.output is not None:
         save_plan(advice.plan, Path(arguments.output))
     with while_somebody_reads():

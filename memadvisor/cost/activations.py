@@ -1,28 +1,28 @@
 """What is alive in each segment of a step when chosen units recompute their forward in the backward.
 
-A recomputed unit's own saved tensors (`Inner`) die in its forward and come back when the stretch that it keeps
-them for is run again: before its own backward, or that of the stretch's last unit. A tensor between units
-(`BoundaryTensor`) lives until its last use in the forward, the release by every unit that still saves it, and
-the end of every recomputed unit that takes it as input from outside of its stretches. What a stretch makes again
-of it lives from there on until the last release by a unit that saves it or takes it into an inner stretch.
-What waits on another tier meanwhile: moved_activations.py; is in fewer bits: rounded_activations.py; parts: parts.py.
+Which tensors come and go: activation_changes.py; what waits on another tier meanwhile: moved_activations.py; is in fewer
+bits: rounded_activations.py; parts: parted_units.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Collection, Mapping
 from typing import Literal
 
-from memadvisor.cost.kept import ForwardOperators, KeepableStorage
+from memadvisor.cost.activation_changes import (
+    SegmentChanges,
+    changes_of_kept,
+    changes_of_moved,
+    changes_of_recomputation,
+)
+from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.moved_activations import Away, Moves
-from memadvisor.cost.parts import Modules, PartedUnits
+from memadvisor.cost.parted_units import PartedUnits
+from memadvisor.cost.parts import Modules
 from memadvisor.cost.rounded_activations import RoundedActivations
 from memadvisor.cost.second_run import RNG_STATE_BYTES
-from memadvisor.cost.step import STATES, BoundaryTensor, Bytes, CapturedStep, Level, Segment
+from memadvisor.cost.step import STATES, Bytes, CapturedStep, Level, Segment
 from memadvisor.cost.stretches import Stretches
-from memadvisor.run.cut import innermost
 from memadvisor.stretches import Stretch
 
 # Operators whose outputs stay, by unit that is recomputed by itself.
@@ -57,11 +57,10 @@ class Activations:
         outputs = {at: step.operators[at].storages(chosen) for at, chosen in self._places.items()}
         self.moves = Moves(step, dict(away or {}), stretches, outputs)
         num_segments = len(step.segments)
-        during = _Changes(num_segments)
-        at_start = _Changes(num_segments)
-        changes = (*_changes(step, stretches), *_changes_of_kept(step, stretches, outputs))
-        changes += tuple(_Change(*change) for change in self.parted.changes())
-        for change in (*changes, *_changes_of_moved(self.moves)):
+        during = SegmentChanges(num_segments)
+        at_start = SegmentChanges(num_segments)
+        changes = (*changes_of_recomputation(step, stretches), *changes_of_kept(step, stretches, outputs))
+        for change in (*changes, *self.parted.changes(), *changes_of_moved(self.moves)):
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
             first = change.first + change.begins_inside
             at_start.add(change.category, first, change.last, change.delta_bytes)
@@ -207,89 +206,6 @@ def _level(segment: Segment, view: View) -> Level:
     return segment.passing_gradients if view == "passing_gradients" else segment.collected_gradients
 
 
-class _Changes:
-    """Signed bytes added to ranges of segments, by category; sums cost one pass."""
-
-    def __init__(self, num_segments: int) -> None:
-        self._num_segments = num_segments
-        self._steps: dict[str, list[int]] = {}
-
-    def add(self, category: str, first: int, last: int, delta_bytes: int) -> None:
-        if first <= last:
-            steps = self._steps.setdefault(category, [0] * (self._num_segments + 1))
-            steps[first] += delta_bytes
-            steps[min(last, self._num_segments - 1) + 1] -= delta_bytes
-
-    def sums(self) -> dict[str, list[int]]:
-        return {category: list(accumulate(steps)) for category, steps in self._steps.items()}
-
-    def totals(self) -> list[int]:
-        """Of all categories."""
-        steps = list(self._steps.values()) or [[0] * (self._num_segments + 1)]
-        return list(accumulate(map(sum, zip(*steps, strict=True))))
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """Signed bytes in a range of segments.
-
-    `begins_inside` the first, whose start does not have them; `ends_inside` the last, whose peak does not.
-    """
-
-    category: str
-    first: int
-    last: int
-    delta_bytes: int
-    ends_inside: bool = False
-    begins_inside: bool = False
-
-
-def _changes(step: CapturedStep, stretches: Stretches) -> Iterable[_Change]:
-    remembered: set[tuple[str, int]] = set()
-    for item in step.inner if stretches.units else ():
-        if item.unit not in stretches:
-            continue
-        own, size_bytes = item.category, item.size_bytes
-        first, last = item.birth_segment + 1, item.freed_after_segment
-        back = min(item.death_segment, _run_again_at(step, stretches, item.unit, item.birth_segment))
-        yield _Change(own, first, last, -size_bytes)
-        yield _Change("temporary", first, last, size_bytes)
-        yield _Change(own, last + 1, back, -size_bytes, ends_inside=True)
-        if step.device == "cpu" and (item.unit, item.death_segment) not in remembered:
-            remembered.add((item.unit, item.death_segment))
-            last = item.death_segment + _goes_on(step, item.death_segment)
-            yield _Change("temporary", item.birth_segment, last, RNG_STATE_BYTES)
-    for tensor, users in zip(step.boundaries, step.users, strict=True):
-        if users.isdisjoint(stretches.units):
-            continue
-        maker = step.maker_of(tensor)
-        needed = needed_until(tensor, stretches, maker)
-        death, size_bytes = tensor.death_segment, tensor.size_bytes
-        if needed < death:
-            yield _Change(tensor.category, needed + 1, death, -size_bytes)
-        elif needed > death:
-            yield _Change(tensor.category, death, death, tensor.missed_bytes, begins_inside=True)
-            yield _Change(tensor.category, death + 1, needed, size_bytes)
-        if tensor.cast_again:
-            yield from _cast_again(step, tensor, stretches, needed)
-            continue
-        for first, last in _made_again(step, tensor, stretches, maker, needed):
-            yield _Change(tensor.category, first, last, size_bytes, begins_inside=True)
-
-
-def _goes_on(step: CapturedStep, position: int) -> bool:
-    """Whether a unit's backward is told as that of the model around it: both return one tensor, so both begin at once."""
-    if position + 1 >= len(step.segments):
-        return False
-    own, after = step.segments[position : position + 2]
-    begin = step.backward_begins.get(own.micro_batch, position)
-    is_last = all(segment.unit is None for segment in step.segments[begin:position])
-    if own.unit is None or after.unit in (None, own.unit) or own.pass_number != after.pass_number:
-        return False
-    is_around = innermost(own.unit, (after.unit or "",)) is not None
-    return is_last and is_around and after.phase == "backward"
-
-
 def _places_kept(step: CapturedStep, kept: Kept) -> dict[int, frozenset[int]]:
     """By forward segment, the operators that are kept, where there are any."""
     found = {
@@ -297,92 +213,6 @@ def _places_kept(step: CapturedStep, kept: Kept) -> dict[int, frozenset[int]]:
         for position, operators in step.operators.items()
     }
     return {position: places for position, places in found.items() if places}
-
-
-def _changes_of_kept(
-    step: CapturedStep, stretches: Stretches, outputs: Mapping[int, Sequence[KeepableStorage]]
-) -> Iterable[_Change]:
-    """What stays is there from its forward until the run again takes it. `outputs`: by forward segment."""
-    for position, storages in outputs.items():
-        again = _run_again_at(step, stretches, step.segments[position].unit or "", position)
-        for item in storages:
-            last = again if item.death_segment is None else min(item.death_segment, again)
-            yield _Change(item.category, position + 1, last, item.size_bytes, ends_inside=True)
-
-
-def _changes_of_moved(moves: Moves) -> Iterable[_Change]:
-    """What waits on another tier is gone for whole segments."""
-    for absence in moves.absences:
-        storages = absence.storages
-        yield _Change(storages.category, absence.first, absence.last, -storages.size_bytes)
-
-
-def _run_again_at(step: CapturedStep, stretches: Stretches, unit: str, forward: int) -> int:
-    """The backward segment before which the innermost stretch of a unit is run again."""
-    last = stretches.around(unit)[-1][-1]
-    return step.backwards.get((last, step.pass_from(last, forward)), len(step.segments))
-
-
-def needed_until(tensor: BoundaryTensor, stretches: Stretches, maker: str | None) -> int:
-    """The last segment that a tensor between units, made by one of them, is alive in as the first forward made it."""
-    users = {*tensor.saved_until, *tensor.input_of}
-    if not any(unit in stretches for unit in users):
-        return tensor.death_segment
-    needs = [tensor.last_use_segment]
-    needs += [until for unit, until in tensor.saved_until.items() if unit not in stretches]
-    needs += [
-        until
-        for unit, until in tensor.input_of.items()
-        if unit in stretches
-        and (unit == maker or maker not in stretches.around(unit)[0])  # itself: an earlier call
-    ]
-    kept_by_autograd = max([tensor.last_use_segment, *tensor.saved_until.values()])
-    if tensor.death_segment > kept_by_autograd:  # the script holds it
-        needs.append(tensor.death_segment)
-    return max(needs)
-
-
-def _made_again(
-    step: CapturedStep, tensor: BoundaryTensor, stretches: Stretches, maker: str | None, needed: int
-) -> list[tuple[int, int]]:
-    """From where to where copies of a tensor live that runs of stretches make; beyond the first one's end, but for that
-    which its maker saves itself, and makes again while the script still holds the first."""
-    lives = []
-    beside = None
-    for unit, until in tensor.saved_until.items():
-        if unit in stretches:
-            again = _run_again_at(step, stretches, unit, tensor.birth_segment)
-            lives.append((min(until, again), until))
-            if unit == maker and again <= until:
-                beside = (again, min(until, needed))
-    for unit, until in tensor.input_of.items():
-        holding = [s for s in stretches.around(unit) if maker in s]
-        if holding and holding[-1] != stretches.around(unit)[-1]:
-            ending = holding[-1][-1]
-            number = step.pass_from(ending, tensor.birth_segment)
-            lives.append((step.backwards.get((ending, number), until), until))
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(lives):
-        first = max(first, needed + 1)
-        if first > last:
-            continue
-        if merged and first <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged if beside is None else [beside, *merged]
-
-
-def _cast_again(
-    step: CapturedStep, tensor: BoundaryTensor, stretches: Stretches, needed: int
-) -> Iterable[_Change]:
-    """Second copies of a weight that autocast casts. Only the growth of the call that has cast it first knows of it."""
-    own = step.segments[tensor.birth_segment].pass_number
-    for unit, backward, until in tensor.cast_again:
-        if unit in stretches and until > needed:
-            knows = unit == step.maker_of(tensor) and step.segments[backward].pass_number == own
-            first = max(backward, needed + 1)
-            yield _Change(tensor.category, first, until, tensor.size_bytes, begins_inside=knows)
 
 
 def _sum(level: Bytes, changes: dict[str, list[int]], position: int) -> dict[str, int]:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from memadvisor.cost.activations import needed_until
+from memadvisor.cost.activation_changes import needed_until
 from memadvisor.cost.allocator_replay import Change
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.delayed_memory import memory_of

@@ -13,14 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from memadvisor.cost.rounded_activations import Timed
 from memadvisor.cost.second_run import SecondRun
-from memadvisor.cost.stretches import Stretches
-
-if TYPE_CHECKING:
-    from memadvisor.cost.step import CapturedStep
 
 Bytes = Mapping[str, int]  # by category
 Modules = tuple[str, ...]  # names of a part's modules, in the order of their calls
@@ -141,57 +136,3 @@ def highest(
         if total_bytes > best_bytes:
             best_bytes, best = total_bytes, dict(level)
     return {category: size_bytes for category, size_bytes in best.items() if size_bytes}
-
-
-class PartedUnits:
-    """Of one step, the units that a choice gives parts."""
-
-    def __init__(
-        self, step: CapturedStep, parts: Mapping[str, tuple[Modules, ...]], stretches: Stretches
-    ) -> None:
-        self._step = step
-        self._stretches = stretches
-        self._passes: dict[tuple[str, int | None], PartedPass] = {}
-        self._at: dict[int, PartedPass] = {}
-        for (unit, number), options in step.parted.items() if parts else ():
-            found = next((option for option in options if option.modules == parts.get(unit)), None)
-            if found is not None:
-                self._passes[unit, number] = found
-                self._at[found.backward] = found
-                if unit not in stretches:
-                    self._at[found.forward] = found
-
-    def __contains__(self, position: int) -> bool:
-        return position in self._at
-
-    def changes(self) -> Iterable[tuple[str, int, int, int, bool]]:
-        """Category, first and last segment, bytes, and whether they end inside the last."""
-        for (unit, _), found in self._passes.items():
-            if unit not in self._stretches:
-                yield "temporary", found.forward, found.backward, found.state_bytes, False
-                for storage in (storage for part in found.parts for storage in part.storages):
-                    last = min(storage.death_segment, found.backward)
-                    yield storage.category, found.forward + 1, last, -storage.size_bytes, True
-
-    def peak(self, position: int, view: str, start: Bytes) -> dict[str, int]:
-        """Of a segment with parts, from its captured start."""
-        found = self._at[position]
-        timeline = self._step.timelines[position]
-        if position == found.forward:
-            return found.forward_peak(start, timeline.views[view])
-        level = found.backward_peak(start, timeline.views[view])
-        if found.unit in self._stretches:
-            level["temporary"] = level.get("temporary", 0) + found.state_bytes
-        return level
-
-    def growth(self, unit: str, number: int | None) -> dict[str, int] | None:
-        """Of the unit's second run; None for a unit without parts."""
-        found = self._passes.get((unit, number))
-        return None if found is None else found.growth()
-
-    def seconds(self, position: int) -> float:
-        """What the parts' runs take in a backward."""
-        found = self._at.get(position)
-        if found is None or position != found.backward:
-            return 0.0
-        return sum(part.run.seconds(self._step.second_run_cost) for part in found.parts)

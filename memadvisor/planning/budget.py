@@ -11,8 +11,14 @@ from memadvisor.units import parse_bytes
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 
 
-def budget_bytes(text: str, run: Run) -> int:
-    """Bytes of one rank: `24GiB`, or `60%` of the highest traced peak of all ranks, rounded down. Raises UsageError."""
+def budget_bytes(text: str | None, run: Run) -> int:
+    """Bytes of one rank: `24GiB`, or `60%` of the highest traced peak of all ranks, rounded down. Raises UsageError, of
+    None too: no command goes without a budget."""
+    if text is None:
+        raise UsageError(
+            "--memory is missing.",
+            hint="give the budget of one rank: --memory 24GiB, or --memory 60% of the run's own peak.",
+        )
     share = _SHARE.fullmatch(text)
     if share is None:
         return parse_bytes(text)

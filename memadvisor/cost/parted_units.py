@@ -1,0 +1,65 @@
+"""What parts of units, chosen for one captured step, change of its memory and its time (parts.py has the law)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from memadvisor.cost.activation_changes import SegmentChange
+from memadvisor.cost.parts import Bytes, Modules, PartedPass
+from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.stretches import Stretches
+
+
+class PartedUnits:
+    """Of one step, the units that a choice gives parts."""
+
+    def __init__(
+        self, step: CapturedStep, parts: Mapping[str, tuple[Modules, ...]], stretches: Stretches
+    ) -> None:
+        self._step = step
+        self._stretches = stretches
+        self._passes: dict[tuple[str, int | None], PartedPass] = {}
+        self._at: dict[int, PartedPass] = {}
+        for (unit, number), options in step.parted.items() if parts else ():
+            found = next((option for option in options if option.modules == parts.get(unit)), None)
+            if found is not None:
+                self._passes[unit, number] = found
+                self._at[found.backward] = found
+                if unit not in stretches:
+                    self._at[found.forward] = found
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._at
+
+    def changes(self) -> Iterable[SegmentChange]:
+        for (unit, _), found in self._passes.items():
+            if unit not in self._stretches:
+                yield SegmentChange("temporary", found.forward, found.backward, found.state_bytes)
+                for storage in (storage for part in found.parts for storage in part.storages):
+                    last = min(storage.death_segment, found.backward)
+                    yield SegmentChange(
+                        storage.category, found.forward + 1, last, -storage.size_bytes, ends_inside=True
+                    )
+
+    def peak(self, position: int, view: str, start: Bytes) -> dict[str, int]:
+        """Of a segment with parts, from its captured start."""
+        found = self._at[position]
+        timeline = self._step.timelines[position]
+        if position == found.forward:
+            return found.forward_peak(start, timeline.views[view])
+        level = found.backward_peak(start, timeline.views[view])
+        if found.unit in self._stretches:
+            level["temporary"] = level.get("temporary", 0) + found.state_bytes
+        return level
+
+    def growth(self, unit: str, number: int | None) -> dict[str, int] | None:
+        """Of the unit's second run; None for a unit without parts."""
+        found = self._passes.get((unit, number))
+        return None if found is None else found.growth()
+
+    def seconds(self, position: int) -> float:
+        """What the parts' runs take in a backward."""
+        found = self._at.get(position)
+        if found is None or position != found.backward:
+            return 0.0
+        return sum(part.run.seconds(self._step.second_run_cost) for part in found.parts)
