@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.analyzers.captured_pipeline import is_pipeline
+from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
 from memadvisor.cli.printing import while_somebody_reads
@@ -27,6 +28,7 @@ from memadvisor.planning.learn import Learnt
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.tensor_parallel import is_tensor_parallel
+from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import GIB, format_bytes, format_seconds
@@ -117,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(advice_to_json(advice), indent=1))
         else:
-            _print(advice, Console(), arguments.output)
+            _print(advice, recorded, Console(), arguments.output)
     return 0 if chosen is not None else 1
 
 
@@ -201,7 +203,7 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
     }
 
 
-def _print(advice: Advice, console: Console, output: str | None) -> None:
+def _print(advice: Advice, run: Run, console: Console, output: str | None) -> None:
     ranks = f"{advice.num_ranks} rank{'s' * (advice.num_ranks != 1)}"
     console.print(
         Text(
@@ -250,7 +252,7 @@ def _print(advice: Advice, console: Console, output: str | None) -> None:
         console.print(printable(_learnt_text(advice.learnt)))
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
-    _print_ending(advice, console, output)
+    _print_ending(advice, run, console, output)
 
 
 def _learnt_text(learnt: Learnt) -> str:
@@ -263,7 +265,7 @@ def _learnt_text(learnt: Learnt) -> str:
     )
 
 
-def _print_ending(advice: Advice, console: Console, output: str | None) -> None:
+def _print_ending(advice: Advice, run: Run, console: Console, output: str | None) -> None:
     if advice.best is None and advice.named is None:
         smallest = advice.smallest_budget_bytes
         console.print(
@@ -275,7 +277,9 @@ def _print_ending(advice: Advice, console: Console, output: str | None) -> None:
     elif output is not None:
         what = "Plan 1" if advice.named is None else f"The plan of policy {advice.policy}"
         console.print(printable(f"{what} is written to {output}; apply it with"))
-        console.print(printable(f"  memadvisor run --plan {output} SCRIPT"))
+        chosen = advice.best if advice.named is None else advice.named.plan
+        num_ranks = chosen.num_ranks if chosen is not None else 1
+        console.print(printable("  " + apply_command(run, output, num_ranks)), soft_wrap=True)
 
 
 def _policy_text(advice: Advice, named: RankedPlan) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.compression import FLAGS
 from memadvisor.cli.tables import printable
 from memadvisor.errors import UsageError
 from memadvisor.planning.pipelines import PipelineAdvice
 from memadvisor.planning.tensor_parallel import TensorAdvice
+from memadvisor.run.run import Run
 from memadvisor.units import format_bytes
 
 # Options of `advise` that such a plan has no use for.
@@ -38,7 +40,9 @@ def refuse_others(arguments: argparse.Namespace, what: str, others: Sequence[str
         )
 
 
-def print_ending(advice: PipelineAdvice | TensorAdvice, console: Console, output: str | None) -> None:
+def print_ending(
+    advice: PipelineAdvice | TensorAdvice, run: Run, console: Console, output: str | None
+) -> None:
     """What to do with a plan of choices by rank, or with there being none."""
     if advice.plan is None:
         smallest = advice.smallest_budget_bytes
@@ -50,4 +54,4 @@ def print_ending(advice: PipelineAdvice | TensorAdvice, console: Console, output
         )
     elif output is not None:
         console.print(printable(f"The plan is written to {output}; apply it with"))
-        console.print(printable(f"  memadvisor run --plan {output} --nproc {len(advice.ranks)} SCRIPT"))
+        console.print(printable("  " + apply_command(run, output, len(advice.ranks))), soft_wrap=True)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.estimate_view import layout_words
 from memadvisor.cli.layout_rows import layouts_table, some_of
 from memadvisor.cli.tables import printable
@@ -21,6 +22,7 @@ from memadvisor.hardware.load import load_hardware
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.advise_layouts import CapturedAdvice, advise_layouts, reason_of
 from memadvisor.planning.captured_layouts import PricedCapture
+from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.units import format_bytes, format_seconds, parse_bytes
 
@@ -31,8 +33,9 @@ _OF_PLANS = ("policy", "learn", "all_reduce_top", "all_reduce_rank", "local_sgd"
 def run_layouts(arguments: argparse.Namespace) -> int:
     """Exit code 0 where a layout is likely enough to fit, 1 where none is."""
     _refuse_options_of_plans(arguments)
+    run = load_run(arguments.path)
     advice = advise_layouts(
-        load_run(arguments.path),
+        run,
         parse_cluster(arguments.gpus),
         recorded_on=None if arguments.hardware is None else load_hardware(arguments.hardware),
         batch_samples=arguments.batch,
@@ -48,7 +51,7 @@ def run_layouts(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(advice_to_json(advice), indent=1))
     else:
-        _print(advice, Console(), arguments.output)
+        _print(advice, run, Console(), arguments.output)
     return 0 if advice.found.best else 1
 
 
@@ -62,7 +65,7 @@ def _refuse_options_of_plans(arguments: argparse.Namespace) -> None:
             )
 
 
-def _print(advice: CapturedAdvice, console: Console, output: str | None) -> None:
+def _print(advice: CapturedAdvice, run: Run, console: Console, output: str | None) -> None:
     found = advice.found
     for line in (_head(advice), _answer(advice)):
         console.print(printable(line), soft_wrap=True)
@@ -84,7 +87,9 @@ def _print(advice: CapturedAdvice, console: Console, output: str | None) -> None
         console.print(
             printable(f"The fastest layout without a pipeline is written to {output}; apply it with")
         )
-        console.print(printable(f"  memadvisor run --plan {output} --nproc {advice.plan.num_ranks} SCRIPT"))
+        num_nodes = advice.question.target.cluster.num_nodes
+        command = apply_command(run, output, advice.plan.num_ranks, num_nodes)
+        console.print(printable("  " + command), soft_wrap=True)
 
 
 def _head(advice: CapturedAdvice) -> str:

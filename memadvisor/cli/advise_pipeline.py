@@ -35,7 +35,7 @@ def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
         if arguments.json:
             print(json.dumps(pipeline_advice_to_json(advice), indent=1))
         else:
-            _print(advice, Console(), arguments.output)
+            _print(advice, run, Console(), arguments.output)
     return 0 if advice.plan is not None else 1
 
 
@@ -71,7 +71,7 @@ def _point_to_json(point: PipelinePoint) -> dict[str, Any]:
     }
 
 
-def _print(advice: PipelineAdvice, console: Console, output: str | None) -> None:
+def _print(advice: PipelineAdvice, run: Run, console: Console, output: str | None) -> None:
     beside = (
         f"{advice.num_pipelines} pipelines beside each other" if advice.num_pipelines > 1 else "A pipeline"
     )
@@ -102,7 +102,7 @@ def _print(advice: PipelineAdvice, console: Console, output: str | None) -> None
         console.print(_front(advice))
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
-    print_ending(advice, console, output)
+    print_ending(advice, run, console, output)
 
 
 def _table(advice: PipelineAdvice) -> Table:

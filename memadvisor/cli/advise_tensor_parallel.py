@@ -32,7 +32,7 @@ def run_tensor_parallel(arguments: argparse.Namespace, run: Run) -> int:
         if arguments.json:
             print(json.dumps(tensor_advice_to_json(advice), indent=1))
         else:
-            _print(advice, Console(), arguments.output)
+            _print(advice, run, Console(), arguments.output)
     return 0 if advice.plan is not None else 1
 
 
@@ -62,7 +62,7 @@ def _point_to_json(point: TensorPoint) -> dict[str, Any]:
     }
 
 
-def _print(advice: TensorAdvice, console: Console, output: str | None) -> None:
+def _print(advice: TensorAdvice, run: Run, console: Console, output: str | None) -> None:
     console.print(
         printable(
             f"Budget {format_bytes(advice.budget_bytes)} a rank. {len(advice.ranks)} ranks split the model's layers, and "
@@ -85,7 +85,7 @@ def _print(advice: TensorAdvice, console: Console, output: str | None) -> None:
     )
     if len(advice.front) > 1:
         console.print(_front(advice))
-    print_ending(advice, console, output)
+    print_ending(advice, run, console, output)
 
 
 def _front(advice: TensorAdvice) -> Table:

@@ -1,0 +1,23 @@
+"""The command that applies a plan to the script of a recorded run, for a user to copy."""
+
+from __future__ import annotations
+
+import shlex
+
+from memadvisor.run.run import UNKNOWN, Run
+
+
+def apply_command(run: Run, plan: str, num_ranks: int, num_nodes: int | None = None) -> str:
+    """`plan`: its file. `num_nodes`: those of the run where it is None; ranks of several are the launcher's to start."""
+    script, arguments = run.manifest.script, run.manifest.arguments
+    words = ["memadvisor", "run", "--plan", shlex.quote(plan)]
+    if num_nodes is None:
+        num_nodes = len({rank.process.host for rank in run.ranks})
+    if num_nodes > 1:
+        words[:1] = ["torchrun", "...", "-m", "memadvisor"]
+    elif num_ranks > 1:
+        words += ["--nproc", str(num_ranks)]
+    if script == UNKNOWN:
+        return " ".join((*words, "SCRIPT"))
+    module = ["-m"] if script.replace(".", "").isidentifier() and not script.endswith(".py") else []
+    return " ".join((*words, *module, *map(shlex.quote, (script, *arguments))))
