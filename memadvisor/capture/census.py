@@ -17,6 +17,7 @@ from memadvisor.capture.tensor_storage import (
     sparse_parts,
     storage_address,
 )
+from memadvisor.capture.truth import is_profiler_free
 from memadvisor.run.living import living
 from memadvisor.run.records import OptimizerState
 
@@ -74,7 +75,14 @@ def residents(
                 _take(plain, category, unit, device, found, given, cpu)
         for tensor in living(torch.Tensor):
             _take(tensor, "other", "", device, found, given, cpu)
-    return list(found.values())
+    if cpu is None or not is_profiler_free() or _sum_bytes(found.values()) <= cpu.allocated_bytes():
+        return list(found.values())
+    # What another thread let go meanwhile, or Python could not see when the account was opened.
+    return [each for each in found.values() if each.category != "other" or cpu.block_bytes(each.address)]
+
+
+def _sum_bytes(blocks: Iterable[Resident]) -> int:
+    return sum(block.size_bytes for block in blocks)
 
 
 def _take(
