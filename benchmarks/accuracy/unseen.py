@@ -8,6 +8,7 @@ import pandas as pd
 
 from benchmarks.accuracy.blind import BLIND, FIRST
 from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
+from benchmarks.accuracy.blind_recipes import FIRST_RECIPES, RECIPES
 from benchmarks.accuracy.measures import (
     GIB,
     MIB,
@@ -155,6 +156,7 @@ UNSEEN = (
     ),
     *BLIND,
     *FINETUNING,
+    *RECIPES,
 )
 
 
@@ -206,7 +208,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         "| table | time MAPE, blind | bias | Spearman | today | bias | Spearman | memory MAPE, blind | bias | today | bias |",
         f"|{'---|' * 11}",
     ]
-    for name, first in (FIRST | FIRST_FINETUNING).items():
+    for name, first in (FIRST | FIRST_FINETUNING | FIRST_RECIPES).items():
         frame = frames[name]
         time, memory = (
             errors(frame[f"predicted_{unit}"], frame[f"measured_{unit}"]) for unit in ("s", "bytes")
