@@ -64,14 +64,26 @@ def _memory(view: RankView) -> Iterator[str]:
         )
     elif held >= WORTH_NAMING:
         yield (
-            f"Model states (parameters, gradients, optimizer state) are {format_fraction(held)} of the peak; "
-            "ZeRO shards them over data-parallel ranks; on one rank a plan may keep some on disk (`advise --hardware`)."
+            f"Model states (parameters, gradients, optimizer state) are {format_fraction(held)} of the peak"
+            f"{_fewer_states(view)}"
         )
     if temporary and shares["temporary"] < max(shares.values()):
         yield temporary
     if peak.unexplained_bytes >= UNEXPLAINED_WORTH_NAMING * peak.allocated_bytes:
         share = format_fraction(peak.unexplained_bytes / peak.allocated_bytes)
         yield f"{share} of the peak is unexplained: read the notes before you trust the rest."
+
+
+def _fewer_states(view: RankView) -> str:
+    """What leaves a rank fewer model states."""
+    if view.recorded.pipeline_stages:
+        return ": a pipeline of more stages leaves each rank fewer of them."
+    if view.recorded.tensor_parallel:
+        return ": layers split over more ranks leave each fewer of them."
+    return (
+        "; ZeRO shards them over data-parallel ranks; on one rank a plan may keep some on disk "
+        "(`advise --hardware`)."
+    )
 
 
 def _temporaries(peak: PeakBreakdown, share: float) -> str:
@@ -102,7 +114,10 @@ def _time(view: RankView) -> Iterator[str]:
     exposed_s = None if traffic is None else traffic.exposed_s
     if step is not None and exposed_s is not None and exposed_s >= EXPOSED_WORTH_NAMING * step.duration_s:
         share = format_fraction(exposed_s / step.duration_s)
-        yield f"Communication without compute beside it takes {share} of the traced step."
+        why = ""
+        if view.recorded.pipeline_stages:
+            why = " Much of that in a pipeline is waiting for another stage: more micro-batches, or evener stages, shorten it."
+        yield f"Communication without compute beside it takes {share} of the traced step.{why}"
     if skew is not None and skew.straggler is not None:
         spread = skew.compute_spread
         if spread is not None and spread >= EXPOSED_WORTH_NAMING:

@@ -1,10 +1,14 @@
 """What the page says to do next, of trainings whose answer is known."""
 
+import dataclasses
+
 import torch
 
 import memadvisor
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.report.page import render
+from memadvisor.run.parallel_records import PipelineStage
+from tests.make_run import make_run
 
 
 class Chunked(torch.autograd.Function):
@@ -38,3 +42,17 @@ def test_where_a_temporary_is_most_of_the_peak_it_is_named_first(tmp_path):
     first = advice[advice.index("<li>") : advice.index("</li>")]
     assert first.startswith("<li>Temporaries are ")  # how much is as what tests before left alive
     assert "the largest takes 1.00 MiB (float32 [64, 4096], made by empty, outside any module)" in first
+
+
+def test_a_pipelines_states_are_no_matter_of_zero():
+    run = make_run()
+    stage = PipelineStage(
+        model="", index=0, num_stages=2, position=0, num_ranks=2, schedule="Schedule1F1B", num_micro_batches=4,
+        splits_backward=False, first_rank=0,
+    )  # fmt: skip
+    ranks = tuple(dataclasses.replace(rank, pipeline_stages=(stage,)) for rank in run.ranks)
+
+    page = render(analyze(dataclasses.replace(run, ranks=ranks)))
+
+    assert "a pipeline of more stages leaves each rank fewer of them" in page
+    assert "ZeRO shards them" not in page
