@@ -56,53 +56,95 @@ class EmptyCaches:
 
 
 def _holds_nothing_of(module: torch.nn.Module, cache: Any) -> bool:
+    place = _own_place(module)
+    return place is not None and cache.get_seq_length(place) == 0
+
+
+def _own_place(module: torch.nn.Module) -> int | None:
+    """The only layer of a cache that a unit looks into; None where it looks into several, or others into its."""
     inner = list(module.modules())
     places = {place for each in inner if isinstance(place := getattr(each, "layer_idx", None), int)}
     is_shared = any(hasattr(each, "is_kv_shared_layer") for each in inner)
-    return len(places) == 1 and not is_shared and cache.get_seq_length(places.pop()) == 0
+    return places.pop() if len(places) == 1 and not is_shared else None
 
 
 def with_caches_as_they_were(
-    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[..., Any]:
-    """A forward that is about to be called with these arguments, and may be called with them again."""
-    kind = _kind_of_caches()
-    caches = [value for value in (*args, *kwargs.values()) if kind is not None and isinstance(value, kind)]
-    return _WithCachesAsTheyWere(forward, caches) if caches else forward
+    module: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """A unit's forward that may be called several times, and the arguments to keep for that.
+
+    What stands for a cache among them has no more than what the cache now holds of the unit: with the cache itself, all
+    keys and values that the forward makes would be there until the unit's backward.
+    """
+    kind, place = _kind_of_caches(), _own_place(module)
+    standing: dict[int, _AsItWas] = {}
+
+    def kept(value: Any) -> Any:
+        if kind is None or not isinstance(value, kind):
+            return value
+        return standing.setdefault(id(value), _AsItWas(value, place))
+
+    args, kwargs = tuple(map(kept, args)), {name: kept(value) for name, value in kwargs.items()}
+    return _WithCaches(forward, list(standing.values())) if standing else forward, args, kwargs
 
 
-class _WithCachesAsTheyWere:
-    def __init__(self, forward: Callable[..., Any], caches: list[Any]) -> None:
+class _AsItWas:
+    """Stands for a cache: the cache itself in the first run, then copies of it as it was before."""
+
+    __slots__ = ("_before", "now")
+
+    def __init__(self, cache: Any, place: int | None) -> None:
+        self.now = cache
+        self._before = _copied(cache, place)
+
+    def value(self) -> Any:
+        # A copy of the copy: there may be a third run.
+        return _copied(self._before, None) if self.now is None else self.now
+
+
+class _WithCaches:
+    def __init__(self, forward: Callable[..., Any], standing: list[_AsItWas]) -> None:
         self._forward = forward
-        self._before = {id(cache): (cache, _copied(cache)) for cache in caches}
-        self._has_run = False
+        self._standing = standing
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._has_run:
-            self._has_run = True
-            return self._forward(*args, **kwargs)
-        return self._forward(
-            *map(self._as_it_was, args), **{name: self._as_it_was(value) for name, value in kwargs.items()}
-        )
-
-    def _as_it_was(self, value: Any) -> Any:
-        # A copy of the copy: there may be a third run.
-        return _copied(self._before[id(value)][1]) if id(value) in self._before else value
+        args = tuple(map(_value_of, args))
+        kwargs = {name: _value_of(value) for name, value in kwargs.items()}
+        for each in self._standing:
+            each.now = None
+        return self._forward(*args, **kwargs)
 
 
-def _copied(value: Any) -> Any:
-    """A cache, its layers, and their lists and dictionaries; the tensors in them are the same."""
-    if isinstance(value, list):
-        return [_copied(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    kind = _kind_of_caches()
-    if isinstance(value, kind) or hasattr(value, "lazy_initialization"):  # a cache, or a layer of one
-        copied = copy.copy(value)
+def _value_of(value: Any) -> Any:
+    return value.value() if isinstance(value, _AsItWas) else value
+
+
+def _copied(value: Any, place: int | None) -> Any:
+    """A cache, its layers, and their lists and dictionaries; the tensors in them are the same, but where layer `place`
+    alone is wanted: those of others have their shape and hold nothing."""
+    copied = copy.copy(value)
+    for name, each in vars(value).items():
+        if isinstance(each, list):
+            each = [_content(inner, place, place in (None, index)) for index, inner in enumerate(each)]
+        elif isinstance(each, dict):
+            each = {key: _content(inner, place, place in (None, key)) for key, inner in each.items()}
+        else:
+            each = _content(each, place, True)
+        setattr(copied, name, each)
+    return copied
+
+
+def _content(value: Any, place: int | None, is_wanted: bool) -> Any:
+    if not is_wanted and isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.new_full((), torch.nan).expand(value.shape)
+    if isinstance(value, _kind_of_caches()):
+        return _copied(value, place)
+    if hasattr(value, "lazy_initialization"):  # a layer of a cache
+        layer = copy.copy(value)
         for name, each in vars(value).items():
-            setattr(copied, name, _copied(each))
-        return copied
-    return value
+            setattr(layer, name, _content(each, place, is_wanted))
+        return layer
+    return copy.copy(value) if isinstance(value, list | dict) else value
 
 
 def _kind_of_caches() -> Any:

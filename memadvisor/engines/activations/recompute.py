@@ -111,7 +111,8 @@ class Recompute:
     ) -> Any:
         args, kwargs = self._caches.leave_out(module, args, kwargs)
         before = self._buffers.before(module)
-        forward = with_caches_as_they_were(functools.partial(original, module), args, kwargs)
+        plain = functools.partial(original, module)
+        forward, args, kwargs = with_caches_as_they_were(module, plain, args, kwargs)
         around = functools.partial(self._again, module, before)
         current = self._pass_with(module)
         if current is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -94,3 +95,15 @@ def test_a_second_run_finds_a_trained_prefix_as_the_first_did(monkeypatch):
             gradients.append([each.grad.clone() for each in (prefix, *model.parameters())])
             assert cache.keys[1].shape[1] == 6
     assert all(map(torch.equal, *gradients))
+
+
+def test_what_is_kept_for_a_second_run_holds_no_other_layers_keys(monkeypatch):
+    """The cache itself would keep every layer's until the first one's backward."""
+    monkeypatch.setitem(sys.modules, "transformers.cache_utils", SimpleNamespace(Cache=Cache))
+    model, x = Language(), torch.randn(2, 5, 8)
+    with applied(make_plan(1, policy="every-layer")):
+        output, cache = model(x, prefix=torch.ones(2, 1, 8))
+        keys = weakref.ref(cache.keys[1])
+        del cache
+        assert keys() is None
+        output.sum().backward()
