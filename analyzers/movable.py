@@ -35,6 +35,21 @@ def inner_storages(
         )
 
 
+def cached_keys(placed: Sequence[Placed], passes: Passes) -> Iterable[Inner]:
+    """What a cache of keys and values alone holds of a unit, beyond the unit's forward."""
+    for item in placed:
+        unit, _ = passes.forward.get(item.birth, (None, 0))
+        if item.is_cached and unit is not None and not item.saved and item.death > item.birth:
+            yield Inner(
+                unit=unit,
+                category=item.row.category,
+                size_bytes=item.row.size_bytes,
+                birth_segment=item.birth,
+                freed_after_segment=item.birth,
+                death_segment=item.death,
+            )
+
+
 def boundary_tensors(
     placed: Sequence[Placed], freed: set[int], casts: set[int], passes: Passes, missed: Mapping[int, int]
 ) -> dict[int, BoundaryTensor]:

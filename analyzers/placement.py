@@ -40,7 +40,8 @@ class Stretch(Protocol):
 class Placed:
     """A storage and the segments of its birth and death (-1: before the step; number of segments: after).
 
-    `taken_s`: when units were called with it, whether they use it or only have it in a list.
+    `taken_s`: when units were called with it, whether they use it or only have it in a list. `is_cached`: a unit's forward
+    has made it and put it into a cache of keys and values, which the unit is called without where it is recomputed.
     """
 
     row: Storage
@@ -48,6 +49,7 @@ class Placed:
     death: int
     saved: tuple[Saved, ...]
     taken_s: tuple[float, ...] = ()
+    is_cached: bool = False
 
     @property
     def needed_until_s(self) -> float | None:
@@ -139,6 +141,11 @@ def place_storages(
     sizes = shrink_batch(rank, step, divisor)
     shares = narrow_shares(rank, pieces, precision)
     taken_s = _calls_with(rank)  # by storage
+    cached_s: dict[int, list[float]] = defaultdict(
+        list
+    )  # by storage, when units' forwards began that have cached it
+    for call, tensor in _unit_tensors(rank, "cache"):
+        cached_s[tensor.storage_id].append(call.start_s)
     placed = []
     for row in rank.storages:
         if row.device != rank.process.device or (row.death_s is not None and row.death_s <= step.start_s):
@@ -148,16 +155,21 @@ def place_storages(
             death = max(0, bisect_left(starts, row.death_s) - 1)
         size_bytes = int(sizes.get(row.storage_id, row.size_bytes) * shares.get(row.storage_id, 1))
         sized = row if size_bytes == row.size_bytes else replace(row, size_bytes=size_bytes)
-        if row.last_held_s is not None and is_weight_cast(row, rank.parameters):
-            sized = replace(sized, last_held_s=None)  # by autocast's cache, of which more is known
+        is_cached = any(start_s <= row.birth_s for start_s in cached_s[row.storage_id])
+        if row.last_held_s is not None and (is_cached or is_weight_cast(row, rank.parameters)):
+            sized = replace(sized, last_held_s=None)  # by that cache, or autocast's, of which more is known
         birth = _birth_segment(row, step, pieces, starts)
         kept_for, taken = tuple(saved_of[row.storage_id]), tuple(taken_s[row.storage_id])
-        placed.append(Placed(sized, birth, max(death, birth), kept_for, taken))
+        placed.append(Placed(sized, birth, max(death, birth), kept_for, taken, is_cached))
     return placed
 
 
 def unit_inputs(rank: RankRun) -> Iterator[tuple[ModuleCall, CallTensor]]:
     """What units' forwards were called with, and each time the call."""
+    return _unit_tensors(rank, "input")
+
+
+def _unit_tensors(rank: RankRun, role: str) -> Iterator[tuple[ModuleCall, CallTensor]]:
     units = {unit.name for unit in rank.units}
     calls = {
         call.call_id: call
@@ -165,7 +177,7 @@ def unit_inputs(rank: RankRun) -> Iterator[tuple[ModuleCall, CallTensor]]:
         if call.phase == "forward" and call.module == call.unit and call.unit in units
     }
     return (
-        (calls[row.call_id], row) for row in rank.call_tensors if row.role == "input" and row.call_id in calls
+        (calls[row.call_id], row) for row in rank.call_tensors if row.role == role and row.call_id in calls
     )
 
 

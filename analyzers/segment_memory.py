@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from memadvisor.analyzers.batch_sizes import INSIDE, is_weight_cast
 from memadvisor.analyzers.gradient_buffers import Buffers, buffers_of
-from memadvisor.analyzers.movable import boundary_tensors, inner_storages
+from memadvisor.analyzers.movable import boundary_tensors, cached_keys, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
 from memadvisor.analyzers.roundable import roundable_storages
 from memadvisor.analyzers.saved_storages import grouped, saved_storages
@@ -59,6 +59,7 @@ class Memory:
 
     levels: tuple[SegmentLevels, ...]
     inner: tuple[Inner, ...]
+    cached: tuple[Inner, ...]
     boundaries: tuple[BoundaryTensor, ...]
     saved: tuple[SavedStorages, ...]
     roundable: tuple[RoundableStorage, ...]
@@ -116,6 +117,7 @@ def segment_memory(
     return Memory(
         levels=tuple(levels),
         inner=tuple(inner_storages(placed, freed, casts, passes)),
+        cached=tuple(cached_keys(placed, passes)),
         boundaries=tuple(boundaries.values()),
         saved=grouped(saved.values()),
         roundable=roundable_storages(rank, placed, saved, casts, passes),

@@ -104,6 +104,7 @@ def captured_step(
         states=states,
         segments=_segments(pieces, durations, memory, micro_batch_divisor, live_gradients(rank, pieces)),
         inner=memory.inner,
+        cached=memory.cached,
         boundaries=memory.boundaries,
         saved=memory.saved,
         roundable=memory.roundable,

@@ -102,7 +102,8 @@ def _calls(rank: RankRun) -> dict[str, list[_Call]]:
     outputs: dict[int, set[int]] = defaultdict(set)
     changing = set()
     for tensor in rank.call_tensors:
-        (inputs if tensor.role == "input" else outputs)[tensor.call_id].add(tensor.storage_id)
+        if tensor.role in ("input", "output"):
+            (inputs if tensor.role == "input" else outputs)[tensor.call_id].add(tensor.storage_id)
         if tensor.is_changed:
             changing.add(tensor.call_id)
     found: dict[str, list[_Call]] = defaultdict(list)

@@ -44,6 +44,7 @@ TORCH = (
     "memadvisor.own_hooks",
     "memadvisor.cuda_graphs",
     "memadvisor.backends",
+    "memadvisor.key_value_caches",
 )  # what capture and engines know of it
 ENGINES = {  # the rooms of the engines, and those below each
     "lanes": (),

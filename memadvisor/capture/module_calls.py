@@ -6,7 +6,7 @@ What a call took in is what checkpointing it would have to keep, whether its own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.tensor_storage import plain_tensors
+from memadvisor.key_value_caches import caches_among, own_place, tensors_of
 
 _MAX_DEPTH = 6  # of containers around a tensor: arguments are nested flatly, and a cycle must end
 
@@ -32,6 +33,7 @@ class SeenCall:
         tuple[int, bool, bool], ...
     ] = ()  # (address, whether the call wrote into it, needs gradient)
     outputs: tuple[int, ...] = ()
+    cached: tuple[int, ...] = ()  # of a unit: what it has put into a key/value cache that had nothing of it
 
 
 class ModuleCallLog:
@@ -52,7 +54,9 @@ class ModuleCallLog:
         self._open[depth] = call
         self.calls.append(call)
 
-    def leave(self, args: Any, kwargs: Any, output: Any, depth: int) -> Collection[int]:
+    def leave(
+        self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, depth: int
+    ) -> Collection[int]:
         """The call has ended; the addresses of what it was called with."""
         call = self._open.pop(depth, None)
         if call is None:
@@ -66,16 +70,32 @@ class ModuleCallLog:
                 was_changed, needed = inputs.get(address, (False, True))
                 inputs[address] = was_changed or changed, needed and tensor.requires_grad
         call.inputs = tuple((address, *known) for address, known in inputs.items())
-        call.outputs = tuple(
-            dict.fromkeys(address for tensor in _tensors(output) for address in self._addresses(tensor))
-        )
+        call.outputs = self._all_addresses(_tensors(output))
+        if call.info.is_unit and call.phase == "forward":
+            call.cached = self._all_addresses(_put_into_caches(module, args, kwargs))
         return inputs.keys()
+
+    def _all_addresses(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(address for tensor in tensors for address in self._addresses(tensor)))
 
     def _addresses(self, tensor: torch.Tensor) -> Iterator[int]:
         for plain in plain_tensors(tensor):
             address = self._address_of(plain)
             if address:
                 yield address
+
+
+def _put_into_caches(module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """What a module that has ended has put into caches that had nothing of it: a plan that recomputes it calls it
+    without them (engines/activations/caches.py). Such a cache is now as long as what the module was called with.
+    """
+    caches = caches_among(args, kwargs)
+    first = next(_tensors((args, kwargs)), None)
+    place = own_place(module) if caches and first is not None and first.dim() > 1 else None
+    if place is not None and first is not None:
+        for cache in caches:
+            if cache.get_seq_length(place) == first.shape[1]:
+                yield from tensors_of(cache, place)
 
 
 def _tensors(values: Any, depth: int = 0) -> Iterator[torch.Tensor]:

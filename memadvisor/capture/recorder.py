@@ -111,7 +111,7 @@ class Recorder:
             if info.is_root or info.is_unit or is_entry or position.is_outermost_recompute(0):
                 spans.leave_unit(info, args, kwargs, output, was_recompute=was_recompute)
             spans.end_timing(begin_s)
-        self._tracing.leave_module(args, kwargs, output, was_recompute=was_recompute)
+        self._tracing.leave_module(module, args, kwargs, output, was_recompute=was_recompute)
 
     def enter_backward(self) -> None:
         begin_s = time.monotonic()

@@ -60,7 +60,9 @@ def module_call_rows(trace: Trace) -> tuple[list[ModuleCall], list[CallTensor]]:
             for address, is_changed, needs_gradient in call.inputs
         ]
         found += [
-            (trace.account.storage_at(address, end_ns), "output", False, None) for address in call.outputs
+            (trace.account.storage_at(address, end_ns), role, False, None)
+            for role, addresses in (("output", call.outputs), ("cache", call.cached))
+            for address in addresses
         ]
         tensors += [
             CallTensor(number, storage_id, role, is_changed, needs_gradient)

@@ -89,10 +89,12 @@ class Tracing:
         if position.is_entry:
             self.tracer.log.forward_starts_ns.append(time.time_ns())
 
-    def leave_module(self, args: Any, kwargs: Any, output: Any, *, was_recompute: bool) -> None:
+    def leave_module(
+        self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, *, was_recompute: bool
+    ) -> None:
         if self.tracer is None:
             return
-        inputs = self.tracer.module_calls.leave(args, kwargs, output, len(self._position.stack))
+        inputs = self.tracer.module_calls.leave(module, args, kwargs, output, len(self._position.stack))
         # The call itself still holds those.
         self.tracer.look_who_holds(inputs, must=not self._position.stack)
         self.tracer.note_place()

@@ -73,6 +73,9 @@ def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterab
             remembered.add((item.unit, item.death_segment))
             last = item.death_segment + _goes_on(step, item.death_segment)
             yield SegmentChange("temporary", item.birth_segment, last, RNG_STATE_BYTES)
+    for item in step.cached:
+        if item.unit in stretches:
+            yield SegmentChange(item.category, item.birth_segment + 1, item.death_segment, -item.size_bytes)
     for tensor, users in zip(step.boundaries, step.users, strict=True):
         if users.isdisjoint(stretches.units):
             continue

@@ -192,6 +192,7 @@ class CapturedStep:
     precision: Precision = FULL_PRECISION
     leaves_gradients_alone: bool = False
     shard_groups: tuple[ShardGroup, ...] = ()
+    cached: tuple[Inner, ...] = ()  # by caches of keys and values; never there where the unit is recomputed
     saved: tuple[SavedStorages, ...] = ()
     roundable: tuple[RoundableStorage, ...] = ()
     timelines: tuple[Timeline, ...] = ()

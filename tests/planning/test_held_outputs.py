@@ -1,12 +1,15 @@
 """What units return and the script holds: in a list until the loss is known, or for the units behind them."""
 
+import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.engines.activations.test_caches import Cache
 from tests.planning.test_called_again import predicted_and_measured
 from tests.planning.test_moved_activations import BATCH, LENGTH, VOCABULARY, WIDTH, Gpt
 
@@ -80,8 +83,41 @@ class Dense(nn.Module):
         return self.head(torch.cat(made, 1).mean((2, 3))).square().mean()
 
 
-@pytest.mark.parametrize("kind", [Collecting, Keeping, Dense])
-def test_what_the_script_holds_is_not_freed_by_recomputing_its_maker(kind):
+class Caching(Gpt):
+    """Its blocks put keys, which are repeated before they are used, in a cache, until its forward ends."""
+
+    class Block(nn.Module):
+        def __init__(self, layer_idx):
+            super().__init__()
+            self.layer_idx, self.qkv = layer_idx, nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, x, cache=None):
+            q, k, v = self.qkv(x).tanh().split(WIDTH, -1)
+            k = k[..., ::2].contiguous()
+            if cache is not None:
+                k = cache.update(k, self.layer_idx)
+            k = k.repeat(1, 1, 2)
+            return x + (q @ k.transpose(1, 2)).softmax(-1) @ v
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Caching.Block(number) for number in range(4))
+
+    def forward(self, words):
+        x, cache = self.tokens(words), Cache()
+        for block in self.blocks:
+            x = block(x, cache=cache)
+        logits = self.head(x)
+        logits.detach().repeat(1, 1, 16)  # the fullest moment
+        return logits.square().mean()
+
+    def loss(self):
+        return self(torch.randint(VOCABULARY, (BATCH, LENGTH)))
+
+
+@pytest.mark.parametrize("kind", [Collecting, Keeping, Dense, Caching])
+def test_what_the_script_holds_is_not_freed_by_recomputing_its_maker(kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.cache_utils", SimpleNamespace(Cache=Cache))
     names = [f"{'layers' if kind is Dense else 'blocks'}.{number}" for number in range(4)]
     predicted, measured, losses = predicted_and_measured(kind, 1, names, bf16=False)
 

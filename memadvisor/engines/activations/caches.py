@@ -11,7 +11,6 @@ of it as it was before the first: it would add them again.
 from __future__ import annotations
 
 import copy
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from memadvisor.errors import PlanError
+from memadvisor.key_value_caches import caches_among, kind_of_caches, own_place
 
 
 class EmptyCaches:
@@ -36,12 +36,12 @@ class EmptyCaches:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a unit's call with None for caches that hold nothing of it. Raises PlanError."""
-        kind = _kind_of_caches()
-        if kind is None or not any(isinstance(value, kind) for value in (*args, *kwargs.values())):
+        caches = {id(cache) for cache in caches_among(args, kwargs)}
+        if not caches:
             return args, kwargs
 
         def kept(value: Any) -> Any:
-            if not isinstance(value, kind) or not _holds_nothing_of(module, value):
+            if id(value) not in caches or not _holds_nothing_of(module, value):
                 return value
             modules = self._left_out.setdefault(value, weakref.WeakSet())
             if module in modules:
@@ -56,16 +56,8 @@ class EmptyCaches:
 
 
 def _holds_nothing_of(module: torch.nn.Module, cache: Any) -> bool:
-    place = _own_place(module)
+    place = own_place(module)
     return place is not None and cache.get_seq_length(place) == 0
-
-
-def _own_place(module: torch.nn.Module) -> int | None:
-    """The only layer of a cache that a unit looks into; None where it looks into several, or others into its."""
-    inner = list(module.modules())
-    places = {place for each in inner if isinstance(place := getattr(each, "layer_idx", None), int)}
-    is_shared = any(hasattr(each, "is_kv_shared_layer") for each in inner)
-    return places.pop() if len(places) == 1 and not is_shared else None
 
 
 def with_caches_as_they_were(
@@ -76,16 +68,14 @@ def with_caches_as_they_were(
     What stands for a cache among them has no more than what the cache now holds of the unit: with the cache itself, all
     keys and values that the forward makes would be there until the unit's backward.
     """
-    kind, place = _kind_of_caches(), _own_place(module)
-    standing: dict[int, _AsItWas] = {}
-
-    def kept(value: Any) -> Any:
-        if kind is None or not isinstance(value, kind):
-            return value
-        return standing.setdefault(id(value), _AsItWas(value, place))
-
-    args, kwargs = tuple(map(kept, args)), {name: kept(value) for name, value in kwargs.items()}
-    return _WithCaches(forward, list(standing.values())) if standing else forward, args, kwargs
+    caches = caches_among(args, kwargs)
+    if not caches:
+        return forward, args, kwargs
+    place = own_place(module)
+    standing = {id(cache): _AsItWas(cache, place) for cache in caches}
+    kept_args = tuple(standing.get(id(value), value) for value in args)
+    kept_kwargs = {name: standing.get(id(value), value) for name, value in kwargs.items()}
+    return _WithCaches(forward, list(standing.values())), kept_args, kept_kwargs
 
 
 class _AsItWas:
@@ -137,7 +127,7 @@ def _copied(value: Any, place: int | None) -> Any:
 def _content(value: Any, place: int | None, is_wanted: bool) -> Any:
     if not is_wanted and isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.new_full((), torch.nan).expand(value.shape)
-    if isinstance(value, _kind_of_caches()):
+    if isinstance(value, kind_of_caches()):
         return _copied(value, place)
     if hasattr(value, "lazy_initialization"):  # a layer of a cache
         layer = copy.copy(value)
@@ -145,7 +135,3 @@ def _content(value: Any, place: int | None, is_wanted: bool) -> Any:
             setattr(layer, name, _content(each, place, is_wanted))
         return layer
     return copy.copy(value) if isinstance(value, list | dict) else value
-
-
-def _kind_of_caches() -> Any:
-    return getattr(sys.modules.get("transformers.cache_utils"), "Cache", None)
