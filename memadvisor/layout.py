@@ -61,6 +61,7 @@ class Software:
     `loss_parallel`: tensor-parallel ranks share out the loss with the vocabulary; else each has all logits.
     `update_gradient_bytes`: of the gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2.
     `launch_share`: of a layer's launches, those that the host makes; the others are replayed from CUDA graphs.
+    `module_hook_s`: what the host takes of each module under ZeRO stage 3 (cost/layouts/module_hooks.py).
     `expert_overlap`: exchanges of experts go on under another microbatch's layers. `linear_loss`: the head's product and the loss
     go by pieces of the tokens, so that logits are never whole. `update_passes`: what an update moves, over one fused kernel's.
     `updates_lists`: it goes by kernels over lists of tensors, and holds one more of each parameter's size meanwhile.
@@ -116,6 +117,7 @@ class Software:
     loss_parallel: bool = True
     update_gradient_bytes: int = 0
     launch_share: float = 1.0
+    module_hook_s: float = 0.0
     expert_overlap: bool = False
     launches_each_expert: bool = False
     dispatch_bytes: float = 2.0

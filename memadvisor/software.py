@@ -225,11 +225,14 @@ DEEPSPEED = Preset(
         reuse_parameters=1e9,
         reduce_bucket_elements=5e8,
         offload_gradients=True,
+        module_hook_s=0.3e-3,
     ),
     meaning="ZeRO: parameters and gradients in 16 bits, master weights and moments in fp32; 16 B a parameter; buckets and "
-    "parameters kept for reuse as its configuration has them by default; gradients on the host with the optimizer",
+    "parameters kept for reuse as its configuration has them by default; gradients on the host with the optimizer; hooks of Python "
+    "around each module under stage 3",
     source="arXiv:1910.02054, section 3.1; arXiv:2101.06840, section 4; https://www.deepspeed.ai/docs/config-json/ "
-    "(reduce_bucket_size, stage3_max_reuse_distance); deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py",
+    "(reduce_bucket_size, stage3_max_reuse_distance); deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py; what a "
+    "hook takes is set by hand (docs/cost-model.md)",
     names=("deepspeed", "zero", "colossalai", "colossal-ai"),
 )
 DDP = Preset(

@@ -18,6 +18,7 @@ from memadvisor.cost.layouts.data_parallel import hidden_seconds
 from memadvisor.cost.layouts.expert_launches import waiting_seconds
 from memadvisor.cost.layouts.kernels import Device, cast_seconds, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.links import Group
+from memadvisor.cost.layouts.module_hooks import hooks_seconds
 from memadvisor.cost.layouts.operators import repeated_products
 from memadvisor.cost.layouts.saved import layer_tokens
 from memadvisor.cost.layouts.tensor_grids import grid_lines, grid_seconds, local_products, unsplit
@@ -114,6 +115,7 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     exchanges = [_exposed_seconds(step, gpu, exchange_s, known) for gpu in (forward_gpu, backward_gpu)]
     forward_gpu, backward_gpu = forward_gpu + exchanges[0], backward_gpu + exchanges[1]
     call_s = _host_calls_seconds(model, step, layer, groups, known) + adapters.num_operators * HOST_OPERATOR_S
+    call_s += hooks_seconds(model, step, layer)
     forward_host = (known.host_forward_s + call_s) * software.launch_share
     backward_host = (known.host_backward_s + call_s) * software.launch_share
     # The host reads how many tokens each expert has, and cannot run ahead of the device.
