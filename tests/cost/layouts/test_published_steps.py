@@ -40,7 +40,7 @@ AT_MOST = {
     "flagperf": (0.18, 0.2),
     "paddle_llama_a100": (0.3, 0.15),
     "universal_llm_trainer": (0.55, 0.15),
-    "qwen_finetuning_a100": (0.2, 0.1),
+    "qwen_finetuning_a100": (0.15, 0.1),
     "litgpt_lora_a100": (None, 0.1),
     "ms_swift_a100": (None, 0.3),
     "llama_factory_a100": (0.3, 0.17),
@@ -50,6 +50,12 @@ AT_MOST = {
     "automodel_lora_h100": (0.22, None),
     "ms_swift_megatron_a800": (0.4, 0.18),
     "unsloth_context": (None, 0.15),
+    "dgxc_nemo": (0.12, None),
+    "dgxc_grok1": (0.2, None),
+    "dgxc_finetuning": (0.25, None),
+    "jax_fsdp": (0.25, None),
+    "jax_vit": (0.42, None),
+    "deepspeed_llama_a800": (0.55, 0.3),
 }
 
 
