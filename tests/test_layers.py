@@ -62,6 +62,7 @@ ALLOWED = {
     "memadvisor.calibrate": (
         *DATA,
         "memadvisor.engines.lanes.dynamic_code",
+        "memadvisor.engines.lanes.thread_lane",
         "memadvisor.engines.collectives.exchanges",
     ),
     COST: DATA,

@@ -1,7 +1,11 @@
 """What compute and collectives cost each other at the same time, among processes of this machine.
 
 Each rank multiplies matrices in one thread, as a training does, while another thread exchanges messages as the engine's
-lane does; then the same of each alone. What is counted is how far each gets in the same time.
+lane does; then the same of each alone. What is counted is how far each gets in the same time. Where ranks have less than
+two cores each, the thread that exchanges, and those of the backend, take their processor time of the core that computes:
+then it is counted by how much less of a core is left, of which other processes on the machine are no part.
+
+How late messages are (lateness.py) belongs to it.
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from memadvisor.calibrate.lateness import measure_late_s, measure_spread
+from memadvisor.hardware.cores import share_cores
 from memadvisor.hardware.hardware import OverlapSlowdown
 
 MESSAGE_BYTES = 4 * 2**20  # about a transformer block's gradients, and what a bucket has
 _SIDE = {"cpu": 384, "cuda": 4096}
 _ROUNDS = 5
 _NUM_MESSAGES = 12  # of a round
+_LARGEST_SHARE = 0.9  # of a core that exchanging may take: compute still goes on
 
 
 def measure_overlap(device: torch.device, collectives: list[Callable[[], object]]) -> OverlapSlowdown:
@@ -33,20 +40,28 @@ def measure_overlap(device: torch.device, collectives: list[Callable[[], object]
         torch.mm(left, right, out=out)
         _finish(device)
 
+    on_one_core = device.type == "cpu" and share_cores(dist.get_world_size())
     compute_ratios, collective_ratios = [], []
     for _ in range(_ROUNDS):
         alone_s = _exchange(collectives, device)
         dist.barrier()
         deadline_s = time.perf_counter() + alone_s
         product_s = _product_s(compute, partial(_is_before, deadline_s))
-        both_s, together_s = _both(compute, collectives, device)
-        compute_ratios.append(both_s / product_s)
+        both_s, together_s, others_s = _both(compute, collectives, device)
+        share = min(_LARGEST_SHARE, others_s / together_s)
+        compute_ratios.append(1 / (1 - share) if on_one_core else both_s / product_s)
         collective_ratios.append(together_s / alone_s)
     factors = torch.tensor([median(compute_ratios), median(collective_ratios)], device=device)
     dist.all_reduce(factors, dist.ReduceOp.MAX)
     # Nothing is faster in company than alone: less than 1 is noise.
     compute_factor, collective_factor = factors.clamp(min=1.0).tolist()
-    return OverlapSlowdown(compute=compute_factor, collective=collective_factor)
+    is_cpu = device.type == "cpu"  # a GPU's host does not wait for messages
+    return OverlapSlowdown(
+        compute=compute_factor,
+        collective=collective_factor,
+        late_s=measure_late_s() if is_cpu else None,
+        spread=measure_spread() if is_cpu else None,
+    )
 
 
 def _exchange(collectives: list[Callable[[], object]], device: torch.device) -> float:
@@ -74,8 +89,9 @@ def _product_s(compute: Callable[[], None], goes_on: Callable[[], bool]) -> floa
 
 def _both(
     compute: Callable[[], None], collectives: list[Callable[[], object]], device: torch.device
-) -> tuple[float, float]:
-    """Seconds of one product while messages go on, and of a round of messages while products do."""
+) -> tuple[float, float, float]:
+    """Seconds of one product while messages go on, of a round of messages while products do, and the processor's that
+    other threads take meanwhile."""
     taken_s: list[float] = []
 
     def exchange() -> None:
@@ -85,10 +101,12 @@ def _both(
         taken_s.append(_exchange(collectives, device))
 
     thread = threading.Thread(target=exchange)
+    own_s, all_s = time.thread_time(), time.process_time()
     thread.start()
     product_s = _product_s(compute, thread.is_alive)
     thread.join()
-    return product_s, taken_s[0]
+    own_s, all_s = time.thread_time() - own_s, time.process_time() - all_s
+    return product_s, taken_s[0], max(0.0, all_s - own_s)
 
 
 def _finish(device: torch.device) -> None:

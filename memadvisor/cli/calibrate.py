@@ -81,6 +81,10 @@ def _print(hardware: Hardware) -> None:
         compute, collective = hardware.overlap.compute, hardware.overlap.collective
         text = f"  at the same time  compute takes {compute:.2f} times as long, collectives {collective:.2f} times"
         console.print(Text(text))
+        late_s, spread = hardware.overlap.late_s, hardware.overlap.spread
+        if late_s is not None and spread is not None:
+            text = f"messages are {format_seconds(late_s)} late, the slowest rank takes {spread:.1%} longer"
+            console.print(Text(f"  while ranks compute  {text}"))
     if (engine := hardware.engine) is not None:
         each = (
             f"{format_seconds(engine.gradient_s)} a gradient, {format_seconds(engine.collective_s)} a collective "

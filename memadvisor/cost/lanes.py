@@ -3,10 +3,20 @@
 While compute and a collective run at the same time both may be slower than alone (they share cores and memory): a second
 of the one takes `slowdown`'s factor of seconds for as long as the other goes on too, as in Galvatron (arXiv:2211.13878,
 section 3.4). So when a collective ends is known only when compute has come there.
+
+One rank is played for all. The slowest takes longer for the same compute, by a `spread` of what has been computed since
+ranks last waited for each other; a collective begins that much after it is issued.
+
+And a collective is late by chance: the thread that does it needs a core and the interpreter's lock while others compute,
+on every rank. Of these delays only the mean is known, `late_s`; they are taken to be exponentially distributed (which
+assumes least: among distributions of positive numbers with a given mean it has the largest entropy, Jaynes 1957). So
+who waits for a collective when s seconds have passed since it should have ended stands still for late_s exp(-s / late_s) more on average: for all of its
+delay where nothing was computed meanwhile, and hardly at all where much was.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -29,12 +39,18 @@ class Interval:
 
 @dataclass(slots=True)
 class _Queued:
-    """A collective that has not ended: seconds that it would still take alone."""
+    """A collective that nobody has waited for: seconds that it would still take alone.
+
+    `not_before_s`: when all ranks have come; `computed_s`: how much had been computed when it was issued.
+    """
 
     number: int
     label: str
     left_s: float
+    not_before_s: float
+    computed_s: float
     start_s: float | None = None
+    end_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -60,7 +76,10 @@ class Lanes:
     _starts_s: list[float] = field(default_factory=list)
     _ends_s: list[float] = field(default_factory=list)
     _queue: deque[_Queued] = field(default_factory=deque)
+    _ended: deque[_Queued] = field(default_factory=deque)  # in order, until they are waited for
     _num_collectives: int = 0
+    _computed_s: float = 0.0  # as it would have taken alone
+    _met_s: float = 0.0  # how much had been computed when ranks last waited for each other
 
     @property
     def intervals(self) -> list[Interval]:
@@ -78,12 +97,18 @@ class Lanes:
         kind = label.partition(" ")[0]
         self.alone_s[kind] = self.alone_s.get(kind, 0.0) + duration_s
         while self._queue and left_s > 0:
+            missing_s = self._queue[0].not_before_s - self.compute_s
+            if missing_s >= left_s:
+                break  # another rank has not come yet
+            if missing_s > 0:
+                self.compute_s, left_s = self._queue[0].not_before_s, left_s - missing_s
             both_s = min(left_s * self.slowdown.compute, self._queue[0].left_s * self.slowdown.collective)
             done_s = both_s / self.slowdown.compute
             # The last of either ends exactly, whatever rounding says.
             left_s = 0.0 if both_s == left_s * self.slowdown.compute else left_s - done_s
             self._collect(both_s, both_s / self.slowdown.collective)
         self.compute_s += left_s
+        self._computed_s += duration_s
         self.slowed_s += self.compute_s - start_s - duration_s
         self._occupy(Lane.COMPUTE, label, start_s, self.compute_s)
 
@@ -95,12 +120,17 @@ class Lanes:
         self.compute_s += duration_s
         first.left_s -= done_s
         if first.left_s <= 1e-12:
-            self._queue.popleft()
+            first.end_s = self.compute_s
+            self._ended.append(self._queue.popleft())
             self._occupy(Lane.COLLECTIVE, first.label, first.start_s, self.compute_s)
 
     def collective(self, label: str, duration_s: float) -> int:
-        """Queue a collective that may start now; returns its number, to wait for."""
-        self._queue.append(_Queued(self._num_collectives, label, duration_s))
+        """Queue a collective that may start when all ranks have come; returns its number, to wait for."""
+        others_s = (self.slowdown.spread or 0.0) * (self._computed_s - self._met_s)
+        queued = _Queued(
+            self._num_collectives, label, duration_s, self.compute_s + others_s, self._computed_s
+        )
+        self._queue.append(queued)
         self._num_collectives += 1
         return self._num_collectives - 1
 
@@ -108,8 +138,30 @@ class Lanes:
         """Compute stands still until a collective has ended."""
         start_s = self.compute_s
         while self._queue and self._queue[0].number <= number:
+            self.compute_s = max(self.compute_s, self._queue[0].not_before_s)
             self._collect(self._queue[0].left_s, self._queue[0].left_s)
+        last: _Queued | None = None
+        while self._ended and self._ended[0].number <= number:
+            last = self._ended.popleft()
+        if last is not None:
+            # Who had to wait goes on together with all others; else these have come as far as to issue it.
+            self._met_s = (
+                self._computed_s if last.end_s >= self.compute_s else max(self._met_s, last.computed_s)
+            )
+            if late_s := self.slowdown.late_s:
+                self._stand_still(self.compute_s + late_s * math.exp((last.end_s - self.compute_s) / late_s))
         self.exposed_s += self.compute_s - start_s
+
+    def _stand_still(self, until_s: float) -> None:
+        """Collectives go on meanwhile."""
+        while self._queue and self.compute_s < until_s:
+            first = self._queue[0]
+            if first.not_before_s >= until_s:
+                break
+            self.compute_s = max(self.compute_s, first.not_before_s)
+            alone_s = min(first.left_s, until_s - self.compute_s)
+            self._collect(alone_s, alone_s)
+        self.compute_s = max(self.compute_s, until_s)
 
     def transfer(self, lane: Lane, label: str, duration_s: float, not_before_s: float = 0.0) -> float:
         """Queue a transfer that may start now, or later; returns when it ends."""
@@ -120,9 +172,5 @@ class Lanes:
 
     def wait_for_transfer(self, end_s: float) -> None:
         """Compute stands still until a transfer has ended."""
-        waiting_s = max(0.0, end_s - self.compute_s)
-        self.exposed_transfer_s += waiting_s
-        while self._queue and self.compute_s < end_s:
-            alone_s = min(self._queue[0].left_s, end_s - self.compute_s)
-            self._collect(alone_s, alone_s)
-        self.compute_s = max(self.compute_s, end_s)
+        self.exposed_transfer_s += max(0.0, end_s - self.compute_s)
+        self._stand_still(end_s)

@@ -13,7 +13,6 @@ import contextlib
 import datetime
 import json
 import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.engines.apply import apply
 from memadvisor.errors import MemadvisorError
+from memadvisor.hardware.cores import share_cores
 from memadvisor.hardware.hardware import EngineCost
 from memadvisor.plan import Plan
 
@@ -112,7 +112,7 @@ def _fit(num_ranks: int) -> EngineCost:
             computing, others = _rows(_counts(stage, num_blocks, 2 * num_layers * num_blocks))
             counts.append(computing)
             spent_s.append([own_s])
-            if _share_cores(num_ranks):
+            if share_cores(num_ranks):
                 counts.append(others)
                 spent_s.append([found.others_s - plain.others_s])
     return EngineCost(**_least_squares(counts, spent_s))
@@ -132,11 +132,6 @@ def _rows(counts: list[int]) -> tuple[list[float], list[float]]:
     return [0.0 if other else float(n) for n, other in pairs], [
         float(n) if other else 0.0 for n, other in pairs
     ]
-
-
-def _share_cores(num_ranks: int) -> bool:
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return num_cores < 2 * num_ranks
 
 
 def _least_squares(counts: list[list[float]], spent_s: list[list[float]]) -> dict[str, float]:

@@ -77,11 +77,18 @@ class PageCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapSlowdown:
-    """What compute and a collective cost each other when they run at the same time: the seconds that what takes one second
-    alone then takes, at least 1."""
+    """What compute and collectives of the same ranks cost each other.
+
+    `compute`, `collective`: the seconds that what takes one second alone then takes at the same time, at least 1.
+    `late_s`: by how much longer a small message of the engine's lane takes on average while ranks compute: to be handed
+    over, to get the interpreter's lock and a core, and for the other ranks to come. `spread`: by how much longer the slowest
+    rank takes for the same compute than ranks do on average, as a share of that. None where not measured.
+    """
 
     compute: float
     collective: float
+    late_s: float | None = None
+    spread: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ The file is one JSON object with the fields of `Hardware`:
      "page_cache": {"bandwidth": {"read_bytes_per_s": 5e9, "write_bytes_per_s": 3e9}, "size_bytes": 8589934592}}
 
 `disk`, `page_cache`, `host`, `coder` (as `disk`, of optimizer state in 8 bits) and `overlap` (`{"compute": 1.2,
-"collective": 1.5}`) may be missing; so may `disk_both_ways`, `page_cache_both_ways` and `host_both_ways` (as `disk`),
+"collective": 1.5, "late_s": 1e-3, "spread": 0.05}`, of which the last two may be missing) may be missing; so may `disk_both_ways`, `page_cache_both_ways` and `host_both_ways` (as `disk`),
 `matmuls`, `optimizers`, and the `pieces` of a collective, which are lists of what hardware.py says, and `engine`, with
 the seconds of its EngineCost.
 """
@@ -198,10 +198,20 @@ def _tier(value: Any) -> TierBandwidth | None:
 def _overlap(value: Any) -> OverlapSlowdown | None:
     if value is None:
         return None
-    found = OverlapSlowdown(compute=_positive(value["compute"]), collective=_positive(value["collective"]))
+    late_s, spread = (_not_negative(value.get(name)) for name in ("late_s", "spread"))
+    found = OverlapSlowdown(
+        compute=_positive(value["compute"]),
+        collective=_positive(value["collective"]),
+        late_s=late_s,
+        spread=spread,
+    )
     if min(found.compute, found.collective) < 1:
         raise ValueError("at the same time nothing is faster than alone: overlap's factors are 1 or more")
     return found
+
+
+def _not_negative(value: Any) -> float | None:
+    return value if value is None else 0.0 if value == 0 else _positive(value)
 
 
 def _engine(value: Any) -> EngineCost | None:

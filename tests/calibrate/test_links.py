@@ -19,6 +19,8 @@ def test_two_gloo_processes_measure_every_collective_at_every_size():
         assert curve.durations_s[1] >= curve.durations_s[0]
         assert curve.durations_s[1] > 2**22 / 1e12  # no processor moves a terabyte a second
     assert 1 <= overlap.compute < 100 and 1 <= overlap.collective < 100
+    assert overlap.late_s is not None and 0 <= overlap.late_s < 10
+    assert overlap.spread is not None and 0 <= overlap.spread < 10
 
 
 def test_among_four_ranks_other_algorithms_are_measured_beside_the_usual_ones():

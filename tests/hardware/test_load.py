@@ -52,7 +52,7 @@ MEASURED = Hardware(
         bandwidth=TierBandwidth(read_bytes_per_s=5e9, write_bytes_per_s=3e9), size_bytes=2**30
     ),
     coder=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),
-    overlap=OverlapSlowdown(compute=1.2, collective=1.5),
+    overlap=OverlapSlowdown(compute=1.2, collective=1.5, late_s=1e-3, spread=0.0),
     engine=EngineCost(gradient_s=0.0, collective_s=1e-4, lane_s=2e-4, piece_s=2e-5, shown_s=3e-5),
     matmuls=(MatmulRate(dtype="float32", rows=8, columns=16, depth=32, flops_per_s=1e11),),
     optimizers=(OptimizerRate(optimizer="AdamW", implementation="fused", elements_per_s=2e9),),
@@ -77,6 +77,13 @@ def test_a_file_of_before_other_tiers_knows_of_none(tmp_path):
     found = hardware_from_json(value, "it")
     assert {found.disk, found.host, found.page_cache, found.coder, found.overlap, found.engine} == {None}
     assert found.matmuls == found.optimizers == found.collectives[0].pieces == ()
+
+
+def test_a_file_of_before_lateness_was_measured_knows_of_none(tmp_path):
+    save_hardware(MEASURED, tmp_path / "hardware.json")
+    value = json.loads((tmp_path / "hardware.json").read_text())
+    del value["overlap"]["late_s"], value["overlap"]["spread"]
+    assert hardware_from_json(value, "it").overlap == OverlapSlowdown(compute=1.2, collective=1.5)
 
 
 def test_what_is_faster_in_company_than_alone_is_no_slowdown(tmp_path):
