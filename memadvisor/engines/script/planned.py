@@ -47,6 +47,7 @@ class PlannedModels:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._due = list(plan.models)
+        self._met: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._others: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
         self._num_looks: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._is_stage: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -64,6 +65,8 @@ class PlannedModels:
         is_trainable = _is_trainable(root)
         if not self.plan.models:
             return is_trainable and self._num_looks.get(root, 0) < _MOST_LOOKS
+        if root in self._met:  # called again: another of its fingerprint is another of the plan's models
+            return False
         return bool(self._due) and self._others.get(root) is not is_trainable
 
     def is_further_stage(self, root: torch.nn.Module) -> bool:
@@ -88,6 +91,7 @@ class PlannedModels:
                 hint=_HINT,
             )
         self._due = [model for model in self._due if model.name != name]
+        self._met.add(root)
         return model, write_schedule(plan, model.rows)
 
     def expect_again(self, root: torch.nn.Module) -> None:
@@ -98,6 +102,7 @@ class PlannedModels:
             m for m in self.plan.models if m.name not in known and (m.fingerprint, m.is_trainable) == found
         )
         self._due += list(again)[:1]
+        self._met.discard(root)
 
     def owner_of(self, part: torch.nn.Module) -> torch.nn.Module:
         """The module around `part` that the plan is for, where the script calls its parts alone; else `part` itself.
