@@ -20,7 +20,13 @@ from benchmarks.accuracy.scores import (
     shuffled_regret,
 )
 from benchmarks.accuracy.tables import TABLES
-from benchmarks.accuracy.where import common_to, error_by, failed_by_chance, missing_per_microbatch
+from benchmarks.accuracy.where import (
+    apart_by_stage,
+    common_to,
+    error_by,
+    failed_by_chance,
+    missing_per_microbatch,
+)
 
 SWEEP = "layout_sweep_h100"
 PEERS_TIME, PEERS_MEMORY, PEERS_PICKS = "20-40 %", "40 %", "10 of 10"
@@ -249,7 +255,7 @@ def _sweep(frame: pd.DataFrame) -> list[str]:
         ("micro_batch_size", "micro-batch"),
     ):
         parts += error_by(frame, column, title)
-    return [*parts, *missing_per_microbatch(frame), *common_to(frame)]
+    return [*parts, *missing_per_microbatch(frame), *apart_by_stage(frame), *common_to(frame)]
 
 
 def _fewer(frame: pd.DataFrame) -> list[str]:

@@ -85,6 +85,46 @@ def missing_per_microbatch(frame: pd.DataFrame) -> list[str]:
     ]
 
 
+_TWINS = (
+    "model",
+    "n_gpus",
+    "dp",
+    "tp",
+    "pp",
+    "micro_batch_size",
+    "grad_accum",
+    "seq_len",
+    "global_batch_seqs",
+)
+_FAR_APART = 1.25
+
+
+def apart_by_stage(frame: pd.DataFrame) -> list[str]:
+    """Markdown: by accelerators, how far apart jobs without a pipeline are that differ by ZeRO stage 0 or 1 alone."""
+    known = frame[frame.ran & frame.measured_s.notna() & frame.predicted_s.notna() & (frame.pp == 1)]
+    pairs = known.pivot_table(index=list(_TWINS), columns="zero_stage", values=["measured_s", "predicted_s"])
+    if not {0, 1} <= set(pairs.columns.get_level_values(1)):
+        return []
+    ratios = pd.DataFrame({name: pairs[name][0] / pairs[name][1] for name in ("measured_s", "predicted_s")})
+    apart = ratios.dropna().apply(lambda ratio: ratio.where(ratio >= 1, 1 / ratio))
+    parts = [
+        "Of jobs without a pipeline that differ by ZeRO stage 0 or 1 alone, by how much the slower one takes longer: up to 64 accelerators "
+        "as little as predicted, at 512 many times as much in some, and either stage may be the slower one. The table has one run of each: "
+        "which of two such jobs was held up no prediction from their columns can know, and the decisions at 512 accelerators, which "
+        "are nearly all of the regret, turn on it.",
+        "",
+        "| accelerators | pairs | measured, median | nine in ten below | more than 25 % | predicted, median |",
+        "|---|---|---|---|---|---|",
+    ]
+    for number, rows in apart.groupby(level="n_gpus"):
+        measured = rows.measured_s
+        parts.append(
+            f"| {number} | {len(rows)} | {(measured.median() - 1) * 100:.1f} % | {(measured.quantile(0.9) - 1) * 100:.0f} % | "
+            f"{(measured > _FAR_APART).sum()} | {(rows.predicted_s.median() - 1) * 100:.1f} % |"
+        )
+    return [*parts, ""]
+
+
 def common_to(frame: pd.DataFrame) -> list[str]:
     """Markdown: the worst rows of time at MFU >= 10 % and of memory, and what most of them share that few others have."""
     parts = []
