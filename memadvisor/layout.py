@@ -66,6 +66,7 @@ class Software:
     go by pieces of the tokens, so that logits are never whole. `update_passes`: what an update moves, over one fused kernel's.
     `updates_lists`: it goes by kernels over lists of tensors, and holds one more of each parameter's size meanwhile.
     `launches_each_expert`: products of a rank's experts are launched one by one, and so are the casts of what comes into them.
+    `pads_experts`: each expert gets as many tokens, of which some may be padding, so that the host need not read how many.
     `dispatch_bytes`: of an element of a token on its way to its experts; it comes back in two. `loss_in_place`: the cross
     entropy's softmax takes the place of the fp32 copy of the logits. `lora`: adapters alone are trained, and states are of
     them; None where all parameters are.
@@ -120,6 +121,7 @@ class Software:
     module_hook_s: float = 0.0
     expert_overlap: bool = False
     launches_each_expert: bool = False
+    pads_experts: bool = False
     dispatch_bytes: float = 2.0
     lora: Lora | None = None
 

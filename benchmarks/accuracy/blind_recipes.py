@@ -25,7 +25,7 @@ RECIPES = (
     Published(
         name="dgxc_grok1",
         source="NVIDIA DGX Cloud benchmarking (github.com/NVIDIA/dgxc-benchmarking, grok1)",
-        note="Grok-1 (8 experts, 2 of a token, every expert as full as the others) by NeMo on 8 to 2,048 H100, bf16 and FP8; fewer than 512 "
+        note="Grok-1 (8 experts, 2 of a token, every expert padded to the same number of tokens, which was seen after the blind prediction) by NeMo on 8 to 2,048 H100, bf16 and FP8; fewer than 512 "
         "accelerators have 2 to 32 of its 64 layers.",
         seconds=seconds,
         group="precision",

@@ -118,8 +118,8 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     call_s += hooks_seconds(model, step, layer)
     forward_host = (known.host_forward_s + call_s) * software.launch_share
     backward_host = (known.host_backward_s + call_s) * software.launch_share
-    # The host reads how many tokens each expert has, and cannot run ahead of the device.
-    waits = model.experts is not None and model.has_experts(layer)
+    # The host reads how many tokens each expert has where that is open, and cannot run ahead of the device.
+    waits = model.experts is not None and model.has_experts(layer) and not software.pads_experts
     late = waiting_seconds(model, step, layer, tokens, device)
     forward_idle, backward_idle = (
         host + wait if waits else max(0.0, host - gpu)

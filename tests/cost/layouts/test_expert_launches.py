@@ -8,8 +8,11 @@ from memadvisor.architecture import Experts
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.expert_launches import waiting_seconds
 from memadvisor.cost.layouts.kernels import device_of, matmul_seconds
+from memadvisor.cost.layouts.layer_work import layer_groups, layer_work
+from memadvisor.cost.layouts.links import group_of
 from memadvisor.hardware.load import load_hardware
 from memadvisor.layout import Layout, Software, TrainingStep
+from tests.cost.layouts.nodes import make_cluster
 from tests.planning.small_spaces import make_model
 
 MODEL = make_model(2, Experts(num_experts=64, experts_per_token=2, expert_ffn=256))
@@ -56,3 +59,23 @@ def test_grouped_kernels_wait_for_nobody():
     device = waiting(16)[1]
     assert waiting_seconds(MODEL, step, 1, 16, device) == (0.0, 0.0)
     assert waiting_seconds(replace(MODEL, experts=None), step, 1, 16, device) == (0.0, 0.0)
+
+
+def test_nobody_waits_for_the_number_of_tokens_where_experts_are_padded():
+    cluster = make_cluster(1)
+    device = device_of(cluster.accelerator, "bfloat16", FITTED)
+    groups = layer_groups(Layout(), lambda size, stride: group_of(cluster, size, stride, FITTED), False)
+    read, padded = (
+        layer_work(
+            MODEL,
+            TrainingStep(layout=Layout(), seq_len=2**18, software=Software(pads_experts=pads)),
+            1,
+            device,
+            groups,
+        )
+        for pads in (False, True)
+    )
+    assert read.host_s > 0.0 == padded.host_s
+    assert read.forward_s + read.backward_s - padded.forward_s - padded.backward_s == pytest.approx(
+        read.host_s
+    )
