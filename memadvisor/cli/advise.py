@@ -237,16 +237,15 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
     alike: dict[tuple[int, float | None], list[str]] = {}
     for each in advice.lossy:
         alike.setdefault((each.peak_bytes, each.step_time_s), []).append(each.option)
-    for (peak_bytes, step_time_s), options in alike.items():
-        time = "a step time that is not known (see calibrate)"
-        if step_time_s is not None:
-            time = f"a step of {format_seconds(step_time_s)}"
-        over = ", over the budget," if peak_bytes > advice.budget_bytes else ""
+    if alike:
         console.print(
-            printable(
-                f"Lossy, and so not chosen: with {' or '.join(options)} the first plan that leaves the script alone has a "
-                f"peak of {format_bytes(peak_bytes)}{over} and {time}."
-            )
+            "Lossy, and so not chosen; what the first plan that leaves the script alone would take with"
+        )
+    for (peak_bytes, step_time_s), options in alike.items():
+        time = "not known (see calibrate)" if step_time_s is None else format_seconds(step_time_s)
+        over = " (over the budget)" if peak_bytes > advice.budget_bytes else ""
+        console.print(
+            printable(f"   {' or '.join(options)}: peak {format_bytes(peak_bytes)}{over}, step time {time}")
         )
     if advice.learnt is not None:
         console.print(printable(_learnt_text(advice.learnt)))

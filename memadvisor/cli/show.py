@@ -154,8 +154,12 @@ def _short_peak(analysis: Analysis) -> Text:
     largest = [
         part for part in sorted(parts, key=lambda part: -part[1]) if part[1] and part[0] != "unexplained"
     ]
-    if len(largest) > 5:  # the shares that are read here sum to the peak
-        largest[4:] = [("all else", sum(size for _, size in largest[4:]))]
+    sizes = [size for _, size in largest]
+    few = next(
+        count for count in range(4, len(sizes) + 5) if sum(sizes[count:]) < min(sizes[:count], default=1)
+    )
+    if len(largest) > few + 1:  # the shares that are read here sum to the peak, and the rest is no large one
+        largest[few:] = [("all else", sum(sizes[few:]))]
     shares = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest)
     of_rank = f", rank {rank.rank}" if len(analysis.ranks) > 1 else ""
     return paragraph(

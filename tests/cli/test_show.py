@@ -10,7 +10,7 @@ from rich.console import Console
 
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.cli.main import main
-from memadvisor.cli.show import print_analysis, print_summary
+from memadvisor.cli.show import _short_peak, print_analysis, print_summary
 from memadvisor.errors import UsageError
 from memadvisor.run.records import TABLES, Note
 from tests.analyzers.test_comparison import PLAN
@@ -172,6 +172,17 @@ def test_the_closing_summary_is_short():
     assert len(text.splitlines()) <= 12
     for words in ("peak", "states", "step", "tokens/s", "exposed"):
         assert words in text
+
+
+def test_what_the_closing_summary_leaves_unnamed_of_the_peak_is_less_than_what_it_names():
+    """Four categories of a fifth each once left "all else" the largest of them."""
+    analysis = analyze(make_run())
+    rank = analysis.ranks[0]
+    sizes = dict.fromkeys(("activation", "optimizer_state", "parameter", "gradient", "communication"), 20)
+    peak = dataclasses.replace(rank.peak, by_category_bytes={**sizes, "input": 2, "other": 1})
+    analysis = dataclasses.replace(analysis, ranks=(dataclasses.replace(rank, peak=peak),))
+
+    assert "communication 20 B, all else 3 B" in _short_peak(analysis).plain
 
 
 def test_the_straggler_is_named():
