@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from memadvisor.analyzers.placement import Stretch
+from memadvisor.errors import UsageError
 from memadvisor.plan import PlannedModel, fingerprint
 from memadvisor.run.cut import innermost
 from memadvisor.run.records import Step
@@ -56,6 +57,20 @@ def planned_models(rank: RankRun, num_ranks: int) -> tuple[PlannedModel, ...]:
         if name in trained
     ]
     return tuple(model for model in found if num_ranks == 1 or model.is_trainable)
+
+
+def check_trained(rank: RankRun) -> None:
+    """Raise UsageError where units ran, and neither a backward nor an optimizer was seen to touch a parameter of them."""
+    step = rank.traced_step
+    kinds = {span.kind for span in rank.spans if step is not None and span.step == step.index}
+    names = {parameter.name for parameter in rank.parameters}
+    is_updated = any(state.parameter in names for state in rank.optimizer_states)
+    if "unit_forward" in kinds and "unit_backward" not in kinds and not is_updated:
+        raise UsageError(
+            "Nothing that the model has is trained: the script calls it with parameters from elsewhere "
+            "(torch.func.functional_call), which no plan can be about.",
+            hint="the run's report says what fills the memory.",
+        )
 
 
 def is_each_called_once(rank: RankRun, step: Step) -> bool:

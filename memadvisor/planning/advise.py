@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.analyzers.observed_collectives import observed_collectives
+from memadvisor.analyzers.planned_models import check_trained
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.collectives import (
@@ -252,7 +253,9 @@ def _check_model(
     compression: Compression,
     local_sgd: LocalSgd | None,
 ) -> None:
-    """Raise UsageError for what several models, or a script that shards its model by FSDP2 itself, cannot be given."""
+    """Raise UsageError for what several models, a script that shards its model by FSDP2 itself, or one that trains nothing of
+    its model cannot be given."""
+    check_trained(run.ranks[0])
     if local_sgd is not None:
         check_single(run.ranks[0], "local SGD is worked out")
     if not step.shard_groups:

@@ -1,9 +1,12 @@
-"""Which models have gradients when a piece of the step begins."""
+"""Which models are trained, and have gradients when a piece of the step begins."""
 
 from dataclasses import replace
 
-from memadvisor.analyzers.planned_models import live_gradients
+import pytest
+
+from memadvisor.analyzers.planned_models import check_trained, live_gradients
 from memadvisor.analyzers.segments import cut_step
+from memadvisor.errors import UsageError
 from tests.make_run import make_run
 
 
@@ -22,3 +25,15 @@ def test_a_forward_that_finds_no_gradient_has_none_though_their_memory_is_there(
     for place, (piece, alive) in enumerate(zip(pieces, found, strict=True)):
         has_none = piece.micro_batch == 0 and (piece.phase == "forward" or place == first)
         assert alive == (frozenset() if has_none else None)
+
+
+def test_a_model_that_is_called_with_others_parameters_is_not_trained():
+    """As by torch.func.functional_call: a plan was made, and `run` refused it."""
+    rank = make_run().ranks[0]
+    spans = tuple(span for span in rank.spans if span.kind != "unit_backward")
+    states = tuple(replace(state, parameter="(0)") for state in rank.optimizer_states)
+
+    check_trained(rank)
+    check_trained(replace(rank, spans=spans))
+    with pytest.raises(UsageError, match="functional_call"):
+        check_trained(replace(rank, spans=spans, optimizer_states=states))
