@@ -20,7 +20,6 @@ from memadvisor.engines.lanes.thread_lane import ThreadLane, ThreadTicket
 
 _MESSAGE_ELEMENTS = 16 * 1024  # 64 KiB in all: what it takes by itself is little
 _WIDTH, _BATCH, _NUM_LAYERS = 128, 128, 6
-_NUM_TURNS = 300  # forwards and backwards of the block, of some milliseconds each
 _WARM_TURNS = 20
 _TURNS_OF_A_STEP = 12  # after so many do ranks of a plain training wait for each other
 
@@ -63,15 +62,18 @@ def _exchange(sent: torch.Tensor, to: int, received: torch.Tensor, source: int) 
     return [work for work in works if work is not None]
 
 
-def measure_late_s() -> float:
-    """Called by all ranks at once: seconds, as the mean over ranks; never less than 0."""
+def measure_late_s(num_turns: int) -> float:
+    """Called by all ranks at once: seconds, as the mean over ranks; never less than 0.
+
+    num_turns: forwards and backwards of the block, of some milliseconds each.
+    """
     training, lane, alone, beside = _Training(), ThreadLane(), _Messages(), _Messages()
     dist.barrier()
-    for _ in range(_NUM_TURNS):
+    for _ in range(_WARM_TURNS + num_turns):
         lane.submit(partial(alone.gather, time.perf_counter())).wait()
     dist.barrier()
     under_way: ThreadTicket | None = None
-    for _ in range(_NUM_TURNS):
+    for _ in range(_WARM_TURNS + num_turns):
         if under_way is not None:
             under_way.wait()
         under_way = lane.submit(partial(beside.gather, time.perf_counter()))
@@ -85,10 +87,10 @@ def _nothing() -> None:
     """After all that was handed over before."""
 
 
-def measure_spread() -> float:
+def measure_spread(num_turns: int) -> float:
     """Called by all ranks at once: by how much longer the slowest rank takes for some compute, as a share of the mean."""
     training, longest_s, all_s = _Training(), 0.0, 0.0
-    for _ in range(_NUM_TURNS // _TURNS_OF_A_STEP):
+    for _ in range(max(1, num_turns // _TURNS_OF_A_STEP)):
         dist.barrier()
         started_s = time.perf_counter()
         for _ in range(_TURNS_OF_A_STEP):

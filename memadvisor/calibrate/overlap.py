@@ -30,8 +30,13 @@ _NUM_MESSAGES = 12  # of a round
 _LARGEST_SHARE = 0.9  # of a core that exchanging may take: compute still goes on
 
 
-def measure_overlap(device: torch.device, collectives: list[Callable[[], object]]) -> OverlapSlowdown:
-    """Called by all ranks at once: medians of rounds, of the rank that is slowed down most."""
+def measure_overlap(
+    device: torch.device, collectives: list[Callable[[], object]], num_turns: int
+) -> OverlapSlowdown:
+    """Called by all ranks at once: medians of rounds, of the rank that is slowed down most.
+
+    num_turns: of a small training, beside which it is seen how late messages are.
+    """
     side = _SIDE[device.type]
     left, right = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
     out = torch.empty_like(left)
@@ -59,8 +64,8 @@ def measure_overlap(device: torch.device, collectives: list[Callable[[], object]
     return OverlapSlowdown(
         compute=compute_factor,
         collective=collective_factor,
-        late_s=measure_late_s() if is_cpu else None,
-        spread=measure_spread() if is_cpu else None,
+        late_s=measure_late_s(num_turns) if is_cpu else None,
+        spread=measure_spread(num_turns) if is_cpu else None,
     )
 
 

@@ -51,7 +51,7 @@ class EngineTime:
 
     def meeting_s(self, stage: int) -> float:
         """For all ranks to meet, where a unit is of this stage or a higher one: before each forward that trains from
-        stage 2 on, and before the optimizer step from stage 1 on."""
+        stage 2 on, twice from stage 3 on, and before the optimizer step from stage 1 on."""
         if self._cost is None or self._times is None or max(self._stages.values(), default=0) < stage:
             return 0.0
         return self._times.seconds("all_reduce", _MEETING_BYTES, self._schedule.num_ranks)

@@ -10,8 +10,9 @@ ranks last waited for each other; a collective begins that much after it is issu
 And a collective is late by chance: the thread that does it needs a core and the interpreter's lock while others compute,
 on every rank. Of these delays only the mean is known, `late_s`; they are taken to be exponentially distributed (which
 assumes least: among distributions of positive numbers with a given mean it has the largest entropy, Jaynes 1957). So
-who waits for a collective when s seconds have passed since it should have ended stands still for late_s exp(-s / late_s) more on average: for all of its
-delay where nothing was computed meanwhile, and hardly at all where much was.
+who waits for a collective when s seconds have passed since it should have ended stands still for late_s exp(-s / late_s)
+more on average: for all of its delay where nothing was computed meanwhile, and hardly at all where much was. The lane's
+thread does one collective after another, so it stands still for a delay in the same way.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Interval:
 class _Queued:
     """A collective that nobody has waited for: seconds that it would still take alone.
 
-    `not_before_s`: when all ranks have come; `computed_s`: how much had been computed when it was issued.
+    `not_before_s`: when all ranks have come, and what was late before it is over; `computed_s`: how much had been computed
+    when it was issued; `follows`: whether one thread does it and what came before it.
     """
 
     number: int
@@ -49,6 +51,7 @@ class _Queued:
     left_s: float
     not_before_s: float
     computed_s: float
+    follows: bool
     start_s: float | None = None
     end_s: float = 0.0
 
@@ -122,17 +125,26 @@ class Lanes:
         if first.left_s <= 1e-12:
             first.end_s = self.compute_s
             self._ended.append(self._queue.popleft())
+            if self._queue and (following := self._queue[0]).follows:
+                following.not_before_s = self._late_s(first, max(following.not_before_s, first.end_s))
             self._occupy(Lane.COLLECTIVE, first.label, first.start_s, self.compute_s)
 
-    def collective(self, label: str, duration_s: float) -> int:
-        """Queue a collective that may start when all ranks have come; returns its number, to wait for."""
-        others_s = (self.slowdown.spread or 0.0) * (self._computed_s - self._met_s)
-        queued = _Queued(
-            self._num_collectives, label, duration_s, self.compute_s + others_s, self._computed_s
-        )
+    def collective(self, label: str, duration_s: float, *, follows: bool = True) -> int:
+        """Queue a collective that may start when all ranks have come; returns its number, to wait for.
+
+        follows: the lane's thread does it, so that a delay of what it does before delays it too.
+        """
+        not_before_s = self._come_s()
+        if self._ended and not self._queue and follows:
+            not_before_s = self._late_s(self._ended[-1], not_before_s)
+        queued = _Queued(self._num_collectives, label, duration_s, not_before_s, self._computed_s, follows)
         self._queue.append(queued)
         self._num_collectives += 1
-        return self._num_collectives - 1
+        return queued.number
+
+    def _come_s(self) -> float:
+        """When the slowest rank is as far as this one is now."""
+        return self.compute_s + (self.slowdown.spread or 0.0) * (self._computed_s - self._met_s)
 
     def wait_for(self, number: int) -> None:
         """Compute stands still until a collective has ended."""
@@ -148,9 +160,20 @@ class Lanes:
             self._met_s = (
                 self._computed_s if last.end_s >= self.compute_s else max(self._met_s, last.computed_s)
             )
-            if late_s := self.slowdown.late_s:
-                self._stand_still(self.compute_s + late_s * math.exp((last.end_s - self.compute_s) / late_s))
+            self._stand_still(self._late_s(last, self.compute_s))
         self.exposed_s += self.compute_s - start_s
+
+    def meet(self, duration_s: float) -> None:
+        """All ranks wait for each other, by a message that goes beside those of the lane."""
+        start_s = self.compute_s
+        self._stand_still(self._come_s() + duration_s + (self.slowdown.late_s or 0.0))
+        self._met_s = self._computed_s
+        self.exposed_s += self.compute_s - start_s
+
+    def _late_s(self, ended: _Queued, now_s: float) -> float:
+        """When on average is over what should have been before now, and who waits for it goes on."""
+        late_s = self.slowdown.late_s
+        return now_s + late_s * math.exp((ended.end_s - now_s) / late_s) if late_s else now_s
 
     def _stand_still(self, until_s: float) -> None:
         """Collectives go on meanwhile."""

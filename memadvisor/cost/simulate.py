@@ -146,7 +146,7 @@ class _Player:
     def _meet(self, stage: int) -> None:
         """All ranks meet if a unit is of this stage or a higher one."""
         if seconds := self.engine_time.meeting_s(stage):
-            self.lanes.wait_for(self.lanes.collective("meeting of all ranks", seconds))
+            self.lanes.meet(seconds)
 
     def _run_again(self, position: int, view: View) -> None:
         """The stretches that are run again before this backward."""
@@ -199,6 +199,7 @@ class _Player:
         self.passing = passing
         if passing:
             if passing == "forward":
+                self._meet(3)
                 self._meet(2)
             point = Point.FORWARD_BEGINS if passing == "forward" else Point.BACKWARD_BEGINS
             self._act(point, "", position, position, is_last)
@@ -272,7 +273,9 @@ class _Player:
         self.lanes.compute(
             f"engine at the {action.kind.value} of {action.unit}", self.engine_time.action_s(action)
         )
-        number = self.lanes.collective(f"{action.kind.value} {action.unit}", duration_s)
+        # torch's own threads sum what stays whole (Wire.begin_mean), and the lane's does the rest.
+        follows = message.operation != "all_reduce"
+        number = self.lanes.collective(f"{action.kind.value} {action.unit}", duration_s, follows=follows)
         if not action.overlaps:
             self.lanes.wait_for(number)
         elif action.kind is ActionKind.GATHER:
