@@ -175,11 +175,11 @@ def _traced_peak_bytes(rank: RankRun) -> int:
 
 def _micro_batch_size(rank: RankRun, step: Step) -> int | None:
     """None where nobody knows what half of one is: samples are not known, or passes are no accumulation, since the weights
-    are updated between them or the same batch comes again."""
+    are updated between or inside them, or the same batch comes again."""
     if step.num_samples is None or step.num_samples % max(1, step.num_micro_batches):
         return None
     own = [span for span in rank.spans if span.step == step.index]
-    last_s = max((span.start_s for span in own if span.kind == "backward"), default=step.start_s)
+    last_s = max((span.end_s for span in own if span.kind == "backward"), default=step.start_s)
     if step.num_repeated_batches or any(s.kind == "optimizer" and s.end_s <= last_s for s in own):
         return None
     return step.num_samples // max(1, step.num_micro_batches)

@@ -152,6 +152,19 @@ def test_halving_the_micro_batch_halves_batch_shaped_storages_and_keeps_states()
     assert bytes_of(half, "parameter") == bytes_of(whole, "parameter")
 
 
+def test_a_step_whose_backward_updates_is_no_accumulation_of_halves():
+    """As where hooks of parameters step optimizers: each half would update by itself."""
+    run = make_run(num_ranks=1)
+    rank = run.ranks[0]
+    step = rank.traced_step
+    backward = next(s for s in rank.spans if s.step == step.index and s.kind == "backward")
+    inside = dataclasses.replace(backward, kind="optimizer", end_s=(backward.start_s + backward.end_s) / 2)
+    updating = dataclasses.replace(rank, spans=(*rank.spans, inside))
+
+    assert captured_step(run).micro_batch_size == 4
+    assert captured_step(dataclasses.replace(run, ranks=(updating,))).micro_batch_size is None
+
+
 def test_a_collective_starts_when_the_last_rank_has_issued_it():
     """Both ranks end 2 ms after rank 1, the late one, has issued."""
     seen = observed_collectives(make_run(rank_delay_s=0.003))
