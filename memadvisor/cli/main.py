@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen.configure(command)
             if getattr(chosen, "TAKES_SCRIPT", False):
                 words, target = split_command(words)
-    arguments = parser.parse_args(words, argparse.Namespace(target=target))
+    arguments, strange = parser.parse_known_args(words, argparse.Namespace(target=target))
+    if strange:  # argparse would have `memadvisor --help` list the options, which has none of the command's
+        commands.choices.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(strange)}")
     if arguments.command is None:
         parser.print_help(sys.stderr)
         return 2

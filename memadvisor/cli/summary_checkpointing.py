@@ -18,7 +18,7 @@ def checkpointing(found: Checkpointing, width: int) -> RenderableType:
     for row in found.best(_NUM_SHOWN):
         share = (row.peak_saved_bytes or 0) / found.peak_bytes
         lines.add_row(
-            words(shorten_left(label(row), max(16, width // 3))),
+            words(label(row, max(16, width // 3))),
             number(f"-{format_bytes(row.peak_saved_bytes or 0)}"),
             number(format_fraction(share)),
             number("" if row.extra_time_s is None else f"+{format_seconds(row.extra_time_s)}"),
@@ -27,7 +27,10 @@ def checkpointing(found: Checkpointing, width: int) -> RenderableType:
     return Group(heading("If checkpointed", "predicted: lower peak of a step, time it adds"), lines)
 
 
-def label(row: CheckpointedModule) -> str:
-    """`blocks.*.mlp (4 Sequential)`, `blocks.3 (Block)`."""
+def label(row: CheckpointedModule, width: int) -> str:
+    """`blocks.*.mlp (4 Sequential)`, `blocks.3 (Block)`; in so few characters that a long class gives way first."""
     count = f"{len(row.modules)} " if len(row.modules) > 1 else ""
-    return f"{row.name or '(model)'} ({count}{row.type_name})"
+    name = row.name or "(model)"
+    room = max(8, width - len(f"{name} ({count})"))
+    kind = row.type_name if len(row.type_name) <= room else row.type_name[: room - 3] + "..."
+    return shorten_left(f"{name} ({count}{kind})", width)

@@ -183,3 +183,11 @@ def test_neither_torch_nor_pandas_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stderr.strip() == "[]"
+
+
+def test_a_strange_argument_is_told_with_the_commands_own_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["estimate", "llama3-8b"])
+
+    assert ended.value.code == 2
+    assert "memadvisor estimate: unrecognized arguments: llama3-8b" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import io
 from rich.console import Console
 
 from memadvisor.analyzers.checkpointing import CheckpointedModule, Checkpointing
-from memadvisor.cli.summary_checkpointing import checkpointing
+from memadvisor.cli.summary_checkpointing import checkpointing, label
 
 MIB = 2**20
 
@@ -50,3 +50,11 @@ def test_figures_stand_whole_where_the_line_is_too_long():
     console.print(checkpointing(Checkpointing(peak_bytes=100 * MIB, rows=rows, num_left_out=0), 60))
 
     assert {"-50.0", "MiB", "50.0", "%", "+11.0", "ms"} <= set(console.export_text().split())
+
+
+def test_a_long_class_gives_way_to_the_modules_name():
+    """Its end alone was left of `model2.blocks.*`."""
+    long = dataclasses.replace(row("model2.blocks.0", 1, 0.1), type_name="TransformerEncoderLayer")
+
+    assert label(long, 33) == "model2.blocks.0 (TransformerE...)"
+    assert label(long, 60) == "model2.blocks.0 (TransformerEncoderLayer)"
