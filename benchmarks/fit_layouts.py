@@ -173,7 +173,7 @@ def _fit_spread(rows: Sequence[Measured], start: Fit) -> Fit:
         kept = worst.parameter_bytes + worst.gradient_bytes + worst.optimizer_bytes
         states.append(kept / worst.allocated_bytes)
         measured.append(math.log(row.peak_bytes / worst.peak_bytes) if row.peak_bytes else math.nan)
-        left.append(math.log((estimate.memory_bytes - worst.context_bytes) / worst.peak_bytes))
+        left.append(math.log((estimate.memory_bytes - FITTED.context_bytes) / worst.peak_bytes))
     off, margin = np.array(measured), np.array(left)
     ran = ~np.isnan(off)
 

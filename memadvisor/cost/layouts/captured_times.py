@@ -145,5 +145,11 @@ def _coefficients(accelerator: Hardware) -> Coefficients:
     if accelerator.overlap is not None:
         slowdown = max(accelerator.overlap.compute, accelerator.overlap.collective) - 1.0
     return replace(
-        FITTED, allocator_share=1.0, allocator_fixed_bytes=0.0, context_bytes=0.0, overlap_slowdown=slowdown
+        FITTED,
+        allocator_share=1.0,
+        allocator_fixed_bytes=0.0,
+        driver_bytes=0.0,
+        communicator_bytes=0.0,
+        context_bytes=0.0,
+        overlap_slowdown=slowdown,
     )

@@ -15,7 +15,7 @@ from memadvisor.cost.layouts.memory import StageMemory
 def chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:
     """That what a device holds is more than its memory."""
     states = memory.states_bytes / memory.allocated_bytes if memory.allocated_bytes else 0.0
-    left_bytes = capacity_bytes - memory.context_bytes
+    left_bytes = capacity_bytes - coefficients.context_bytes
     return chance_beyond(memory.peak_bytes, left_bytes, memory_sigma(states, coefficients))
 
 

@@ -25,7 +25,9 @@ class Coefficients:
     what a collective takes before anything moves. `overlap_slowdown`: by how much computation is slower while collectives go on.
 
     `allocator_share`: what the caching allocator reserves, of its tensors' bytes (fragments); `allocator_fixed_bytes`:
-    workspaces and its smallest blocks. `context_bytes`: of driver and communicators, beside the allocator.
+    workspaces and its smallest blocks. `driver_bytes`, `communicator_bytes`: what driver and kernels take beside the allocator, and
+    the buffers of each communicator of a rank. `context_bytes`: what of the sheet's memory is left to all of them where it is asked
+    whether a peak fits; a card has more than its sheet says.
     `peak_sigma`: by what share a peak of parameters, gradients and optimizer state alone is off (standard deviation);
     `activations_sigma`: by what share all the rest is, besides.
     """
@@ -50,6 +52,8 @@ class Coefficients:
     step_fixed_s: float = 3.6e-3
     allocator_share: float = 1.05
     allocator_fixed_bytes: float = 0.3e9
+    driver_bytes: float = 1.0e9
+    communicator_bytes: float = 1.2e9
     context_bytes: float = 2.0e9
     peak_sigma: float = 0.05
     activations_sigma: float = 0.2

@@ -275,8 +275,14 @@ def stage_memory(
         head_bytes=head_bytes,
         buffer_bytes=buffer_bytes,
         allocator_bytes=tensors * (coefficients.allocator_share - 1) + coefficients.allocator_fixed_bytes,
-        context_bytes=coefficients.context_bytes,
+        context_bytes=coefficients.driver_bytes + coefficients.communicator_bytes * _communicators(layout),
     )
+
+
+def _communicators(layout: Layout) -> int:
+    """Groups that a rank talks to, of more than itself; where shards are shared by a part of the replicas, the others too."""
+    groups = (layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data)
+    return sum(size > 1 for size in groups) + (1 < layout.shard_ranks < layout.data)
 
 
 def _held_states(step: TrainingStep, count: StageParameters) -> tuple[float, float, float]:

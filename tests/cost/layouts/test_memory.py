@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.chance import chance_of_more
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.memory import StageContents, stage_memory
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
@@ -109,3 +110,19 @@ def test_updates_over_lists_hold_one_more_of_each_parameter_when_activations_are
                 FITTED,
             )
             assert peak == plain
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups"),
+    [
+        (Layout(), 0),
+        (Layout(data=8), 1),
+        (Layout(data=8, zero_stage=3, shard=4), 2),
+        (Layout(data=2, tensor=2, pipeline=2), 3),
+    ],
+)
+def test_each_communicator_has_buffers_beside_the_allocator_s(layout, groups):
+    peak = stage_memory(LLAMA, replace(PIPELINE, layout=layout), STAGE, 0.0, FITTED)
+    assert peak.context_bytes == FITTED.driver_bytes + groups * FITTED.communicator_bytes
+    without = replace(peak, context_bytes=0.0)
+    assert chance_of_more(peak, 80e9, FITTED) == chance_of_more(without, 80e9, FITTED)
