@@ -150,13 +150,11 @@ class Schedule:
 
     def size_of(self, ranks: Ranks) -> int:
         """How many ranks take part."""
-        sizes = {
-            Ranks.ALL: self.num_ranks,
-            Ranks.INSIDE: self.shard_ranks,
-            Ranks.ACROSS: self.num_ranks // self.shard_ranks,
-            Ranks.SECONDARY: self.secondary_ranks or self.shard_ranks,
-        }
-        return sizes[ranks]
+        if ranks is Ranks.ALL:
+            return self.num_ranks
+        if ranks is Ranks.ACROSS:
+            return self.num_ranks // self.shard_ranks
+        return (self.secondary_ranks or self.shard_ranks) if ranks is Ranks.SECONDARY else self.shard_ranks
 
     @property
     def is_native(self) -> bool:

@@ -344,7 +344,7 @@ def _front(advice: Advice) -> Table:
         for point in advice.front
     ]
     measured = advice.measured_peak_bytes, advice.measured_step_time_s
-    rows.append((*measured, "-", "-", "your run as it is, measured"))
+    rows.append((*measured, "-", "-", "measured, no plan"))
     for size_bytes, seconds, recomputed, offloaded, mark in sorted(rows):
         away = [offloaded] if offloads else []
         table.add_row(format_bytes(size_bytes), format_seconds(seconds), recomputed, *away, mark)

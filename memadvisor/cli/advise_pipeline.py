@@ -137,8 +137,8 @@ def _front(advice: PipelineAdvice) -> Table:
     """Predicted peak of the fullest rank against predicted step."""
     table = Table(title="What memory buys", title_justify="left", title_style="")
     moves = any(any(point.num_moved) for point in advice.front)
-    moved = ("on a tier by rank",) if moves else ()
-    for heading in ("peak", "step time", "recomputed by rank", *moved, ""):
+    moved = ("on a tier\nby rank",) if moves else ()
+    for heading in ("peak", "step time", "recomputed\nby rank", *moved, ""):
         table.add_column(heading, justify="left" if not heading else "right")
     for point in advice.front:
         table.add_row(

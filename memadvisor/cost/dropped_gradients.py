@@ -15,6 +15,8 @@ class DroppedGradients:
         self._units = units
         self._num_ranks = num_ranks
         self._phase = ""
+        # Segments are many, and answers few: by the models whose gradients are alive, and the one that the engine looks at.
+        self._known: dict[tuple[frozenset[str], str | None], frozenset[str]] = {}
 
     def enter(self, segment: Segment) -> Collection[str]:
         """Units that have none any more. On several ranks the engine looks in a forward, of one model, and where a backward
@@ -34,5 +36,8 @@ class DroppedGradients:
             return () if segment.captured.start.get("gradient") else self._units
         models = self._step.models
         own = models.get(segment.unit or "") if self._num_ranks > 1 and is_forward else None
-        found = [(name, models.get(name, "")) for name in self._units]
-        return frozenset(name for name, model in found if model not in alive and own in (None, model))
+        if (alive, own) not in self._known:
+            found = [(name, models.get(name, "")) for name in self._units]
+            gone = (name for name, model in found if model not in alive and own in (None, model))
+            self._known[alive, own] = frozenset(gone)
+        return self._known[alive, own]

@@ -280,6 +280,7 @@ class Applied:
                 hint="profile this script and make its plan with `memadvisor advise`.",
             )
         if num_ranks != self.plan.num_ranks:
+            ddp_patch.check_spans(num_ranks, self.plan.num_ranks)
             raise PlanError(
                 f"The plan is for {self.plan.num_ranks} ranks, and the script's DDP has {num_ranks}.",
                 hint=f"start {self.plan.num_ranks} ranks, or advise again with --gpus {num_ranks}.",

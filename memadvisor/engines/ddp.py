@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.engines.script.undo import Undo
@@ -18,6 +19,16 @@ from memadvisor.errors import PlanError
 
 # (wrapper, whether ranks may use different parameters) -> the executor; None leaves DDP alone.
 Wrap = Callable[[DistributedDataParallel, bool], Executor | None]
+
+
+def check_spans(num_ranks: int, planned_ranks: int) -> None:
+    """Raise PlanError where a DDP has some of the planned ranks alone, and the script has no others."""
+    if num_ranks < planned_ranks == dist.get_world_size():
+        raise PlanError(
+            f"The script has DistributedDataParallel over {num_ranks} of its {planned_ranks} ranks, as pipelines beside each "
+            "other have, and a plan made by hand is for DDP over all ranks.",
+            hint="profile the script, and make a plan that says what each rank recomputes with `memadvisor advise`.",
+        )
 
 
 class StandIn:

@@ -19,6 +19,8 @@ from memadvisor.planning.several_models import model_notes
 from memadvisor.precision import Precision, loss_text, masters_text
 from memadvisor.run.run import Run
 
+_WORTH_NAMING = 0.2  # of the peak: states that could lie elsewhere
+
 
 def notes(run: Run, search: Search, plain: CapturedStep, found: list[RankedPlan]) -> Iterator[str]:
     """Of the plans that a search has found for the step `plain`, from best to worst."""
@@ -32,6 +34,7 @@ def notes(run: Run, search: Search, plain: CapturedStep, found: list[RankedPlan]
     yield from _run_notes(run, search.num_ranks, search.times)
     yield from extrapolation_notes(found, plain, search.times)
     yield from _transfer_notes(found, search.transfers)
+    yield from _tier_notes(plain, search)
     yield from _allocator_notes(plain, search.settings)
 
 
@@ -67,6 +70,16 @@ def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) ->
             "disk."
             if transfers.is_cached
             else "The page cache is taken to hold nothing of what is on disk, and may make transfers faster."
+        )
+
+
+def _tier_notes(plain: CapturedStep, search: Search) -> Iterator[str]:
+    """Where states are much of the peak, and no tier's bandwidth is known."""
+    held = sum(states.parameter_bytes + states.optimizer_bytes for states in plain.states.values())
+    if search.transfers is None and not plain.shard_groups and held >= _WORTH_NAMING * plain.peak_bytes:
+        yield (
+            "No plan keeps states on disk, since no bandwidth of one is known: `memadvisor calibrate -o hardware.json` measures "
+            "it, and with `--hardware hardware.json` plans may."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
 from memadvisor.compression import UNCOMPRESSED, Compression
@@ -177,12 +177,9 @@ class Search:
         def arranged(nested: Nested) -> Arrangement:
             return way.arranged(step, nested, nearest)
 
-        known: dict[Nested, Simulation] = {}
-
+        @cache
         def play(nested: Nested) -> Simulation:
-            if nested not in known:
-                known[nested] = self.play(step, arranged(nested))
-            return known[nested]
+            return self.play(step, arranged(nested))
 
         def evaluate(recomputed: frozenset[str]) -> Simulation:
             return play(Nested(recomputed, ()))
@@ -207,7 +204,9 @@ class Search:
             nested = inside.fastest(target_bytes, is_rough)
             return None if nested is None else arranged(nested)
 
-        smallest = Nested(smallest_peak(step, evaluate).recomputed, ())
+        brief = self._bounds.brief(step)
+        low = cache(lambda units: self.play(brief, arranged(Nested(units, ()))))
+        smallest = Nested(smallest_peak(step, evaluate if brief is step else low).recomputed, ())
         found.append(arranged(smallest))
         least = search.smallest() if may_nest and play(smallest).peak_bytes > self.budget_bytes else None
         if least is not None:

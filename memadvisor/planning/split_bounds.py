@@ -34,8 +34,10 @@ class SplitBounds:
 
     def brief(self, step: CapturedStep) -> CapturedStep:
         """As high as a step, in less time: of its micro-batches the first, the last, and one between, which are alike."""
+        if step.repeats <= _ALL_KINDS:
+            return step
         if self._brief is None or self._brief[0] is not step:
-            self._brief = step, replace(step, repeats=min(step.repeats, _ALL_KINDS))
+            self._brief = step, replace(step, repeats=_ALL_KINDS)
         return self._brief[1]
 
     def saw(self, step: CapturedStep, way: Way, plain_s: float) -> None:
