@@ -60,6 +60,10 @@ class EngineError(Exception):
     """A mode's ranks died; its text is the end of what they wrote."""
 
 
+class Ended(Exception):
+    """A signal ends the benchmark: what has been measured by then is printed."""
+
+
 class World:
     """The ranks of one mode, waiting for orders on their stdin."""
 
@@ -139,20 +143,27 @@ def main():
         modes += [twin for twin in map(silent_twin, modes) if twin and twin not in modes]
     Path(args.logs).mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit("engines.py: ended by a signal"))  # its ranks with it
+        signal.signal(number, end)
     try:
         link = Link(args.link, args.ranks) if args.link else None
     except NoLinkError as error:
         sys.exit(f"engines.py: {error}")
-    with link or contextlib.nullcontext():
-        rounds, losses = timed_rounds(modes, args, link) if args.measure != "memory" else ([], {})
-        peaks, more_losses = peaks_of(modes, args, link) if args.measure != "time" else ({}, {})
+    rounds, losses, peaks, more_losses = [], {}, {}, {}
+    with link or contextlib.nullcontext(), contextlib.suppress(Ended):
+        if args.measure != "memory":
+            timed_rounds(modes, args, link, rounds, losses)
+        if args.measure != "time":
+            peaks_of(modes, args, link, peaks, more_losses)
     print_table(modes, rounds, peaks, losses or more_losses, args)
 
 
-def timed_rounds(modes, args, link):
-    """[{mode: what its ranks measured}], and each mode's losses by rank."""
-    worlds, rounds, losses = {}, [], {}
+def end(*_):
+    raise Ended
+
+
+def timed_rounds(modes, args, link, rounds, losses):
+    """Fill `rounds`, of {mode: what its ranks measured}, and each mode's losses by rank."""
+    worlds, longest_s, deadline = {}, 0.0, time.monotonic() + args.seconds
     try:
         for mode in modes:
             worlds[mode] = World(mode, args, link, peak=False)
@@ -164,8 +175,8 @@ def timed_rounds(modes, args, link):
                 worlds.pop(mode).stop()
                 continue
             losses[mode] = [answer["losses"] for answer in answers]
-        deadline = time.monotonic() + args.seconds
-        while len(rounds) < args.rounds and (time.monotonic() < deadline or not rounds):
+        while len(rounds) < args.rounds and (time.monotonic() + longest_s < deadline or not rounds):
+            start_s = time.monotonic()
             first = len(rounds) % len(worlds)
             order = [*worlds][first:] + [*worlds][:first]
             taken = {mode: worlds[mode].steps(args.steps) for mode in order}
@@ -177,15 +188,14 @@ def timed_rounds(modes, args, link):
                 for all_losses, answer in zip(losses[mode], answers, strict=True):
                     all_losses += answer["losses"]
             rounds.append(taken)
+            longest_s = max(longest_s, time.monotonic() - start_s)
     finally:
         for world in worlds.values():
             world.stop()
-    return rounds, losses
 
 
-def peaks_of(modes, args, link):
-    """{mode: the highest peak of its ranks in bytes}, one world after another; and losses."""
-    peaks, losses = {}, {}
+def peaks_of(modes, args, link, peaks, losses):
+    """Fill {mode: the highest peak of its ranks in bytes}, one world after another; and losses."""
     for mode in modes:
         world = World(mode, args, link, peak=True)
         try:
@@ -199,7 +209,6 @@ def peaks_of(modes, args, link):
         peaks[mode] = max(answer["peak_bytes"] for answer in answers)
         print(f"{mode}: {peak_cell(peaks[mode]).strip()}", file=sys.stderr, flush=True)
         losses[mode] = [a["losses"] + b["losses"] for a, b in zip(warm, answers, strict=True)]
-    return peaks, losses
 
 
 def print_table(modes, rounds, peaks, losses, args):
@@ -285,7 +294,12 @@ def parse_args():
     parser.add_argument("--measure", choices=("both", "time", "memory"), default="both")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=3, help="of each mode in a round")
-    parser.add_argument("--seconds", type=float, default=600, help="start no round after this time")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=600,
+        help="with starting the ranks; no round begins that would be over later, but one",
+    )
     parser.add_argument("--fused", action="store_true", help="AdamW(fused=True) everywhere")
     parser.add_argument(
         "--kept",

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from engines_cover import WINDOWS, Messages
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
+from engines_cover import WINDOWS, Messages
 from train_gpt import GPT
 
 from memadvisor.capture.cpu_account import open_cpu_account

@@ -64,7 +64,8 @@ def compare(width, times, args):
     run = plain_run(args.model, args.ranks)
     step = captured_step(run)
     Path(args.logs).mkdir(exist_ok=True)
-    rounds, _ = timed_rounds(["ddp", *STAGES], args, None)
+    rounds = []
+    timed_rounds(["ddp", *STAGES], args, None, rounds, {})
     print(
         f"{width:>6} DDP: {1e3 * step.step_time_s:.1f} ms when planned from, "
         f"{1e3 * statistics.median(slowest(taken['ddp'], 'step_s') for taken in rounds):.1f} ms in {len(rounds)} rounds"
