@@ -13,9 +13,11 @@ ALGORITHMS = (
     "native",
     "doubling",
     "together",
+    "merged",
 )  # native: what the backend does itself; others are ours
 _OF_EXECUTORS = {"built-in": ("pairwise", "doubling", "together"), "fsdp2": ("pairwise", "native")}
 _OPERATIONS = ("all_gather", "reduce_scatter")
+_OF_ALL_REDUCES = ("merged", "native")  # and built-in alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +27,12 @@ class Algorithm:
     pairwise: each rank sends every other its part; of a reduction one after another. together: a reduction's are all under
     way at once, and what comes is added up in the same order. doubling: in each round ranks twice as far apart exchange all that they
     have, so that log2 n rounds do (gathers of a power of two; Thakur, Rabenseifner and Gropp 2005, section 4.1).
+    merged: all-reduces of units whose backwards follow each other go in one message, as long as all of it is less than the
+    next entry's min_bytes.
     num_ranks: among so many alone; None: among any number.
     """
 
-    operation: str  # all_gather or reduce_scatter
+    operation: str  # all_gather, reduce_scatter or all_reduce
     min_bytes: int
     name: str
     num_ranks: int | None = None
@@ -44,6 +48,21 @@ def algorithm_for(
         if a.operation == operation and a.min_bytes <= size_bytes and a.num_ranks in (None, num_ranks)
     ]
     return max(known, key=lambda a: a.min_bytes).name if known else None
+
+
+def merged_below(algorithms: Sequence[Algorithm], num_ranks: int) -> int:
+    """Bytes that a message of several units' gradients stays below; 0 where each goes by itself."""
+    ends = [
+        a.min_bytes for a in algorithms if a.operation == "all_reduce" and a.num_ranks in (None, num_ranks)
+    ]
+    return max(
+        (
+            end
+            for end in ends
+            if end and algorithm_for(algorithms, "all_reduce", end - 1, num_ranks) == "merged"
+        ),
+        default=0,
+    )
 
 
 def can_double(operation: str, num_ranks: int | None) -> bool:
@@ -66,6 +85,9 @@ def check_executor(
     if executor not in EXECUTORS:
         raise PlanError(f"{source} has executor {executor!r}.", hint=f"it must be {' or '.join(EXECUTORS)}.")
     for entry in algorithms:
+        if entry.operation == "all_reduce":
+            _check_all_reduce(entry, executor, source)
+            continue
         if entry.operation not in _OPERATIONS or entry.name not in ALGORITHMS or entry.min_bytes < 0:
             raise PlanError(
                 f"{source} has {entry.operation} by {entry.name!r} from {entry.min_bytes} bytes on.",
@@ -91,3 +113,16 @@ def check_executor(
                 f"{source} is for FSDP2 and asks for {what}.",
                 hint="FSDP2 is stage 3; its precision and groups of ranks are the script's own.",
             )
+
+
+def _check_all_reduce(entry: Algorithm, executor: str, source: str) -> None:
+    if executor == "fsdp2":
+        raise PlanError(
+            f"{source} is for FSDP2 and says how all-reduces go.",
+            hint="FSDP2 reduces to shards; leave that out.",
+        )
+    if entry.name not in _OF_ALL_REDUCES or entry.min_bytes < 0:
+        raise PlanError(
+            f"{source} has all_reduce by {entry.name!r} from {entry.min_bytes} bytes on.",
+            hint=f"all-reduces go by {' or '.join(_OF_ALL_REDUCES)}, from 0 bytes or more.",
+        )

@@ -110,7 +110,9 @@ class Action:
     its bytes are free then, by the offload of the same unit that does not overlap; a prefetch of it by the unit's
     backward, tensor by tensor.
     units: of a recompute, all units that run without saving, and again as one, in order of execution; the boundary is
-    the first one's. Of two at one boundary the first holds the second, and what is held runs again by itself.
+    the first one's. Of two at one boundary the first holds the second, and what is held runs again by itself. Of a reduce
+    that goes in one message with others: all of these, which stand at their own boundaries and have the same `units`; the
+    message goes with the last one that is played.
     kept: of a recompute of one unit, operators whose outputs stay (plan.UnitPlan).
     """
 
@@ -252,8 +254,9 @@ class ScheduleBuilder:
         ranks: Ranks,
         overlaps: bool,
         lane: Lane = Lane.COLLECTIVE,
+        merged: tuple[str, ...] = (),
     ) -> None:
-        """Inside a group of ranks to shards, among all or across groups to the whole."""
+        """Inside a group of ranks to shards, among all or across groups to the whole; then with those of `merged`."""
         action = Action(
             kind=ActionKind.REDUCE,
             unit=reduced,
@@ -261,6 +264,7 @@ class ScheduleBuilder:
             shard=ranks is Ranks.INSIDE,
             overlaps=overlaps,
             ranks=ranks,
+            units=merged,
         )
         self._add(point, unit, action)
 

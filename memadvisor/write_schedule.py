@@ -2,6 +2,7 @@
 
 - Stage 0: all_reduce the unit's gradient after its backward, under the backward of the units that follow:
   the buffer is there anyway, so this costs no memory.
+  Where the plan's `algorithms` merge small all-reduces, those of units whose backwards follow each other are one message.
 - Stage 1: the same (every rank keeps the whole summed gradient, so a script may still read it), but each
   rank updates its shard alone, and the updated parameters are gathered after the optimizer step.
 - Stage 2: reduce_scatter after the backward, then free the rest of the gradient.
@@ -45,6 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from memadvisor.merged_reductions import merged_units
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.policies import resolve_units
 from memadvisor.run.records import Unit
@@ -63,6 +65,7 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     following, preceding = _neighbours(plan, models)
     lanes = {unit.name: _lane_of_gathers(unit) for unit in chosen}
     second = {unit.name for unit in chosen if plan.secondary_ranks and unit.reshard} - shared
+    merged = merged_units(plan, models, {unit.name: unit.trainable_bytes for unit in units})
     builder = ScheduleBuilder()
     stretches = plan.unit_stretches
     for unit in chosen:
@@ -72,7 +75,7 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
         _recomputations(builder, stretches, unit)
         if name in trainable:
             if plan.num_ranks > 1:
-                _reductions(builder, plan, name, stage)
+                _reductions(builder, plan, name, stage, merged.get(name, ()))
             elif stage == 3:
                 builder.reduce(
                     Point.AFTER_BACKWARD,
@@ -186,10 +189,10 @@ def _recomputations(builder: ScheduleBuilder, stretches: Sequence[tuple[str, ...
         builder.recompute((unit.name,), unit.kept)
 
 
-def _reductions(builder: ScheduleBuilder, plan: Plan, name: str, stage: int) -> None:
+def _reductions(builder: ScheduleBuilder, plan: Plan, name: str, stage: int, merged: tuple[str, ...]) -> None:
     at = (Point.AFTER_BACKWARD, name)
     if stage < 2:
-        builder.reduce(*at, name, ranks=Ranks.ALL, overlaps=True)
+        builder.reduce(*at, name, ranks=Ranks.ALL, overlaps=True, merged=merged)
         return
     builder.reduce(*at, name, ranks=Ranks.INSIDE, overlaps=plan.overlap)
     if plan.group_ranks < plan.num_ranks:

@@ -36,6 +36,7 @@ DATA = (
     "memadvisor.schedule_names",
     "memadvisor.write_schedule",
     "memadvisor.write_fsdp2",
+    "memadvisor.merged_reductions",
     "memadvisor.stretches",
     "memadvisor.operator_calls",
 )

@@ -18,6 +18,7 @@ one flat, padded to a multiple of the ranks. With more than one rank,
 - with compression, a gather has the messages of all ranks beside the full flat until it is waited for, and
   scratch where the flat is not float32; a reduction to shards has two messages more of staging;
 - an average of parameters, of stage 0, has a copy of a unit's beside them;
+- all-reduces that share a message have a copy of all of it until the backward ends;
 - optimizer state is made for this rank's pieces from stage 1 on. Step counters are not sharded;
 - an optimizer that needs whole parameters keeps all of a parameter's state on one rank, which has beside it, while
   the optimizer steps, its own parameters' gradients (stages 2 and 3) and values (3). The rank with most is meant;
@@ -38,6 +39,7 @@ from functools import cached_property
 from memadvisor.coded_states import TABLES_BYTES
 from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
+from memadvisor.cost.all_reduces import AllReduces
 from memadvisor.cost.coded_memory import coded_memory
 from memadvisor.cost.dropped_gradients import DroppedGradients
 from memadvisor.cost.messages import Message
@@ -100,7 +102,7 @@ class EngineMemory:
         self._shards = Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
         self._unpacking = Present(self._unpacking_bytes)  # units gathered ahead whose messages are there
-        self._meaning = Present(self._meaning_bytes)  # units whose compressed all-reduce is under way
+        self._all_reduces = AllReduces(self._gradient_bytes, self._packed)
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
         self._early = schedule.updated_in_backward
         if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
@@ -121,7 +123,7 @@ class EngineMemory:
         held["parameter"] += self.gathered.total_bytes + self._second.parts.total_bytes
         held["gradient"] = self._buffers.total_bytes + self._shards.total_bytes
         held["communication"] += 0 if self._scattering is None else self._staging_bytes(self._scattering)
-        held["communication"] += self._unpacking.total_bytes + self._meaning.total_bytes
+        held["communication"] += self._unpacking.total_bytes + self._all_reduces.staging_bytes
         if self._is_stepping or self._fetched.is_there:
             for (category, _), size_bytes in (*self._lent_to_step().items(), *self._fetched.items().items()):
                 held[category] += size_bytes
@@ -192,16 +194,13 @@ class EngineMemory:
         messages_bytes = 0 if packed is None else packed.reduce_staging_bytes
         return self._gradient_bytes(name) // self.num_ranks + messages_bytes + self._together.get(name, 0)
 
-    def _meaning_bytes(self, name: str) -> int:
-        return self._packed[name].all_reduce_staging_bytes
-
     def _unpacking_bytes(self, name: str) -> int:
         packed = self._packed.get(name)
         return 0 if packed is None else packed.gather_staging_bytes
 
     def drop(self, names: Collection[str]) -> None:
         """A backward has ended: these were gathered ahead and are not needed, and whole gradients are reduced."""
-        self._meaning.clear()
+        self._all_reduces.end()
         self._second.parts.clear()
         for name in names:
             self.gathered.discard(name)
@@ -222,7 +221,7 @@ class EngineMemory:
         pieces |= {("gradient", name): size for name, size in self._gradients().items()}
         pieces |= {(f"owned {what}", name): size for (what, name), size in self._lent_to_step().items()}
         pieces |= {("messages", name): size for name, size in self._unpacking.items()}
-        pieces |= {("all-reduced", name): size for name, size in self._meaning.items()}
+        pieces |= {("all-reduced", name): size for name, size in self._all_reduces.items()}
         pieces |= {("code tables", ""): TABLES_BYTES if self._codes else 0}
         pieces |= {(f"fetched {w}", str(side)): size for (w, side), size in self._fetched.items().items()}
         pieces |= {("residual", name): packed.residual_bytes for name, packed in self._packed.items()}
@@ -299,10 +298,7 @@ class EngineMemory:
             # Of what the reduction inside has just left; its buffers are counted there, and are no fewer.
             return Message(operation="all_reduce", size_bytes=size_bytes // self.num_ranks, staging={})
         if not action.shard:
-            if name in self._packed:
-                self._meaning.add(name)
-                size_bytes = self._packed[name].all_reduce_bytes
-            return Message(operation="all_reduce", size_bytes=size_bytes, staging={})
+            return Message(operation="all_reduce", size_bytes=self._all_reduces.begin(action), staging={})
         if name in self._paged:
             return self._put_away(action)
         if action.overlaps:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from memadvisor.engines.apply import install
 from memadvisor.engines.script.live import read_model
+from memadvisor.executors import Algorithm
 from memadvisor.plan import UnitPlan
 from tests.engines.ranks import end_ranks, run_ranks
 from tests.engines.trainings import Model, Training, make_plan, train
@@ -50,6 +51,7 @@ class Configuration:
     secondary_ranks: int | None = None
     removed_at: int | None = None
     update_in_backward: bool = False
+    merged_below: int | None = None  # bytes of all-reduces that share a message
 
     def is_exact(self, num_ranks: int) -> bool:
         """Whether no sum is reordered: two numbers are added up in whatever order, and nothing else is."""
@@ -191,7 +193,14 @@ def _plan(configuration: Configuration):
         shard_ranks=configuration.shard_ranks,
         secondary_ranks=configuration.secondary_ranks,
         update_in_backward=configuration.update_in_backward,
+        algorithms=() if configuration.merged_below is None else merged(configuration.merged_below),
     )
+
+
+def merged(below_bytes: int) -> tuple[Algorithm, ...]:
+    """All-reduces of less than so many bytes share messages of less than as many."""
+    merge = Algorithm(operation="all_reduce", min_bytes=0, name="merged")
+    return merge, replace(merge, min_bytes=below_bytes, name="native")
 
 
 @st.composite
@@ -229,6 +238,7 @@ def configurations(draw: st.DrawFn, num_ranks: int) -> Configuration:
         if early
         else draw(st.sampled_from([None, None, 7])),  # between a backward and its step
         update_in_backward=early,
+        merged_below=draw(st.sampled_from([None, 600, 10**6])),
     )
     if training.dtype == "float32" and not configuration.is_exact(num_ranks):
         gentle = training.optimizer.replace("sgd", "slow sgd")

@@ -50,6 +50,21 @@ def test_at_each_measured_size_another_algorithm_is_taken_where_it_saves_a_tenth
         assert algorithm_for(chosen, "all_reduce", size_bytes, 4) is None
 
 
+def test_small_sums_share_a_message_where_one_of_twice_the_size_saves_a_tenth_of_two():
+    """Here up to the second measured size: the third takes twice as long as half of it."""
+    curve = CollectiveCurve(
+        operation="all_reduce", num_ranks=4, sizes_bytes=SIZES, durations_s=(1e-3, 1.2e-3, 2e-2, 4e-1)
+    )
+    hardware = replace(MEASURED, collectives=(curve,))
+
+    chosen = choose_algorithms(hardware, 4)
+    assert [(a.min_bytes, a.name) for a in chosen] == [(0, "merged"), (2**16, "native")]
+    assert choose_algorithms(hardware, 2) == ()
+    assert [note for note in algorithms_notes(chosen) if "below 64.0 KiB" in note] == list(
+        algorithms_notes(chosen)
+    )
+
+
 def test_nothing_is_chosen_where_nothing_else_was_measured():
     assert choose_algorithms(None, 4) == choose_algorithms(MEASURED, 4) == ()
     assert advise(RUN, memory_bytes=10**9, hardware=MEASURED).plans[0].plan.algorithms == ()

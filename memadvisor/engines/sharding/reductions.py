@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from memadvisor.engines.collectives.joint_means import begin_joint_means
 from memadvisor.engines.lanes.lanes import Chain, Ticket
 from memadvisor.engines.sharding.feedback import Feedback
 from memadvisor.engines.sharding.flat import Flat, Slot, UnitState
@@ -33,6 +34,9 @@ class _Backward:
     num_reduced: int = 0
     in_flight: list[Ticket] = field(default_factory=list)  # means, until the end of the backward
     scattering: list[Flat] = field(default_factory=list)  # of the unit that was reduced last
+    merging: dict[tuple[str, ...], list[UnitState]] = field(
+        default_factory=dict
+    )  # whose turn has come, by message
 
 
 class Reductions:
@@ -257,6 +261,9 @@ class Reductions:
                 self._sum_across(action)
                 return
             self._end_scattering()
+            if action.units:
+                self._merge(unit, action.units)
+                return
             for flat in unit.trainable:
                 if flat.grad is None:
                     continue
@@ -269,6 +276,19 @@ class Reductions:
                         self._backward.in_flight.append(transfer)
                     else:
                         transfer.wait()
+
+    def _merge(self, unit: UnitState, names: tuple[str, ...]) -> None:
+        """A unit's turn has come; with the last of those that share a message it is sent."""
+        units = self._backward.merging.setdefault(names, [])
+        units.append(unit)
+        if not self._sync or len(units) < len(names):
+            return
+        grads = []
+        for flat in (flat for each in units for flat in each.trainable):
+            if flat.grad is not None:
+                self._executor.remember("all_reduce", flat)
+                grads.append(flat.grad)
+        self._backward.in_flight += begin_joint_means(self._wire, grads, ", ".join(names))
 
     def _scatter(self, flat: Flat, grad: torch.Tensor, action: Action) -> None:
         self._executor.remember("reduce_scatter", flat)
