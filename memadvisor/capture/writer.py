@@ -222,6 +222,7 @@ class RankWriter:
 
     def _process_info(self, device: torch.device) -> ProcessInfo:
         properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+        wrapped = None if _process_group_size() == 1 else living(DistributedDataParallel)
         return ProcessInfo(
             rank=_process_group_rank(self._options),
             world_size=max(self._options.world_size, _process_group_size()),
@@ -237,7 +238,8 @@ class RankWriter:
             torch_version=torch.__version__,
             python_version=platform.python_version(),
             mark=own_mark(),
-            has_ddp=None if _process_group_size() == 1 else bool(living(DistributedDataParallel)),
+            has_ddp=None if wrapped is None else bool(wrapped),
+            has_ddp_hook=None if wrapped is None else any(getattr(ddp, "_comm_hooks", ()) for ddp in wrapped),
             **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
         )
 

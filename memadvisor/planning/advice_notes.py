@@ -132,6 +132,11 @@ def _run_notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Itera
             "The script's ranks train without DistributedDataParallel and FSDP2. `run` applies plans for several ranks to scripts "
             "that wrap their model in either, and to others none."
         )
+    if min(num_ranks, recorded) > 1 and rank.process.has_ddp_hook:
+        yield (
+            "The script's DistributedDataParallel has a communication hook (register_comm_hook), which the engine does not call: "
+            "`run` applies no plan for several ranks to it."
+        )
     if run.missing_ranks:
         yield f"{len(run.missing_ranks)} ranks left nothing readable; the plan rests on the others."
     if times is not None:

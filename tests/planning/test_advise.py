@@ -109,6 +109,15 @@ def test_a_script_whose_parallelism_is_its_own_is_told_that_no_plan_applies(has_
     assert any("without DistributedDataParallel" in note for note in advice.notes) is is_said
 
 
+def test_a_script_with_a_communication_hook_is_told_that_no_plan_applies():
+    ranks = tuple(
+        dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=True, has_ddp_hook=True))
+        for rank in RUN.ranks
+    )
+    advice = advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=10**9)
+    assert any("communication hook" in note for note in advice.notes)
+
+
 def test_every_plan_says_where_its_peak_is_and_how_the_next_compares():
     plans = advise(RUN, memory_bytes=4 * 10**6).plans
     for ranked in plans:
