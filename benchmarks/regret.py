@@ -102,7 +102,9 @@ def prepare(out, args):
 
 def space_of(run, hardware, budget_bytes):
     """(name, RankedPlan) of every plan of the space."""
-    times = times_from_curves(hardware.collectives, RANKS, hardware.source)
+    times = times_from_curves(
+        hardware.collectives, RANKS, hardware.source, hardware.overlap, engine=hardware.engine
+    )
     search = Search(run, times, RANKS, budget_bytes, None)
     for divisor in (1, 2):
         step = captured_step(run, micro_batch_divisor=divisor)
