@@ -77,8 +77,8 @@ def captured_step(
     traced, rank, step = _traced_ranks(run, of_rank)
     rank = with_passes_apart(rank) if rank.pipeline_stages else rank
     is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
-    # Stages keep theirs gathered for the whole step: replayed as it is.
-    groups = rank.shard_groups if rank.process.world_size > 1 and not rank.pipeline_stages else ()
+    # Stages keep theirs gathered for the whole step, and beside split layers each is gathered as it was: replayed as it is.
+    groups = rank.shard_groups if rank.process.world_size > 1 and not is_apart else ()
     if groups:
         check_predictable(rank, step)
         rank = with_copies_counted(rank, step)

@@ -153,7 +153,8 @@ class Plan:
     them with gradients: `units` are of these, and all others are left alone. Empty: the script has one model.
     `ranks`: of a pipeline whose ranks have models of their own, or of ranks that split layers (which all do the same), what
     each of them does, by rank; the plan then has no units itself, and its prediction's peak is that of the fullest rank;
-    units may be recomputed, and their activations elsewhere. Empty: all ranks do the same.
+    units may be recomputed, and their activations elsewhere. Empty: all ranks do the same. `ranks_alike`: these ranks split
+    layers, so a unit that runs again repeats collectives: what `ranks` say is the same of all.
     `disk_directory`: where the disk tier makes its file; None: the directory for temporary files.
     `delayed_update`: optimizer state that lies elsewhere is updated one step late, under the next step's forward and
     backward (arXiv:2101.06840). Lossy.
@@ -193,6 +194,7 @@ class Plan:
     delayed_update: bool = False
     models: tuple[PlannedModel, ...] = ()
     ranks: tuple[RankPlan, ...] = ()
+    ranks_alike: bool = False
 
     def of_rank(self, rank: int) -> Plan:
         """What one of `ranks` does, as the plan of a process by itself."""
@@ -201,6 +203,7 @@ class Plan:
             self,
             num_ranks=1,
             ranks=(),
+            ranks_alike=False,
             fingerprint=own.fingerprint,
             units=own.units,
             models=own.models,

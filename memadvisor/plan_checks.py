@@ -239,19 +239,30 @@ def _check_models(plan: Plan, source: str) -> None:
 def _check_ranks(plan: Plan, source: str) -> None:
     """Of a plan with choices by rank."""
     if not plan.ranks:
+        if plan.ranks_alike:
+            raise PlanError(
+                f"{source} has ranks alike, and says of none what it does.", hint="name them in `ranks`."
+            )
         return
     if [own.rank for own in plan.ranks] != list(range(plan.num_ranks)):
         raise PlanError(
             f"{source} says what ranks {', '.join(str(own.rank) for own in plan.ranks)} do, of {plan.num_ranks}.",
             hint="name each rank once, in order.",
         )
-    alike = replace(plan, ranks=())
+    alike = replace(plan, ranks=(), ranks_alike=False)
     usual = Plan(num_ranks=plan.num_ranks, zero_stage=0, policy="chosen")
     settable = ("prediction", "budget_bytes", "why", "micro_batch_size", "grad_accum", "disk_directory")
     if replace(alike, **{name: getattr(usual, name) for name in settable}) != usual:
         raise PlanError(
             f"{source} has choices by rank, and others beside them.",
             hint="such a plan recomputes units on each rank, or moves their activations, and does nothing else.",
+        )
+    other = next((own.rank for own in plan.ranks if own.units != plan.ranks[0].units), None)
+    if plan.ranks_alike and other is not None:
+        raise PlanError(
+            f"{source} has rank {other} recompute other units than rank 0, and these ranks split layers: they would wait for "
+            "each other's collectives for ever.",
+            hint="give all of them the same `units`.",
         )
     for own in plan.ranks:
         if any(unit.zero_stage or replace(unit, activation_tier="device").elsewhere for unit in own.units):

@@ -98,6 +98,7 @@ def plan_from_json(value: Any, source: str) -> Plan:
             delayed_update=_typed(value.get("delayed_update", False), bool),
             models=tuple(_model_from_json(model) for model in value.get("models", ())),
             ranks=tuple(_rank_from_json(rank) for rank in value.get("ranks", ())),
+            ranks_alike=_typed(value.get("ranks_alike", False), bool),
             micro_batch_size=_typed(value["micro_batch_size"], int, optional=True),
             grad_accum=_typed(value["grad_accum"], int, optional=True),
             prediction=None if prediction is None else _prediction_from_json(prediction),

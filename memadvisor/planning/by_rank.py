@@ -38,7 +38,7 @@ def rank_plans(
     )
 
 
-def plan_of_ranks(ranks: tuple[RankPlan, ...], budget_bytes: int, why: str) -> Plan:
+def plan_of_ranks(ranks: tuple[RankPlan, ...], budget_bytes: int, why: str, *, alike: bool = False) -> Plan:
     """Predicted as the fullest rank."""
     predictions = [each.prediction for each in ranks if each.prediction is not None]
     return Plan(
@@ -46,6 +46,7 @@ def plan_of_ranks(ranks: tuple[RankPlan, ...], budget_bytes: int, why: str) -> P
         zero_stage=0,
         policy="chosen",
         ranks=ranks,
+        ranks_alike=alike,
         prediction=max(predictions, key=lambda prediction: prediction.peak_bytes),
         budget_bytes=budget_bytes,
         why=why,

@@ -123,7 +123,7 @@ def advise_tensor_parallel(run: Run, *, memory_bytes: int) -> TensorAdvice:
     own = rank_plans(run, search.ranks, [units] * len(steps), chosen.step_time_s)
     return TensorAdvice(
         budget_bytes=memory_bytes,
-        plan=None if found is None else plan_of_ranks(own, memory_bytes, why),
+        plan=None if found is None else plan_of_ranks(own, memory_bytes, why, alike=True),
         ranks=tuple(
             TensorRank(
                 rank=step.rank, measured_peak_bytes=step.peak_bytes, predicted_peak_bytes=predicted_bytes
@@ -147,11 +147,10 @@ def _steps(run: Run) -> list[CapturedStep]:
         raise UsageError(
             f"Nothing is known of rank {run.missing_ranks[0]}, which holds a part of the model.", hint=hint
         )
-    parts, world_size = max(map(num_splitting, run.ranks)), run.manifest.world_size
-    if any(num_splitting(rank) != world_size or rank.shard_groups for rank in run.ranks):
+    parts = {num_splitting(rank) for rank in run.ranks}
+    if len(parts) > 1:
         raise UsageError(
-            f"{parts} of the run's {world_size} ranks split the layers of a model, beside another parallelism, and plans "
-            "are worked out for tensor parallelism over all ranks.",
+            f"Layers are split among {min(parts)} ranks on some ranks of the run, and among {max(parts)} on others.",
             hint=hint,
         )
     steps = [captured_step(run, num_ranks=1, of_rank=rank.process.rank) for rank in run.ranks]

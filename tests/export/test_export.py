@@ -199,6 +199,7 @@ READ = {
             "activation_units",
             "compressed_units",
             "ranks",
+            "ranks_alike",
         ),  # who plays it; which units of a plan made by hand; choices by rank, which are refused
     },
     UnitPlan: {

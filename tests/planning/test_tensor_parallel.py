@@ -1,17 +1,27 @@
 """Ranks that split layers recompute the same units: against all choices, with the fullest rank deciding."""
 
+import os
+from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memadvisor.errors import UsageError
+from memadvisor.analyzers.analysis import analyze
+from memadvisor.errors import PlanError, UsageError
+from memadvisor.plan import Plan, RankPlan, UnitPlan
+from memadvisor.plan_checks import check_plan
+from memadvisor.plan_file import load_plan, save_plan
 from memadvisor.planning.stage_choice import Chosen
 from memadvisor.planning.tensor_parallel import TensorSearch, advise_tensor_parallel
-from tests.analyzers.test_data_ranks import split
+from memadvisor.run.parallel_records import TensorParallel
+from memadvisor.run.store import load_run
 from tests.make_run import make_run
 from tests.planning.small_pipelines import a_pipeline
+from tests.torch_exit import completed
+from tests.warm_python import warm_python
 
 kept = st.integers(1, 9).map(lambda count: count * 100_000)
 
@@ -36,8 +46,53 @@ def test_the_least_time_within_the_budget_is_found_for_all_ranks_at_once(of_unit
     assert search.point(found).step_time_s == pytest.approx(best_s)
 
 
-def test_tensor_parallelism_beside_another_parallelism_is_refused():
-    with pytest.raises(
-        UsageError, match="2 of the run's 4 ranks split the layers of a model, beside another"
-    ):
-        advise_tensor_parallel(split(make_run(num_ranks=4), 2), memory_bytes=1 << 30)
+ROOT = Path(__file__).parents[2]
+
+
+def memadvisor(command, directory, *options):
+    """The script under a command, on two ranks."""
+    words = [command, *options, "--nproc", "2", "--out", str(directory), "tests/scripts/split_layers.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return completed([warm_python(), "-m", "memadvisor", *words], cwd=ROOT, env=environment, timeout=150)
+
+
+@pytest.mark.timeout(400)
+def test_ranks_that_split_layers_hold_what_is_predicted_and_losses_stay_the_same(tmp_path):
+    plain = memadvisor("profile", tmp_path / "plain")
+    assert plain.returncode == 0, plain.stderr
+    recorded = load_run(tmp_path / "plain")
+    peak_bytes = max(rank.traced_step.peak_allocated_bytes for rank in recorded.ranks)
+    advice = advise_tensor_parallel(recorded, memory_bytes=int(0.85 * peak_bytes))
+    save_plan(advice.plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == advice.plan and advice.recomputed
+
+    applied = memadvisor("run", tmp_path / "run", "--plan", str(tmp_path / "plan.json"))
+
+    assert applied.returncode == 0, applied.stderr
+    assert applied.stdout == plain.stdout != ""
+    pairs = analyze(load_run(tmp_path / "run")).comparison.rank_peak_bytes.values()
+    assert [pair.measured for pair in pairs] == pytest.approx([pair.predicted for pair in pairs], rel=0.005)
+
+
+def test_a_plan_whose_ranks_would_wait_for_each_other_for_ever_is_refused():
+    """As one that was edited by hand."""
+    units = (
+        UnitPlan(name="0", zero_stage=0, recompute=True),
+        UnitPlan(name="0", zero_stage=0, recompute=False),
+    )
+    ranks = tuple(RankPlan(rank=rank, fingerprint="f", units=(unit,)) for rank, unit in enumerate(units))
+    plan = Plan(num_ranks=2, zero_stage=0, policy="chosen", ranks=ranks)
+    check_plan(plan, "A pipeline's")
+    with pytest.raises(PlanError, match="rank 1 recompute other units than rank 0"):
+        check_plan(replace(plan, ranks_alike=True), "It")
+
+
+@pytest.mark.parametrize("parts", [(2, 4, 2, 2), (2, 1, 2, 2)])
+def test_ranks_that_split_layers_otherwise_than_others_are_refused(parts):
+    run = make_run(num_ranks=4)
+    ranks = [
+        replace(rank, tensor_parallel=(TensorParallel("", n),))
+        for rank, n in zip(run.ranks, parts, strict=True)
+    ]
+    with pytest.raises(UsageError, match="on some ranks of the run"):
+        advise_tensor_parallel(replace(run, ranks=tuple(ranks)), memory_bytes=1 << 30)

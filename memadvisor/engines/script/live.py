@@ -105,26 +105,35 @@ def model_fingerprint(model: torch.nn.Module) -> str:
     """The fingerprint of a live model, as the plan's was made from the recorded one.
 
     What FSDP2 has gathered in its compute dtype counts as the shards are. Of a parameter that tensor parallelism splits,
-    this rank's part counts, where FSDP2 does not share it too.
+    this rank's part counts, and of what FSDP2 shards besides, what all of its shards are.
     """
-    shards = {
-        id(each._unsharded_param): each.sharded_param
+    shared = [
+        each
         for module in model.modules()
         if hasattr(module, "_get_fsdp_state")
         for group in param_groups(module)
         for each in group.fsdp_params
-        if hasattr(each, "_unsharded_param")
+    ]
+    shards = {
+        id(each._unsharded_param): each.sharded_param for each in shared if hasattr(each, "_unsharded_param")
     }
-    is_fsdp2 = any(hasattr(module, "_get_fsdp_state") for module in model.modules())
+    sizes = {id(each.sharded_param): each._orig_size for each in shared}
+    sizes |= {
+        id(each._unsharded_param): each._orig_size for each in shared if hasattr(each, "_unsharded_param")
+    }
     return fingerprint(
-        (name, str(list(_shape(parameter, is_fsdp2))), dtype_name(shards.get(id(parameter), parameter).dtype))
+        (
+            name,
+            str(list(sizes.get(id(parameter), _own_shape(parameter)))),
+            dtype_name(shards.get(id(parameter), parameter).dtype),
+        )
         for name, parameter in unwrap(model).named_parameters(remove_duplicate=False)
     )
 
 
-def _shape(parameter: torch.Tensor, is_fsdp2: bool) -> torch.Size:
+def _own_shape(parameter: torch.Tensor) -> torch.Size:
     local: torch.Tensor | None = getattr(parameter, "_local_tensor", None)  # of a DTensor
-    return parameter.shape if is_fsdp2 or local is None else local.shape
+    return parameter.shape if local is None else local.shape
 
 
 def check_shardable(model: torch.nn.Module, num_stages: int) -> None:
