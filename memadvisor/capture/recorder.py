@@ -215,7 +215,7 @@ class Recorder:
         try:
             was_tracing, storages = self.is_tracing, self._tracing.cut()
             if was_tracing and self._spans is not None:
-                self._spans.step.traced = False
+                self._spans.step.traced, self._spans.step.is_disturbed = False, True
             self._memory.see(error, place_of_failure(error, self._models), storages)
         except Exception as failure:
             self.fail(failure)
@@ -336,7 +336,7 @@ class Recorder:
             gauges, optimizers = self._gauges, self._updates.living()
             traced = self._tracing.end(step.index, gauges.device, gauges.nvml, self._models, optimizers)
             peaks = traced or peaks
-            step.traced = self._tracing.has_trace
+            step.traced, step.is_disturbed = self._tracing.has_trace, not self._tracing.has_trace
             self._close_cpu_account()
         if counter is not None:
             self._writer.add_counter(counter)

@@ -57,6 +57,7 @@ class OpenStep:
     one backward, several models or parts of one may be, and a call may have several backwards.
     `is_thin`: no module was listened to, so forwards are not seen, and nobody knows what they were given.
     `is_pieced`: where it ended or began was known only afterwards, so that what depends on the moment is not.
+    `is_disturbed`: it was traced, wholly or in part, and the trace is left out.
     """
 
     index: int
@@ -64,6 +65,7 @@ class OpenStep:
     traced: bool = False
     is_thin: bool = False
     is_pieced: bool = False
+    is_disturbed: bool = False
     spans: list[_OpenSpan] = field(default_factory=list)
     given: dict[str, Given] = field(default_factory=dict)
     seen: SeenBatches = field(default_factory=SeenBatches)
@@ -115,7 +117,7 @@ class SpanLog:
     def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
         """The next step; what was open in the last one is forgotten."""
         now_s, busy_s = time.monotonic(), time.thread_time()
-        if not self.step.traced and not self.step.is_pieced:
+        if not (self.step.traced or self.step.is_pieced or self.step.is_disturbed):
             times_s = now_s - self._begin_s, busy_s - self._begin_busy_s
             if self.has_unit_spans:
                 self._listening.note_full(*times_s, self._estimate_s)
@@ -358,7 +360,9 @@ class ClosedStep:
             allocated_bytes=self.allocated_bytes,
             peak_allocated_bytes=self.peak_allocated_bytes,
             peak_reserved_bytes=self.peak_reserved_bytes,
-            recorder_s=step.recorder_s if self.knows_cost and not step.is_pieced else None,
+            recorder_s=step.recorder_s
+            if self.knows_cost and not (step.is_pieced or step.is_disturbed)
+            else None,
             num_repeated_batches=step.seen.num_repeated,
         )
         spans = []

@@ -226,8 +226,8 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
         if ranked.changes_script:
             console.print(
                 printable(
-                    f"   set in your script: micro-batch {ranked.plan.micro_batch_size}, "
-                    f"gradient accumulation {ranked.plan.grad_accum}"
+                    f"   set in your script: a micro-batch of {ranked.plan.micro_batch_size} (rows of the model's first "
+                    f"tensor), gradient accumulation {ranked.plan.grad_accum}"
                 )
             )
     if len(advice.front) > 1:

@@ -93,8 +93,8 @@ class Step:
     """From the end of one optimizer step to the end of the next.
 
     `recorder_s` is the time that memadvisor's own hooks took inside the step; None where it is not known:
-    in a traced step, and up to it on CPU, where the allocator keeps its account and is slower for it. A traced
-    step's times never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has
+    in a traced step, whether or not its trace was kept, and up to it on CPU, where the allocator keeps its account and
+    is slower for it. A traced step's times never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has
     one, and no step after it has `allocated_bytes`. Micro-batches are the calls of a model with gradients, or the
     backwards where these are fewer; of several models, or parts that the script calls itself, calls, samples and
     tokens are those of the one that has the most. A batch that a model is given again in the step counts once; in how

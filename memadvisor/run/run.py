@@ -86,13 +86,15 @@ class RankRun:
         """Timed steps that are neither warm-up nor next to a traced one; what throughput is made of.
 
         Where there are any after a traced step, they alone: until then a CPU's allocator keeps its account and is
-        slower for it.
+        slower for it. Where what the recorder took is known of some, those alone: a step whose trace was left out has
+        none, and took longer than the script's own.
         """
         traced = {step.index for step in self.steps if step.traced}
         timed = [step for step in self.steps if not step.traced]
         steady = [step for step in timed if step.index >= 2 and step.index - 1 not in traced]
         after = [step for step in steady if step.index > max(traced, default=-1)]
-        return tuple(after or steady or timed[-1:])
+        undisturbed = [step for step in after or steady if step.recorder_s is not None]
+        return tuple(undisturbed or after or steady or timed[-1:])
 
     def steps_with_units(self) -> tuple[Step, ...]:
         """The steady steps whose modules were listened to; what times of phases and units are made of.

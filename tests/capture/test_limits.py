@@ -64,6 +64,7 @@ def test_a_step_of_too_many_operators_is_not_remembered(tmp_path, monkeypatch, m
 
     assert len(rank.steps) == 6 and rank.traced_step is None
     assert rank.operators == ()
+    assert [step.index for step in rank.steady_steps()] == [3, 4, 5]
     assert ["too many operators" in note.text for note in rank.notes] == [True]
     assert not torch._C._autograd._profiler_enabled()
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None

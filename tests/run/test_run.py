@@ -30,6 +30,14 @@ def test_where_no_step_is_left_after_the_traced_one_those_before_it_are_steady()
     assert [step.index for step in with_steps({6}).steady_steps()] == [2, 3, 4, 5]
 
 
+def test_a_step_whose_trace_was_left_out_is_not_steady():
+    """It took longer than the script's own; the journal says of it, alone, that its own cost is not known."""
+    rank = with_steps(set(), total=5)
+    steps = [dataclasses.replace(s, recorder_s=None) if s.index == 3 else s for s in rank.steps]
+
+    assert [step.index for step in dataclasses.replace(rank, steps=tuple(steps)).steady_steps()] == [2, 4]
+
+
 def test_times_of_units_come_from_the_steady_steps_that_have_any():
     span = Span(5, "unit_forward", "a", 0, 5.1, 5.2)
     listened = dataclasses.replace(with_steps({2}), spans=(span,))
