@@ -118,6 +118,29 @@ class Ledger:
                 return block if alive else None
         return None
 
+    def gone_before(self, size_bytes: int) -> int:
+        """Such a thread as `freed_elsewhere` tells of freed this much between the census and the profiler's start.
+
+        Taken for it are residents that nobody has named and the step neither used nor freed, if their sizes add up.
+        Returns their bytes, which are no part of the step; else 0, and nothing changes.
+        """
+        unused = (
+            block
+            for block in self.blocks
+            if block.categories == {"other"} and block.death_ns is None and block.last_use_ns is None
+        )
+        gone, left_bytes = [], size_bytes
+        for block in sorted(unused, key=lambda block: -block.size_bytes):
+            if block.size_bytes <= left_bytes:
+                gone.append(block)
+                left_bytes -= block.size_bytes
+        if left_bytes:
+            return 0
+        for block in gone:
+            self.blocks.remove(block)
+            self._by_address[block.address].remove(block)
+        return size_bytes
+
     def freed_elsewhere(self, size_bytes: int, time_ns: int) -> int:
         """A thread that no profiler sees (a backend's own) freed this much; its size tells which block it was.
 
@@ -326,6 +349,8 @@ def _residuals(
     if start_allocated_bytes is None:
         return [], None, None
     explained = sum(block.size_bytes for block in ledger.blocks if block.place.phase == "baseline")
+    if explained > start_allocated_bytes:
+        explained -= ledger.gone_before(explained - start_allocated_bytes)
     rows = [Residual((start_ns + offset_ns) / 1e9, start_allocated_bytes - explained)]
     peak_bytes, peak_reserved_bytes = start_allocated_bytes, 0
     for event in events:

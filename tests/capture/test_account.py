@@ -126,6 +126,26 @@ def test_a_block_that_another_thread_freed_is_found_by_its_size():
     assert [row.unexplained_bytes for row in result.residuals] == [0]
 
 
+def test_a_resident_that_another_thread_freed_before_the_first_event_is_no_part_of_the_step():
+    """Gloo's thread lets the buffer of the last step's all-reduce go when the profiler starts: -64 KiB were unexplained."""
+    residents = [
+        Resident(0xA, 64, "other", "", "float32", "[16]"),
+        Resident(0xB, 64, "parameter", "block", "float32", "[16]"),
+        Resident(0xC, 32, "other", "", "float32", "[8]"),
+        Resident(0xD, 16, "other", "", "float32", "[4]"),
+    ]
+    log = LabelLog(places=[(1 * MS, FORWARD)])
+    log.calls = [OperatorCall(1 * MS, 3 * MS, "aten::addmm", FORWARD, (0xC,), (), 0, 0)]
+
+    result = account([event(2, 0xE, 8, 120)], log, residents, total=112)
+
+    assert sorted(row.size_bytes for row in result.storages) == [8, 16, 32, 64]
+    assert [row.unexplained_bytes for row in result.residuals] == [0]
+
+    kept = account([event(2, 0xE, 8, 136)], log, residents, total=128)
+    assert [row.unexplained_bytes for row in kept.residuals] == [-48]  # what does not add up is shown
+
+
 def test_what_python_makes_for_an_operator_belongs_to_it():
     """`x / 8` makes a tensor of the number before the division runs; a tensor that no operator uses has none."""
     log = LabelLog(places=[(1 * MS, FORWARD)])
