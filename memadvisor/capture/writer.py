@@ -239,6 +239,7 @@ class RankWriter:
             python_version=platform.python_version(),
             mark=own_mark(),
             has_ddp=None if wrapped is None else bool(wrapped),
+            ddp_ranks=min((ddp.process_group.size() for ddp in wrapped or ()), default=None),
             has_ddp_hook=None if wrapped is None else any(getattr(ddp, "_comm_hooks", ()) for ddp in wrapped),
             **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
         )

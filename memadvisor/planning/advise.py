@@ -253,15 +253,21 @@ def _check_model(
     compression: Compression,
     local_sgd: LocalSgd | None,
 ) -> None:
-    """Raise UsageError for what several models, a script that shards its model by FSDP2 itself, or one that trains nothing of
-    its model cannot be given."""
+    """Raise UsageError for what several models, a script that shards its model by FSDP2 itself, one that trains nothing of
+    its model, or one whose ranks are no replicas of each other cannot be given."""
     check_trained(run.ranks[0])
+    replicas, recorded = run.ranks[0].process.ddp_ranks, run.manifest.world_size
+    if replicas is not None and replicas < recorded:
+        raise UsageError(
+            f"The script's DistributedDataParallel is over {replicas} of {recorded} ranks: the others have something else, such "
+            "as other parts of its layers, and no plan is worked out for that.",
+            hint="a script that splits layers gets plans with FSDP2 over the other ranks, or with none beside it.",
+        )
     if local_sgd is not None:
         check_single(run.ranks[0], "local SGD is worked out")
     if not step.shard_groups:
         return
     check_single(run.ranks[0], "plans for FSDP2 are worked out")
-    recorded = run.manifest.world_size
     what = (
         f"--gpus {num_ranks}"
         if num_ranks != recorded

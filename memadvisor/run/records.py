@@ -342,7 +342,8 @@ class ProcessInfo:
     itself, for a call, for each tensor that it saves, and for each operator in either run of a unit that keeps outputs, is
     measured after the traced step; so is what rounding an activation takes, and bringing it back: by tensor, and by element.
     None on GPUs. `has_ddp`: whether a DistributedDataParallel was there, and `has_ddp_hook`, whether one with a
-    communication hook of the script's (`register_comm_hook`); None where the script has one rank."""
+    communication hook of the script's (`register_comm_hook`); `ddp_ranks`: how many ranks its process group has, of several
+    the smallest. None where the script has one rank."""
 
     rank: int
     world_size: int
@@ -367,6 +368,7 @@ class ProcessInfo:
     restoring_element_s: float | None = None
     has_ddp: bool | None = None
     has_ddp_hook: bool | None = None
+    ddp_ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

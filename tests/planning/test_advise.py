@@ -109,6 +109,14 @@ def test_a_script_whose_parallelism_is_its_own_is_told_that_no_plan_applies(has_
     assert any("without DistributedDataParallel" in note for note in advice.notes) is is_said
 
 
+def test_a_script_whose_ddp_is_over_some_of_its_ranks_is_refused():
+    """Split layers under DDP (torch's _pre_dp_module_transform) are plain tensors: plans took all ranks for replicas."""
+    process = dataclasses.replace(RUN.ranks[0].process, has_ddp=True, ddp_ranks=1)
+    ranks = (dataclasses.replace(RUN.ranks[0], process=process), *RUN.ranks[1:])
+    with pytest.raises(UsageError, match="over 1 of 2 ranks"):
+        advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=10**9)
+
+
 def test_a_script_with_a_communication_hook_is_told_that_no_plan_applies():
     ranks = tuple(
         dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=True, has_ddp_hook=True))
