@@ -15,6 +15,7 @@ from memadvisor.analyzers.comparison import Compared, Comparison, comparison
 from memadvisor.analyzers.data_ranks import over_all_ranks
 from memadvisor.analyzers.evaluation import Evaluation, evaluation
 from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
+from memadvisor.analyzers.larger_steps import LargerSteps, larger_steps
 from memadvisor.analyzers.matching import Matched, match_collectives
 from memadvisor.analyzers.model_states import ModelStates, model_states
 from memadvisor.analyzers.operators import OperatorTable, operator_table
@@ -81,6 +82,7 @@ class Analysis:
     samples_per_s: float | None
     tokens_per_s: float | None
     unfinished_ranks: tuple[UnfinishedRank, ...] = ()
+    larger_steps: LargerSteps | None = None
 
     @property
     def largest_rank(self) -> RankAnalysis:
@@ -106,6 +108,7 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
         samples_per_s=over_all_ranks([None if t is None else t.samples_per_s for t in times], run),
         tokens_per_s=over_all_ranks([None if t is None else t.tokens_per_s for t in times], run),
         unfinished_ranks=unfinished_ranks(run),
+        larger_steps=larger_steps(run.ranks),
     )
 
 
@@ -156,6 +159,7 @@ def analysis_to_json(analysis: Analysis) -> dict[str, Any]:
         "skew": None if analysis.skew is None else dataclasses.asdict(analysis.skew),
         "samples_per_s": analysis.samples_per_s,
         "tokens_per_s": analysis.tokens_per_s,
+        "larger_steps": None if analysis.larger_steps is None else dataclasses.asdict(analysis.larger_steps),
         "problems": list(run.problems),
     }
 

@@ -15,7 +15,7 @@ from memadvisor.plan import Plan
 from memadvisor.plan_file import load_plan
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.launch import take_run_directory
-from memadvisor.run.run import Run
+from memadvisor.run.run import DEFAULT_TRACE_STEP, Run
 from memadvisor.run.store import load_run
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Profile:
         return analyze(self.run)
 
 
-def profile(out: str | Path | None = None, *, trace_step: int = 2) -> Profile:
+def profile(out: str | Path | None = None, *, trace_step: int = DEFAULT_TRACE_STEP) -> Profile:
     """Record the training inside a `with` block into the directory `out` (default: memadvisor-runs/...).
 
     Model and optimizer are found by themselves. Step `trace_step` (counted from 0) is traced. Raises

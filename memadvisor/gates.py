@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.comparison import Compared
+from memadvisor.analyzers.larger_steps import LargerSteps
 from memadvisor.analyzers.run_difference import Change, RankDifference, run_difference
 from memadvisor.run.run import RankRun
 
@@ -130,7 +131,10 @@ def numbered(ranks: Sequence[int]) -> str:
 def _memory(analysis: Analysis, limits: Limits) -> Iterator[Gate]:
     ranks = analysis.ranks
     if limits.max_peak_bytes is not None:
-        figures = [Figure(rank=r.rank, value=r.known_peak_bytes, why=_where_it_peaked(r)) for r in ranks]
+        figures = [
+            Figure(rank=r.rank, value=r.known_peak_bytes, why=_where_it_peaked(r, analysis.larger_steps))
+            for r in ranks
+        ]
         yield hold("max_peak_bytes", "peak", "bytes", limits.max_peak_bytes, figures)
     if limits.max_reserved_bytes is not None:
         figures = [
@@ -146,13 +150,16 @@ def _memory(analysis: Analysis, limits: Limits) -> Iterator[Gate]:
         yield hold("max_unexplained", "unexplained", "fraction", limits.max_unexplained, figures)
 
 
-def _where_it_peaked(rank: RankAnalysis) -> str:
+def _where_it_peaked(rank: RankAnalysis, larger: LargerSteps | None) -> str:
     if rank.known_peak_bytes is None:
         return "no step with the allocator's count was finished"
     if rank.peak is None:
         return "no step was traced"
     is_traced = rank.known_peak_bytes == rank.peak.allocated_bytes
-    return f"in {rank.peak.position}" if is_traced else "in another step than the traced one"
+    if not is_traced:
+        return "in another step than the traced one"
+    untraced = "" if larger is None else f", step {larger.traced_step}; larger ones were not traced"
+    return f"in {rank.peak.position}{untraced}"
 
 
 def _why_not_reserved(rank: RankAnalysis, recorded: RankRun) -> str:

@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
+from memadvisor.analyzers.larger_steps import larger_steps
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.utilization import Utilization
@@ -206,6 +207,9 @@ def _run(view: View) -> list[Text]:
         shown = ", ".join(str(rank) for rank in view.run.missing_ranks[:12])
         more = ", ..." if len(view.run.missing_ranks) > 12 else ""
         rows.append(_fact("missing ranks", f"{shown}{more}: nothing readable from them", "#e5484d"))
+    larger = larger_steps(view.run.ranks)
+    if larger is not None:
+        rows.append(_fact("larger steps", larger.in_words, "#f2c14e"))
     num_notes = len(view.run.problems) + sum(len(rank.notes) for rank in view.run.ranks)
     if num_notes:
         rows.append(_fact("notes", f"{num_notes}, under Notes"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from memadvisor.capture.tensor_storage import is_without_shape
 # What libraries of graphs hand over in place of tensors has one of these: torch_geometric's Data, DGL's DGLGraph,
 # torch_sparse's SparseTensor.
 _OF_GRAPHS = ("num_nodes", "sparse_sizes")
+_MOST_VALUES = 100
 _OF_LENGTHS = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.Transformer)
 
 
@@ -91,6 +93,26 @@ def batch_of(
         return None, None
     num_samples = first.shape[1] if is_length_first and first.dim() > 1 else first.shape[0]
     return num_samples, first.numel() if not first.is_floating_point() and first.dim() == 2 else None
+
+
+def num_elements_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Elements of all tensors that a model is called with, those in lists and dicts too: how large the call is.
+
+    Containers are looked into two deep, and no further than to their hundredth value: each call is counted so.
+    """
+    return _num_elements((*args, *kwargs.values()), depth=2)
+
+
+def _num_elements(values: Iterable[Any], depth: int) -> int:
+    num_elements = 0
+    for value in islice(values, _MOST_VALUES):
+        if isinstance(value, torch.Tensor):
+            num_elements += value.numel()
+        elif depth and isinstance(value, (list, tuple)):
+            num_elements += _num_elements(value, depth - 1)
+        elif depth and isinstance(value, Mapping):
+            num_elements += _num_elements(value.values(), depth - 1)
+    return num_elements
 
 
 def _shaped(values: Sequence[Any]) -> list[torch.Tensor]:

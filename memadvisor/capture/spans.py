@@ -18,7 +18,7 @@ from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
-from memadvisor.capture.samples import LengthFirst, SeenBatches, batch_of
+from memadvisor.capture.samples import LengthFirst, SeenBatches, batch_of, num_elements_of
 from memadvisor.run.cut import innermost
 from memadvisor.run.records import Span, Step
 
@@ -69,6 +69,8 @@ class OpenStep:
     spans: list[_OpenSpan] = field(default_factory=list)
     given: dict[str, Given] = field(default_factory=dict)
     seen: SeenBatches = field(default_factory=SeenBatches)
+    largest_input: int = 0  # elements that a model was given in one call, at most
+    largest_input_since_update: int = 0
     num_backwards: int = 0
     num_micro_batches: int = 0
     recorder_s: float = 0.0
@@ -133,6 +135,7 @@ class SpanLog:
         step = self.step
         given = {name: replace(each) for name, each in step.given.items()}
         self._until_update = replace(step, spans=[], given=given), len(step.spans), self._position.micro_batch
+        step.largest_input_since_update = 0
 
     def end_with_update(self, end: _Mark) -> OpenStep:
         """The step had ended at `end`, with the update noted last; what has been seen since is the next one's."""
@@ -147,6 +150,7 @@ class SpanLog:
         rest.num_backwards -= ended.num_backwards
         rest.seen = SeenBatches()
         rest.given = {name: each.since(ended.given.get(name, Given())) for name, each in rest.given.items()}
+        rest.largest_input = rest.largest_input_since_update
         ended.is_pieced = rest.is_pieced = True
         self._note_micro_batches(ended)
         return ended
@@ -268,12 +272,15 @@ class SpanLog:
         self._on_unit_backward(unit)
 
     def _count_inputs(self, name: str, args: Any, kwargs: Any) -> None:
-        given = self.step.given.setdefault(name, Given())
+        step, num_elements = self.step, num_elements_of(args, kwargs)
+        given = step.given.setdefault(name, Given())
         given.num_calls += 1
+        step.largest_input = max(step.largest_input, num_elements)
+        step.largest_input_since_update = max(step.largest_input_since_update, num_elements)
         is_length_first = self.length_first.leave_model(name, args, kwargs)
         num_samples, num_tokens = batch_of(args, kwargs, is_length_first=is_length_first)
         is_known = num_samples is not None or num_tokens is not None
-        if is_known and self.step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
+        if is_known and step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
             return
         if num_samples is not None and self.on_first_batch is not None:
             self.on_first_batch(num_samples)
@@ -364,6 +371,7 @@ class ClosedStep:
             if self.knows_cost and not (step.is_pieced or step.is_disturbed)
             else None,
             num_repeated_batches=step.seen.num_repeated,
+            largest_input_elements=None if step.is_thin else step.largest_input or None,
         )
         spans = []
         for kind, unit, micro_batch, start, end, has_gradients in step.spans:

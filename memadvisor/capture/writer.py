@@ -31,6 +31,7 @@ from memadvisor.run.journal import JournalWriter
 from memadvisor.run.living import living
 from memadvisor.run.process import own_mark
 from memadvisor.run.records import Counter, Ending, Note, ProcessInfo, Span, Step
+from memadvisor.run.run import DEFAULT_TRACE_STEP
 from memadvisor.run.store import journal_path
 from memadvisor.units import format_bytes
 
@@ -43,7 +44,7 @@ _MAX_RAW_BYTES = MAX_JOURNAL_RAW_BYTES * 3 // 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderOptions:
-    """`trace_step` is the index of the traced step: two steps of warm-up before it by default.
+    """`trace_step` is the index of the traced step: after the warm-up by default.
 
     Once `max_bytes` are written, only the steps are. `measure_engines`, the engine's, is called once after the
     traced step, on a CPU: seconds, in the order of ProcessInfo's fields, into which they go.
@@ -54,7 +55,7 @@ class RecorderOptions:
     world_size: int
     local_rank: int
     rank_is_guess: bool = False  # nobody has said which rank this is; the process group will
-    trace_step: int = 2
+    trace_step: int = DEFAULT_TRACE_STEP
     memory_limit_bytes: int | None = None
     max_bytes: int = 10**9
     measure_engines: Callable[[], tuple[float, ...]] | None = None

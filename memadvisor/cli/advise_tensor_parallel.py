@@ -51,6 +51,7 @@ def tensor_advice_to_json(advice: TensorAdvice) -> dict[str, Any]:
         "front": [_point_to_json(point) for point in advice.front],
         "smallest_budget_bytes": advice.smallest_budget_bytes,
         "measured": {"peak_bytes": advice.measured_peak_bytes, "step_time_s": advice.measured_step_time_s},
+        "notes": list(advice.notes),
     }
 
 
@@ -85,6 +86,8 @@ def _print(advice: TensorAdvice, run: Run, console: Console, output: str | None)
     )
     if len(advice.front) > 1:
         console.print(_front(advice))
+    for note in advice.notes:
+        console.print(printable(f"Note: {note}"))
     print_ending(advice, run, console, output)
 
 

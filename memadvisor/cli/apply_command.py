@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from memadvisor.run.run import UNKNOWN, Run
+from memadvisor.run.run import DEFAULT_TRACE_STEP, UNKNOWN, Run
 
 
 def apply_command(run: Run, plan: str, num_ranks: int, num_nodes: int | None = None) -> str:
@@ -17,6 +17,9 @@ def apply_command(run: Run, plan: str, num_ranks: int, num_nodes: int | None = N
         words[:1] = ["torchrun", "...", "-m", "memadvisor"]
     elif num_ranks > 1:
         words += ["--nproc", str(num_ranks)]
+    traced = next((rank.traced_step for rank in run.ranks if rank.traced_step is not None), None)
+    if traced is not None and traced.index != DEFAULT_TRACE_STEP:
+        words += ["--trace-step", str(traced.index)]  # or measured would be another step than predicted
     if script == UNKNOWN:
         return " ".join((*words, "SCRIPT"))
     module = ["-m"] if script.replace(".", "").isidentifier() and not script.endswith(".py") else []

@@ -16,6 +16,7 @@ from memadvisor.cli.closing import print_closing
 from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.measuring import measure_engines
 from memadvisor.errors import UsageError
+from memadvisor.run.run import DEFAULT_TRACE_STEP
 from memadvisor.units import parse_bytes
 
 TAKES_SCRIPT = True
@@ -39,9 +40,9 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace-step",
         type=_step,
-        default=2,
+        default=DEFAULT_TRACE_STEP,
         metavar="K",
-        help="trace the step with this index, from 0 on (default: 2, after the warm-up)",
+        help="trace the step with this index, from 0 on (default: %(default)s, after the warm-up)",
     )
     parser.add_argument(
         "--memory-limit",

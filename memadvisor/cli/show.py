@@ -112,6 +112,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     yield from summary.trouble(analysis)
     yield from summary_failures.short(analysis)
     yield _short_peak(analysis)
+    yield from summary.larger(analysis)
     states, kept, time = rank.model_states, rank.activations, rank.step_time
     if states is not None and kept is not None:
         yield paragraph(

@@ -37,6 +37,7 @@ def sections(analysis: Analysis, width: int, *, has_color: bool, convention: str
     if analysis.comparison is not None:
         yield prediction(analysis)
     yield peak(rank, recorded, len(analysis.ranks), width, has_color=has_color)
+    yield from larger(analysis)
     if rank.peak is not None:
         yield modules(rank.peak, width)
     if rank.fragmentation is not None and rank.fragmentation.is_worth_showing:
@@ -54,6 +55,12 @@ def sections(analysis: Analysis, width: int, *, has_color: bool, convention: str
     yield communication(rank, analysis)
     if analysis.skew is not None:
         yield ranks(analysis)
+
+
+def larger(analysis: Analysis) -> Iterator[RenderableType]:
+    """Where the peak is not that of the largest step."""
+    if analysis.larger_steps is not None:
+        yield paragraph(("larger steps ", "bold yellow"), analysis.larger_steps.in_words)
 
 
 def record_of(rank: RankAnalysis, analysis: Analysis) -> RankRun:

@@ -31,7 +31,6 @@ def peak(
         (format_bytes(found.allocated_bytes), "bold"),
         f"  in {found.position} (step {found.step}{of_rank}); {source}",
         "" if found.reserved_bytes is None else f"; {format_bytes(found.reserved_bytes)} reserved",
-        _higher_elsewhere(rank, found),
     )
     parts = peak_parts(found)
     bar_width = max(10, min(50, width - 40))
@@ -63,13 +62,6 @@ def why_no_peak(recorded: RankRun) -> str:
     if recorded.traced_step is None:
         return "no traced step was finished"
     return "a step was traced, but its storages are missing"
-
-
-def _higher_elsewhere(rank: RankAnalysis, found: PeakBreakdown) -> str:
-    highest = rank.highest_peak_bytes
-    if highest is None or highest <= found.allocated_bytes:
-        return ""
-    return f"; another step reached {format_bytes(highest)}"
 
 
 def peak_parts(found: PeakBreakdown) -> list[tuple[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memadvisor.analyzers.larger_steps import larger_steps
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import Compression, compression_loss_text
 from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
@@ -24,6 +25,7 @@ _WORTH_NAMING = 0.2  # of the peak: states that could lie elsewhere
 
 def notes(run: Run, search: Search, plain: CapturedStep, found: list[RankedPlan]) -> Iterator[str]:
     """Of the plans that a search has found for the step `plain`, from best to worst."""
+    yield from size_notes(run)
     yield from _precision_notes(search.precision)
     yield from _compression_notes(search.compression)
     yield from _local_sgd_notes(search.local_sgd)
@@ -36,6 +38,13 @@ def notes(run: Run, search: Search, plain: CapturedStep, found: list[RankedPlan]
     yield from _transfer_notes(found, search.transfers)
     yield from _tier_notes(plain, search)
     yield from _allocator_notes(plain, search.settings)
+
+
+def size_notes(run: Run) -> Iterator[str]:
+    """Plans are for steps as large as the traced one."""
+    larger = larger_steps(run.ranks)
+    if larger is not None:
+        yield f"{larger.in_words} What fits here may not fit there."
 
 
 def _unit_notes(plain: CapturedStep) -> Iterator[str]:

@@ -21,6 +21,7 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes, transfer_times
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.plan import Plan, RankPlan
+from memadvisor.planning.advice_notes import size_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.stage_choice import Chosen, StageChoice
@@ -203,7 +204,7 @@ def advise_pipeline(run: Run, *, memory_bytes: int, hardware: Hardware | None = 
         smallest_budget_bytes=max(search.peaks(smallest)),
         measured_peak_bytes=max(place.step.peak_bytes for place in search.places),
         measured_step_time_s=first.step_time_s,
-        notes=tuple(_notes(search.pipelines)),
+        notes=(*size_notes(run), *_notes(search.pipelines)),
     )
 
 

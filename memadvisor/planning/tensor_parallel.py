@@ -17,6 +17,7 @@ from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.plan import Plan
+from memadvisor.planning.advice_notes import size_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.stage_choice import Chosen, StageChoice
@@ -50,7 +51,7 @@ class TensorPoint:
 class TensorAdvice:
     """The best choice of all ranks. `plan`: None where a rank does not fit; `chosen` is then that of least peak.
 
-    `front`: none known takes both less memory and less time.
+    `front`: none known takes both less memory and less time. `notes` are what the reader should know.
     """
 
     budget_bytes: int
@@ -63,6 +64,7 @@ class TensorAdvice:
     smallest_budget_bytes: int
     measured_peak_bytes: int
     measured_step_time_s: float
+    notes: tuple[str, ...]
 
 
 class TensorSearch:
@@ -137,6 +139,7 @@ def advise_tensor_parallel(run: Run, *, memory_bytes: int) -> TensorAdvice:
         smallest_budget_bytes=max(search.peaks(search.smallest())),
         measured_peak_bytes=max(step.peak_bytes for step in steps),
         measured_step_time_s=measured_s,
+        notes=tuple(size_notes(run)),
     )
 
 

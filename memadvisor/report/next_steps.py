@@ -30,6 +30,8 @@ def _trouble(view: RankView) -> Iterator[str]:
         yield f"Rank {missing} left no record: figures across ranks are incomplete."
     if view.recorded.traced_step is None:
         yield "No step was traced, so memory is not explained: profile a run of more steps."
+    if view.analysis.larger_steps is not None:
+        yield view.analysis.larger_steps.in_words
     compared = view.analysis.comparison
     if compared is not None and compared.within_budget is False:
         yield (

@@ -99,7 +99,8 @@ class Step:
     backwards where these are fewer; of several models, or parts that the script calls itself, calls, samples and
     tokens are those of the one that has the most. A batch that a model is given again in the step counts once; in how
     many calls of all models a batch came again after a backward (SAM's second pass, a closure of L-BFGS) is
-    `num_repeated_batches`, 0 in older runs.
+    `num_repeated_batches`, 0 in older runs. `largest_input_elements`: elements of all tensors that the largest call of
+    a model was given, where gradients were wanted; None in older runs.
     Where listening to the modules would cost too much, most steps go without: they have no spans but those of
     backward and optimizer, and no samples and tokens; an evaluation pass in one of them is not recorded as such,
     and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only
@@ -118,6 +119,7 @@ class Step:
     peak_reserved_bytes: int | None
     recorder_s: float | None
     num_repeated_batches: int = 0
+    largest_input_elements: int | None = None
 
     @property
     def duration_s(self) -> float:

@@ -29,6 +29,7 @@ from memadvisor.run.records import (
 )
 
 UNKNOWN = "unknown"
+DEFAULT_TRACE_STEP = 2  # after two steps of warm-up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

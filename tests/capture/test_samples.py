@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import memadvisor
+from memadvisor.capture.position import Position
 from memadvisor.capture.samples import batch_of
+from memadvisor.capture.spans import SpanLog
 
 FEATURES = torch.randn(30, 7)  # of 30 nodes
 EDGES = torch.randint(0, 30, (2, 90))
@@ -144,3 +146,45 @@ def test_a_part_that_is_called_beside_the_whole_model_tells_no_samples(tmp_path)
             optimizer.step()
 
     assert prof.run.ranks[0].steps[1].num_samples == 4
+
+
+def test_how_large_the_largest_call_of_a_step_is(tmp_path):
+    """By all tensors of the call, in containers too; a list that holds itself is no endless one."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, batch, scale=None):
+            return (batch["x"][0] * self.weight).sum()
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    endless = [torch.zeros(3)]
+    endless.append(endless)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for rows in (2, 5, 3):
+            for each in (rows, 1):
+                model({"x": [torch.ones(each, 4)]}, scale=torch.ones(7)).backward()
+            with torch.no_grad():  # no part of the training
+                model({"x": [torch.ones(100, 4)]})
+            optimizer.step()
+        model({"x": [torch.ones(2, 4)]}, scale=endless).backward()
+        optimizer.step()
+    sizes = [step.largest_input_elements for step in prof.run.ranks[0].steps]
+
+    assert sizes[:3] == [4 * rows + 7 for rows in (2, 5, 3)]
+    assert sizes[3] >= 8 + 3
+
+
+def test_a_step_whose_end_is_known_later_keeps_its_own_largest_call():
+    log = SpanLog(Position(), lambda: 0.0, lambda unit: None)
+    for elements in (5, 9):
+        log._count_inputs("model", (torch.ones(elements, 1),), {})
+        log.note_update()
+    log._count_inputs("model", (torch.ones(7, 1),), {})
+
+    assert log.step.largest_input == 9
+    assert log.end_with_update(0.0).largest_input == 9
+    assert log.step.largest_input == 7

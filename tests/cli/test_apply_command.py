@@ -20,7 +20,13 @@ from tests.make_run import make_run
 def test_the_command_starts_the_recorded_script_as_it_was_started(
     script, arguments, num_ranks, num_nodes, command
 ):
-    run = make_run()
+    run = make_run(traced_step=2)
     manifest = dataclasses.replace(run.manifest, script=script, arguments=arguments)
     run = dataclasses.replace(run, manifest=manifest)
     assert apply_command(run, "p.json", num_ranks, num_nodes) == command
+
+
+def test_a_plan_is_tried_on_the_step_that_it_was_made_from():
+    command = apply_command(make_run(traced_step=1), "p.json", 1, 1)
+    assert command.startswith("memadvisor run --plan p.json --trace-step 1 ")
+    assert "--trace-step" not in apply_command(make_run(traced_step=2), "p.json", 1, 1)

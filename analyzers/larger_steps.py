@@ -1,0 +1,97 @@
+"""Whether other steps were larger than the traced one: what it says of memory is of steps as large as it.
+
+Batches that are padded to their own longest sample, or bucketed by length, make steps of many sizes, and the largest takes
+the most memory. Where the allocator kept every step's peak, as on CUDA, peaks are compared; elsewhere what the largest call of
+a model was given, in elements of its tensors. Memory need not grow as they do, so how much more such a step takes is
+not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from memadvisor.run.records import Step
+from memadvisor.run.run import RankRun
+from memadvisor.units import format_bytes
+
+_NOTICEABLE = 0.02  # of the traced step's size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargerSteps:
+    """The largest of a run's steps, where it is noticeably larger than the traced one.
+
+    `size` and `traced_size` are bytes where `compared` is "peak_bytes", elements where it is "input_elements"; of several
+    ranks, those of the rank that has most. `num_larger` of `num_compared` other steps were noticeably larger.
+    """
+
+    compared: Literal["peak_bytes", "input_elements"]
+    step: int
+    size: int
+    traced_step: int
+    traced_size: int
+    num_larger: int
+    num_compared: int
+
+    @property
+    def in_words(self) -> str:
+        """A sentence, and what to do."""
+        shares = f"{self.num_larger} of {self.num_compared}"
+        if self.compared == "peak_bytes":
+            return (
+                f"The traced step is not the largest: {shares} other steps had a higher peak, the highest "
+                f"{format_bytes(self.size)} in step {self.step}. Profile again with --trace-step {self.step} to see what it "
+                "is made of."
+            )
+        ratio = self.size / self.traced_size
+        times = f"{100 * (ratio - 1):.0f} % more" if ratio < 1.995 else f"{ratio:.1f} times as much"
+        return (
+            f"The traced step is not the largest: in {shares} other steps whose inputs were recorded the model was given "
+            f"more at once, most in step {self.step} ({times}). What that step takes is not recorded: profile again with "
+            f"--trace-step {self.step}."
+        )
+
+
+def larger_steps(ranks: Iterable[RankRun]) -> LargerSteps | None:
+    """None where no step was traced, no other step's size is known, or none is larger."""
+    ranks = tuple(ranks)
+    traced = [rank.traced_step.index for rank in ranks if rank.traced_step is not None]
+    if not traced:
+        return None
+    has_peaks = any(
+        step.peak_allocated_bytes is not None for rank in ranks for step in rank.steps if not step.traced
+    )
+    return _compared(ranks, traced[0], "peak_bytes" if has_peaks else "input_elements")
+
+
+def _compared(
+    ranks: tuple[RankRun, ...], traced: int, compared: Literal["peak_bytes", "input_elements"]
+) -> LargerSteps | None:
+    sizes: dict[int, int] = {}
+    for rank in ranks:
+        for step in rank.steps:
+            size = _size(step, compared)
+            if size is not None:
+                sizes[step.index] = max(sizes.get(step.index, 0), size)
+    traced_size = sizes.pop(traced, None)
+    if not traced_size:
+        return None
+    larger = [index for index, size in sizes.items() if size > (1 + _NOTICEABLE) * traced_size]
+    if not larger:
+        return None
+    largest = max(larger, key=lambda index: (sizes[index], -index))
+    return LargerSteps(
+        compared=compared,
+        step=largest,
+        size=sizes[largest],
+        traced_step=traced,
+        traced_size=traced_size,
+        num_larger=len(larger),
+        num_compared=len(sizes),
+    )
+
+
+def _size(step: Step, compared: Literal["peak_bytes", "input_elements"]) -> int | None:
+    return step.peak_allocated_bytes if compared == "peak_bytes" else step.largest_input_elements
