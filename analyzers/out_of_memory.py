@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memadvisor.analyzers.peak import ModuleBytes, position_in_words
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
 from memadvisor.run.records import CATEGORIES
-from memadvisor.run.run import RankRun
+from memadvisor.run.run import RankRun, Run
 
 NUM_LARGEST = 20
 
@@ -79,6 +79,16 @@ def _event(row: OutOfMemory, alive: list[LiveStorage]) -> OutOfMemoryEvent:
         by_module=tuple(sorted(modules, key=lambda m: (-m.size_bytes, m.module, m.category))),
         largest=tuple(sorted(single, key=lambda s: -s.size_bytes)[:NUM_LARGEST]),
         hint=_hint(row),
+    )
+
+
+def way_on(run: Run) -> str | None:
+    """What to do about a run that ran out of memory before a step was traced, so that no plan can be made of it."""
+    if any(rank.traced_step is not None for rank in run.ranks) or not any(r.out_of_memory for r in run.ranks):
+        return None
+    return (
+        "profile it with a micro-batch that fits, and ask of that run for the one that does not: `memadvisor advise RUN "
+        "--micro-batch N --memory SIZE`. Without a profile, `memadvisor run --policy every-layer` recomputes every block."
     )
 
 

@@ -16,6 +16,7 @@ from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.evaluation import without_evaluated_units
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.observed_collectives import observed_collectives
+from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.analyzers.pipeline_passes import with_passes_apart
 from memadvisor.analyzers.planned_models import is_each_called_once, live_gradients, planned_models
 from memadvisor.analyzers.roundable import rounding_cost
@@ -61,6 +62,7 @@ def captured_step(
     run: Run,
     *,
     micro_batch_divisor: int | Fraction = 1,
+    repeats: int | None = None,
     precision: Precision = FULL_PRECISION,
     num_ranks: int | None = None,
     of_rank: int | None = None,
@@ -69,8 +71,8 @@ def captured_step(
 
     With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many:
     storages with a batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as
-    large, and as many as there were. With a precision, the step as the
-    schedules of plans with that precision find it. Of several models the units are those that a plan for `num_ranks`, by
+    large, and as many as there were. `repeats`: that many in place of each, however large they are. With a precision, the
+    step as the schedules of plans with that precision find it. Of several models the units are those that a plan for `num_ranks`, by
     default the run's own, may be about (planned_models.py). Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
@@ -85,7 +87,7 @@ def captured_step(
     pieces = cut_step(rank.spans, step)
     durations, step_time_s = _durations(rank, pieces)
     memory = segment_memory(rank, step, pieces, micro_batch_divisor, precision)
-    repeats = max(1, int(micro_batch_divisor))
+    repeats = max(1, int(micro_batch_divisor)) if repeats is None else repeats
     if groups:
         exposed_s = take_collectives(rank, step, pieces, durations, observed_collectives(run))
     elif rank.tensor_parallel:
@@ -145,6 +147,9 @@ def _traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun
     named = [rank for rank in run.ranks if of_rank in (None, rank.process.rank)]
     traced = [rank for rank in named if rank.traced_step is not None and rank.storages]
     if not traced:
+        way = way_on(run)
+        if way is not None:
+            raise UsageError("This run ran out of memory before a step of it was traced.", hint=way)
         raise UsageError(
             "No step of this run was traced, so nothing is known of its memory.",
             hint="profile it for more steps: the traced one comes after the warm-up.",

@@ -103,8 +103,9 @@ def advise(
     policy: str | None = None,
     learn: Sequence[Run | str | Path] = (),
     near_ranks: int | None = None,
+    micro_batch: int | None = None,
 ) -> Advice:
-    """Rank the plans for a memory budget a rank (`"24GiB"`, `"60%"` of the run's own peak, or bytes). `learn`: runs of plans that correct predicted times.
+    """Rank the plans for a memory budget a rank (`"24GiB"`, `"60%"` of the run's own peak, or bytes). `learn`: runs of plans that correct predicted times. `micro_batch`: samples of each, more than were recorded.
     Raises MemadvisorError."""
     from memadvisor.planning.advise import advise as plan_advice
     from memadvisor.planning.budget import budget_bytes
@@ -122,6 +123,7 @@ def advise(
         policy=policy,
         learn_from=[each if isinstance(each, Run) else load_run(each) for each in learn],
         near_ranks=near_ranks,
+        micro_batch=micro_batch,
     )
 
 

@@ -110,6 +110,10 @@ class OutOfMemoryLog:
         self._pending: tuple[OutOfMemory, list[LiveStorage] | None] | None = None
         self._last_error = 0
 
+    @property
+    def has_events(self) -> bool:
+        return self._num_events > 0
+
     def start(self, cpu: CpuAccount | None) -> None:
         """Watch from now on, if there is a limit."""
         self._cpu = cpu

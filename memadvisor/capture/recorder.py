@@ -384,7 +384,7 @@ class Recorder:
             self._end_step_late(self._updates.last_end)
         if self._spans is not None:
             self._writer.write_models(self._models, self._updates.living)
-        if self._spans is None or self._spans.step.index == 0:
+        if (self._spans is None or self._spans.step.index == 0) and not self._memory.has_events:
             self._writer.write_note("warning", what_was_seen(self._spans is not None, self._backward_steps))
         self._writer.write_ending(exit_code, exception, self._gauges.device)
 

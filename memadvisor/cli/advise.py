@@ -52,6 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with accelerators: samples of a step over all (default: the run's)",
     )
     parser.add_argument(
+        "--micro-batch",
+        type=int,
+        metavar="N",
+        help="plan for micro-batches of N samples, more than were recorded: for those that do not fit yet",
+    )
+    parser.add_argument(
         "--hardware", metavar="FILE|NAME", help="a file of `memadvisor calibrate`, or a device"
     )
     parser.add_argument(
@@ -111,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         policy=arguments.policy,
         learn_from=[load_run(path) for path in arguments.learn],
         near_ranks=arguments.near_ranks,
+        micro_batch=arguments.micro_batch,
     )
     chosen = advice.best if advice.named is None else advice.named.plan
     if chosen is not None and arguments.output is not None:
@@ -138,6 +145,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "plans": [_plan_to_json(order, ranked) for order, ranked in enumerate(advice.plans, start=1)],
         "smallest_budget_bytes": advice.smallest_budget_bytes,
         "measured": {"peak_bytes": advice.measured_peak_bytes, "step_time_s": advice.measured_step_time_s},
+        "micro_batch": {"asked": advice.micro_batch, "recorded": advice.recorded_micro_batch},
         "notes": list(advice.notes),
         "front": [
             {
@@ -207,9 +215,9 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
     ranks = f"{advice.num_ranks} rank{'s' * (advice.num_ranks != 1)}"
     console.print(
         Text(
-            f"Budget {format_bytes(advice.budget_bytes)} a rank, {ranks}. Measured without a plan: peak "
-            f"{format_bytes(advice.measured_peak_bytes)}, step {format_seconds(advice.measured_step_time_s)}. "
-            "Everything below is predicted."
+            f"Budget {format_bytes(advice.budget_bytes)} a rank, {ranks}. Measured without a plan"
+            f"{_recorded_size(advice)}: peak {format_bytes(advice.measured_peak_bytes)}, step "
+            f"{format_seconds(advice.measured_step_time_s)}. Everything below is predicted{_asked_size(advice)}."
         )
     )
     console.print(_table(advice))
@@ -254,6 +262,19 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
     _print_ending(advice, run, console, output)
 
 
+def _measured(advice: Advice) -> str:
+    asked = advice.micro_batch is not None
+    return f"measured, micro-batch {advice.recorded_micro_batch}" if asked else "measured, no plan"
+
+
+def _recorded_size(advice: Advice) -> str:
+    return "" if advice.micro_batch is None else f", with a micro-batch of {advice.recorded_micro_batch}"
+
+
+def _asked_size(advice: Advice) -> str:
+    return "" if advice.micro_batch is None else f", for a micro-batch of {advice.micro_batch}"
+
+
 def _learnt_text(learnt: Learnt) -> str:
     factors = ", ".join(f"{name.replace('_', ' ')} {factor:.2f}" for name, factor in learnt.factors.items())
     runs = f"{learnt.num_runs} run{'s' * (learnt.num_runs != 1)}"
@@ -275,7 +296,10 @@ def _print_ending(advice: Advice, run: Run, console: Console, output: str | None
         )
     elif output is not None:
         what = "Plan 1" if advice.named is None else f"The plan of policy {advice.policy}"
-        console.print(printable(f"{what} is written to {output}; apply it with"))
+        first = (
+            f"set a micro-batch of {advice.micro_batch} in your script, and " if advice.micro_batch else ""
+        )
+        console.print(printable(f"{what} is written to {output}; {first}apply it with"))
         chosen = advice.best if advice.named is None else advice.named.plan
         num_ranks = chosen.num_ranks if chosen is not None else 1
         console.print(printable("  " + apply_command(run, output, num_ranks)), soft_wrap=True)
@@ -344,7 +368,7 @@ def _front(advice: Advice) -> Table:
         for point in advice.front
     ]
     measured = advice.measured_peak_bytes, advice.measured_step_time_s
-    rows.append((*measured, "-", "-", "measured, no plan"))
+    rows.append((*measured, "-", "-", _measured(advice)))
     for size_bytes, seconds, recomputed, offloaded, mark in sorted(rows):
         away = [offloaded] if offloads else []
         table.add_row(format_bytes(size_bytes), format_seconds(seconds), recomputed, *away, mark)

@@ -20,6 +20,7 @@ from memadvisor.units import format_bytes
 OTHERS = (
     "gpus",
     "batch",
+    "micro_batch",
     "policy",
     "near_ranks",
     "param_dtype",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from memadvisor.analyzers.analysis import Analysis
-from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent
+from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, way_on
 from memadvisor.cli.tables import grid, heading, name_of, shorten_left
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.units import format_bytes
@@ -38,6 +38,9 @@ def out_of_memory(analysis: Analysis, width: int) -> Iterator[RenderableType]:
             yield lines
         if event.hint is not None:
             yield paragraph(("  hint ", "bold"), event.hint)
+    text = way_on(analysis.run)
+    if text is not None:
+        yield paragraph(("  next ", "bold"), text)
 
 
 def short(analysis: Analysis) -> Iterator[RenderableType]:
@@ -50,6 +53,9 @@ def short(analysis: Analysis) -> Iterator[RenderableType]:
             yield paragraph(("held by      ", "bold"), held_by(event))
             if event.hint is not None:
                 yield paragraph(("hint         ", "bold"), event.hint)
+    text = way_on(analysis.run)
+    if text is not None:
+        yield paragraph(("next         ", "bold"), text)
 
 
 def sentence(event: OutOfMemoryEvent, of_rank: str) -> tuple[str]:

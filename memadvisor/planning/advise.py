@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.planned_models import check_trained
-from memadvisor.analyzers.segments import captured_step
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.collectives import (
     CollectiveTimes,
@@ -29,6 +28,7 @@ from memadvisor.planning.algorithms import choose_algorithms
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
+from memadvisor.planning.micro_batches import splits, step_with
 from memadvisor.planning.named import check_policy, named_plan
 from memadvisor.planning.paging import paged_bytes
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, front_of, order, seconds_for
@@ -40,8 +40,6 @@ from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
 from memadvisor.units import GIB
 
-MAX_MICRO_BATCH_DIVISOR = 8
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
@@ -51,7 +49,8 @@ class Advice:
     predicted peak over all plans searched. `front`: what less and more memory would give, with the best plan's way of
     sharding and the script left alone. `next_gib_s`: how much faster a step gets with a GiB beyond the budget; None
     where no plan that leaves the script alone fits. `lossy`: what the first such plan would give if it were
-    lossy. `learnt`: what runs that were named have taught. `policy` and `named`: a policy that was asked for by name, and its plan, which fits. `notes` are assumptions that the reader should know.
+    lossy. `learnt`: what runs that were named have taught. `policy` and `named`: a policy that was asked for by name, and its plan, which fits. `micro_batch`: samples of one that
+    were asked about, where they were; `recorded_micro_batch`: those of the run, where they are known. `notes` are assumptions that the reader should know.
     """
 
     budget_bytes: int
@@ -67,6 +66,8 @@ class Advice:
     policy: str | None
     named: RankedPlan | None
     learnt: Learnt | None = None
+    micro_batch: int | None = None
+    recorded_micro_batch: int | None = None
 
     @property
     def best(self) -> Plan | None:
@@ -88,6 +89,7 @@ def advise(
     policy: str | None = None,
     learn_from: Sequence[Run] = (),
     near_ranks: int | None = None,
+    micro_batch: int | None = None,
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
@@ -95,12 +97,12 @@ def advise(
     `optimizer_bits`, which are never chosen: they are lossy. `policy`: one whose plan is shown beside them
     (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
     `near_ranks`: how many ranks that follow each other are of one node, and may share second copies
-    (second_copies.py). Raises UsageError where the run has no traced step, or where nothing is known of the
+    (second_copies.py). `micro_batch`: samples of each, in place of the recorded ones (micro_batches.py). Raises UsageError where the run has no traced step, or where nothing is known of the
     collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
     _check_options(ranks, precision, compression, local_sgd)
-    plain = captured_step(run, precision=precision, num_ranks=ranks)
+    plain, recorded_size = step_with(run, micro_batch, precision, ranks)
     _check_model(run, plain, ranks, precision, compression, local_sgd)
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
@@ -131,7 +133,9 @@ def advise(
         raise UsageError(
             "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
         )
-    found = _worth_showing([plan for step in _splits(run, plain, ranks) for plan in search.plans(step)])
+    found = _worth_showing(
+        [plan for step in splits(run, plain, recorded_size, ranks) for plan in search.plans(step)]
+    )
     found.sort(key=order)
     first = next(ranked for ranked in found if not ranked.changes_script)
     named = (
@@ -150,6 +154,8 @@ def advise(
         policy=policy,
         named=named,
         learnt=learnt,
+        micro_batch=micro_batch,
+        recorded_micro_batch=recorded_size,
         notes=tuple(notes(run, search, plain, found)),
     )
 
@@ -223,19 +229,6 @@ def _explained(found: list[RankedPlan], budget_bytes: int) -> tuple[RankedPlan, 
         )
         explained.append(replace(ranked, plan=replace(ranked.plan, why=why)))
     return tuple(explained)
-
-
-def _splits(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[CapturedStep]:
-    """The step as captured, and with its micro-batch halved again and again, for as long as it divides."""
-    yield plain
-    divisor = 2
-    batch = plain.micro_batch_size
-    while batch is not None and batch % divisor == 0 and divisor <= MAX_MICRO_BATCH_DIVISOR:
-        split = captured_step(
-            run, micro_batch_divisor=divisor, precision=plain.precision, num_ranks=num_ranks
-        )
-        yield replace(split, time_factors=plain.time_factors)
-        divisor *= 2
 
 
 def _is_for_cuda(step: CapturedStep, hardware: Hardware | None) -> bool:

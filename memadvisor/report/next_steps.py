@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from memadvisor.analyzers.data_ranks import num_data_ranks
+from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.report.view import RankView
 from memadvisor.report.words import unit_name
@@ -28,7 +29,10 @@ def _trouble(view: RankView) -> Iterator[str]:
     if run.missing_ranks:
         missing = ", ".join(str(rank) for rank in run.missing_ranks[:8])
         yield f"Rank {missing} left no record: figures across ranks are incomplete."
-    if view.recorded.traced_step is None:
+    way = way_on(run)
+    if way is not None:
+        yield f"Memory ran out before a step was traced: {way}"
+    elif view.recorded.traced_step is None:
         yield "No step was traced, so memory is not explained: profile a run of more steps."
     if view.analysis.larger_steps is not None:
         yield view.analysis.larger_steps.in_words

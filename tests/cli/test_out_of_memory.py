@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memadvisor.analyzers.analysis import analyze
+from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.run.store import load_run
 from tests.warm_python import warm_python
 
@@ -78,6 +79,10 @@ def test_the_event_says_what_was_asked_for_where_and_what_held_the_rest(halved):
     assert event.hint is None
 
 
+def test_a_run_with_a_traced_step_needs_no_other_way(halved):
+    assert way_on(load_run(halved[1])) is None
+
+
 def test_the_views_say_it_first(halved):
     done, out = halved
     shown = run("-m", "memadvisor", "show", out)
@@ -105,6 +110,13 @@ def test_what_escapes_ends_the_script_with_its_own_traceback(tmp_path, traced):
     assert "in forward" in done.stderr and "runpy" not in done.stderr
     assert rank.ending.exception == "OutOfMemoryError"
     assert event.by_category_bytes["activation"] == 4 * 4000 * 64 * 4 + 3 * 4000 * 256 * 4
+    assert "No training step was seen" not in done.stderr  # the reason is told already
+    way = way_on(load_run(tmp_path / "run"))
+    assert way in " ".join(done.stderr.split())
+    refused = run("-m", "memadvisor", "advise", tmp_path / "run", "--memory", "24MiB")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("memadvisor advise: This run ran out of memory before a step")
+    assert way in refused.stderr
 
 
 OWN_BASIS = {"--trace-step=0": "trace", "--trace-step=3": "known"}

@@ -1,0 +1,70 @@
+"""The captured step with other micro-batches than the recorded ones: those that are asked about, and splits of them.
+
+Who runs out of memory records a step with a micro-batch that fits, and asks about the one that does not. Times go with the
+samples, and bytes as docs/captured-layouts.md says of another micro-batch: exact where they are linear in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.step import CapturedStep
+from memadvisor.errors import UsageError
+from memadvisor.precision import Precision
+from memadvisor.run.run import Run
+
+MAX_DIVISOR = 8  # of a micro-batch that plans split
+MAX_GROWTH = 8
+
+
+def step_with(
+    run: Run, size: int | None, precision: Precision, num_ranks: int
+) -> tuple[CapturedStep, int | None]:
+    """The step with as many micro-batches as recorded, each of `size` samples, or with None as recorded; and the samples
+    of a recorded one, where they are known.
+
+    Raises UsageError for a size that nobody can tell the step of.
+    """
+    recorded = captured_step(run, precision=precision, num_ranks=num_ranks)
+    known = recorded.micro_batch_size
+    if size is None or size == known:
+        return recorded, known
+    if known is None:
+        raise UsageError(
+            "The samples of a micro-batch were not recorded, or more than these makes up the step: nobody can tell it "
+            f"with {size}.",
+            hint="leave --micro-batch out, and profile the script with the micro-batch that you mean.",
+        )
+    if not known < size <= MAX_GROWTH * known:
+        why = (
+            "plans with smaller ones are among those shown without it"
+            if size < known
+            else f"what is more than {MAX_GROWTH} times as large is told too badly"
+        )
+        raise UsageError(
+            f"--micro-batch {size} beside a recorded micro-batch of {known}: {why}.",
+            hint=f"give {known + 1} to {MAX_GROWTH * known}, or profile the script with another micro-batch.",
+        )
+    divisor = Fraction(known, size)
+    return captured_step(run, micro_batch_divisor=divisor, precision=precision, num_ranks=num_ranks), known
+
+
+def splits(
+    run: Run, whole: CapturedStep, recorded_size: int | None, num_ranks: int
+) -> Iterator[CapturedStep]:
+    """The step as it is, and with its micro-batch halved again and again, for as long as it divides."""
+    yield whole
+    size, divisor = whole.micro_batch_size, 2
+    while size is not None and recorded_size is not None and size % divisor == 0 and divisor <= MAX_DIVISOR:
+        split = captured_step(
+            run,
+            micro_batch_divisor=Fraction(recorded_size * divisor, size),
+            repeats=divisor,
+            precision=whole.precision,
+            num_ranks=num_ranks,
+        )
+        yield replace(split, time_factors=whole.time_factors)
+        divisor *= 2
