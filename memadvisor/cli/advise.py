@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.batch is not None:
         raise UsageError(
             "--batch goes with accelerators to search layouts for.",
-            hint="write --gpus 8xH100, or leave it out.",
+            hint="write --gpus 8xH100, or --micro-batch N for the samples of a micro-batch.",
         )
     advice = advise(
         recorded,
@@ -322,7 +322,7 @@ def _policy_text(advice: Advice, named: RankedPlan) -> str:
 def _table(advice: Advice) -> Table:
     table = Table()
     reserves = any(ranked.prediction.reserved_bytes is not None for ranked in advice.plans)
-    headings = ["", "fits", "peak", "step time", "waiting", "recomputed", "micro-batch x steps"]
+    headings = ["", "fits", "peak", "step time", "waiting", "recomputed", "micro-\nbatches"]
     shards = advice.num_ranks > 1
     if shards:
         headings.insert(5, "ZeRO")
