@@ -55,8 +55,8 @@ class Software:
     FlashAttention 2. `attention_backward_share`: of its forward's rate that its backward reaches, where the kernels are others
     than those that the coefficient of that name describes. `fused_loss`: the loss is one kernel over 16-bit logits, which
     become their gradient. `loss_bytes`: of a logit as a cross entropy of separate kernels takes it: 4 where logits are cast to
-    fp32 for it, 2 where it takes those of two bytes as they are. `defers_reduction`: ZeRO stage 3 keeps whole gradients of a step's microbatches, and reduces them
-    with the last (FSDP's no_sync). `whole_in_pipelines`: so it does in a pipeline, where parameters stay gathered too, from
+    fp32 for it, 2 where it takes those of two bytes as they are. `defers_reduction`: ZeRO stages 2 and 3 keep whole gradients of a step's microbatches, and reduce them
+    with the last (FSDP's no_sync). `whole_in_pipelines`: so they do in a pipeline, where parameters stay gathered too, from
     a step's first microbatch to its last. `gathers_narrow`: it gathers parameters in the 8 bits of products that take these.
     `loss_parallel`: tensor-parallel ranks share out the loss with the vocabulary; else each has all logits.
     `update_gradient_bytes`: of the gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2.
@@ -346,9 +346,10 @@ class TrainingStep:
 
     @property
     def defers_reduction(self) -> bool:
-        """ZeRO stage 3 sums whole gradients, and reduces them once a step."""
-        several = self.layout.num_microbatches > 1 and self.layout.zero_stage == 3
-        return several and (self.software.defers_reduction or self.keeps_gathered)
+        """ZeRO stages 2 and 3 sum whole gradients, and reduce them once a step."""
+        several = self.layout.num_microbatches > 1 and self.layout.zero_stage >= 2
+        is_pipelined = self.layout.pipeline > 1 and self.software.whole_in_pipelines
+        return several and (self.software.defers_reduction or is_pipelined)
 
     @property
     def microbatch_tokens(self) -> float:

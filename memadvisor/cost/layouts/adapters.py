@@ -231,14 +231,18 @@ def input_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: flo
 def frozen_inputs_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
     """Of what a layer keeps when all is trained (saved.py), what is for the gradients of its matrices and norms alone."""
     software, layout = step.software, step.layout
-    if software.lora is None or layout.recompute == "pointwise" or step.repeats_operators:
+    if software.lora is None or step.repeats_operators:
         return 0.0
+    # Results of norms and of the activation, which pointwise recomputation does not keep; of Hugging Face's code it is not modelled.
+    are_gone = layout.recompute == "pointwise" and not software.reference_code
     crosses = model.has_cross_attention(layer)
     norms = model.norms_per_layer + crosses
     if software.lora.keeps_inputs:
         is_scaled = software.reference_code and model.reference_code.norm_bytes >= 8
         return tokens * model.hidden * (2.0 * norms if is_scaled else 0.0) / layout.stream_ranks
-    per_hidden = 2.0 * norms  # each norm's result
+    per_hidden = (
+        0.0 if are_gone else 2.0 * min(norms, 2 + crosses)
+    )  # of each norm before products, its result
     if software.reference_code:
         code = model.reference_code
         if software.autocast:  # a copy for each product that reads it
@@ -250,7 +254,8 @@ def frozen_inputs_bytes(model: Architecture, step: TrainingStep, layer: int, tok
         value = model.head_dim if model.latent is None else model.latent.value_head_dim
         found += 2.0 * tokens * model.n_heads * value / layout.tensor
     if model.experts is None or not model.has_experts(layer):
-        return found + 2.0 * tokens * model.ffn / layout.tensor
-    passed = tokens * model.experts.experts_per_token * layout.expert_imbalance
-    inner = passed * (model.experts.expert_ffn + model.hidden) + tokens * model.experts.shared_ffn
-    return found + 2.0 * inner / layout.tensor
+        return found + (0.0 if are_gone else 2.0 * tokens * model.ffn / layout.tensor)
+    experts = model.experts
+    passed = tokens * experts.experts_per_token * layout.expert_imbalance
+    inner = passed * experts.expert_ffn + tokens * experts.shared_ffn
+    return found + 2.0 * (passed * model.hidden + (0.0 if are_gone else inner)) / layout.tensor

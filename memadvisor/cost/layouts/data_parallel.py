@@ -113,7 +113,7 @@ def microbatch_traffic(
 def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGroups) -> tuple[float, float]:
     """(reductions of gradients, gathers of parameters) once a step, in seconds.
 
-    Stage 2 reduces each microbatch's gradients, for it has room for the sharded ones alone.
+    Stage 2 reduces each microbatch's gradients where it has room for the sharded ones alone.
     """
     layout, software, count = step.layout, step.software, count.updated
 
@@ -130,7 +130,7 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
     across += once(groups.expert_replicate, "all_reduce", experts / groups.expert_shard.size)
     if layout.zero_stage == 3:
         return across, 0.0
-    times = layout.num_microbatches if layout.zero_stage == 2 else 1
+    times = layout.num_microbatches if layout.zero_stage == 2 and not step.defers_reduction else 1
     reduce = times * once(groups.shard, "reduce_scatter", gradients) + across
     reduce += once(groups.expert_shard, "reduce_scatter", experts)
     parameters = once(groups.shard, "all_gather", count.shared * software.parameter_bytes)

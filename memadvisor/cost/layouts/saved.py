@@ -73,14 +73,12 @@ def _all_trained_bytes(model: Architecture, step: TrainingStep, layer: int, toke
         if software.autocast:
             return tokens * hidden * stream_bytes(model, norms, sublayers) / spread + inside
         return tokens * hidden * residual_bytes(model, norms, sublayers) / spread + inside
-    mask = 1.0 if software.dropout else 0.0
-    # Input of each norm, input of the products after it (which is the norm's result, and may be computed again); the masks
-    # of the dropouts after attention and feed-forward.
-    results = 0.0 if layout.recompute == "pointwise" else 4.0
-    inputs = 8.0 if software.autocast else 4.0
-    outside = tokens * hidden * (inputs + results + 2 * mask) / spread
-    if crosses:
-        outside *= 1.5  # a third norm and dropout
+    # Input of each norm; result of each that products follow, which is their input and may be computed again (norms behind a
+    # block's products have sums after them, which keep nothing); the masks of the dropouts after each block.
+    inputs = (4.0 if software.autocast else 2.0) * norms
+    results = 0.0 if layout.recompute == "pointwise" else 2.0 * min(norms, sublayers)
+    masks = float(sublayers) if software.dropout else 0.0
+    outside = tokens * hidden * (inputs + results + masks) / spread
     return outside + inside
 
 
@@ -212,7 +210,7 @@ def _result_gradient_bytes(model: Architecture, step: TrainingStep, layer: int, 
 def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
     """What a layer's backward holds beyond what was saved, at its widest product: the gradients of its result, of its
     weights before they are accumulated and of its input, and the input gathered from the tensor-parallel ranks; where
-    operators run again, their results besides. Frozen weights have no gradients, and quantised ones a copy in 16 bits, one at a time.
+    some of it runs again, its results besides. Frozen weights have no gradients, and quantised ones a copy in 16 bits, one at a time.
     """
     layout = step.layout
     if not layers:
@@ -229,7 +227,7 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     held = 2.0 * (tokens * columns + weights + gathered * tokens * model.hidden)
     if step.software.autocast:  # gradients of the 16-bit copies, and what they become in fp32
         held = 2.0 * tokens * columns + 6.0 * (weights + gathered * model.hidden * tokens)
-    if not step.repeats_operators:
+    if layout.recompute not in ("selective", "pointwise"):
         return held
     repeated = (
         plain_saved_bytes(model, step, layer) - layer_saved_bytes(model, step, layer)

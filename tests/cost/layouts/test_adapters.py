@@ -205,3 +205,21 @@ def test_the_whole_step_is_smaller_and_faster():
     assert lora.worst.allocated_bytes < full.worst.allocated_bytes
     assert lora.step_time_s < full.step_time_s
     assert sum(lora.time_s.values()) == pytest.approx(lora.step_time_s)
+
+
+@pytest.mark.parametrize("fused_attention", [False, True])
+@pytest.mark.parametrize(
+    "experts", [None, Experts(num_experts=4, experts_per_token=2, expert_ffn=512, shared_ffn=256)]
+)
+def test_computing_norms_and_gates_again_keeps_no_more_beside_frozen_matrices(experts, fused_attention):
+    """What of a frozen layer nobody asks for is neither kept nor computed again."""
+    model = replace(LLAMA, experts=experts)
+    none, again = (
+        layer_saved_bytes(
+            model,
+            step({"rank": 8}, Layout(micro_batch_size=4, recompute=how), fused_attention=fused_attention),
+            0,
+        )
+        for how in ("none", "pointwise")
+    )
+    assert again <= none

@@ -2,9 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from memadvisor.cost.layouts.data_parallel import microbatch_traffic, replica_groups
+from memadvisor.cost.layouts.coefficients import FITTED
+from memadvisor.cost.layouts.data_parallel import microbatch_traffic, replica_groups, step_traffic
 from memadvisor.cost.layouts.links import Group
-from memadvisor.cost.layouts.memory import StageParameters, device_contents, stage_parameters
+from memadvisor.cost.layouts.memory import (
+    StageParameters,
+    device_contents,
+    stage_memory,
+    stage_parameters,
+)
 from memadvisor.layout import Layout, Software, TrainingStep
 from tests.planning.small_spaces import make_model
 
@@ -67,6 +73,22 @@ def test_pipelines_of_torch_gather_and_reduce_once_a_step(whole):
         replica_groups(layout, one_byte_a_second, host_bytes_per_s=None),
     )
     assert times == pytest.approx((2 * 300 / 4, 4 * 300 / 4) if whole else (2 * 300, 6 * 300))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_pipelines_of_torch_sum_whole_gradients_under_stage_2_too(whole):
+    """Of 4 microbatches one reduction in place of four, of gradients that are as large as under stage 0."""
+    layout = Layout(data=4, pipeline=2, zero_stage=2, num_microbatches=4)
+    software = Software(parameter_bytes=2, reduce_bytes=4, whole_in_pipelines=whole)
+    step = TrainingStep(layout=layout, seq_len=64, software=software)
+    count = StageParameters(shared=400.0, experts=0.0, widest_layer=0.0)
+    reduce_s, _ = step_traffic(step, count, replica_groups(layout, one_byte_a_second, host_bytes_per_s=None))
+    assert reduce_s == pytest.approx((1 if whole else 4) * 4 * 300)
+    contents = device_contents((0,), (2, 2))
+    model = make_model(4)
+    held = stage_memory(model, step, contents, 0.0, FITTED).gradient_bytes
+    every = 4.0 * stage_parameters(model, step, contents).all
+    assert held == pytest.approx(every if whole else every / 4)
 
 
 def test_a_token_leaves_once_for_each_other_node():

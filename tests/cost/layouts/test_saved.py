@@ -84,3 +84,22 @@ def test_a_split_backward_keeps_inputs_and_gradients_of_results():
     """Of a GPT 32 s b h bytes a layer (Qi et al. 2023, arXiv:2401.10241, section 3): 14 of inputs and 18 of gradients."""
     step = TrainingStep(layout=Layout(micro_batch_size=2), seq_len=128)
     assert layer_weight_input_bytes(GPT, step, 0) == 32 * 128 * 2 * GPT.hidden
+
+
+@pytest.mark.parametrize("norms, kept", [(1, 2 + 2), (2, 4 + 4), (4, 8 + 4)])
+def test_norms_keep_their_inputs_and_those_before_products_their_results(norms, kept):
+    """One norm for attention and the MLP side by side (GPT-J), one before each, and one behind each too (Gemma 2)."""
+    model = replace(GPT, norms_per_layer=norms)
+    step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S)
+    inside = S * B * (2 * 4 * H + 4 * A + 4 * GPT.ffn)
+    assert layer_saved_bytes(model, step, 0) == kept * SBH + inside
+
+
+def test_a_layer_whose_scores_are_computed_again_holds_them_for_its_backward():
+    """So less is never held by running the whole layer again (arXiv:2205.05198, section 5: one layer at a time)."""
+    none, again = (
+        TrainingStep(layout=Layout(micro_batch_size=B, recompute=how), seq_len=S, software=MEGATRON)
+        for how in ("none", "selective")
+    )
+    more = layer_backward_bytes(GPT, again, (0,)) - layer_backward_bytes(GPT, none, (0,))
+    assert more == 5 * A * S * S * B
