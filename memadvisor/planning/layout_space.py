@@ -22,6 +22,8 @@ from memadvisor.zeropp_options import ZeroPP, zeropp_fields
 # are searched when they are named.
 USUAL_SCHEDULES = ("1f1b", "interleaved", "breadth-first", "gpipe")
 USUAL_MAX_P_OOM = 0.10
+# Of a sequence on each of the ranks that share it: fewer are not worth a message to the next one.
+LEAST_CONTEXT_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,8 @@ def splits(question: LayoutQuestion) -> Iterator[Split]:
                 if context > 1 and model.encoder_layers:  # not modelled
                     continue
                 if question.seq_len % context or question.batch_sequences % data:
+                    continue
+                if context > 1 and question.seq_len // context < LEAST_CONTEXT_TOKENS:
                     continue
                 for expert in _experts(model, data * context):
                     yield Split(data, tensor, pipeline, context, expert)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +10,7 @@ import numpy.typing as npt
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.end_work import embedding_work, head_work
 from memadvisor.cost.layouts.kernels import device_of
-from memadvisor.cost.layouts.layer_work import (
-    Work,
-    layer_groups,
-    layer_work,
-    recompute_seconds,
-)
+from memadvisor.cost.layouts.layer_work import layer_groups, layer_work, recompute_seconds
 from memadvisor.cost.layouts.links import Group, group_of
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, TrainingStep
@@ -69,7 +64,7 @@ class WorkPrices:
         self.kinds = (0 if whole.dense else last, last)
         # Seconds of layers, without recomputation in the key; of the ends; bytes.
         self._groups: dict[tuple[int, int], Group] = {}
-        self._layers: dict[tuple[object, ...], dict[str, tuple[Pair, Pair]]] = {}
+        self._layers: dict[tuple[object, ...], dict[str, Pair]] = {}
         self._ends: dict[tuple[int, int, int, bool], tuple[Pair, Pair]] = {}
         self._bytes: dict[tuple[object, ...], tuple[float, ...]] = {}
 
@@ -102,34 +97,32 @@ class WorkPrices:
 
     def _work_seconds(self, work: DeviceWork, several: bool, crosses: bool) -> tuple[Pair, ...]:
         """`several`: microbatches to a step. `crosses`: the pipeline's messages cross nodes."""
+        layers = (self._layer_seconds(layer, work, several, crosses) for layer in self.kinds)
+        return *layers, *self._end_seconds(work, several)
+
+    def _layer_seconds(self, layer: int, work: DeviceWork, several: bool, crosses: bool) -> Pair:
+        """How experts are shared out is nothing to a dense layer."""
+        if work.expert > 1 and not self.question.model.has_experts(layer):
+            work = replace(work, expert=1)
         key = (
-            work.tensor, work.context, work.expert, work.sequence_parallel, work.context_kind,
+            layer, work.tensor, work.context, work.expert, work.sequence_parallel, work.context_kind,
             work.micro_batch_size, several, crosses,
         )  # fmt: skip
         if key not in self._layers:
-            self._layers[key] = self._price_layers(work, several, crosses)
-        return *self._layers[key][work.recompute], *self._end_seconds(work, several)
+            self._layers[key] = self._price_layer(layer, work, several, crosses)
+        return self._layers[key][work.recompute]
 
-    def _price_layers(self, work: DeviceWork, several: bool, crosses: bool) -> dict[str, tuple[Pair, Pair]]:
+    def _price_layer(self, layer: int, work: DeviceWork, several: bool, crosses: bool) -> dict[str, Pair]:
         """Under every kind of recomputation, which changes nothing but what the backward runs again."""
         model, device = self.question.model, self.device
         plain = self._alone(work, "none", several, crosses)
         groups = layer_groups(plain.layout, self.group, crosses)
-        of_kind: dict[int, Work] = {
-            layer: layer_work(model, plain, layer, device, groups) for layer in set(self.kinds)
-        }
+        one = layer_work(model, plain, layer, device, groups)
         found = {}
         for how in self.question.recompute:
             step = plain if how == "none" else self._alone(work, how, several, crosses)
-            pairs = {
-                layer: (
-                    one.forward_s,
-                    one.backward_s + recompute_seconds(model, step, layer, device, groups, one.forward_s),
-                )
-                for layer, one in of_kind.items()
-            }
-            dense, sparse = self.kinds
-            found[how] = pairs[dense], pairs[sparse]
+            again_s = recompute_seconds(model, step, layer, device, groups, one.forward_s)
+            found[how] = one.forward_s, one.backward_s + again_s
         return found
 
     def _end_seconds(self, work: DeviceWork, several: bool) -> tuple[Pair, Pair]:

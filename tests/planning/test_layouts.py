@@ -142,3 +142,8 @@ def test_where_no_layout_is_safe_the_smallest_of_all_is_named(question):
         return one.estimate.peak_memory_bytes, one.estimate.step_time_s, simplicity(one.layout)
 
     assert searched.smallest.layout == min(found, key=size).layout
+
+
+def test_ranks_that_share_a_sequence_have_128_tokens_of_it_or_more():
+    question = LayoutQuestion(model=make_model(), cluster=make_cluster(8, 4), seq_len=512, batch_sequences=1)
+    assert {layout.context for layout in all_layouts(replace(question, schedules=("1f1b",)))} <= {1, 2, 4}

@@ -151,7 +151,8 @@ def _host_calls_seconds(
     layout, software = step.layout, step.software
     tp = layout.tensor
     calls = (6 if model.has_cross_attention(layer) else 4) if tp > 1 else 0
-    calls += (2 if layout.context > 1 else 0) + (2 if layout.expert > 1 else 0)
+    calls += 2 if layout.context > 1 else 0
+    calls += 2 if layout.expert > 1 and model.has_experts(layer) else 0
     call_s = known.host_call_s + software.far_call_s * (groups.tensor.nodes - 1)
     call_s += software.call_s if tp > 1 else 0.0
     if layout.pipeline > 1 and groups.pipeline_crosses_nodes and tp > 1:

@@ -79,3 +79,16 @@ def test_nobody_waits_for_the_number_of_tokens_where_experts_are_padded():
     assert read.forward_s + read.backward_s - padded.forward_s - padded.backward_s == pytest.approx(
         read.host_s
     )
+
+
+def test_how_experts_are_shared_out_is_nothing_to_a_dense_layer():
+    model = replace(MODEL, experts=replace(MODEL.experts, first_dense=1))
+    cluster = make_cluster(4, inside=1e9)
+    device = device_of(cluster.accelerator, "bfloat16", FITTED)
+
+    def dense(expert):
+        layout = Layout(data=4, expert=expert)
+        groups = layer_groups(layout, lambda size, stride: group_of(cluster, size, stride, FITTED), False)
+        return layer_work(model, TrainingStep(layout=layout, seq_len=64), 0, device, groups)
+
+    assert dense(4) == dense(1)
