@@ -14,7 +14,8 @@ import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,10 @@ from memadvisor.capture.compiled import never_compiled, never_compiled_itself
 from memadvisor.capture.position import Position
 
 _NUM_ROUNDS, _NUM_CALLS = 7, 60
+_MOST_WITHOUT_GRADIENTS = (
+    50  # calls of modules, until no call with gradients is waited for before the next backward
+)
+_FRAMES_OF_CALL = 6
 _CAPTURED = (
     "The script captures its work into a CUDA graph, which runs no hooks when it is replayed: "
     "steps, or parts of the model, that are replayed are not seen."
@@ -57,11 +62,17 @@ class Hooks:
 
     `num_module_calls` counts the modules that were entered; `quiet_call_s` is what such a call costs where
     the hooks have nothing to do: their own time, and torch's slower way through a module that has hooks.
-    Because of the latter, the module hooks can be set aside for some steps (`listen_to_modules`).
+    Because of the latter, the module hooks can be set aside for some steps (`listen_to_modules`). In these `on_first_call`
+    is still told what the first module that is called with gradients, in the step and after each of its backwards, is
+    called with: a hook that is gone when the modules inside that one are called.
     """
 
     def __init__(self, observer: Observer) -> None:
         self.num_module_calls = 0
+        self.on_first_call: Callable[[Any, Any], None] | None = None
+        self._num_calls_without_gradients: int | None = (
+            None  # since the last backward; None: not waiting for a call
+        )
         self._is_listening = self._was_listening = True
         self._was_listening_before_capture: bool | None = None  # None: no stream is being captured
         self._misses_capture = self._has_noted_capture = False
@@ -78,14 +89,40 @@ class Hooks:
         self._hide_from_compilation()
         self._hide_from_capture()
 
-    def listen_to_modules(self, wanted: bool) -> None:
-        """Put the module hooks in their place, or set them aside. Not inside a module's call."""
+    def listen_to_modules(self, wanted: bool, *, or_first_calls: bool = False) -> None:
+        """Put the module hooks in their place, or set them aside, or have the first calls told. Not inside a module's call."""
         self._is_listening = wanted
+        self._num_calls_without_gradients = 0 if or_first_calls and not wanted else None
         for hooks, number, hook in self._module_entries:
             if wanted:
                 hooks[number] = hook
             else:
                 hooks.pop(number, None)
+        self._await_first_call()
+
+    def _await_first_call(self) -> None:
+        if self._num_calls_without_gradients is not None:
+            self._num_calls_without_gradients = 0
+            hooks, number, _ = self._module_entries[0]
+            hooks[number] = self._first_call
+
+    def _first_call_hook(self) -> Callable[..., None]:
+        def see(module: torch.nn.Module, args: Any) -> None:
+            if is_compiling():
+                return
+            hooks, number, _ = self._module_entries[0]
+            has_gradients, num_calls = torch.is_grad_enabled(), self._num_calls_without_gradients
+            if not has_gradients and num_calls is not None and num_calls < _MOST_WITHOUT_GRADIENTS:
+                self._num_calls_without_gradients = num_calls + 1
+                return
+            hooks.pop(number, None)
+            if has_gradients and self.on_first_call is not None:
+                try:
+                    self.on_first_call(args, _keywords_of_call())
+                except Exception as error:
+                    self._observer.fail(error)
+
+        return never_compiled(see)
 
     @contextlib.contextmanager
     def second_run(self, module: torch.nn.Module) -> Iterator[None]:
@@ -164,7 +201,7 @@ class Hooks:
             self.num_module_calls = 0
 
     def _register(self, enter: Callable[..., None], leave: Callable[..., None]) -> None:
-        self._enter, self._leave = enter, leave
+        self._enter, self._leave, self._first_call = enter, leave, self._first_call_hook()
         before = register_module_forward_pre_hook(enter)
         handle = register_module_forward_hook(leave, with_kwargs=True, always_call=True)
         self._undo.append(before.remove)
@@ -202,6 +239,7 @@ class Hooks:
                 raise
             finally:
                 leave()
+                self._await_first_call()
 
         self._replace(torch.autograd, "_engine_run_backward", never_compiled_itself(run_backward))
 
@@ -298,6 +336,19 @@ class Hooks:
                 setattr(owner, name, original)
 
         self._undo.append(undo)
+
+
+def _keywords_of_call() -> Mapping[str, Any]:
+    """Of the module's call that a global forward pre-hook is in, which torch does not tell: as torch's own frame has them."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES_OF_CALL):
+        if frame is None:
+            break
+        if frame.f_globals is torch.nn.modules.module.__dict__ and "kwargs" in frame.f_locals:
+            keywords: Mapping[str, Any] = frame.f_locals["kwargs"]
+            return keywords
+        frame = frame.f_back
+    return {}
 
 
 class _Nothing(torch.nn.Module):

@@ -292,6 +292,7 @@ class Recorder:
         self._memory.meet_device(self._gauges.device, self._gauges.cpu)
         self._spans = SpanLog(self._position, clock_for(self._gauges.device).mark, self.reach_backward_of)
         self._spans.on_first_batch = self.on_first_batch
+        self.hooks.on_first_call = self._spans.see_first_call
         self._spans.has_gradients = self._models.has_gradients
         self._spans.length_first = self._tracing.length_first
         self._writer.write_process(self._gauges.device)
@@ -352,7 +353,7 @@ class Recorder:
         self._spans.begin(step.index + 1, resume, traced=self.is_tracing)
         if not self._spans.has_unit_spans and self._position.may_be_unseen and not has_compiled():
             self._spans.be_thin()
-        self.hooks.listen_to_modules(not self._spans.step.is_thin)
+        self.hooks.listen_to_modules(not self._spans.step.is_thin, or_first_calls=True)
         if resume is end:
             self._spans.spend_since(now_s)
 

@@ -168,6 +168,17 @@ class SpanLog:
         """Nobody listens to the modules of the step that has just begun."""
         self.step.is_thin = True
 
+    def see_first_call(self, args: Any, kwargs: Any) -> None:
+        """Of a thin step, or after one of its backwards."""
+        begin_s = time.monotonic()
+        self._note_size(num_elements_of(args, kwargs))
+        self.spend_since(begin_s)
+
+    def _note_size(self, num_elements: int) -> None:
+        step = self.step
+        step.largest_input = max(step.largest_input, num_elements)
+        step.largest_input_since_update = max(step.largest_input_since_update, num_elements)
+
     def stop_listening(self, quiet_s: float) -> None:
         """The step ends; `quiet_s` is what the modules took of it that the hooks let pass."""
         step = self.step
@@ -272,11 +283,10 @@ class SpanLog:
         self._on_unit_backward(unit)
 
     def _count_inputs(self, name: str, args: Any, kwargs: Any) -> None:
-        step, num_elements = self.step, num_elements_of(args, kwargs)
+        self._note_size(num_elements_of(args, kwargs))
+        step = self.step
         given = step.given.setdefault(name, Given())
         given.num_calls += 1
-        step.largest_input = max(step.largest_input, num_elements)
-        step.largest_input_since_update = max(step.largest_input_since_update, num_elements)
         is_length_first = self.length_first.leave_model(name, args, kwargs)
         num_samples, num_tokens = batch_of(args, kwargs, is_length_first=is_length_first)
         is_known = num_samples is not None or num_tokens is not None
@@ -371,7 +381,7 @@ class ClosedStep:
             if self.knows_cost and not (step.is_pieced or step.is_disturbed)
             else None,
             num_repeated_batches=step.seen.num_repeated,
-            largest_input_elements=None if step.is_thin else step.largest_input or None,
+            largest_input_elements=step.largest_input or None,
         )
         spans = []
         for kind, unit, micro_batch, start, end, has_gradients in step.spans:

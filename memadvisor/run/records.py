@@ -100,7 +100,8 @@ class Step:
     tokens are those of the one that has the most. A batch that a model is given again in the step counts once; in how
     many calls of all models a batch came again after a backward (SAM's second pass, a closure of L-BFGS) is
     `num_repeated_batches`, 0 in older runs. `largest_input_elements`: elements of all tensors that the largest call of
-    a model was given, where gradients were wanted; None in older runs.
+    a model was given, where gradients were wanted; None in older runs. Where modules are not listened to, those of the first
+    call in the step and after each backward.
     Where listening to the modules would cost too much, most steps go without: they have no spans but those of
     backward and optimizer, and no samples and tokens; an evaluation pass in one of them is not recorded as such,
     and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only

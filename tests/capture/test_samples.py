@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import memadvisor
+from memadvisor.capture.listening import Listening
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import batch_of
 from memadvisor.capture.spans import SpanLog
@@ -188,3 +189,51 @@ def test_a_step_whose_end_is_known_later_keeps_its_own_largest_call():
     assert log.step.largest_input == 9
     assert log.end_with_update(0.0).largest_input == 9
     assert log.step.largest_input == 7
+
+
+def test_steps_whose_modules_are_not_listened_to_tell_what_the_first_calls_were_given(tmp_path, monkeypatch):
+    """By position or by name, of each micro-batch, past calls without gradients; no hook is left for the modules inside."""
+    monkeypatch.setattr(Listening, "wants", lambda self, index: index < 4)
+    num_hooks = []
+
+    class Inner(torch.nn.Linear):
+        def forward(self, x):
+            num_hooks.append(len(torch.nn.modules.module._global_forward_pre_hooks))
+            return super().forward(x)
+
+    model = torch.nn.Sequential(Inner(4, 4), Inner(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = (3, 3, 3, 3, 5, 6, 9)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for number in rows:
+            with torch.no_grad():
+                model(torch.ones(50, 4))
+            num_hooks.clear()
+            for each in (1, number, 2):
+                given = torch.ones(each, 4)
+                (model(given) if number == 5 else model(input=given)).sum().backward()
+            optimizer.step()
+    steps = prof.run.ranks[0].steps
+
+    assert [step.num_samples for step in steps] == [6, 6, 6, 6, None, None, None]
+    assert [step.largest_input_elements for step in steps] == [4 * number for number in rows]
+    assert set(num_hooks) == {0}
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_long_evaluation_is_not_watched_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(Listening, "wants", lambda self, index: index < 4)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    with memadvisor.profile(tmp_path / "run"):
+        for _ in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            assert hooks
+            for _ in range(60):
+                model(torch.ones(50, 4))
+        assert not hooks
+        model(torch.ones(2, 4)).sum().backward()
+        assert hooks
