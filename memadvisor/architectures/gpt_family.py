@@ -189,10 +189,12 @@ _PHI = (
     _phi("phi-2", 32, 2560, 32),
 )
 
-# arXiv:1810.04805, section 3.
+# arXiv:1810.04805, section 3; RoBERTa: https://huggingface.co/FacebookAI/roberta-large, config.json.
 _BERT = (
     _bert("bert-base", 12, 768, 12),
     _bert("bert-large", 24, 1024, 16),
+    dataclasses.replace(_bert("roberta-base", 12, 768, 12), vocab=50265, positions=514),
+    dataclasses.replace(_bert("roberta-large", 24, 1024, 16), vocab=50265, positions=514),
 )
 # arXiv:2402.16819, table 1; arXiv:2406.11704, table 1; the others: https://github.com/NVIDIA/NeMo, nemo/collections/llm/gpt/model/nemotron.py
 _NEMOTRON = (

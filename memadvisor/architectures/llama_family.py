@@ -109,6 +109,11 @@ _MISTRAL = (
     _llama("mistral-large-123b", 88, 12288, (96, 8), 28672, 32768),
     _llama("mixtral-8x7b", 32, 4096, (32, 8), 14336, 32000, experts=_sparse(8, 2, 14336)),
     _llama("mixtral-8x22b", 56, 6144, (48, 8), 16384, 32000, experts=_sparse(8, 2, 16384)),
+    # https://huggingface.co/databricks/dbrx-base, config.json; https://github.com/xai-org/grok-1, run.py;
+    # https://huggingface.co/meta-llama/Llama-4-Scout-17B-16E, config.json (its language model)
+    _llama("dbrx", 40, 6144, (48, 8), 10752, 100352, experts=_sparse(16, 4, 10752)),
+    _llama("grok-1", 64, 6144, (48, 8), 32768, 131072, tied=True, experts=_sparse(8, 2, 32768)),
+    _llama("llama4-scout", 48, 5120, (40, 8), 16384, 202048, experts=_sparse(16, 1, 8192, 8192)),
 )
 # arXiv:2407.10671, table 1; arXiv:2412.15115, table 1; https://huggingface.co/Qwen, config.json of each.
 _QWEN2 = (

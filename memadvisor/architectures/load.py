@@ -27,9 +27,10 @@ from memadvisor.architectures.encoder_decoders import ENCODER_DECODERS
 from memadvisor.architectures.gpt_family import GPT_FAMILY
 from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.llama_family import LLAMA_FAMILY
+from memadvisor.architectures.vision_transformers import VISION_TRANSFORMERS
 from memadvisor.errors import UsageError
 
-ARCHITECTURES: tuple[Architecture, ...] = GPT_FAMILY + LLAMA_FAMILY + ENCODER_DECODERS
+ARCHITECTURES: tuple[Architecture, ...] = GPT_FAMILY + LLAMA_FAMILY + ENCODER_DECODERS + VISION_TRANSFORMERS
 
 # Other names of the same shapes.
 _ALSO = {
@@ -68,6 +69,13 @@ _ALSO = {
     "bert-large-uncased": "bert-large",
     "bert-base-cased": "bert-base",
     "bert-large-cased": "bert-large",
+    "llama4-scout-17b-16e": "llama4-scout",
+    "vit-base": "vit-b-16",
+    "vit-large": "vit-l-16",
+    "vit-huge": "vit-h-14",
+    "vit-base-patch16-224": "vit-b-16",
+    "vit-large-patch16-224": "vit-l-16",
+    "vit-huge-patch14-224": "vit-h-14",
     "olmo2-1124-7b": "olmo2-7b",
     "olmo2-1124-13b": "olmo2-13b",
 }
@@ -79,7 +87,8 @@ _MOST_PARAMETERS = 10**15  # a thousand times the largest that was ever planned
 
 def _plain(name: str) -> str:
     """`meta-llama/Llama-2-7b-hf`, `llama2_7b` and `LLaMA 2 7B` are one."""
-    word = re.sub(r"[\s_-]+", "-", name.strip().lower().rsplit("/", 1)[-1])
+    word = re.sub(r"(vit[ _-]?[a-z]+)/(\d\d)$", r"\1-\2", name.strip().lower())  # ViT-L/16
+    word = re.sub(r"[\s_-]+", "-", word.rsplit("/", 1)[-1])
     word = word.replace("-of-", "-").removeprefix("meta-")
     word = re.sub(r"^(gpt|llama|qwen|gemma|olmo)-(\d+(?:\.\d+)?)(?=-|$)(?!-?b)", r"\1\2", word)
     return re.sub(r"[^a-z0-9.]", "", _SUFFIXES.sub("", word))

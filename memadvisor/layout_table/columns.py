@@ -45,7 +45,7 @@ MODEL = (
     _column("encoder_layers", "num_encoder_layers", "of the layers, those of an encoder, which come first; the others then have cross attention", "0; of a named model its own"),
     _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size param_count parameter_count number_of_parameters", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
     _column("params_b", "model_size_b size_b params_billion n_params_b parameters_b parameters_billion params_in_billions number_of_parameters_billion n_params_billion num_params_b", "the same in 10^9, rounded", "what the model's name says, such as 7b"),
-    _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len max_seq_length sequence_len max_length seq_length_tokens context ctx context_len context_window block_size tokens_per_sequence cutoff_len sequence", "tokens of a sequence; of an encoder-decoder the source's", "2048"),
+    _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len max_seq_length sequence_len max_length seq_length_tokens context ctx context_len context_window block_size tokens_per_sequence cutoff_len sequence", "tokens of a sequence; of an encoder-decoder the source's", "2048; of a vision transformer by name an image's"),
     _column("target_len", "decoder_seq_length max_target_length decoder_seq_len", "tokens of the decoder's sequence, of an encoder-decoder alone", "seq_len"),
 )  # fmt: skip
 

@@ -21,6 +21,10 @@ from memadvisor.layout_table.sizes import architecture_of_size
 
 _GATED = "llama mistral mixtral qwen gemma deepseek phi3 phi4 yi smollm olmo falcon3 baichuan internlm glm granite kimi grok"
 _PLAIN = "gpt opt bloom mpt megatron falcon pythia neox turing mtnlg bert cerebras phi galactica starcoder"
+# Models that are no transformers, or not alone: their layers are not modelled.
+_OTHERS = re.compile(
+    r"mamba|rwkv|jamba|zamba|hyena|retnet|falcon-?h1|nemotron-?h\b|qwen3-?next|unet|resnet|diffusion|\bsdxl?\b"
+)
 _WHOLE = ("n_heads", "n_kv_heads", "head_dim", "ffn", "vocab")
 _FLAGS = ("gated_mlp", "tied_embeddings", "biases", "causal")
 MEGATRON_VOCAB = 50257  # GPT-2's
@@ -53,8 +57,13 @@ class _Shape:
 
 def architecture_of(cells: Cells, *, seq_len: int, tensor: int) -> Architecture:
     """The architecture of a row: of its columns of shapes, else of its model's name. Raises UsageError for shapes that make
-    no sense and for names that are not known.
+    no sense, and for names that are not known, or known for other models than transformers.
     """
+    other = _OTHERS.search((cells.text("model") or "").lower())
+    if other is not None:
+        raise UsageError(
+            f"{cells.text('model')!r} is no transformer, or not alone: {other[0]} is not modelled."
+        )
     known = _named(cells)
     if known is not None:
         return known

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memadvisor.architecture import Architecture
+from memadvisor.architectures.load import named_architecture
+from memadvisor.architectures.vision_transformers import image_tokens
 from memadvisor.errors import MemadvisorError, UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import TrainingStep
@@ -78,9 +80,15 @@ def _case(row: Cells) -> LayoutCase:
     degrees = degrees_of(row)
     seq_len = row.whole("seq_len")
     if seq_len is None:
-        row.note("no seq_len: 2048 is taken")
-        seq_len = 2048
+        seq_len = _usual_length(row)
+        row.note(f"no seq_len: {seq_len} is taken")
     architecture = architecture_of(row, seq_len=seq_len, tensor=degrees.tensor)
     cluster = cluster_of(row, degrees.num_ranks)
     step, is_open = step_of(row, degrees, architecture, seq_len, cluster)
     return LayoutCase(architecture=architecture, step=step, cluster=cluster, micro_batch_is_open=is_open)
+
+
+def _usual_length(row: Cells) -> int:
+    """An image's tokens, of a vision transformer by name."""
+    known = named_architecture(row.text("model") or "")
+    return (image_tokens(known) if known is not None else None) or 2048

@@ -88,6 +88,17 @@ EXACT = {
 }
 # In 10**9, as the papers print them.
 ROUNDED = {
+    "vit-b-16": 0.0866,
+    "vit-l-16": 0.304,
+    "vit-h-14": 0.632,
+    "vit-giant-14": 1.011,
+    "vit-gigantic-14": 1.843,
+    "vit-22b": 21.7,
+    "roberta-base": 0.125,
+    "roberta-large": 0.355,
+    "dbrx": 132.0,
+    "grok-1": 314.0,
+    "llama4-scout": 109.0,
     "gpt3-125m": 0.125,
     "gpt3-350m": 0.356,
     "gpt3-760m": 0.760,
@@ -136,5 +147,5 @@ ROUNDED = {
     "olmo-7b": 6.9,
 }
 # Parameters that one token meets, in 10**9, as the papers print them.
-ACTIVE = {"mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
+ACTIVE = {"dbrx": 36.0, "llama4-scout": 17.0, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
           "qwen1.5-moe-a2.7b": 2.7, "deepseek-v2": 21.0, "deepseek-v2-lite": 2.4, "deepseek-v3": 37.0}  # fmt: skip

@@ -46,6 +46,9 @@ def test_heads_fill_what_they_should_and_no_two_models_share_a_name():
     ("spelling", "name"),
     [
         ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4-scout"),
+        ("ViT-L/16", "vit-l-16"),
+        ("google/vit-base-patch16-224", "vit-b-16"),
         ("LLaMA 65B", "llama-65b"),
         ("Llama-65B", "llama-65b"),
         ("Meta-Llama-3-8B-Instruct", "llama3-8b"),

@@ -200,6 +200,14 @@ def test_what_a_known_model_has_and_the_row_does_not_say():
     assert (other.architecture.n_layers, other.architecture.gated_mlp) == (16, True)
 
 
+def test_a_vision_transformer_sees_an_image():
+    nothing = dict.fromkeys(GPT)
+    row = read_one(**nothing | {"model": "ViT-L/16", "gpu": "A100"})
+    assert row.case.step.seq_len == row.case.architecture.positions == 14 * 14 + 1
+    assert not row.case.architecture.causal
+    assert row.notes[0] == "no seq_len: 197 is taken"
+
+
 def test_a_size_that_the_catalogue_has_not():
     row = read_one(gpu="A100-64GB")
     assert row.case.cluster.accelerator.memory_bytes == 64 * 10**9 and "64 GB" in row.notes[0]
@@ -314,6 +322,7 @@ def test_pcie_in_words():
         ({"n_experts": "8", "top_k": "9"}, "9 of 8"),
         ({"n_experts": "8", "ep": "3"}, "ep 3"),
         ({"dp": "8", "nodes": "3"}, "3 nodes"),
+        ({"model": "state-spaces/mamba-2.8b"}, "no transformer"),
     ],
 )
 def test_nonsense_is_one_sentence_and_the_other_rows_stay(columns, said):
