@@ -64,6 +64,8 @@ class Activations:
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
             first = change.first + change.begins_inside
             at_start.add(change.category, first, change.last, change.delta_bytes)
+        self._run_again: dict[int, list[tuple[Stretch, Bytes]]] = {}
+        self._again_s: dict[tuple[Stretch, int | None], float] = {}
         self._during = during.sums()
         self._at_start = at_start.sums()
         self._during_bytes = during.totals()
@@ -120,6 +122,12 @@ class Activations:
         return segment.phase == "forward" and segment.unit in self.stretches
 
     def recomputations(self, position: int) -> list[tuple[Stretch, Bytes]]:
+        """`_recomputations`, worked out once for all schedules that are played with this choice."""
+        if position not in self._run_again:
+            self._run_again[position] = self._recomputations(position)
+        return self._run_again[position]
+
+    def _recomputations(self, position: int) -> list[tuple[Stretch, Bytes]]:
         """Stretches that are run again before this backward, and what each has at its highest instant beside what is
         there when the segment begins."""
         backward = self.step.segments[position]
@@ -164,6 +172,12 @@ class Activations:
         return {c: peak.get(c, 0) - start.get(c, 0) for c in {**peak, **start} if c not in STATES}
 
     def again_s(self, stretch: Stretch, number: int | None) -> float:
+        """`_seconds_again`, worked out once too."""
+        if (stretch, number) not in self._again_s:
+            self._again_s[stretch, number] = self._seconds_again(stretch, number)
+        return self._again_s[stretch, number]
+
+    def _seconds_again(self, stretch: Stretch, number: int | None) -> float:
         """Its units' second forwards; the last one ends with the last tensor that it saves, and skips what is kept."""
         units = [unit for item in self.stretches.runs(stretch) for unit in item]
         runs = {unit: run for unit in units if (run := self.step.second_runs.get((unit, number)))}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cached_property
 
 from memadvisor.cost.activations import Activations, View
@@ -16,6 +17,7 @@ from memadvisor.cost.components import scaled
 from memadvisor.cost.delayed_memory import memory_of
 from memadvisor.cost.engine_time import EngineTime
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
+from memadvisor.cost.limit import Limit, Remaining
 from memadvisor.cost.messages import Message
 from memadvisor.cost.moments import Moments
 from memadvisor.cost.moved_activations import MovedActivations, units_away
@@ -36,18 +38,19 @@ def simulate(
     watcher: Watcher | None = None,
     activations: Activations | None = None,
     transfers: TransferTimes | None = None,
+    limit: Limit | None = None,
 ) -> Simulation:
     """Play `schedule` over `step`. `times` may be None where one rank needs no collective, `transfers` without other tiers.
 
     `activations`: those of the same step and choices, if at hand. Times do without what rounding takes if the run has not
-    measured it (`rounding_cost`)."""
+    measured it (`rounding_cost`). A step that passes `limit` is played no further than to where that is certain."""
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
     stretches, bits = Stretches(schedule.stretches), schedule.activation_bits
     choices = stretches, schedule.kept, units_away(schedule), bits, schedule.parts
     if activations is None or activations.step is not step or activations.choices != choices:
         activations = Activations(step, *choices)
-    return _Player(step, schedule, times, watcher, activations, transfers).play()
+    return _Player(step, schedule, times, watcher, activations, transfers).play(limit)
 
 
 class _Player:
@@ -84,11 +87,20 @@ class _Player:
         self.num_left_out: Counter[str] = Counter()  # reductions that local SGD does not do, by unit
         self.updates_due: list[str] = []  # units to be updated in the backward, once their reduction is over
 
-    def play(self) -> Simulation:
+    def play(self, limit: Limit | None) -> Simulation:
         self._carry_over()
-        for position, is_last, is_again in self.step.order:
+        remaining = None
+        if limit is not None:
+            remaining = Remaining(self.step, limit, self.activations, self.engine.late_update_share())
+        for num_played, (position, is_last, is_again) in enumerate(self.step.order):
+            if remaining is not None and remaining.is_hopeless(num_played, self.lanes, self.moments):
+                least_s = remaining.step_time_s(num_played, self.lanes)
+                return replace(self._simulation(), step_time_s=least_s, is_whole=False)
             self._segment(position, is_last, is_again)
         self._end_backward(len(self.step.segments) - 1, True)
+        return self._simulation()
+
+    def _simulation(self) -> Simulation:
         step_time_s, components_s = scaled(self.lanes, self.step.time_factors)
         return Simulation(
             step_time_s=step_time_s,

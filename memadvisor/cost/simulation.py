@@ -19,6 +19,7 @@ class Simulation:
     `exposed_communication_s` is the part of `step_time_s` in which compute waits for collectives, `exposed_transfer_s`
     that in which it waits for other tiers; `components_s`: all of its parts (components.py), which what was learnt has
     scaled, as it has not the lanes. `sent_bytes`: what this rank sends in the step, if collectives send as rings do.
+    `is_whole`: whether it was played to its end; else time and peak are the least that they can be.
     With local SGD times and bytes are those of the mean step of a period, after the steps before it.
     """
 
@@ -29,10 +30,11 @@ class Simulation:
     sent_bytes: int
     lanes: Lanes
     moments: Moments
+    is_whole: bool = True
 
     @cached_property
     def peak_bytes(self) -> int:
-        return self.moments.peak_bytes
+        return self.moments.peak_bytes if len(self.moments) else 0
 
     @property
     def peak(self) -> Moment:

@@ -133,8 +133,9 @@ def advise(
         raise UsageError(
             "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
         )
+    steps = splits(run, plain, recorded_size, ranks, search.may_show)
     found = _worth_showing(
-        [plan for step in splits(run, plain, recorded_size, ranks) for plan in search.plans(step)]
+        [plan for step, is_last in steps for plan in search.plans(step, splits_further=not is_last)]
     )
     found.sort(key=order)
     first = next(ranked for ranked in found if not ranked.changes_script)

@@ -9,12 +9,15 @@ tells either. From several starts, a local search changes one unit, or many like
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
+from typing import Protocol
 
+from memadvisor.cost.limit import Limit
 from memadvisor.cost.step import CapturedStep
 from memadvisor.plan import UnitPlan
+from memadvisor.planning.outcomes import Outcome
 from memadvisor.stretches import units_of_stretches
 
 MAX_GATHER_DEPTH = 2
@@ -65,15 +68,12 @@ class Arrangement:
         return frozenset(unit.name for unit in self.units if unit.recompute)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the search needs to know of a simulation."""
+class Evaluate(Protocol):
+    """What an arrangement gives, as far as it stays within a limit."""
 
-    step_time_s: float
-    peak_bytes: int
+    def __call__(self, arrangement: Arrangement, limit: Limit | None = None, /) -> Outcome: ...
 
 
-Evaluate = Callable[[Arrangement], Outcome]
 Neighbours = Callable[["Space", Arrangement], Iterator[Arrangement]]
 
 
@@ -106,8 +106,15 @@ class Space:
             yield Arrangement(units, overlap, depth, group)
 
 
+def space_for(step: CapturedStep, stages: Collection[int], groups: tuple[int, ...]) -> Space:
+    """All that a step's units may be, in these stages and with groups of ranks that share."""
+    shardings = [choice for choice in SHARDINGS if choice[0] in (stages if not step.shard_groups else (3,))]
+    space = replace(space_of(step, shardings), groups=(None, *groups))
+    return replace(space, overlaps=(step.device != "cpu",)) if step.shard_groups else space
+
+
 def space_of(step: CapturedStep, shardings: Sequence[tuple[int, bool]] = SHARDINGS) -> Space:
-    """All that a step's units may be."""
+    """All that a step's units may be, of these stages."""
     options = []
     for unit in step.units:
         again = (False, True) if unit.name in step.recomputable else (False,)
@@ -189,7 +196,10 @@ def _hurried(
     def is_better(found: Outcome, current: Outcome) -> bool:
         return found.peak_bytes <= budget_bytes and found.step_time_s < current.step_time_s * (1 - 1e-9)
 
-    return _walked(space, evaluate, start, is_better, num_moves, neighbours)
+    def limit(current: Outcome) -> Limit:
+        return Limit(current.step_time_s * (1 - 1e-9), budget_bytes)
+
+    return _walked(space, evaluate, start, is_better, limit, num_moves, neighbours)
 
 
 def _descended(
@@ -200,7 +210,10 @@ def _descended(
     def is_better(found: Outcome, current: Outcome) -> bool:
         return found.peak_bytes < current.peak_bytes and current.peak_bytes > budget_bytes
 
-    return _walked(space, evaluate, start, is_better, num_moves, _with_pairs)
+    def limit(current: Outcome) -> Limit:
+        return Limit(peak_bytes=current.peak_bytes - 1)
+
+    return _walked(space, evaluate, start, is_better, limit, num_moves, _with_pairs)
 
 
 def _walked(
@@ -208,16 +221,18 @@ def _walked(
     evaluate: Evaluate,
     start: Arrangement,
     is_better: Callable[[Outcome, Outcome], bool],
+    limit: Callable[[Outcome], Limit],
     num_moves: int,
     neighbours: Neighbours,
 ) -> Arrangement:
-    """Take the first neighbour that is better, the boldest first, again and again."""
+    """Take the first neighbour that is better, the boldest first, again and again. None that passes the `limit` is."""
     current, is_moving = start, True
     while is_moving and num_moves > 0:
         is_moving = False
         for neighbour in islice(neighbours(space, current), num_moves):
             num_moves -= 1
-            if is_better(evaluate(neighbour), evaluate(current)):
+            outcome = evaluate(current)
+            if is_better(evaluate(neighbour, limit(outcome)), outcome):
                 current, is_moving = neighbour, True
                 break
     return current

@@ -6,7 +6,7 @@ samples, and bytes as docs/captured-layouts.md says of another micro-batch: exac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -53,12 +53,24 @@ def step_with(
 
 
 def splits(
-    run: Run, whole: CapturedStep, recorded_size: int | None, num_ranks: int
-) -> Iterator[CapturedStep]:
-    """The step as it is, and with its micro-batch halved again and again, for as long as it divides."""
-    yield whole
-    size, divisor = whole.micro_batch_size, 2
-    while size is not None and recorded_size is not None and size % divisor == 0 and divisor <= MAX_DIVISOR:
+    run: Run,
+    whole: CapturedStep,
+    recorded_size: int | None,
+    num_ranks: int,
+    may_show: Callable[[], bool] = lambda: True,
+) -> Iterator[tuple[CapturedStep, bool]]:
+    """The step as it is, and with its micro-batch halved again and again, for as long as it divides; and whether it is the
+    last.
+
+    may_show: asked before each split whether a plan of it may be shown. Where none may, the last one alone is cut, for its
+    least peak.
+    """
+    size, divisors = whole.micro_batch_size, _divisors(whole.micro_batch_size, recorded_size)
+    yield whole, not divisors
+    for divisor in divisors:
+        is_last = divisor == divisors[-1]
+        if size is None or recorded_size is None or not (is_last or may_show()):
+            continue
         split = captured_step(
             run,
             micro_batch_divisor=Fraction(recorded_size * divisor, size),
@@ -66,5 +78,10 @@ def splits(
             precision=whole.precision,
             num_ranks=num_ranks,
         )
-        yield replace(split, time_factors=whole.time_factors)
-        divisor *= 2
+        yield replace(split, time_factors=whole.time_factors), is_last
+
+
+def _divisors(size: int | None, recorded_size: int | None) -> list[int]:
+    """Of a micro-batch of so many samples; none where they are not known."""
+    powers = [2**power for power in range(1, MAX_DIVISOR.bit_length())]
+    return [d for d in powers if size is not None and recorded_size is not None and size % d == 0]

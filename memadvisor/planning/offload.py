@@ -17,14 +17,16 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from memadvisor.cost.activations import Activations
+from memadvisor.cost.limit import Limit
 from memadvisor.cost.moved_activations import units_away
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Plan, UnitPlan
-from memadvisor.planning.arrangement import Arrangement, Outcome, Space, choose_arrangement, classes_of
+from memadvisor.planning.arrangement import Arrangement, Space, choose_arrangement, classes_of
 from memadvisor.planning.operators import products_of
+from memadvisor.planning.outcomes import Outcomes
 from memadvisor.write_schedule import write_schedule
 
 _NEAR = 5e-3  # of a step: so near to the plain step's time the search is not gone on with
@@ -38,7 +40,7 @@ class OffloadSearch:
     plain: Arrangement
     tier: str
     times: TransferTimes
-    play: Callable[[Arrangement], Simulation]
+    play: Callable[[Arrangement, Limit | None], Simulation]
     may_keep: bool = True  # outputs of operators
 
     @cached_property
@@ -97,9 +99,9 @@ class OffloadSearch:
             overlaps=(self.plain.overlap,),
         )
 
-    def _evaluate(self, arrangement: Arrangement) -> Outcome:
-        played = self.play(arrangement)
-        return Outcome(played.step_time_s, played.peak_bytes)
+    @cached_property
+    def _evaluate(self) -> Outcomes[Arrangement]:
+        return Outcomes(self.play)
 
     def _with(self, away: Collection[str], again: Collection[str]) -> Arrangement:
         def changed(unit: UnitPlan) -> UnitPlan:
@@ -124,7 +126,7 @@ class OffloadSearch:
         yield self._with(hidden, rest[:fewest])
 
     def _fits(self, arrangement: Arrangement, budget_bytes: int) -> bool:
-        return self.play(arrangement).peak_bytes <= budget_bytes
+        return self._evaluate(arrangement).peak_bytes <= budget_bytes
 
     def _fewest(self, taken: Callable[[int], Arrangement], most: int, budget_bytes: int) -> int:
         """How many are needed to fit, if more never need more memory."""

@@ -13,6 +13,7 @@ from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.limit import Limit
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
@@ -21,22 +22,21 @@ from memadvisor.executors import Algorithm
 from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.planning.arrangement import (
-    SHARDINGS,
     Arrangement,
-    Outcome,
     choose_arrangement,
     kinds_of,
     proper_divisors,
-    space_of,
+    space_for,
 )
 from memadvisor.planning.offload import OffloadSearch, offload_choice
+from memadvisor.planning.outcomes import Outcomes
 from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes, with_fewest_paged
 from memadvisor.planning.parts import InsideUnits
 from memadvisor.planning.ranked import Kind, RankedPlan, is_worth_it, order, with_other, worthier
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.second_copies import grouped_ways
 from memadvisor.planning.several_models import updates_apart
-from memadvisor.planning.split_bounds import SplitBounds
+from memadvisor.planning.split_bounds import SplitBounds, least_peak_bytes
 from memadvisor.planning.stretches import Nested, NestedSearch, nested_of
 from memadvisor.planning.way import Way
 from memadvisor.precision import FULL_PRECISION, Precision
@@ -85,6 +85,7 @@ class Search:
         self.budget_bytes = budget_bytes
         self.needs: list[int] = []
         self._bounds = SplitBounds(times)
+        self._splits_further = False
         self._activations: dict[Nested, Activations] = {}  # of the step that is searched
         self._kinds: list[Kind] = []  # of what leaves the script alone
         self._state_kinds: list[Kind] = []  # the same with optimizer state on another tier
@@ -92,9 +93,17 @@ class Search:
         self.fingerprint = fingerprint_of(run.ranks[0])
         self.models = planned_models(run.ranks[0], num_ranks)
 
-    def plans(self, step: CapturedStep) -> list[RankedPlan]:
-        """The usual ones; where none fits, some whose parameters lie elsewhere too. Steps come by micro-batches."""
+    def may_show(self) -> bool:
+        """Whether a plan of a step of more micro-batches than those so far may be shown."""
+        return self.settings is not None or not self._bounds.beat_all()
+
+    def plans(self, step: CapturedStep, *, splits_further: bool = False) -> list[RankedPlan]:
+        """The usual ones; where none fits, some whose parameters lie elsewhere too. Steps come by micro-batches.
+
+        splits_further: a step of more micro-batches follows, whose least peaks are no higher.
+        """
         self._activations.clear()
+        self._splits_further = splits_further
         found = list(self._usual(step))
         if not any(ranked.fits for ranked in found):
             found += self._paging(step)
@@ -119,6 +128,7 @@ class Search:
             hybrids = self._groups(step) if stage else ()
             grouped = grouped_ways(stage, kinds, kind, hybrids, self.near_ranks)
             usual += self._all_unbeaten(step, grouped, found)
+            self._bounds.fit(usual)
             may_update_early = not (step.shard_groups or self.optimizer_bits or len(self.models) > 1)
             early: list[RankedPlan] = []
             if stage >= 2 and step.leaves_gradients_alone and may_update_early:
@@ -157,18 +167,19 @@ class Search:
         return self.ranked(step, other, self.play(step, other).prediction())
 
     def _all_unbeaten(
-        self, step: CapturedStep, ways: Iterable[Way], found: list[Arrangement]
+        self, step: CapturedStep, ways: Iterable[Way], met: list[Arrangement]
     ) -> list[RankedPlan]:
-        return [ranked for way in ways if (ranked := self._unbeaten(step, way, found)) is not None]
+        return [ranked for way in ways if (ranked := self._unbeaten(step, way, met)) is not None]
 
     def _unbeaten(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan | None:
-        """`_alike`; None for a way that cannot be shown (split_bounds.py), unless it may need the least memory of all."""
-        if self.settings is None and self._bounds.beat(step, way):
-            everything = way.arranged(step, Nested(frozenset(step.recomputable), ()), "device")
-            self.needs.append(self.play(self._bounds.brief(step), everything).peak_bytes)
-            if self.needs[-1] > min(self.needs):
-                return None
-        return self._alike(step, way, found)
+        """`_alike`; None for a way that cannot be shown (split_bounds.py), of which the least peak alone is asked for."""
+        if self.settings is not None or not self._bounds.beat(step, way):
+            return self._alike(step, way, found)
+        brief = self._bounds.brief(step)
+        evaluate = cache(lambda units: self.play(brief, way.arranged(step, Nested(units, ()), "device")))
+        if not self._splits_further:
+            self.needs.append(least_peak_bytes(step, evaluate, min(self.needs)))
+        return None
 
     def _alike(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan:
         """All units of one way, with the best choice of units to recompute; what was met joins `found`."""
@@ -211,7 +222,7 @@ class Search:
         least = search.smallest() if may_nest and play(smallest).peak_bytes > self.budget_bytes else None
         if least is not None:
             smallest = min(smallest, least, key=lambda one: play(one).peak_bytes)
-        self._bounds.saw(step, way, evaluate(frozenset()).step_time_s)
+        self._bounds.saw(way, evaluate(frozenset()).step_time_s)
         best = self._best(step, choose, predict, arranged(smallest), found)
         if step.repeats == 1 and not way.early:
             largest = arranged(Nested(frozenset(), ()))
@@ -223,11 +234,10 @@ class Search:
                     largest,
                     nearest,
                     self.transfers,
-                    lambda a: play(nested_of(a)),
+                    lambda a, within: play(nested_of(a)) if within is None else self.play(step, a, within),
                     self.settings is None,
                 )
-                num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
-                offload = offload_choice(moves, choose, arranged(smallest), num_moves)
+                offload = offload_choice(moves, choose, arranged(smallest), _num_moves(step))
             of_tier = self._paged_kinds if way.pages else self._state_kinds
             kinds = self._kinds if way.tier == "device" else of_tier
             kinds.append(Kind(best, choose, keeps, offload, predict, arranged(smallest), largest))
@@ -283,30 +293,16 @@ class Search:
 
     def _mixed(self, step: CapturedStep, starts: Iterable[Arrangement]) -> RankedPlan:
         """A stage for each unit, from the arrangements that were best for all alike."""
-        known: dict[Arrangement, Outcome] = {}
+        evaluate = Outcomes[Arrangement](partial(self.play, step))
+        space = space_for(step, self.stages, self._groups(step))
+        first = tuple(starts)
 
-        def evaluate(arrangement: Arrangement) -> Outcome:
-            if arrangement not in known:
-                played = self.play(step, arrangement)
-                known[arrangement] = Outcome(played.step_time_s, played.peak_bytes)
-            return known[arrangement]
-
-        shardings = [choice for choice in SHARDINGS if choice[0] in self.stages]
-        if step.shard_groups:
-            shardings = [choice for choice in SHARDINGS if choice[0] == 3]
-        space = replace(space_of(step, shardings), groups=(None, *self._groups(step)))
-        if step.shard_groups:
-            space = replace(space, overlaps=(step.device != "cpu",))
-        first, chosen = tuple(starts), dict[int, Arrangement]()
-        num_moves = max(50, _SEGMENTS_PLAYED // len(step.segments))
-
+        @cache
         def choose(target_bytes: int) -> Arrangement:
-            if target_bytes not in chosen:
-                chosen[target_bytes] = choose_arrangement(space, evaluate, first, target_bytes, num_moves)
-            return chosen[target_bytes]
+            return choose_arrangement(space, evaluate, first, target_bytes, _num_moves(step))
 
-        start = choose(self.budget_bytes)
-        return self._best(step, choose, lambda one: self.play(step, one).prediction(), start, [])
+        predict = cache(lambda one: self.play(step, one).prediction())
+        return self._best(step, choose, predict, choose(self.budget_bytes), [])
 
     def _groups(self, step: CapturedStep) -> tuple[int, ...]:
         """How many ranks may share, beside all of them: FSDP2 has been told by the script; what stays whole is
@@ -343,12 +339,12 @@ class Search:
         self.needs += [max(one.prediction.needed_bytes, starting_bytes(step, one.plan)) for one in tried]
         return min([ranked for ranked in tried if ranked.fits] or tried[:1], key=order)
 
-    def play(self, step: CapturedStep, arrangement: Arrangement) -> Simulation:
+    def play(self, step: CapturedStep, arrangement: Arrangement, limit: Limit | None = None) -> Simulation:
         schedule = write_schedule(self._plan(step, arrangement), step.units)
         transfers = self.paged_transfers if schedule.paged else self.transfers
         nested = nested_of(arrangement)
         known = self._activations.get(nested)
-        played = simulate(step, schedule, self.times, activations=known, transfers=transfers)
+        played = simulate(step, schedule, self.times, activations=known, transfers=transfers, limit=limit)
         self._activations[nested] = played.moments.activations
         return played
 
@@ -397,3 +393,8 @@ class Search:
             stretches=arrangement.stretches,
             models=self.models,
         )
+
+
+def _num_moves(step: CapturedStep) -> int:
+    """What one walk of the local search may try."""
+    return max(50, _SEGMENTS_PLAYED // len(step.segments))

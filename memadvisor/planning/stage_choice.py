@@ -121,7 +121,7 @@ class StageChoice:
             self._arranged(Chosen()),
             self.tier,
             self._times,
-            lambda arrangement: self.play(_chosen(arrangement)),
+            lambda arrangement, _: self.play(_chosen(arrangement)),
             may_keep=False,
         )
         num_moves = max(_MIN_MOVES, _SEGMENTS_PLAYED // len(self.step.segments))

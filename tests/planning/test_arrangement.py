@@ -13,11 +13,11 @@ from memadvisor.planning.arrangement import (
     MAX_UNITS_IN_PAIRS,
     SHARDINGS,
     Arrangement,
-    Outcome,
     Space,
     choose_arrangement,
     space_of,
 )
+from memadvisor.planning.outcomes import Outcome
 from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import plan
 from tests.make_run import make_run
@@ -34,7 +34,7 @@ LINKS = st.builds(
 def evaluator(step, times):
     known = {}
 
-    def evaluate(arrangement):
+    def evaluate(arrangement, limit=None):
         if arrangement not in known:
             made = plan(
                 ranks=2,

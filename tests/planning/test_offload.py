@@ -36,7 +36,7 @@ class Searched:
         times = TransferTimes({Lane.DISK: disk(bytes_per_s)}, "a test")
         known = {}
 
-        def play(arrangement):
+        def play(arrangement, limit=None):
             if arrangement not in known:
                 plan = make_plan(1, 0, "chosen", arrangement.units)
                 schedule = write_schedule(plan, self.step.units)

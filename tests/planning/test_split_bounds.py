@@ -17,15 +17,29 @@ RUN = make_run(num_blocks=2)
 
 
 @pytest.mark.parametrize("compute, collective", [(1.0, 1.0), (1.6, 1.5), (2.5, 2.5)])
-@pytest.mark.parametrize("budget", [2_500_000, 4_000_000])
+@pytest.mark.parametrize("budget", [2_000_000, 2_500_000, 3_000_000, 4_000_000])
 def test_what_is_shown_is_what_a_search_of_all_splits_shows(compute, collective, budget, monkeypatch):
     hardware = dataclasses.replace(MEASURED, overlap=OverlapSlowdown(compute=compute, collective=collective))
     bounded = advise(RUN, memory_bytes=budget, num_ranks=2, hardware=hardware)
     monkeypatch.setattr(SplitBounds, "beat", lambda self, step, way: False)
+    monkeypatch.setattr(SplitBounds, "beat_all", lambda self: False)
     full = advise(RUN, memory_bytes=budget, num_ranks=2, hardware=hardware)
 
     assert bounded.plans == full.plans
     assert bounded.smallest_budget_bytes == full.smallest_budget_bytes
+
+
+def test_of_splits_of_which_none_would_be_shown_the_last_alone_is_cut(monkeypatch):
+    cut = []
+
+    def counting(run, **options):
+        cut.append(options.get("micro_batch_divisor", 1))
+        return captured_step(run, **options)
+
+    monkeypatch.setattr("memadvisor.planning.micro_batches.captured_step", counting)
+    advise(RUN, memory_bytes=10**9, num_ranks=2, hardware=MEASURED)
+
+    assert cut == [1, 4]  # and none of half a micro-batch
 
 
 def test_splits_that_the_whole_micro_batch_beats_are_hardly_played():
@@ -33,9 +47,9 @@ def test_splits_that_the_whole_micro_batch_beats_are_hardly_played():
     played = []
 
     class Counting(Search):
-        def play(self, step, arrangement):
+        def play(self, step, arrangement, limit=None):
             played.append(step.repeats)
-            return super().play(step, arrangement)
+            return super().play(step, arrangement, limit)
 
     search = Counting(RUN, times, 2, 10**9, None)
     search.plans(captured_step(RUN))

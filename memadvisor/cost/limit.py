@@ -1,0 +1,59 @@
+"""When a step need not be played to its end: it is over what it may take by then, whatever follows.
+
+Memory only has to be over its limit once. Of time, what compute has still to do alone is known from the start: segments and
+second forwards. What collectives add to it is not, so this is the least that the whole step can take.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+from memadvisor.cost.activations import Activations
+from memadvisor.cost.lanes import Lanes
+from memadvisor.cost.moments import Moments
+from memadvisor.cost.step import CapturedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A step is of use that takes less time than this, and no more bytes."""
+
+    step_time_s: float = math.inf
+    peak_bytes: float = math.inf
+
+    def is_passed_by(self, step_time_s: float, peak_bytes: float) -> bool:
+        return step_time_s >= self.step_time_s or peak_bytes > self.peak_bytes
+
+
+class Remaining:
+    """Of one simulation: what it takes at the least, seen from each segment in the order of play."""
+
+    def __init__(
+        self, step: CapturedStep, limit: Limit, activations: Activations, update_share: float
+    ) -> None:
+        self._limit = limit
+        # Factors that were learnt scale parts of the time when the step is over (components.py).
+        self._knows_times = not step.time_factors
+        seconds_of = [
+            segment.duration_s * (update_share if segment.phase == "optimizer" else 1.0)
+            for segment in step.segments
+        ]
+        for position in step.first_backwards:
+            segment = step.segments[position]
+            for stretch in activations.stretches.ending(segment.unit or ""):
+                seconds_of[position] += activations.again_s(stretch, segment.pass_number)
+        played = [seconds_of[position] for position, _, _ in reversed(step.order)]
+        self._after_s = list(accumulate(played, initial=0.0))
+        self._num_checked = 0
+
+    def is_hopeless(self, num_played: int, lanes: Lanes, moments: Moments) -> bool:
+        """Whether the step passes its limit, when so many segments are over."""
+        new_bytes = moments.totals_bytes[self._num_checked :]
+        self._num_checked = len(moments)
+        return self._limit.is_passed_by(self.step_time_s(num_played, lanes), max(new_bytes, default=0))
+
+    def step_time_s(self, num_played: int, lanes: Lanes) -> float:
+        """The least that it can be; 0 where nothing is known of it."""
+        return lanes.compute_s + self._after_s[-1 - num_played] if self._knows_times else 0.0
