@@ -24,6 +24,7 @@ from memadvisor.run.store import load_run
 from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES
+from tests.engines.equality import merged
 from tests.engines.trainings import make_plan
 from tests.torch_exit import completed
 from tests.warm_python import warm_python
@@ -135,6 +136,25 @@ def test_what_second_copies_hold_and_send_is_what_the_simulator_said(plain, tmp_
     assert peaks[1] > peaks[0]
     for rank in applied.ranks:
         assert predicted.peak.total_bytes == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=1e-3)
+        assert predicted.sent_bytes == sent_bytes(rank)
+
+
+def test_what_gradients_that_share_a_message_hold_is_what_the_simulator_said(tmp_path):
+    """Of so small a batch that the end of the backward, where a copy of all gradients is there, is the fullest moment."""
+    size = ["--layers", "2", "--dim", "64", "--heads", "4", "--seq", "8", "--micro-batch", "1", *SIZE[-2:]]
+    step = captured_step(memadvisor("profile", tmp_path / "plain", size=size))
+    units = tuple(UnitPlan(name=unit.name, zero_stage=0, recompute=False) for unit in step.units)
+    plan = make_plan(2, 0, "chosen", units, overlap=True, algorithms=merged(10**7))
+    save_plan(plan, tmp_path / "plan.json")
+    applied = memadvisor("run", tmp_path / "run", "--plan", str(tmp_path / "plan.json"), size=size)
+    predicted = simulate(step, write_schedule(applied.plan, step.units), TIMES)
+    apart = simulate(step, write_schedule(replace(plan, algorithms=()), step.units), TIMES)
+
+    assert predicted.peak.total_bytes > apart.peak.total_bytes
+    for rank, analysis in zip(applied.ranks, analyze(applied).ranks, strict=True):
+        assert predicted.peak.total_bytes == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=1e-3)
+        staged = [each.peak.by_category_bytes["communication"] for each in (predicted, analysis)]
+        assert staged[0] == staged[1] > 0
         assert predicted.sent_bytes == sent_bytes(rank)
 
 
