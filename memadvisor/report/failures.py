@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memadvisor.analyzers.analysis import Analysis
-from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent
+from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, way_on
 from memadvisor.report.blocks import MEASURED, split_bar, table
-from memadvisor.report.escape import html_text, shortened
+from memadvisor.report.escape import html_text, html_with_code, shortened
 from memadvisor.report.words import category_name, unit_name
 from memadvisor.units import format_bytes
 
@@ -18,11 +18,11 @@ def out_of_memory_box(analysis: Analysis) -> str:
     boxes = []
     for rank in ranks[:MAX_RANKS]:
         of_rank = f" on rank {rank.rank}" if len(analysis.ranks) > 1 else ""
-        boxes.append(_box(rank.out_of_memory[-1], of_rank, len(rank.out_of_memory)))
+        boxes.append(_box(rank.out_of_memory[-1], of_rank, len(rank.out_of_memory), way_on(analysis.run)))
     return "".join(boxes)
 
 
-def _box(event: OutOfMemoryEvent, of_rank: str, num_events: int) -> str:
+def _box(event: OutOfMemoryEvent, of_rank: str, num_events: int, way: str | None) -> str:
     step = "" if event.step is None else f", step {event.step}"
     operator = f" ({event.operator})" if event.operator else ""
     limit = "" if event.limit_bytes is None else f" of {format_bytes(event.limit_bytes)} ({event.limit})"
@@ -32,8 +32,9 @@ def _box(event: OutOfMemoryEvent, of_rank: str, num_events: int) -> str:
         *((f"Reserved then: {format_bytes(event.reserved_bytes)}",) if event.reserved_bytes else ()),
         *((f"The last of {num_events} times in this run",) if num_events > 1 else ()),
         *((f"Hint: {event.hint}",) if event.hint else ()),
+        *((f"What to do: {way}",) if way else ()),
     )
-    items = "".join(f"<li>{html_text(fact)}</li>" for fact in facts)
+    items = "".join(f"<li>{html_with_code(fact)}</li>" for fact in facts)
     return (
         f'<div class="alert" role="status" id="out-of-memory"><b>Out of memory in '
         f"{html_text(shortened(event.position))}{html_text(operator + step + of_rank)}.</b><ul>{items}</ul>"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared
+from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.report.blocks import MEASURED, PREDICTED, Html, kinds_html, split_bar
 from memadvisor.report.escape import html_text, html_with_code
 from memadvisor.report.next_steps import next_steps
@@ -174,6 +175,9 @@ def _kept(view: RankView) -> str:
 def title_of(analysis: Analysis) -> str:
     """The page's first line: the finding, in words."""
     rank = analysis.largest_rank
+    if way_on(analysis.run) is not None:
+        event = next(each.out_of_memory[-1] for each in analysis.ranks if each.out_of_memory)
+        return f"Out of memory in {event.position}"
     if rank.peak is None:
         time = rank.step_time
         return (

@@ -113,6 +113,9 @@ def test_what_escapes_ends_the_script_with_its_own_traceback(tmp_path, traced):
     assert "No training step was seen" not in done.stderr  # the reason is told already
     way = way_on(load_run(tmp_path / "run"))
     assert way in " ".join(done.stderr.split())
+    page = tmp_path / "page.html"
+    run("-m", "memadvisor", "report", tmp_path / "run", "-o", page)
+    assert "Out of memory in forward of blocks.3</h1>" in page.read_text()
     refused = run("-m", "memadvisor", "advise", tmp_path / "run", "--memory", "24MiB")
     assert refused.returncode == 2
     assert refused.stderr.startswith("memadvisor advise: This run ran out of memory before a step")
