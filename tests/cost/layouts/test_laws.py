@@ -7,11 +7,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memadvisor.architecture import Architecture, Experts
+from memadvisor.architectures.load import ARCHITECTURES
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.cost.layouts.memory import device_contents, stage_parameters
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.lora import Lora
+from memadvisor.software import PRESETS
 from tests.cost.layouts.nodes import make_cluster
 
 GPT = Architecture(
@@ -176,3 +179,32 @@ def test_uneven_experts_slow_and_fill_the_fullest_rank():
     for imbalance, ranks in ((0.5, 8), (9.0, 8), (1.5, 1)):
         with pytest.raises(UsageError, match="imbalance"):
             Layout(data=8, expert=ranks, expert_imbalance=imbalance)
+
+
+softwares = st.builds(
+    replace,
+    st.sampled_from([preset.software for preset in PRESETS]),
+    fused_attention=st.booleans(),
+    lora=st.sampled_from([None, Lora(rank=8), Lora(rank=8, base="nf4")]),
+)
+
+
+@given(st.sampled_from(ARCHITECTURES), softwares, layouts)
+@settings(max_examples=25, deadline=None)
+def test_of_every_family_and_trainer_what_runs_again_takes_time_and_saves_memory(model, software, layout):
+    target = 256 if model.encoder_layers else None
+    assume(model.n_layers >= layout.pipeline and not (model.encoder_layers and layout.context > 1))
+    found = {}
+    for how in ("none", "pointwise", "selective", "full"):
+        step = TrainingStep(
+            layout=replace(layout, recompute=how), seq_len=1024, target_len=target, software=software
+        )
+        found[how] = estimate_step(model, step, a100s(layout.num_ranks))
+    for less, more in (
+        ("none", "pointwise"),
+        ("none", "selective"),
+        ("pointwise", "full"),
+        ("selective", "full"),
+    ):
+        assert found[more].peak_memory_bytes <= found[less].peak_memory_bytes * (1 + 1e-9), (less, more)
+    assert all(found["none"].step_time_s <= one.step_time_s * (1 + 1e-9) for one in found.values())
