@@ -14,7 +14,7 @@ from memadvisor.layout_table.machine import usual_per_node
 from memadvisor.layout_table.recomputation import recomputation
 from memadvisor.layout_table.training_code import plain_word, software_of, stage_in, strategy_stage
 from memadvisor.schedule_names import SCHEDULES, schedule_name
-from memadvisor.software import Preset
+from memadvisor.software import Preset, find_preset
 from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 
 
@@ -165,7 +165,8 @@ def _zero_stage(cells: Cells, preset: Preset) -> int:
         return preset.zero_stage
     stage = strategy_stage(cells)
     if stage is None:
-        cells.note(f"strategy {cells.text('strategy')!r} is not understood")
+        if find_preset(cells.text("strategy") or "") is None:  # nor a trainer's name
+            cells.note(f"strategy {cells.text('strategy')!r} is not understood")
         return preset.zero_stage
     return stage
 

@@ -226,6 +226,13 @@ def test_replicas_as_groups_of_shards():
     assert case_of(dp="16", strategy="HYBRID_SHARD").step.layout.shard == 8
 
 
+def test_a_strategy_that_is_a_trainer_s_name_is_understood():
+    row = read_one(strategy="Megatron", gpu="H100")
+    assert row.case.step.software.name == "megatron-core" and row.case.step.layout.zero_stage == 1
+    assert "not understood" not in " ".join(row.notes)
+    assert "not understood" in " ".join(read_one(strategy="magic").notes)
+
+
 def test_options_of_zeropp():
     row = read_one(dp="16", zero_stage="3", zeropp="hpZ+qwZ")
     layout = row.case.step.layout
