@@ -1,6 +1,7 @@
 """What the page says to do next, of trainings whose answer is known."""
 
 import dataclasses
+import gc
 
 import torch
 
@@ -22,12 +23,13 @@ class Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (x,) = ctx.saved_tensors
-        buffer = torch.empty(64, 4096)
+        buffer = torch.empty(4096, 4096)
         buffer.copy_(x.mean())
         return grad.expand_as(x) * 1.0 + buffer.mean() * 0.0
 
 
 def test_where_a_temporary_is_most_of_the_peak_it_is_named_first(tmp_path):
+    gc.collect()  # what tests before left behind is in the peak too, and should be little beside the buffer
     model = torch.nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
@@ -40,8 +42,8 @@ def test_where_a_temporary_is_most_of_the_peak_it_is_named_first(tmp_path):
 
     advice = page[page.index("What to do next") :]
     first = advice[advice.index("<li>") : advice.index("</li>")]
-    assert first.startswith("<li>Temporaries are ")  # how much is as what tests before left alive
-    assert "the largest takes 1.00 MiB (float32 [64, 4096], made by empty, outside any module)" in first
+    assert first.startswith("<li>Temporaries are ")
+    assert "the largest takes 64.0 MiB (float32 [4096, 4096], made by empty, outside any module)" in first
 
 
 def test_a_pipelines_states_are_no_matter_of_zero():
