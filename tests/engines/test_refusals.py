@@ -64,6 +64,11 @@ def refusals(rank: int) -> dict[str, str]:
         loss = ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean()
         torch.autograd.grad(loss, list(ddp.module.blocks[0].parameters()))
 
+    own_group = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
+
+    def over_some_ranks():
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=own_group)
+
     def in_backward():
         model = torch.nn.Linear(2, 2)
         _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
@@ -72,6 +77,7 @@ def refusals(rank: int) -> dict[str, str]:
     attempt("in backward", make_plan(2, 1), in_backward)
     attempt("lbfgs", make_plan(2, 1), with_optimizer(lambda ddp: torch.optim.LBFGS(ddp.parameters())))
     attempt("ranks", make_plan(3, 2), lambda: build(Training(), rank))
+    attempt("some ranks", make_plan(2, 0), over_some_ranks)
     attempt("model", make_plan(2, 2, fingerprint="1" * 16), lambda: build(Training(), rank))
     attempt("past", make_plan(2, 2), past_ddp)
     attempt("gradient", make_plan(2, 3), own_gradient)
@@ -86,6 +92,7 @@ def test_what_cannot_be_done_rightly_is_refused_in_one_line():
         "in backward": "optimizers inside the backward",
         "lbfgs": "LBFGS searches along one line for all parameters",
         "ranks": "for 3 ranks, and the script's DDP has 2",
+        "some ranks": "DistributedDataParallel over 1 of its 2 ranks, as pipelines beside each other",
         "model": "for another model",
         "past": "past DDP itself",
         "gradient": "sets the gradient",
