@@ -32,7 +32,8 @@ class DefaultHooks:
     def remove(self) -> None:
         _autograd._saved_tensors_hooks_disable = self._disable
         _autograd._saved_tensors_hooks_enable = self._enable
-        if not self._is_aside:
+        # Each thread has a stack of its own: another's is not ours to take from.
+        if not self._is_aside and threading.get_ident() == self._thread:
             _autograd._pop_saved_tensors_default_hooks()
 
     def _forbid(self, message: str, *rest: Any, **options: Any) -> None:

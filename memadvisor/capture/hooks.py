@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from memadvisor.capture.compiled import never_compiled, never_compiled_itself
 from memadvisor.capture.position import Position
+from memadvisor.capture.training_thread import OTHERS, TrainingThread
 
 _NUM_ROUNDS, _NUM_CALLS = 7, 60
 _MOST_WITHOUT_GRADIENTS = (
@@ -50,6 +52,7 @@ class Observer(Protocol):
     def leave_backward(self) -> None: ...
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None: ...
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def change_thread(self) -> None: ...
     def profiler_starts(self) -> None: ...
     def profiler_ends(self) -> None: ...
     def note(self, level: str, text: str) -> None: ...
@@ -77,11 +80,16 @@ class Hooks:
         self._was_listening_before_capture: bool | None = None  # None: no stream is being captured
         self._misses_capture = self._has_noted_capture = False
         self._observer = observer
+        self._thread = TrainingThread(
+            observer.position, lambda: observer.note("warning", OTHERS), observer.change_thread
+        )
         self._undo: list[Callable[[], None]] = []
         self.quiet_call_s = self._install_module_hooks()
         self._undo += [
-            register_optimizer_step_pre_hook(self._optimizer(observer.enter_optimizer)).remove,
-            register_optimizer_step_post_hook(self._optimizer(observer.leave_optimizer)).remove,
+            register_optimizer_step_pre_hook(
+                self._optimizer(self._beginning(observer.enter_optimizer))
+            ).remove,
+            register_optimizer_step_post_hook(self._optimizer(self._end(observer.leave_optimizer))).remove,
         ]
         self._wrap_backward()
         self._wrap_profiler()
@@ -155,8 +163,16 @@ class Hooks:
 
         return never_compiled(guarded)
 
+    def _beginning(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Of a pass or an update; only where it is the training's."""
+        return lambda *args: call(*args) if self._thread.begins(trains=True) else None
+
+    def _end(self, call: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args: call(*args) if self._thread.is_ours() else None
+
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         observer, position, plain = self._observer, self._observer.position, self._observer.plain_modules
+        thread = self._thread
 
         def enter(module: torch.nn.Module, args: Any) -> None:
             if is_dynamo_compiling():  # a constant to Dynamo, which inlines hooks; is_compiling costs more
@@ -165,7 +181,12 @@ class Hooks:
             if (position.is_quiet and id(module) in plain) or is_compiling():
                 return
             try:
+                ident = get_ident()
+                if ident != thread.ident and not thread.begins(trains=False):
+                    return
                 observer.enter_module(module, args)
+                if thread.ident != ident and not thread.is_ours():  # another took its place meanwhile
+                    thread.withdraw()
             except Exception as error:
                 observer.fail(error)
 
@@ -173,6 +194,8 @@ class Hooks:
             if is_dynamo_compiling() or (position.is_quiet and id(module) in plain) or is_compiling():
                 return
             try:
+                if get_ident() != thread.ident and not thread.is_ours():
+                    return
                 observer.leave_module(module, args, *rest)
             except Exception as error:
                 observer.fail(error)
@@ -226,9 +249,9 @@ class Hooks:
     def _wrap_backward(self) -> None:
         # torch.autograd.backward and .grad both call the engine through this name of their module.
         original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-        enter = self._guarded(self._observer.enter_backward)
-        leave = self._guarded(self._observer.leave_backward)
-        see_failure = self._guarded(self._observer.see_failure)
+        enter = self._guarded(self._beginning(self._observer.enter_backward))
+        leave = self._guarded(self._end(self._observer.leave_backward))
+        see_failure = self._guarded(self._end(self._observer.see_failure))
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             enter()

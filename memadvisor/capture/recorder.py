@@ -1,7 +1,6 @@
 """The recorder: told by the hooks where the training stands, it keeps steps, spans and one traced step.
 
-It gets out of the way for good at its first failure: one line, and the training goes on as if it had
-never been.
+It gets out of the way for good at its first failure, with one line; the training goes on as if it had never been.
 """
 
 from __future__ import annotations
@@ -201,6 +200,9 @@ class Recorder:
             self._updates.last_end = end
             spans.note_update()
 
+    def change_thread(self) -> None:
+        self._tracing.change_thread()
+
     def profiler_starts(self) -> None:
         self._tracing.profiler_starts()
 
@@ -364,18 +366,17 @@ class Recorder:
             self._end_step(spans.mark())
 
     def _start_trace(self) -> None:
-        mark = self._spans.mark if self._spans else None
-        if not self._tracing.start(self._gauges.device, self._gauges.cpu, mark):
+        gauges = self._gauges
+        if not self._tracing.start(gauges.device, gauges.cpu, self._spans.mark if self._spans else None):
             self._close_cpu_account()
 
     def _close_cpu_account(self) -> None:
-        if self._memory.needs_cpu_account and not self._is_over:
-            return
-        self._gauges.close_cpu_account()
+        if self._is_over or not self._memory.needs_cpu_account:
+            self._gauges.close_cpu_account()
 
     def _known_storages(self, event: int) -> dict[int, LiveStorage]:
-        optimizers, device = self._updates.living(), self._gauges.device
-        return rows_of_known(event, self._models, optimizers, self.label_sources, device)
+        living, device = self._updates.living(), self._gauges.device
+        return rows_of_known(event, self._models, living, self.label_sources, device)
 
     def _known_tensors(self) -> Iterable[Labelled]:
         return known_tensors(self._models, self._updates.living(), self.label_sources)
@@ -383,10 +384,10 @@ class Recorder:
     def _write_end(self, exit_code: int, exception: str | None) -> None:
         if self._updates.last_end is not None and self._updates.cycle.has_open_step:
             self._end_step_late(self._updates.last_end)
-        if self._spans is not None:
+        if self.has_seen_a_model:
             self._writer.write_models(self._models, self._updates.living)
-        if (self._spans is None or self._spans.step.index == 0) and not self._memory.has_events:
-            self._writer.write_note("warning", what_was_seen(self._spans is not None, self._backward_steps))
+        if self.step_index == 0 and not self._memory.has_events:
+            self._writer.write_note("warning", what_was_seen(self.has_seen_a_model, self._backward_steps))
         self._writer.write_ending(exit_code, exception, self._gauges.device)
 
     def _shut_down(self, last_words: Callable[[], None]) -> None:

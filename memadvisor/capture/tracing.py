@@ -173,6 +173,12 @@ class Tracing:
         if tracer is not None:
             tracer.abandon()
 
+    def change_thread(self) -> None:
+        """The training goes on in another thread than the one that is traced."""
+        if self.tracer is not None:
+            self._note("warning", "The training went on in another thread than its traced step began in.")
+            self.postpone()
+
     def profiler_starts(self) -> None:
         """The script's own profiler is prepared or enabled; torch has room for one."""
         if self._script_profiles:
