@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
 
 from memadvisor.analyzers.evaluation import without_evaluated_units
-from memadvisor.analyzers.intervals import length, minus, union
+from memadvisor.analyzers.intervals import Intervals, length, minus, union
 from memadvisor.run.records import Span, Step
 from memadvisor.run.run import RankRun
 
@@ -33,7 +34,7 @@ class StepTime:
 
     `by_phase_s` has forward, backward, optimizer and outside, each moment counted for the innermost phase:
     medians, scaled together so that they sum to `median_s` (the parts of the median step need not be the
-    medians of the parts). Steps in which no forward was seen (memadvisor did not listen, to save time) have no
+    medians of the parts). An update inside a backward, by a gradient's hook, is the optimizer's. Steps in which no forward was seen (memadvisor did not listen, to save time) have no
     part in the phases and units; those of `num_listened_steps` do. A recomputation counts as backward, as it runs there. Throughput is this rank's own.
     """
 
@@ -79,17 +80,30 @@ def step_time(rank: RankRun) -> StepTime | None:
 
 
 def _phase_times(step: Step, spans: list[Span]) -> dict[str, float]:
-    """Seconds of one step in each phase; a closure's forward and backward are not the optimizer's own."""
+    """Seconds of one step in each phase; a closure's forward and backward are not the optimizer's own, and an update
+    that a gradient's hook makes is not the backward's."""
     moments = {kind: union((s.start_s, s.end_s) for s in spans if s.kind == kind) for kind in _PHASE_KINDS}
     backward, forward = moments["backward"], moments["forward"]
     own_forward = minus(forward, backward)
     own_optimizer = minus(minus(moments["optimizer"], backward), forward)
+    updates_s = length(_updates_inside(backward, spans))
     inside = {
         "forward": length(own_forward),
-        "backward": length(backward),
-        "optimizer": length(own_optimizer),
+        "backward": length(backward) - updates_s,
+        "optimizer": length(own_optimizer) + updates_s,
     }
     return {**inside, "outside": max(0.0, step.duration_s - sum(inside.values()))}
+
+
+def _updates_inside(backward: Intervals, spans: list[Span]) -> Intervals:
+    """Updates during a backward; not those that have one inside, as a closure's."""
+    starts = [start for start, _ in backward]
+    found = []
+    for span in spans:
+        around = bisect_right(starts, span.start_s) - 1
+        if span.kind == "optimizer" and around >= 0 and span.end_s <= backward[around][1]:
+            found.append((span.start_s, span.end_s))
+    return union(found)
 
 
 def _unit_times(rank: RankRun, steps: tuple[Step, ...], spans: dict[int, list[Span]]) -> tuple[UnitTime, ...]:

@@ -70,6 +70,22 @@ def test_a_closures_forward_and_backward_are_not_the_optimizers():
     assert time.by_phase_s == {"forward": 2.0, "backward": 3.0, "optimizer": 3.0, "outside": 2.0}
 
 
+def test_updates_during_the_backward_are_the_optimizers():
+    """Hooks on gradients call an optimizer for each parameter."""
+    time = step_time(
+        rank_of(
+            [
+                Span(2, "forward", "", 0, 1.0, 4.0),
+                Span(2, "backward", "", 0, 4.0, 9.0),
+                Span(2, "optimizer", "", 0, 5.0, 6.0),
+                Span(2, "optimizer", "", 0, 8.5, 9.0),
+            ]
+        )
+    )
+
+    assert time.by_phase_s == {"forward": 3.0, "backward": 3.5, "optimizer": 1.5, "outside": 2.0}
+
+
 def test_a_unit_inside_another_counts_there_alone():
     time = step_time(
         rank_of(
