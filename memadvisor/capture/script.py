@@ -95,7 +95,7 @@ def hide_our_frames(error: BaseException) -> None:
     def excepthook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         sys.excepthook = original
         if value is error:
-            traceback = _without_leading_frames(traceback)
+            traceback = _without_passing_frames(_without_leading_frames(traceback))
             value = value.with_traceback(traceback)
         original(kind, value, traceback)
 
@@ -111,6 +111,20 @@ def _without_leading_frames(traceback: TracebackType | None) -> TracebackType | 
     while remaining is not None and _is_launching(remaining):
         remaining = remaining.tb_next
     return remaining
+
+
+def _without_passing_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Without our wrappers around calls of torch (of a backward pass), which the exception only passed through."""
+    here = Path(__file__).parent
+    first = TracebackType(traceback, sys._getframe(), 0, 1) if traceback is not None else None
+    before = first
+    while before is not None and before.tb_next is not None:
+        each = before.tb_next
+        if each.tb_next is not None and Path(each.tb_frame.f_code.co_filename).parent == here:
+            before.tb_next = each.tb_next
+        else:
+            before = each
+    return first.tb_next if first is not None else None
 
 
 def _is_launching(traceback: TracebackType) -> bool:
