@@ -119,12 +119,15 @@ class Hooks:
             if is_compiling():
                 return
             hooks, number, _ = self._module_entries[0]
-            has_gradients, num_calls = torch.is_grad_enabled(), self._num_calls_without_gradients
-            if not has_gradients and num_calls is not None and num_calls < _MOST_WITHOUT_GRADIENTS:
+            trains, num_calls = (
+                torch.is_grad_enabled() and self._thread.is_ours(),
+                self._num_calls_without_gradients,
+            )
+            if not trains and num_calls is not None and num_calls < _MOST_WITHOUT_GRADIENTS:
                 self._num_calls_without_gradients = num_calls + 1
                 return
             hooks.pop(number, None)
-            if has_gradients and self.on_first_call is not None:
+            if trains and self.on_first_call is not None:
                 try:
                     self.on_first_call(args, _keywords_of_call())
                 except Exception as error:
@@ -146,6 +149,7 @@ class Hooks:
 
     def remove(self) -> None:
         self._is_listening = False
+        self._num_calls_without_gradients = None
         while self._undo:
             self._undo.pop()()
 

@@ -237,3 +237,19 @@ def test_a_long_evaluation_is_not_watched_to_its_end(tmp_path, monkeypatch):
         assert not hooks
         model(torch.ones(2, 4)).sum().backward()
         assert hooks
+
+
+def test_no_hook_comes_back_after_the_recorder_has_failed_in_a_backward(tmp_path, monkeypatch):
+    monkeypatch.setattr(Listening, "wants", lambda self, index: index < 4)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        assert hooks
+        loss = model(torch.ones(2, 4)).sum()
+        loss.register_hook(lambda gradient: prof._recorder.fail(RuntimeError("planned")))
+        loss.backward()
+        assert not hooks
