@@ -1,97 +1,78 @@
-"""Plans for micro-batches that were never recorded."""
+"""Plans for micro-batches that were never recorded. Each training has a process of its own, whose memory is all its own."""
+
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
-import torch
 
 import memadvisor
 from memadvisor.errors import UsageError
+from memadvisor.plan_file import save_plan
 from memadvisor.planning.micro_batches import splits, step_with
 from memadvisor.precision import FULL_PRECISION
+from tests.warm_python import warm_python
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(32)
-        self.attention = torch.nn.MultiheadAttention(32, 2, batch_first=True)
-        self.mlp = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.GELU(), torch.nn.Linear(128, 32))
-
-    def forward(self, x):
-        x = x + self.attention(x, x, x, need_weights=False)[0]
-        return x + self.mlp(self.norm(x))
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens = torch.nn.Embedding(100, 32)
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(4))
-        self.head = torch.nn.Linear(32, 100)
-
-    def forward(self, x):
-        x = self.tokens(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+def train(directory, size, *options):
+    """What the script printed, and its run."""
+    out = directory / "run"
+    command = ["run" if options else "profile", *options, "--out", out, "small_blocks.py", size]
+    done = subprocess.run(
+        [warm_python(), "-m", "memadvisor", *map(str, command)],
+        cwd=ROOT / "tests" / "scripts",
+        env=ENVIRONMENT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, memadvisor.load(out)
 
 
-def train(out, size, accumulation=1):
-    torch.manual_seed(0)
-    model = Model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    with memadvisor.profile(out) as prof:
-        for _ in range(5):
-            for _ in range(accumulation):
-                x = torch.randint(100, (size, 24))
-                torch.nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return prof.run
+def peak_bytes(run):
+    return run.ranks[0].traced_step.peak_allocated_bytes
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("run") / "run", 4)
+    return train(tmp_path_factory.mktemp("recorded"), 4)[1]
 
 
 @pytest.fixture(scope="module")
 def larger(tmp_path_factory):
     """The same training with three times the micro-batch, which is only asked about in `recorded`."""
-    return train(tmp_path_factory.mktemp("run") / "run", 12).ranks[0].traced_step.peak_allocated_bytes
+    return train(tmp_path_factory.mktemp("larger"), 12)
 
 
 def test_the_peak_of_a_larger_micro_batch_is_foretold(recorded, larger):
     """But for single numbers, such as the loss, which count as if they grew."""
     advice = memadvisor.advise(recorded, memory=2**40, micro_batch=12)
+    measured_bytes = peak_bytes(larger[1])
 
-    assert 0 <= advice.best.prediction.peak_bytes - larger <= 64
+    assert 0 <= advice.best.prediction.peak_bytes - measured_bytes <= 64
     assert advice.best.recomputed_units == ()
     assert (advice.best.micro_batch_size, advice.best.grad_accum) == (12, 1)
     assert (advice.micro_batch, advice.recorded_micro_batch) == (12, 4)
-    assert advice.measured_peak_bytes == recorded.ranks[0].traced_step.peak_allocated_bytes < larger
+    assert advice.measured_peak_bytes == peak_bytes(recorded) < measured_bytes
 
 
 def test_a_plan_makes_it_fit_and_its_peak_is_as_foretold(recorded, larger, tmp_path):
-    """Planned from micro-batches of 4, applied to one of 12."""
-    budget = larger * 6 // 10
+    """Planned from micro-batches of 4, applied to a script with 12."""
+    losses, plain = larger
+    budget = peak_bytes(plain) * 6 // 10
     plan = memadvisor.advise(recorded, memory=budget, micro_batch=12).best
     assert plan.recomputed_units
 
-    torch.manual_seed(0)
-    model = Model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    applied = memadvisor.apply(plan, model, optimizer)
-    with memadvisor.profile(tmp_path / "run") as prof:
-        for _ in range(5):
-            x = torch.randint(100, (12, 24))
-            torch.nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    applied.remove()
-    peak_bytes = prof.run.ranks[0].traced_step.peak_allocated_bytes
+    save_plan(plan, tmp_path / "plan.json")
+    applied, run = train(tmp_path, 12, "--plan", tmp_path / "plan.json")
 
-    assert peak_bytes <= budget
-    assert peak_bytes == pytest.approx(plan.prediction.peak_bytes, rel=0.01)
+    assert applied == losses
+    assert peak_bytes(run) <= budget
+    assert peak_bytes(run) == pytest.approx(plan.prediction.peak_bytes, abs=64)
 
 
 def test_splits_of_it_see_as_many_samples(recorded):
