@@ -103,7 +103,12 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
         ranks=ranks,
         skew=skew(run.ranks, clocks, matched, times, [rank.communication for rank in ranks], peaks),
         comparison=comparison(
-            run.plan, peaks, times, [rank.communication for rank in ranks], [rank.rank for rank in ranks]
+            run.plan,
+            peaks,
+            times,
+            [rank.communication for rank in ranks],
+            [rank.rank for rank in ranks],
+            _micro_batch_size(run),
         ),
         samples_per_s=over_all_ranks([None if t is None else t.samples_per_s for t in times], run),
         tokens_per_s=over_all_ranks([None if t is None else t.tokens_per_s for t in times], run),
@@ -138,6 +143,14 @@ def _analyze_rank(
         roofline=roofline(rank, time, used, hardware),
         evaluation=evaluation(rank),
     )
+
+
+def _micro_batch_size(run: Run) -> int | None:
+    """Samples of each in the traced step; None where they are not known, or not alike."""
+    step = next((rank.traced_step for rank in run.ranks if rank.traced_step is not None), None)
+    if step is None or not step.num_samples or step.num_samples % max(1, step.num_micro_batches):
+        return None
+    return step.num_samples // max(1, step.num_micro_batches)
 
 
 def _highest(sizes_bytes: Iterable[int | None]) -> int | None:
@@ -323,6 +336,7 @@ def comparison_to_json(compared: Comparison) -> dict[str, Any]:
             str(rank): _compared_to_json(pair) for rank, pair in compared.rank_peak_bytes.items()
         },
         "peak_position": dict(zip(("predicted", "measured"), compared.peak_position, strict=True)),
+        "micro_batch_size": _compared_to_json(compared.micro_batch_size),
         "budget_bytes": compared.budget_bytes,
         "within_budget": compared.within_budget,
     }

@@ -34,7 +34,8 @@ class Comparison:
     `by_category_bytes` is at the peak, and has `unexplained` where either side does. `reserved_bytes`: what a CUDA
     allocator reserved; where both sides know it, the budget holds that, else the peak. `components_s`: parts of the step
     time, of the slowest rank (residuals.py); empty for plans that do not say what their prediction is made of.
-    `rank_peak_bytes`: of a plan with choices by rank, each rank's peak.
+    `rank_peak_bytes`: of a plan with choices by rank, each rank's peak. `micro_batch_size`: samples of one, of the plan and
+    of the traced step, which the user sets.
     """
 
     peak_bytes: Compared
@@ -46,6 +47,15 @@ class Comparison:
     within_budget: bool | None
     components_s: dict[str, Compared] = field(default_factory=dict)
     rank_peak_bytes: dict[int, Compared] = field(default_factory=dict)
+    micro_batch_size: Compared = Compared(predicted=None, measured=None)
+
+    @property
+    def other_micro_batch(self) -> str | None:
+        """In words, where the step was not as the plan has it; then its figures are of another step too."""
+        planned, seen = self.micro_batch_size.predicted, self.micro_batch_size.measured
+        if planned is None or seen is None or planned == seen:
+            return None
+        return f"The plan is for micro-batches of {planned:.0f} samples, and the traced step had {seen:.0f}: set {planned:.0f} in the script."
 
 
 def comparison(
@@ -54,8 +64,10 @@ def comparison(
     times: Sequence[StepTime | None],
     traffics: Sequence[Communication | None] = (),
     ranks: Sequence[int] = (),
+    micro_batch_size: int | None = None,
 ) -> Comparison | None:
-    """Put prediction beside measurement. None without a plan that predicts. `traffics`, `ranks`: of those of `times`."""
+    """Put prediction beside measurement. None without a plan that predicts. `traffics`, `ranks`: of those of `times`.
+    `micro_batch_size`: of the traced step."""
     if plan is None or plan.prediction is None:
         return None
     predicted = plan.prediction
@@ -87,6 +99,7 @@ def comparison(
         else needed_bytes <= plan.budget_bytes,
         components_s=_components(plan, predicted, times, traffics),
         rank_peak_bytes=_by_rank(plan, dict(zip(ranks, peaks, strict=False))),
+        micro_batch_size=Compared(predicted=plan.micro_batch_size, measured=micro_batch_size),
     )
 
 

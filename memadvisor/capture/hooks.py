@@ -29,9 +29,8 @@ from memadvisor.capture.position import Position
 from memadvisor.capture.training_thread import OTHERS, TrainingThread
 
 _NUM_ROUNDS, _NUM_CALLS = 7, 60
-_MOST_WITHOUT_GRADIENTS = (
-    50  # calls of modules, until no call with gradients is waited for before the next backward
-)
+# Calls of modules, until none with gradients is waited for before the next backward.
+_MOST_WITHOUT_GRADIENTS = 50
 _FRAMES_OF_CALL = 6
 _CAPTURED = (
     "The script captures its work into a CUDA graph, which runs no hooks when it is replayed: "
@@ -73,9 +72,8 @@ class Hooks:
     def __init__(self, observer: Observer) -> None:
         self.num_module_calls = 0
         self.on_first_call: Callable[[Any, Any], None] | None = None
-        self._num_calls_without_gradients: int | None = (
-            None  # since the last backward; None: not waiting for a call
-        )
+        # Since the last backward. None: nobody waits for a call.
+        self._num_calls_without_gradients: int | None = None
         self._is_listening = self._was_listening = True
         self._was_listening_before_capture: bool | None = None  # None: no stream is being captured
         self._misses_capture = self._has_noted_capture = False
@@ -119,10 +117,8 @@ class Hooks:
             if is_compiling():
                 return
             hooks, number, _ = self._module_entries[0]
-            trains, num_calls = (
-                torch.is_grad_enabled() and self._thread.is_ours(),
-                self._num_calls_without_gradients,
-            )
+            trains = torch.is_grad_enabled() and self._thread.is_ours()
+            num_calls = self._num_calls_without_gradients
             if not trains and num_calls is not None and num_calls < _MOST_WITHOUT_GRADIENTS:
                 self._num_calls_without_gradients = num_calls + 1
                 return

@@ -148,7 +148,9 @@ def prediction(analysis: Analysis) -> RenderableType:
         lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=False))
     for name, pair in compared.by_category_bytes.items():
         lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=True))
-    return Group(title, lines, *_budget(analysis))
+    other = compared.other_micro_batch
+    notes = () if other is None else (paragraph("  ", (other, "bold yellow")),)
+    return Group(title, lines, *notes, *_budget(analysis))
 
 
 def _budget(analysis: Analysis) -> Sequence[RenderableType]:

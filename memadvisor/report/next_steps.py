@@ -37,7 +37,9 @@ def _trouble(view: RankView) -> Iterator[str]:
     if view.analysis.larger_steps is not None:
         yield view.analysis.larger_steps.in_words
     compared = view.analysis.comparison
-    if compared is not None and compared.within_budget is False:
+    if compared is not None and compared.other_micro_batch is not None:
+        yield compared.other_micro_batch
+    elif compared is not None and compared.within_budget is False:
         yield (
             f"The budget of {format_bytes(compared.budget_bytes)} did not hold "
             f"({format_bytes(compared.peak_bytes.measured)} measured): advise again on the plain run, "

@@ -1,10 +1,13 @@
 import dataclasses
+import io
 
 import pytest
+from rich.console import Console
 
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.residuals import measured_components
 from memadvisor.analyzers.step_time import UnitTime, step_time
+from memadvisor.cli.summary import prediction
 from memadvisor.plan import Plan, Prediction
 from tests.make_run import make_run
 
@@ -130,3 +133,22 @@ def test_second_forwards_of_the_scripts_own_checkpoints_are_compute():
 
 def test_a_plan_that_does_not_say_its_parts_has_none_compared():
     assert analyze(make_run(plan=PLAN)).comparison.components_s == {}
+
+
+@pytest.mark.parametrize(("planned", "said"), [(4, True), (16, False), (None, False)])
+def test_a_step_of_other_micro_batches_than_the_plans_is_named(planned, said):
+    run = make_run(plan=dataclasses.replace(PLAN, micro_batch_size=planned, grad_accum=1))
+    ranks = tuple(
+        dataclasses.replace(
+            rank,
+            steps=tuple(dataclasses.replace(s, num_samples=32, num_micro_batches=2) for s in rank.steps),
+        )
+        for rank in run.ranks
+    )
+    analysis = analyze(dataclasses.replace(run, ranks=ranks))
+    words = "The plan is for micro-batches of 4 samples, and the traced step had 16: set 4 in the script."
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(prediction(analysis))
+
+    assert (analysis.comparison.other_micro_batch == words) is said
+    assert (words in console.export_text()) is said
