@@ -17,6 +17,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.report.page import render, write_report
 from tests.make_run import make_run
+from tests.play_training import Settings
 from tests.report.hostile import PLAN, hostile_run
 
 FIGURES = {
@@ -193,6 +194,8 @@ def test_a_kept_word_is_said_at_the_top_and_so_is_a_broken_one():
     headings = [_page(make_run(num_ranks=1, plan=plan)).text.count("ZeRO stage") for plan in (PLAN, alone)]
     assert headings[0] == headings[1] + 1  # one rank has no stage of a unit
     tight = dataclasses.replace(PLAN, budget_bytes=peak_bytes - 1)
+    assert "The plan is for micro-batches of 2 samples" in _page(make_run(num_ranks=1, plan=tight)).text
+    tight = dataclasses.replace(tight, micro_batch_size=Settings().micro_batch_size)
     assert "advise again on the plain run" in _page(make_run(num_ranks=1, plan=tight)).text
 
 
