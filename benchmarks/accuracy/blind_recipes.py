@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks.accuracy.first import First
-from benchmarks.accuracy.measures import allocated, seconds
+from benchmarks.accuracy.measures import allocated, from_flops, rate_per_gpu, seconds
 from benchmarks.accuracy.tables import Published
 
 
@@ -66,6 +66,24 @@ RECIPES = (
         memory=allocated,
         group="zero_stage",
     ),
+    Published(
+        name="nemo_long_h100",
+        source="NVIDIA NeMo 24.03 (github.com/NVIDIA/NeMo, docs/source/performance/performance_long_sequence.md)",
+        note="Llama 2 7B in FP8, 4,096 to 1,048,576 tokens, on 4 to 1,024 H100, context parallel from 32,768 tokens on. The batch (4M tokens are taken), the "
+        "micro-batch (1 is taken) and what is recomputed (nothing is taken) are not given. Steps follow from FLOP/s that count causal attention in full, "
+        "as that page's other figures do.",
+        seconds=from_flops,
+        group="cp",
+    ),
+    Published(
+        name="nemo_blackwell",
+        source="NVIDIA NeMo 25.02, 25.04 and 25.07, performance summaries (docs.nvidia.com/nemo-framework/user-guide, performance)",
+        note="GPT-3 175B, Llama 3 and 4, Nemotron-4, Mixtral on 8 to 512 B200 and GB200, FP8 with scales of each tensor. What is recomputed (nothing is taken), in "
+        "CUDA graphs or overlapped is not given. Mixtral 8x22B's micro-batch and batch stand in each other's columns there. Figures in brackets, whose "
+        "meaning is not said, are left out.",
+        seconds=rate_per_gpu,
+        group="release",
+    ),
 )
 
 FIRST_RECIPES = {
@@ -77,4 +95,6 @@ FIRST_RECIPES = {
     "deepspeed_llama_a800": First(
         time_mape=0.476, time_bias=-0.476, spearman=0.873, memory_mape=0.226, memory_bias=0.125
     ),
+    "nemo_long_h100": First(time_mape=0.163, time_bias=-0.163, spearman=0.983),
+    "nemo_blackwell": First(time_mape=0.092, time_bias=0.015, spearman=0.984),
 }

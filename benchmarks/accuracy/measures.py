@@ -29,12 +29,13 @@ def rate(table: pd.DataFrame) -> pd.Series:
 def from_flops(table: pd.DataFrame) -> pd.Series:
     """From published FLOP/s of the model's FLOPs, causal attention counted in full."""
     found = []
-    for row in table.itertuples():
+    rates = table.bf16_tflops_per_gpu if "bf16_tflops_per_gpu" in table else table.model_tflops_per_gpu
+    for row, tflops_per_gpu in zip(table.itertuples(), rates, strict=True):
         model = load_architecture(str(row.model))
         per_token = 6.0 * (model.num_parameters() - model.embedding_parameters())
         per_token += 12.0 * model.n_layers * model.n_heads * model.head_dim * row.seq_len
         tokens = row.global_batch_seqs * row.seq_len
-        found.append(per_token * tokens / (row.bf16_tflops_per_gpu * 1e12 * row.n_gpus))
+        found.append(per_token * tokens / (tflops_per_gpu * 1e12 * row.n_gpus))
     return pd.Series(found, index=table.index)
 
 
