@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from memadvisor.cost.layouts.data_parallel import passes_beside
 from memadvisor.cost.layouts.links import message_seconds
 from memadvisor.cost.layouts.stalls import message_stall_s
 from memadvisor.layout import TrainingStep
@@ -62,6 +63,14 @@ def _hidden(compute_s: float | Floats, collective_s: Floats, slowdown: float) ->
     both = np.minimum(compute_s, collective_s)
     found: Floats = np.maximum(compute_s, collective_s) + slowdown * both
     return found
+
+
+def _bare(collective_s: Floats, pass_s: float | Floats, chunks: int, passes: int) -> Floats:
+    """As `bare_seconds`, of each."""
+    own_s = pass_s / chunks
+    others_s = (chunks - 1) * passes * own_s
+    longest: Floats = np.maximum(collective_s / chunks - own_s, collective_s - own_s - others_s)
+    return np.maximum(longest, 0.0)
 
 
 def _through(
@@ -136,6 +145,8 @@ class TimeBounds:
         messages_s = [] if gathered is None else self._message_seconds(split, work)
         longest: float | Floats = pipeline_s
         exposed_s = update_s = nothing_s = np.zeros(len(columns))
+        num_passes = passes_beside(schedule, chunks, split.pipeline, times)
+        beside = (chunks if num_passes > 1 else 1, num_passes)
         for place, (share, plain) in enumerate(zip(shares, passes.of_shares, strict=True)):
             forward_s: float | Floats
             backward_s: float | Floats
@@ -146,20 +157,24 @@ class TimeBounds:
                 on_the_way_s = 2 * messages_s[share.device]
                 through_s = filling_s + emptying_s + on_the_way_s + times * (forward_s + backward_s)
                 longest = np.where(gathers, np.maximum(longest, through_s), longest)
-            exposed_s = np.maximum(exposed_s, self._exposed(once[:, place], backward_s, forward_s))
+            exposed_s = np.maximum(exposed_s, self._exposed(once[:, place], backward_s, forward_s, beside))
             update_s = np.maximum(update_s, once[:, place, 2])
         found: Floats = _ROUNDED * (longest + exposed_s + update_s + fixed_s)
         return found
 
-    def _exposed(self, once: Floats, backward_s: float | Floats, forward_s: float | Floats) -> Floats:
+    def _exposed(
+        self, once: Floats, backward_s: float | Floats, forward_s: float | Floats, beside: tuple[int, int]
+    ) -> Floats:
         """As `exposed_step_seconds`, of each."""
         software, slowdown = self.question.software, self.coefficients.overlap_slowdown
         reduce_s, gather_s = once[:, 0], once[:, 1]
         if software.overlap_reduce:
-            reduce_s = _hidden(backward_s, reduce_s, slowdown) - backward_s
-        if not software.overlap_gather:
-            return reduce_s + gather_s
-        return reduce_s + _hidden(forward_s, gather_s, slowdown) - forward_s
+            bare_s = _bare(reduce_s, backward_s, *beside)
+            reduce_s = bare_s + slowdown * (reduce_s - bare_s)
+        if software.overlap_gather:
+            bare_s = _bare(gather_s, forward_s, *beside)
+            gather_s = bare_s + slowdown * (gather_s - bare_s)
+        return reduce_s + gather_s
 
     def _passes_of(self, works: Works, row: int, shares: tuple[Share, ...]) -> _Passes:
         last = self._passes

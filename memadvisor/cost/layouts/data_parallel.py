@@ -20,8 +20,12 @@ from memadvisor.cost.layouts.zeropp import (
     hops_of,
     reduce_seconds,
 )
+from memadvisor.cost.pipelines.schedules import canonical_name
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout, TrainingStep
+
+# Schedules that run each microbatch through the parts of the model on a device one after the other (1F1B is so with several).
+_LOOPED = ("1f1b", "interleaved", "breadth-first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +175,35 @@ def exposed_step_seconds(
     first_forward_s: float,
     known: Coefficients,
 ) -> float:
-    """What reductions add to the last backward, and gathers of updated parameters to the first forward."""
-    software = step.software
-    exposed = reduce_s
-    if software.overlap_reduce:
-        exposed = hidden_seconds(last_backward_s, reduce_s, known.overlap_slowdown) - last_backward_s
-    if not software.overlap_gather:
-        return exposed + gather_s
-    return exposed + hidden_seconds(first_forward_s, gather_s, known.overlap_slowdown) - first_forward_s
+    """What reductions add to the last backwards, and gathers of updated parameters to the first forwards. The seconds given of both
+    are one microbatch's through all that the device holds."""
+    software, layout = step.software, step.layout
+    passes = passes_beside(layout.schedule, layout.chunks, layout.pipeline, layout.num_microbatches)
+
+    def exposed(collective_s: float, pass_s: float) -> float:
+        bare_s = bare_seconds(collective_s, pass_s, layout.chunks if passes > 1 else 1, passes)
+        return bare_s + known.overlap_slowdown * (collective_s - bare_s)
+
+    reduced_s = exposed(reduce_s, last_backward_s) if software.overlap_reduce else reduce_s
+    return reduced_s + (exposed(gather_s, first_forward_s) if software.overlap_gather else gather_s)
+
+
+def passes_beside(schedule: str, chunks: int, num_stages: int, num_microbatches: int) -> int:
+    """How many microbatches run where a step's reductions, or gathers, may go on beside them.
+
+    Under looped schedules a device's part of the model is through with its last group of microbatches, as many as there are stages
+    (all of them, breadth-first), before the part in front of it begins with them; then its gradients are reduced
+    (megatron/core/pipeline_parallel/schedules.py, is_last_microbatch_for_model_chunk and grad_sync_func; arXiv:2211.05953, section 4.2).
+    """
+    name = canonical_name(schedule)
+    if chunks == 1 or name not in _LOOPED:
+        return 1
+    return num_microbatches if name == "breadth-first" else min(num_stages, num_microbatches)
+
+
+def bare_seconds(collective_s: float, pass_s: float, chunks: int, passes: int) -> float:
+    """Seconds of collectives with no computation beside them: of `chunks` parts alike, each has beside it its own microbatch's pass,
+    for its buckets go as they are ready, and all passes of the parts that come after it."""
+    own_s = pass_s / chunks
+    others_s = (chunks - 1) * passes * own_s
+    return max(0.0, collective_s / chunks - own_s, collective_s - own_s - others_s)

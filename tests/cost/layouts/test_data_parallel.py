@@ -3,7 +3,13 @@ from dataclasses import replace
 import pytest
 
 from memadvisor.cost.layouts.coefficients import FITTED
-from memadvisor.cost.layouts.data_parallel import microbatch_traffic, replica_groups, step_traffic
+from memadvisor.cost.layouts.data_parallel import (
+    bare_seconds,
+    microbatch_traffic,
+    passes_beside,
+    replica_groups,
+    step_traffic,
+)
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.memory import (
     StageParameters,
@@ -97,3 +103,23 @@ def test_a_token_leaves_once_for_each_other_node():
     assert group.dispatch_seconds(100.0, copies=2) == pytest.approx(100 * (1 - 1 / 4))
     # To one node alone, which half of the time is its own.
     assert group.dispatch_seconds(100.0, copies=2, most_nodes=1) == pytest.approx(100 / 2)
+
+
+@pytest.mark.parametrize("collective_s", [0.5, 3.0, 10.0, 40.0])
+@pytest.mark.parametrize("chunks, passes", [(1, 1), (3, 4), (2, 8)])
+def test_parts_of_a_looped_pipeline_reduce_under_those_that_come_after(collective_s, chunks, passes):
+    """Played part by part: each begins with its last microbatch's pass, when the one before it is through."""
+    each_s, own_s, end_s = collective_s / chunks, 3.0 / chunks, 0.0
+    for part in range(1, chunks + 1):
+        end_s = max(end_s, part * passes * own_s - own_s) + each_s
+    bare_s = max(0.0, end_s - chunks * passes * own_s)
+    assert bare_seconds(collective_s, 3.0, chunks, passes) == pytest.approx(bare_s)
+
+
+@pytest.mark.parametrize(
+    "schedule, chunks, passes",
+    [("1f1b", 1, 1), ("interleaved", 3, 4), ("1f1b", 3, 4), ("breadth-first", 3, 16), ("zb-v", 2, 1)],
+)
+def test_a_group_of_microbatches_passes_a_part_as_many_as_there_are_stages(schedule, chunks, passes):
+    """All of them, breadth-first."""
+    assert passes_beside(schedule, chunks, num_stages=4, num_microbatches=16) == passes
