@@ -263,11 +263,14 @@ class Executor:
 
     def _play(self, point: Point, unit: UnitState, only: ActionKind | None = None) -> None:
         self.unit = unit.name
+        # What follows a forward that the backward runs again is the unit before; and what follows one whose unit is there
+        # from an earlier call in this pass (its parameters are tied) has had its turn.
+        is_again = self.hooks.in_backward or (unit.stage == 3 and unit.present)
         for action in self.schedule.at(point, unit.name):
             if only is not None and action.kind is not only:
                 continue
-            if point is Point.BEFORE_FORWARD and action.overlaps and self.hooks.in_backward:
-                continue  # a forward run again: what follows it in the backward is the unit before
+            if point is Point.BEFORE_FORWARD and action.overlaps and is_again:
+                continue
             if action.kind is ActionKind.GATHER:
                 self._gather_unit(action)
             elif action.kind is ActionKind.RELEASE:

@@ -12,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from memadvisor.engines.script.live import read_model
 from memadvisor.plan import UnitPlan
 from tests.engines.ranks import run_ranks
+from tests.engines.test_virtual_lane import AtOnce
 from tests.engines.trainings import Model, Training, applied, build, largest_difference, make_plan, train
+from tests.engines.virtual_ranks import UNITS, Case, executing
 
 
 def units_of(training: Training, kind: str) -> tuple[UnitPlan, ...]:
@@ -385,3 +387,15 @@ def test_model_states_are_exactly_the_theory_but_for_padding():
                 assert abs(sizes["state"] - states) <= 2 * padding
                 rest = sizes["everything"] - sum(sizes[c] for c in ("parameter", "gradient", "state"))
                 assert rest < 2000, (zero, sizes)  # batch, logits, counters: nothing of the model's size
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_follows_a_tied_unit_is_gathered_once_a_forward(depth):
+    """The head calls for the embedding a second time, which is still there; what ran behind it has been freed since."""
+    case = Case(make_plan(2, 3, overlap=True, gather_depth=depth), 0, (True,), evaluates=False, looks=False)
+    gathered = []
+    with executing(case, AtOnce()) as (ddp, executor):
+        executor.remember = lambda operation, flat: gathered.append(flat.unit)
+        ddp(torch.arange(4))
+
+    assert sorted(gathered) == sorted(UNITS)
