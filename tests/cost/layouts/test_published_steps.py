@@ -56,6 +56,8 @@ AT_MOST = {
     "jax_fsdp": (0.25, None),
     "jax_vit": (0.42, None),
     "deepspeed_llama_a800": (0.55, 0.3),
+    "nemo_long_h100": (0.2, None),
+    "nemo_blackwell": (0.12, None),
 }
 
 
