@@ -50,23 +50,53 @@ MEGATRON_CORE = Preset(
         attention_backward_share=0.8,
         loss_in_place=True,
         launches_each_expert=True,
+        saves_narrow=True,
+        narrow_copy_bytes=2.0,
+        weighs_inside=True,
     ),
     meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on, gradients accumulated by "
     "the products that make them, which have half of the backward's collectives of tensor parallelism under them; products of experts launched one by one "
-    "(Transformer Engine's GroupedLinear)",
+    "(Transformer Engine's GroupedLinear), whose weights of a token multiply inside; products of 8 bits keep their inputs so, and matrices in 8 bits, as they are and transposed",
     source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; "
-    "megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication",
+    "megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication; megatron/core/transformer/moe/experts.py, TEGroupedMLP "
+    "(permuted_probs); transformer_engine/pytorch/module/linear.py (saved_inputmat) and base.py (get_weight_workspace)",
     names=("megatron-core", "mcore"),
     zero_stage=1,
 )
 NEMO = Preset(
     software=dataclasses.replace(
-        MEGATRON_CORE.software, name="nemo", tensor_overlap=0.5, gradient_bytes=2, reduce_bytes=2
+        MEGATRON_CORE.software,
+        name="nemo",
+        tensor_overlap=0.5,
+        gradient_bytes=2,
+        reduce_bytes=2,
+        gathers_narrow=True,
+        narrow_copy_bytes=0.0,
     ),
     meaning="as megatron-core, with half of tensor parallelism's collectives in pieces under products (Transformer Engine's "
-    "userbuffers), and gradients summed and reduced in 16 bits; 16 B a parameter",
-    source="recipes of NeMo and Megatron Bridge (scripts/performance: tp_comm_overlap, grad_reduce_in_fp32, grad_sync_dtype)",
+    "userbuffers), and gradients summed and reduced in 16 bits; 16 B a parameter; of matrices whose products are of 8 bits these alone are "
+    "gathered and held, as they are and transposed",
+    source="recipes of NeMo and Megatron Bridge (scripts/performance: tp_comm_overlap, grad_reduce_in_fp32, grad_sync_dtype, fp8_param_gather)",
     names=("nemo", "megatron-bridge"),
+    zero_stage=1,
+)
+HAI_LLM = Preset(
+    software=Software(
+        name="hai-llm",
+        optimizer_bytes=8,
+        attention_speed=1.5,
+        saves_narrow=True,
+        narrow_activations=True,
+        weighs_inside=True,
+        repeats_latent=True,
+        expert_overlap=True,
+        dispatch_bytes=1.0,
+    ),
+    meaning="DeepSeek-V3's: inputs of products kept in 8 bits, and of SwiGLU, whose result is computed again as norms and latent "
+    "attention's up-projections are (its recomputation is pointwise); both moments in 16 bits, 14 B a parameter and 4 more of gradients; tokens go "
+    "to their experts in 8 bits, under another microbatch's layers",
+    source="arXiv:2412.19437, sections 3.2.1 to 3.2.3 and 3.3.3",
+    names=("hai-llm",),
     zero_stage=1,
 )
 MEGATRON_KWAI = Preset(
@@ -288,6 +318,7 @@ PRESETS = (
     MODERN,
     MEGATRON_CORE,
     NEMO,
+    HAI_LLM,
     MEGATRON_KWAI,
     NANOTRON,
     MEGATRON_2021,

@@ -19,6 +19,7 @@ from memadvisor.cost.layouts.zeropp import (
     forward_gather_seconds,
     hops_of,
     reduce_seconds,
+    updated_bytes,
 )
 from memadvisor.cost.pipelines.schedules import canonical_name
 from memadvisor.errors import UsageError
@@ -137,9 +138,9 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
     times = layout.num_microbatches if layout.zero_stage == 2 and not step.defers_reduction else 1
     reduce = times * once(groups.shard, "reduce_scatter", gradients) + across
     reduce += once(groups.expert_shard, "reduce_scatter", experts)
-    parameters = once(groups.shard, "all_gather", count.shared * software.parameter_bytes)
+    parameters = once(groups.shard, "all_gather", count.shared * updated_bytes(software))
     return reduce, parameters + once(
-        groups.expert_shard, "all_gather", count.experts * software.parameter_bytes
+        groups.expert_shard, "all_gather", count.experts * updated_bytes(software)
     )
 
 

@@ -185,7 +185,12 @@ def recompute_seconds(
     if how == "selective" and not step.software.fused_attention:
         return attention_seconds(model, step, layer, device)[0]
     if how == "pointwise":
-        return stream_seconds(device, _pointwise_bytes(model, step, layer, layer_tokens(model, step, layer)))
+        tokens = layer_tokens(model, step, layer)
+        again_s = stream_seconds(device, _pointwise_bytes(model, step, layer, tokens))
+        if model.latent is not None and step.software.repeats_latent:
+            shapes = [(tokens, columns / step.layout.tensor, depth) for columns, depth in _projections(model)]
+            again_s += sum(matmul_seconds(device, *shape) for shape in shapes)
+        return again_s
     return 0.0
 
 

@@ -258,6 +258,7 @@ def stage_memory(
     buffer_bytes = (
         _collective_buffers(step, count)
         + autocast_copies_bytes(model, step, contents)
+        + narrow_copies_bytes(model, step, contents)
         + max(0.0, working - head_bytes)
         + _ahead(model, step)
     )
@@ -323,6 +324,15 @@ def autocast_copies_bytes(model: Architecture, step: TrainingStep, contents: Sta
     if not step.software.autocast or (lora is not None and lora.is_quantized):
         return 0.0
     return 2.0 * stage_parameters(only_matrices(model), step, replace(contents, embeddings=0)).all
+
+
+def narrow_copies_bytes(model: Architecture, step: TrainingStep, contents: StageContents) -> float:
+    """Of the layers' matrices, on one rank, the casts of fewer than 16 bits that are kept beside them from the first microbatch on."""
+    software = step.software
+    if not software.is_narrow or not software.narrow_copy_bytes:
+        return 0.0
+    layers = replace(contents, embeddings=0, heads=0)
+    return software.narrow_copy_bytes * stage_parameters(only_matrices(model), step, layers).all
 
 
 def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:

@@ -76,10 +76,20 @@ def _all_trained_bytes(model: Architecture, step: TrainingStep, layer: int, toke
     # Input of each norm; result of each that products follow, which is their input and may be computed again (norms behind a
     # block's products have sums after them, which keep nothing); the masks of the dropouts after each block.
     inputs = (4.0 if software.autocast else 2.0) * norms
-    results = 0.0 if layout.recompute == "pointwise" else 2.0 * min(norms, sublayers)
+    results = (
+        0.0 if layout.recompute == "pointwise" else _norm_results_bytes(model, step, layer, norms, sublayers)
+    )
     masks = float(sublayers) if software.dropout else 0.0
     outside = tokens * hidden * (inputs + results + masks) / spread
     return outside + inside
+
+
+def _norm_results_bytes(
+    model: Architecture, step: TrainingStep, layer: int, norms: int, sublayers: int
+) -> float:
+    """Of an element of the stream, the results of norms that products read; a router's product is of 16 bits."""
+    inputs, is_routed = min(norms, sublayers), model.experts is not None and model.has_experts(layer)
+    return 2.0 * is_routed + step.software.saved_input_bytes * (inputs - is_routed)
 
 
 def layer_tokens(model: Architecture, step: TrainingStep, layer: int) -> float:
@@ -139,7 +149,10 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
         if not software.fused_attention:  # keys and values are repeated for every query head
             key, value = query, result
     kept = 2.0 * seen * (key + value) * (1.0 + copied_keys)
-    kept += tokens * (2.0 * (query * (1.0 + copied_query) + result) + low)
+    kept += tokens * (2.0 * query * (1.0 + copied_query) + low)
+    if model.latent is not None and software.repeats_latent and step.layout.recompute == "pointwise":
+        kept = tokens * low
+    kept += tokens * result * _attention_result_bytes(step)
     if software.fused_attention:
         return kept + tokens * 4.0 * model.n_heads
     if step.layout.recompute == "selective":
@@ -154,13 +167,28 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
     return kept + per_score * tokens * model.n_heads * length
 
 
+def _attention_result_bytes(step: TrainingStep) -> float:
+    """Of an element: fused attention keeps it in two bytes, and the output projection, whose input it is, in its own."""
+    software = step.software
+    if not software.keeps_narrow:
+        return 2.0
+    if software.narrow_activations:
+        return 1.5
+    return software.saved_input_bytes + (2.0 if software.fused_attention else 0.0)
+
+
 def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
     """Inputs of the activation, and of the second product; unfused gates keep the activation's result too. Pointwise
     recomputation leaves the activation's inputs alone.
     """
-    per_column = (6.0 if step.software.fused_mlp else 8.0) if model.gated_mlp else 4.0
-    if step.layout.recompute == "pointwise":
-        per_column = 4.0 if model.gated_mlp else 2.0
+    software = step.software
+    narrow = software.keeps_narrow and software.narrow_activations
+    inputs = (4.0 if model.gated_mlp else 2.0) / (2.0 if narrow else 1.0)
+    per_column = inputs + software.saved_input_bytes
+    if model.gated_mlp and not software.fused_mlp:
+        per_column += 2.0
+    if narrow or step.layout.recompute == "pointwise":
+        per_column = inputs
     if step.software.reference_code:
         per_column = ffn_column_bytes(model)
         if step.software.autocast:
@@ -169,7 +197,8 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
         return tokens * model.ffn * per_column
     experts = model.experts
     passed = tokens * experts.experts_per_token * step.layout.expert_imbalance
-    routed = passed * (experts.expert_ffn * per_column + 4.0 * model.hidden)
+    tokens_bytes = software.saved_input_bytes + (0.0 if software.weighs_inside else 2.0)
+    routed = passed * (experts.expert_ffn * per_column + tokens_bytes * model.hidden)
     return routed + tokens * experts.shared_ffn * per_column + 4.0 * tokens * experts.num_experts
 
 
@@ -192,7 +221,7 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
     if model.has_cross_attention(layer):
         result, inner = 2 * result, inner + model.hidden * layout.tensor / spread
     inputs = tokens * (4.0 * model.hidden / spread + 2.0 * (result + inner) / layout.tensor)
-    return inputs + _result_gradient_bytes(model, step, layer, tokens)
+    return (inputs + _result_gradient_bytes(model, step, layer, tokens)) * step.software.saved_input_bytes / 2
 
 
 def _result_gradient_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:

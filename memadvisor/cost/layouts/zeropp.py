@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from memadvisor.cost.layouts.links import Group
-from memadvisor.layout import TrainingStep
+from memadvisor.layout import Software, TrainingStep
 
 # A block's scale is of fp32; DeepSpeed's blocks have 4,000 to 8,000 elements (its CUDAQuantizer).
 _SCALE_BYTES = 4 / 4096
@@ -57,9 +57,13 @@ def backward_gather_seconds(step: TrainingStep, hops: Hops, parameters: float, u
 def _gathered_bytes(step: TrainingStep) -> float:
     """Of a parameter on the wire, unless it is quantised for it."""
     software = step.software
-    if software.lora is not None:
-        return software.lora.matrix_bytes
-    return 1.0 if software.gathers_narrow and software.is_narrow else software.parameter_bytes
+    return updated_bytes(software) if software.lora is None else software.lora.matrix_bytes
+
+
+def updated_bytes(software: Software) -> float:
+    """Of a parameter that is trained, on the wire."""
+    narrow = software.gathers_narrow and software.is_narrow and software.lora is None
+    return 1.0 if narrow else software.parameter_bytes
 
 
 def reduce_seconds(step: TrainingStep, hops: Hops, parameters: float, units: float) -> float:

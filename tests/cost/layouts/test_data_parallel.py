@@ -123,3 +123,15 @@ def test_parts_of_a_looped_pipeline_reduce_under_those_that_come_after(collectiv
 def test_a_group_of_microbatches_passes_a_part_as_many_as_there_are_stages(schedule, chunks, passes):
     """All of them, breadth-first."""
     assert passes_beside(schedule, chunks, num_stages=4, num_microbatches=16) == passes
+
+
+@pytest.mark.parametrize("dtype, size", [("bfloat16", 2), ("float8_e4m3fn", 1)])
+def test_parameters_go_round_as_their_products_take_them(dtype, size):
+    layout = Layout(data=4, zero_stage=1)
+    software = Software(compute_dtype=dtype, gathers_narrow=True, reduce_bytes=2)
+    groups = replica_groups(layout, one_byte_a_second, host_bytes_per_s=None)
+    count = StageParameters(shared=400.0, experts=0.0, widest_layer=0.0)
+    reduce_s, gather_s = step_traffic(
+        TrainingStep(layout=layout, seq_len=64, software=software), count, groups
+    )
+    assert (reduce_s, gather_s) == pytest.approx((2 * 300, size * 300))

@@ -126,3 +126,17 @@ def test_each_communicator_has_buffers_beside_the_allocator_s(layout, groups):
     assert peak.context_bytes == FITTED.driver_bytes + groups * FITTED.communicator_bytes
     without = replace(peak, context_bytes=0.0)
     assert chance_of_more(peak, 80e9, FITTED) == chance_of_more(without, 80e9, FITTED)
+
+
+@pytest.mark.parametrize("dtype, copies", [("bfloat16", 0.0), ("float8_e4m3fn", 2.0)])
+def test_matrices_of_narrow_products_are_kept_as_they_were_cast_and_transposed(dtype, copies):
+    """Of the layers' alone: embedding and head stay wide."""
+    step = TrainingStep(
+        layout=Layout(), seq_len=2048, software=Software(compute_dtype=dtype, narrow_copy_bytes=2.0)
+    )
+    contents = StageContents(layers=(0, 1), embeddings=1, heads=1)
+    found, plain = (
+        stage_memory(LLAMA, replace(step, software=software), contents, 0.0, FITTED).buffer_bytes
+        for software in (step.software, Software(compute_dtype=dtype))
+    )
+    assert found - plain == pytest.approx(copies * 2 * (4 * 1024**2 + 3 * 1024 * 2816))

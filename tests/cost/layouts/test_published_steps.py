@@ -31,7 +31,7 @@ AT_MOST = {
     "papers_one_layout": (0.3, None),
     "rtx4090_megatron": (0.15, 0.3),
     "torchao_float8": (0.35, 0.25),
-    "primus_mi355x": (0.2, 0.6),
+    "primus_mi355x": (0.2, 0.2),
     "flashattention2_a100": (0.15, None),
     "gpt2xl_lightning": (0.55, 0.4),
     "torchtune_offload": (0.25, 0.15),

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from memadvisor.architecture import Architecture
+from memadvisor.architecture import Architecture, Experts
+from memadvisor.architectures.load import load_architecture
 from memadvisor.cost.layouts.saved import (
     head_saved_bytes,
     layer_backward_bytes,
@@ -12,6 +13,7 @@ from memadvisor.cost.layouts.saved import (
     layer_weight_input_bytes,
 )
 from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.software import find_preset
 
 S, B, H, A = 2048, 4, 6144, 64
 GPT = Architecture(
@@ -103,3 +105,50 @@ def test_a_layer_whose_scores_are_computed_again_holds_them_for_its_backward():
     )
     more = layer_backward_bytes(GPT, again, (0,)) - layer_backward_bytes(GPT, none, (0,))
     assert more == 5 * A * S * S * B
+
+
+@pytest.mark.parametrize(
+    "dtype, narrow", [("bfloat16", 2.0), ("float8_e4m3fn", 1.0), ("float4_e2m1fn_x2", 0.5625)]
+)
+def test_products_of_transformer_engine_keep_their_inputs_as_they_were_cast(dtype, narrow):
+    """Of a Llama's layer: both norms' inputs and, narrow, results; queries, keys, values; the result of attention, which its kernel
+    keeps in two bytes and, where it is cast, the product beside it; the gate's two inputs, and its result, narrow."""
+    model = replace(GPT, gated_mlp=True)
+    software = Software(compute_dtype=dtype, saves_narrow=True)
+    step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S, software=software)
+    columns = 2 * (2 + narrow) * H + 3 * 2 * H + 2 * H + 4 * GPT.ffn + narrow * GPT.ffn
+    cast = narrow * H if narrow < 2 else 0
+    assert layer_saved_bytes(model, step, 0) == pytest.approx(S * B * (columns + cast + 4 * A))
+
+
+@pytest.mark.parametrize("weighs_inside", [False, True])
+def test_results_of_experts_are_kept_for_their_weights_alone(weighs_inside):
+    model = replace(GPT, experts=Experts(num_experts=8, experts_per_token=2, expert_ffn=H))
+    step = TrainingStep(
+        layout=Layout(micro_batch_size=B), seq_len=S, software=Software(weighs_inside=weighs_inside)
+    )
+    other = replace(step, software=Software(weighs_inside=True))
+    more = layer_saved_bytes(model, step, 0) - layer_saved_bytes(model, other, 0)
+    assert more == (0 if weighs_inside else S * B * 2 * 2 * H)
+
+
+def test_deepseek_s_own_training_keeps_a_token_s_ranks_and_what_experts_were_given():
+    """arXiv:2412.19437, sections 3.2.3 and 3.3.3: of a layer the inputs of both norms, latent ranks, attention's result once in 12 bits and
+    its sums, the router's scores, a byte of each expert's input and of each column before its gate."""
+    model = load_architecture("deepseek-v3")
+    step = TrainingStep(
+        layout=Layout(recompute="pointwise"),
+        seq_len=S,
+        software=replace(find_preset("HAI-LLM").software, compute_dtype="float8_e4m3fn"),
+    )
+    h, heads, inner = 7168, 128, 2048
+    kept = (
+        2 * 2 * h
+        + 2 * (1536 + 512)
+        + 1.5 * heads * 128
+        + 4 * heads
+        + 8 * (h + 2 * inner)
+        + 2 * inner
+        + 4 * 256
+    )
+    assert layer_saved_bytes(model, step, 60) == pytest.approx(S * kept)
