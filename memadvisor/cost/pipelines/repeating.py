@@ -61,7 +61,7 @@ def play_repeating(
     unit = 1 if chunks == 1 else num_devices
     number = 3 * reach + (1 + _SETTLING) * num_devices
     number += (num_microbatches - number) % unit
-    while 2 * number <= num_microbatches:
+    while number + unit <= num_microbatches:
         played = play_whole(graph_of(name, num_devices, number, chunks), costs, links, blocking)
         found = _repetition(played, reach, unit)
         if found is None:

@@ -14,7 +14,7 @@ def long_steps(draw):
     name = draw(st.sampled_from(["1f1b", "interleaved"]))
     devices = draw(st.integers(1, 5))
     chunks = draw(st.integers(2, 3)) if name == "interleaved" else 1
-    microbatches = devices * draw(st.integers(16, 24))
+    microbatches = devices * draw(st.integers(5, 24))
     if name == "1f1b":
         microbatches += draw(st.integers(0, devices))
     kinds = draw(st.lists(chunk_costs(), min_size=1, max_size=3))
@@ -51,3 +51,8 @@ def test_alike_devices_repeat_soon(links):
     """With free links from the first microbatch on; else the first device's p microbatches in flight go round together."""
     played = play_repeating("1f1b", unit_costs(8), links, 4096, False)
     assert played.num_left_out == 4096 - 40
+
+
+def test_a_step_a_little_longer_than_what_is_looked_at_is_not_played_whole():
+    """Of 64 microbatches of 8 devices the first 40 tell the rest."""
+    assert play_repeating("1f1b", unit_costs(8), [0.25] * 8, 64, False).num_left_out == 24
