@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from benchmarks.accuracy.analytic import Cell
+from benchmarks.accuracy.decisions import decision_lines
 from benchmarks.accuracy.pipelines import schedule_orders
 from benchmarks.accuracy.scores import (
     Errors,
@@ -240,6 +241,7 @@ def _sweep(frame: pd.DataFrame) -> list[str]:
         *_fewer(frame),
         _decision_row("null baseline, all said to fit", fit_judgement(everywhere, frame.ran), null),
         "",
+        *decision_lines(frame),
         *_ties(frame),
         *failed_by_chance(frame),
         "### Where its error lies",

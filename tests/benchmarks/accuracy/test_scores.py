@@ -5,6 +5,7 @@ import math
 import pandas as pd
 import pytest
 
+from benchmarks.accuracy.decisions import decided
 from benchmarks.accuracy.scores import (
     errors,
     fit_judgement,
@@ -106,3 +107,9 @@ def test_random_orders_decide_between_equal_predictions():
     mean, failed = shuffled_regret(rows, alike, all_fit, times=200)
     assert 0.8 < mean < 1.2  # half of the picks are three times slower
     assert failed == 0
+
+
+def test_each_decision_tells_its_pick_and_the_best_and_their_mean_is_the_regret():
+    found = decided(ROWS)
+    assert found[["pick", "best"]].values.tolist() == [[1, 0], [3, 3]]
+    assert found.regret.mean() == regret(ROWS, ROWS.predicted_s, ROWS.fits).mean
