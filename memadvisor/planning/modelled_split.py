@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memadvisor.architecture import Architecture
-from memadvisor.cost.layouts.chance import safe_peak_bytes
+from memadvisor.cost.layouts.chance import room_bytes, safe_peak_bytes
 from memadvisor.cost.layouts.chunks import price_chunks
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
 from memadvisor.cost.layouts.data_parallel import replica_groups
@@ -100,5 +100,5 @@ def _fixed(model: Architecture, step: TrainingStep, stage: int, coefficients: Co
 
 def _safe_bytes(estimate: StepEstimate, coefficients: Coefficients) -> float:
     """The largest peak whose chance of running out of memory is accepted, with the worst stage's states."""
-    left_bytes = estimate.memory_bytes - coefficients.context_bytes
+    left_bytes = room_bytes(estimate.worst, estimate.memory_bytes, coefficients)
     return safe_peak_bytes(estimate.worst.states_bytes, left_bytes, SAFE_P_OOM, coefficients)

@@ -11,12 +11,22 @@ import math
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.memory import StageMemory
 
+# What torch may have of a card over what its sheet says: 79.1 GiB of "80 GB", 39.5 of 40, 23.7 of 24 (its messages of memory that ran
+# out; docs/cost-model.md).
+_ON_CARD = 1.06
+
 
 def chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:
     """That what a device holds is more than its memory."""
     states = memory.states_bytes / memory.allocated_bytes if memory.allocated_bytes else 0.0
-    left_bytes = capacity_bytes - coefficients.context_bytes
+    left_bytes = room_bytes(memory, capacity_bytes, coefficients)
     return chance_beyond(memory.peak_bytes, left_bytes, memory_sigma(states, coefficients))
+
+
+def room_bytes(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:
+    """What of a device's memory an allocator may have: what the sheet's leaves to a usual context, and no more than the card has
+    beside this job's own, which takes a larger part of a small card."""
+    return min(capacity_bytes - coefficients.context_bytes, _ON_CARD * capacity_bytes - memory.context_bytes)
 
 
 def chance_beyond(peak_bytes: float, left_bytes: float, sigma: float) -> float:

@@ -28,3 +28,16 @@ def test_the_largest_safe_peak_has_the_chance_that_is_accepted(states_bytes, lef
     tensors = (peak - FITTED.allocator_fixed_bytes) / FITTED.allocator_share
     sigma = memory_sigma(min(1.0, states_bytes / tensors), FITTED)
     assert chance_beyond(peak, left_bytes, sigma) == pytest.approx(max_p_oom, rel=1e-3)
+
+
+@given(st.sampled_from([11e9, 24e9, 80e9]), st.integers(0, 5), st.floats(0.3, 1.2))
+def test_what_is_said_to_fit_is_with_its_context_no_more_than_the_card_has(
+    capacity_bytes, communicators, share
+):
+    """A card has 1.06 of what its sheet says."""
+    memory = StageMemory(
+        parameter_bytes=0, gradient_bytes=0, optimizer_bytes=share * capacity_bytes, activation_bytes=0, head_bytes=0, buffer_bytes=0,
+        allocator_bytes=0, context_bytes=FITTED.driver_bytes + communicators * FITTED.communicator_bytes,
+    )  # fmt: skip
+    if chance_of_more(memory, capacity_bytes, FITTED) < 0.1:
+        assert memory.total_bytes <= 1.06 * capacity_bytes
