@@ -93,8 +93,11 @@ def _print(hardware: Hardware) -> None:
             f"{format_seconds(engine.shown_s)} one that is gathered"
         )
         console.print(Text(f"  the engine itself, beyond DDP  {each}"))
-    if not hardware.collectives:
-        return
+    if hardware.collectives:
+        _print_collectives(hardware, console)
+
+
+def _print_collectives(hardware: Hardware, console: Console) -> None:
     num_ranks = hardware.collectives[0].num_ranks
     table = Table(title=f"Collectives among {num_ranks} ranks", title_justify="left")
     table.add_column("message", justify="right")

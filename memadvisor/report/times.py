@@ -142,11 +142,9 @@ def unit_times(view: RankView) -> Block:
     chosen = {row.unit for row in longest[:MAX_UNITS]}
     rows = [row for row in timed if row.unit in chosen]
     factor, unit = seconds_scale(row.forward_s + row.backward_s for row in rows)
-    series = (
-        ("forward", [row.forward_s for row in rows]),
-        ("backward", [row.backward_s for row in rows]),
-        ("recompute", [row.recompute_s for row in rows]),
-    )
+    series = {
+        phase: [getattr(row, f"{phase}_s") for row in rows] for phase in ("forward", "backward", "recompute")
+    }
     more = len(timed) - len(rows)
     return Figure(
         name="units",
@@ -168,7 +166,7 @@ def unit_times(view: RankView) -> Block:
                 ],
                 "hoverinfo": "text",
             }
-            for phase, values in series
+            for phase, values in series.items()
             if any(values)
         ],
         layout={
