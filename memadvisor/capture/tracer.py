@@ -189,7 +189,11 @@ class Tracer:
     def abandon(self) -> None:
         """Switch everything off and forget the step."""
         self._stop_labels()
-        self.yield_profiler()
+        try:
+            self.yield_profiler()
+        except RuntimeError:  # torch 2.11 has the profiler of a thread that has ended no more
+            if threading.get_ident() == self._thread:
+                raise
 
     def _stop_labels(self) -> None:
         self.mode.is_active = False
