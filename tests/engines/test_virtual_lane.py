@@ -119,15 +119,12 @@ def _show_before_it_is_there(monkeypatch):
 def _release_what_is_arriving(monkeypatch):
     def drop(self):
         for flat in self.flats:
+            self._begin_gather(flat)  # ahead, of a unit that the model then does not come to
             if flat.arriving is not None:
                 flat.arriving = None
                 flat.full.untyped_storage().resize_(0)
 
     monkeypatch.setattr(Executor, "_drop_arriving", drop)
-    # A unit is gathered ahead that the model then does not come to.
-    monkeypatch.setattr(
-        Executor, "_unit_backward_begins", lambda self, unit: self._begin_gather(self.flats[-1])
-    )
 
 
 def _use_what_is_arriving(monkeypatch):
