@@ -9,12 +9,12 @@ from fractions import Fraction
 from itertools import combinations
 from math import prod
 
+from memadvisor.analyzers.inner_workspaces import INSIDE, workspaces
 from memadvisor.run.records import Parameter, Step, Storage
 from memadvisor.run.run import RankRun
 
 _SHAPE = re.compile(r"\d+")
 _KEPT = ("parameter", "gradient", "optimizer_state", "communication")
-INSIDE = "inside "  # how the operator of a storage begins that no operator handed out
 _MOST_DIMENSIONS = 7
 # Recurrent layers keep what their backward needs of every sample and time as bytes without a shape of their own.
 _OF_EVERY_SAMPLE = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn")
@@ -32,7 +32,8 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     its tokens, its tokens that have a next one (one less a sample: the logits of a shifted loss), or its samples times
     other dimensions that a tensor of samples has (`_flattened`), and its
     shape is no parameter's; one born before does where the script drops it in this step for another like it, as it
-    does with the last step's logits. What an operator made for itself has no shape, and shrinks where it is as large as one that
+    does with the last step's logits. What an operator made for itself has no shape; of convolutions and recurrent layers it
+    shrinks as their own shapes say (inner_workspaces.py), of others where it is as large as one that
     does and as nothing else. Whatever else has no recorded shape keeps its size, so the step is never
     made smaller than it is known to become. For the same reason all that is born in a forward or backward grows, but for
     what has the shape of a parameter.
@@ -61,8 +62,21 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     rest = [row for row in rank.storages if row.storage_id not in shrinking]
     alike = {row.size_bytes for row in shrinking.values()}
     alike -= {row.size_bytes for row in rest if row.shape}
-    inner = [row for row in rest if row.operator.startswith(INSIDE) and row.size_bytes in alike]
-    return {row.storage_id: -(-row.size_bytes // divisor) for row in (*shrinking.values(), *inner)}
+    own = workspaces(rank, {dimensions(row.shape) for row in shrinking.values()}, sizes)
+    for row in rest:
+        if row.storage_id not in own and row.operator.startswith(INSIDE) and row.size_bytes in alike:
+            own[row.storage_id] = row.size_bytes
+    whole = {
+        row.storage_id: row.size_bytes
+        for row in rank.storages
+        if row.storage_id in shrinking or row.storage_id in own
+    }
+    going = {number: own.get(number, size_bytes) for number, size_bytes in whole.items()}
+    return {
+        number: whole[number] - going[number] + -(-going[number] // divisor)
+        for number in going
+        if going[number]
+    }
 
 
 def _batch_sizes(rank: RankRun, step: Step, weights: Set[tuple[int, ...]]) -> set[int]:

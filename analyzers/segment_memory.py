@@ -15,8 +15,9 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from memadvisor.analyzers.batch_sizes import INSIDE, is_weight_cast
+from memadvisor.analyzers.batch_sizes import is_weight_cast
 from memadvisor.analyzers.gradient_buffers import Buffers, buffers_of
+from memadvisor.analyzers.inner_workspaces import INSIDE
 from memadvisor.analyzers.movable import boundary_tensors, cached_keys, inner_storages
 from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
 from memadvisor.analyzers.roundable import roundable_storages
