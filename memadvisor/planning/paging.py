@@ -26,7 +26,7 @@ def nearest_tier(step: CapturedStep, transfers: TransferTimes | None) -> str | N
 
 def may_page(step: CapturedStep, num_ranks: int) -> bool:
     """Whether parameters may lie elsewhere too: on one rank, of one model that is updated once a step, element by element."""
-    if num_ranks > 1 or step.world_size > 1 or step.repeats > 1 or step.shard_groups:
+    if num_ranks > 1 or step.world_size > 1 or step.shard_groups:
         return False
     if len(set(step.models.values())) > 1 or updates_apart(step):
         return False

@@ -98,14 +98,14 @@ class Search:
         return self.settings is not None or not self._bounds.beat_all()
 
     def plans(self, step: CapturedStep, *, splits_further: bool = False) -> list[RankedPlan]:
-        """The usual ones; where none fits, some whose parameters lie elsewhere too. Steps come by micro-batches.
+        """The usual ones; where none fits, nor one of the whole micro-batch, some whose parameters lie elsewhere too.
 
-        splits_further: a step of more micro-batches follows, whose least peaks are no higher.
+        Steps come by micro-batches. splits_further: one of more follows, whose least peaks are no higher.
         """
         self._activations.clear()
         self._splits_further = splits_further
         found = list(self._usual(step))
-        if not any(ranked.fits for ranked in found):
+        if not (self._bounds.whole_fits or any(ranked.fits for ranked in found)):
             found += self._paging(step)
         self._bounds.found(found)
         return found

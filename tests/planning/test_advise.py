@@ -161,15 +161,20 @@ def test_groups_of_ranks_share_where_memory_allows_and_collectives_are_faster_fo
     assert smallest.plan.group_ranks == 4
 
 
-def test_splits_of_the_micro_batch_come_after_plans_that_leave_the_script_alone():
-    run = make_run(num_ranks=1, num_blocks=4, vocabulary=64, sequence=512)
+def run_of_four_samples(**settings):
+    """One rank, all of whose activations shrink with the samples of a micro-batch."""
+    run = make_run(num_ranks=1, **settings)
     rank = run.ranks[0]
     rows = tuple(
         dataclasses.replace(row, shape="[4, 9]") if row.category == "activation" else row
         for row in rank.storages
     )
-    run = dataclasses.replace(run, ranks=(dataclasses.replace(rank, storages=rows),))
-    advice = advise(run, memory_bytes=int(0.7 * rank.traced_step.peak_allocated_bytes))
+    return dataclasses.replace(run, ranks=(dataclasses.replace(rank, storages=rows),))
+
+
+def test_splits_of_the_micro_batch_come_after_plans_that_leave_the_script_alone():
+    run = run_of_four_samples(num_blocks=4, vocabulary=64, sequence=512)
+    advice = advise(run, memory_bytes=int(0.7 * run.ranks[0].traced_step.peak_allocated_bytes))
     fitting = [ranked for ranked in advice.plans if ranked.fits]
 
     assert [ranked.changes_script for ranked in fitting] == [False, True]
@@ -337,6 +342,22 @@ def test_parameters_go_to_disk_where_optimizer_state_and_activations_alone_do_no
     assert nothing.smallest_budget_bytes > sum(
         unit.parameter_bytes for unit in states
     )  # as the script makes them
+
+
+def test_parameters_go_to_disk_of_split_micro_batches_where_nothing_else_fits():
+    disk = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
+    known = dataclasses.replace(MEASURED, disk=disk)
+    run = run_of_four_samples(num_blocks=4, hidden=64, vocabulary=64, sequence=512)
+    nothing = advise(run, memory_bytes=1, hardware=known)
+    whole = min(p.prediction.peak_bytes for p in nothing.plans if not p.changes_script)
+    fits, least = (
+        advise(run, memory_bytes=size, hardware=known) for size in (whole, nothing.smallest_budget_bytes)
+    )
+
+    assert fits.best.grad_accum == 1
+    assert all(p.plan.parameter_tiers == {"device"} for p in fits.plans if p.changes_script)
+    assert {unit.parameter_tier for unit in least.best.units} == {"disk"}
+    assert (least.best.micro_batch_size, least.best.grad_accum) == (1, 4)
 
 
 def test_a_model_whose_units_were_not_seen_to_run_is_noted():
