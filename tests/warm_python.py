@@ -1,8 +1,9 @@
 """Python programs of the tests as forks of one interpreter that has imported torch, which takes it seconds.
 
 `warm_python()` is the path of a command that takes the place of `sys.executable`: its arguments, environment, working
-directory and open stdin, stdout and stderr are the program's, and so are its signals, its exit code and its death.
-What a program starts by `sys.executable` is such a fork, too. What only an interpreter of its own can show (that
+directory and open descriptors are the program's, and so are its signals, its exit code and its death. What a program
+starts by `sys.executable` is such a fork, too, and so are the processes of multiprocessing, however it starts them.
+What only an interpreter of its own can show (that
 nothing of ours hangs on what is imported already) is for the tests of tests/cli/test_wrapping.py, test_scripts.py
 and tests/samples, which start one.
 
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import fcntl
 import gc
 import json
 import multiprocessing.process
+import multiprocessing.spawn
 import os
 import runpy
 import select
@@ -95,18 +98,17 @@ def _serve() -> None:
             os.close(descriptor)
         living[os.pidfd_open(program)] = program, client
         _tell(client, program)
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-    for descriptor in (*descriptors, *living):
-        os.close(descriptor)
     for each in (listening, client, *clients):
         each.close()
+    for descriptor in living:
+        os.close(descriptor)
+    _put_in_place(descriptors, asked["descriptors"])
     _become(asked, command)
 
 
 def _receive(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """What a command asks for, one line of JSON, and its stdin, stdout and stderr; None of one that is killed."""
-    data, descriptors, _, _ = socket.recv_fds(client, 1 << 16, 3)
+    """What a command asks for, one line of JSON, and its open descriptors; None of one that is killed."""
+    data, descriptors, _, _ = socket.recv_fds(client, 1 << 16, 250)
     while not data.endswith(b"\n"):
         more = client.recv(1 << 16)
         if not more:
@@ -129,6 +131,18 @@ def _finish(program: int, client: socket.socket, *, is_killed: bool) -> None:
     client.close()
 
 
+def _put_in_place(descriptors: list[int], numbers: list[int]) -> None:
+    """Give descriptors the numbers that they have in the command, for arguments may speak of them."""
+    moved = [
+        fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) for descriptor in descriptors
+    ]  # out of each other's way
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
 def _become(asked: dict[str, Any], command: str) -> None:
     """Take over the command's environment, directory and signals, and run the program."""
     import torch
@@ -144,6 +158,7 @@ def _become(asked: dict[str, Any], command: str) -> None:
     multiprocessing.process.ORIGINAL_DIR = asked["directory"]  # from which spawned processes find the script
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", os.cpu_count())))
     sys.executable = command
+    multiprocessing.spawn.set_executable(command)
     found = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     try:
         _run(asked["words"], found + paths)
@@ -169,7 +184,12 @@ def _run(words: list[str], paths: list[str]) -> None:
         sys.argv = words[1:]
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
         return
+    if words[0] == "-c":
+        sys.path[:] = ["", *paths]
+        sys.argv = ["-c", *words[2:]]
+        exec(words[1], vars(main))
+        return
     sys.path[:] = [str(Path(words[0]).resolve().parent), *paths]
     sys.argv = list(words)
-    main.__file__ = words[0]
+    main.__file__ = os.path.abspath(words[0])  # noqa: PTH100  # which leaves a link's own name
     exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), vars(main))

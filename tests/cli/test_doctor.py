@@ -1,15 +1,18 @@
 """`memadvisor doctor`: what it tries really runs, and its exit code is that of a gate."""
 
 import json
+import sys
 
 import pytest
 
 from memadvisor.cli import doctor
 from memadvisor.cli.main import main
+from tests.warm_python import warm_python
 
 
 @pytest.mark.timeout(300)
-def test_here_everything_works(capsys):
+def test_here_everything_works(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "executable", warm_python())
     assert main(["doctor", "--json"]) == 0
     found = {row["subject"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
     assert {"python", "packages", "torch", "devices", "disk"} <= found.keys()

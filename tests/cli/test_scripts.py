@@ -43,28 +43,29 @@ class Kind:
     traced: bool = True
     note: str | None = None  # part of what the run must say
     needs: str | None = None  # a package, or a program, that is not among the tests' own
+    is_warm: bool = False  # profiled by a warm interpreter; the other kinds show what one of its own does
 
 
 KINDS = {
     "settings": Kind(words=("settings.py", "--out", "x", "--nproc", "7", "--trace-step", "y", "-m", "z"), typed="typed"),
     "ends badly": Kind(words=("ends_badly.py",), code=5),
-    "signals": Kind(words=("signals.py",), code=-15, num_steps=8, ended=False),
+    "signals": Kind(words=("signals.py",), code=-15, num_steps=8, ended=False, is_warm=True),
     "a thread, mixed precision, accumulation": Kind(words=("mixed_precision.py",)),
-    "closures": Kind(words=("closures.py",), num_steps=4),
+    "closures": Kind(words=("closures.py",), num_steps=4, is_warm=True),
     "executes itself": Kind(words=("executes_itself.py", "a b")),
-    "written by hand": Kind(words=("hand_written.py",), num_steps=7, note="each backward pass counts as one step"),
-    "inference": Kind(words=("inference.py",), num_steps=0, traced=False, note="a model was called, with no backward pass"),
+    "written by hand": Kind(words=("hand_written.py",), num_steps=7, note="each backward pass counts as one step", is_warm=True),
+    "inference": Kind(words=("inference.py",), num_steps=0, traced=False, note="a model was called, with no backward pass", is_warm=True),
     "its own profiler, compiled": Kind(words=("own_profiler.py",), num_steps=9),
     "compiled into C++": Kind(words=("inductor.py",), needs="g++"),
-    "fork": Kind(words=("workers.py", "fork"), num_steps=3),
-    "spawn": Kind(words=("workers.py", "spawn"), num_steps=3),
-    "forkserver": Kind(words=("workers.py", "forkserver"), num_steps=3),
+    "fork": Kind(words=("workers.py", "fork"), num_steps=3, is_warm=True),
+    "spawn": Kind(words=("workers.py", "spawn"), num_steps=3, is_warm=True),
+    "forkserver": Kind(words=("workers.py", "forkserver"), num_steps=3, is_warm=True),
     "Hogwild": Kind(words=("hogwild.py",), num_steps=0, traced=False, note="processes that it started took"),
-    "data parallel": Kind(words=("ranks.py", "replicas"), launcher=TORCHRUN, num_ranks=2),
-    "fully sharded": Kind(words=("ranks.py", "shards"), launcher=TORCHRUN, num_ranks=2),
+    "data parallel": Kind(words=("ranks.py", "replicas"), launcher=TORCHRUN, num_ranks=2, is_warm=True),
+    "fully sharded": Kind(words=("ranks.py", "shards"), launcher=TORCHRUN, num_ranks=2, is_warm=True),
     "spawned ranks": Kind(words=("spawns_ranks.py",), num_ranks=2),
-    "a spawned rank that fails": Kind(words=("spawns_ranks.py", "fail"), code=3, num_ranks=2, ended=False),
-    "pipeline": Kind(words=("ranks.py", "pipeline"), launcher=TORCHRUN, num_ranks=2),
+    "a spawned rank that fails": Kind(words=("spawns_ranks.py", "fail"), code=3, num_ranks=2, ended=False, is_warm=True),
+    "pipeline": Kind(words=("ranks.py", "pipeline"), launcher=TORCHRUN, num_ranks=2, is_warm=True),
     "transformers": Kind(words=("hugging_face.py",), num_steps=4, needs="transformers"),
     "accelerate": Kind(words=("accelerated.py",), num_steps=4, needs="accelerate"),
     "accelerate launch": Kind(words=("accelerated.py",), launcher=ACCELERATE, num_steps=4, num_ranks=2, needs="accelerate"),
@@ -86,10 +87,9 @@ def start(kind, place, profiled_into=None):
     script = [str(SCRIPTS / kind.words[0]), *kind.words[1:]]
     ours = ["-m", "memadvisor", "profile", "--out", profiled_into] if profiled_into else []
     launcher = [*kind.launcher, free_port()] if kind.launcher else []
-    # Profiled by an interpreter of its own, but for ranks, which are many. A warm one's traceback has frames of its
-    # own, and to a compiler it would be another Python.
-    is_plain = profiled_into is None and kind.code <= 0 and kind.needs is None
-    is_warm = is_plain or kind.launcher is TORCHRUN
+    # A warm interpreter's traceback has frames of its own, and to a compiler it would be another Python.
+    is_plain = profiled_into is None and (kind.code <= 0 or kind.is_warm) and kind.needs is None
+    is_warm = is_plain or kind.is_warm
     place.mkdir(parents=True)
     return subprocess.Popen(
         [warm_python() if is_warm else sys.executable, *launcher, *ours, *script],

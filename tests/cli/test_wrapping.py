@@ -23,8 +23,12 @@ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
     ENVIRONMENT.pop(name, None)
 
 
-def profiled(out, *options):
-    return [sys.executable, "-m", "memadvisor", "profile", "--out", str(out), *options]
+def profiled(out, *options, python=sys.executable):
+    return [python, "-m", "memadvisor", "profile", "--out", str(out), *options]
+
+
+def cold_python():
+    return sys.executable
 
 
 def heed_interrupts():
@@ -46,9 +50,9 @@ def start(command, words, *, cwd=SCRIPTS):
     )
 
 
-def run_both(out, *words, text="", cwd=SCRIPTS, plain=sys.executable):
+def run_both(out, *words, text="", cwd=SCRIPTS, plain=sys.executable, ours=sys.executable):
     """(exit code, stdout, stderr) without the tool and with it; both run at the same time."""
-    both = [start(command, words, cwd=cwd) for command in ([plain], profiled(out))]
+    both = [start(command, words, cwd=cwd) for command in ([plain], profiled(out, python=ours))]
     ended = [process.communicate(text, timeout=120) for process in both]
     return [(process.returncode, *texts) for process, texts in zip(both, ended, strict=True)]
 
@@ -66,7 +70,9 @@ def ended(tmp_path_factory):
     def run(ending):
         if ending not in results:
             directory = tmp_path_factory.mktemp(ending) / "run"
-            results[ending] = (*run_both(directory, "tiny.py", ending, plain=warm_python()), directory)
+            ours = sys.executable if ending in OF_COLD_INTERPRETERS else warm_python()
+            both = run_both(directory, "tiny.py", ending, plain=warm_python(), ours=ours)
+            results[ending] = (*both, directory)
         return results[ending]
 
     return run
@@ -80,6 +86,8 @@ ENDINGS = {
     "interrupt": (-signal.SIGINT, 130, "KeyboardInterrupt"),
     "handled": (143, 143, None),  # SIGHUP and SIGTERM, by handlers of the script's own
 }
+# One of each sort: by itself, by an exception, by a signal. A warm interpreter's traceback has frames of its own.
+OF_COLD_INTERPRETERS = ("none", "raise", "interrupt", "terminate")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -139,10 +147,10 @@ def test_after_a_death_in_mid_step_the_run_is_readable_up_to_the_last_flush(ende
     assert (rank.ending, rank.is_alive) == (None, False)  # no handler of ours: nobody was left to say more
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_from_outside_ends_the_script_and_costs_the_step_under_way_alone(out, number):
+@pytest.mark.parametrize(("number", "python"), [(signal.SIGTERM, cold_python), (signal.SIGHUP, warm_python)])
+def test_a_signal_from_outside_ends_the_script_and_costs_the_step_under_way_alone(out, number, python):
     """Sent to the process that was started, as a scheduler does it; steps as long as these are written one by one."""
-    process = start(profiled(out), ["ticking.py", "100", "0.3"])
+    process = start(profiled(out, python=python()), ["ticking.py", "100", "0.3"])
     for line in process.stdout:
         if line.startswith("step 4"):
             break
@@ -173,7 +181,7 @@ def test_a_signal_to_the_launcher_reaches_its_ranks(out, tmp_path, number):
 
 
 def test_a_script_that_closes_all_descriptors_trains_on(out):
-    plain, ours = run_both(out, "tiny.py", "close-descriptors", plain=warm_python())
+    plain, ours = run_both(out, "tiny.py", "close-descriptors", plain=warm_python(), ours=warm_python())
 
     assert ours[:2] == plain[:2]
     assert ours[0] == 0
@@ -219,7 +227,9 @@ def test_two_ranks_and_the_code_of_the_one_that_fails(out, tmp_path):
         "if os.environ['RANK'] == '1':\n"
         "    time.sleep(0.5); sys.exit(7)\n"
     )
-    done = completed([*profiled(out, "--nproc", "2"), str(script)], env=ENVIRONMENT, timeout=120)
+    done = completed(
+        [*profiled(out, "--nproc", "2", python=warm_python()), str(script)], env=ENVIRONMENT, timeout=120
+    )
     run = load_run(out)
 
     assert done.returncode == 7, done.stderr
@@ -241,7 +251,7 @@ def test_a_script_reached_by_a_link_whose_names_hold_spaces_and_letters_of_all_k
         "    m(torch.ones(1, 2)).sum().backward(); o.step(); o.zero_grad()\n"
     )
     (tmp_path / "link \u00e9.py").symlink_to(real / "tr\u00e4in it.py")
-    plain, ours = run_both("out dir", "link \u00e9.py", "a b", "\u00fc", cwd=tmp_path)
+    plain, ours = run_both("out dir", "link \u00e9.py", "a b", "\u00fc", cwd=tmp_path, plain=warm_python())
     run = load_run(tmp_path / "out dir")
 
     assert ours[:2] == plain[:2], ours[2]
@@ -251,7 +261,7 @@ def test_a_script_reached_by_a_link_whose_names_hold_spaces_and_letters_of_all_k
 
 
 def test_under_torchrun_every_rank_writes_into_one_run(out):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun = [warm_python(), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     words = ["-m", "memadvisor", "profile", "--out", str(out), str(SCRIPTS / "tiny.py"), "none"]
     done = completed([*torchrun, *words], cwd=SCRIPTS, env=ENVIRONMENT, timeout=120)
 
@@ -261,9 +271,9 @@ def test_under_torchrun_every_rank_writes_into_one_run(out):
     assert done.stderr.count("memadvisor tui") == 1
 
 
-def one_line_and_code_2(words, *, cwd, wanted):
+def one_line_and_code_2(words, *, cwd, wanted, python=sys.executable):
     done = subprocess.run(
-        [sys.executable, "-m", "memadvisor", *map(str, words)],
+        [python, "-m", "memadvisor", *map(str, words)],
         cwd=cwd,
         env=ENVIRONMENT,
         text=True,
@@ -326,7 +336,7 @@ def test_a_plan_for_another_model_is_one_line_before_the_first_step(tmp_path, ou
     save_plan(plan, tmp_path / "plan.json")
     words = ["run", "--plan", tmp_path / "plan.json", "--out", out, SCRIPTS / "tiny.py", "none"]
 
-    one_line_and_code_2(words, cwd=tmp_path, wanted="another model")
+    one_line_and_code_2(words, cwd=tmp_path, wanted="another model", python=warm_python())
 
     assert not out.exists()
 
