@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 
 from memadvisor.analyzers.placement import Stretch
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
@@ -28,7 +27,7 @@ def second_run_cost(rank: RankRun) -> SecondRunCost:
 
 
 def second_runs(
-    rank: RankRun, pieces: Sequence[Stretch], durations: Sequence[float], divisor: int | Fraction
+    rank: RankRun, pieces: Sequence[Stretch], durations: Sequence[float]
 ) -> Mapping[tuple[str, int | None], SecondRun]:
     """By unit and pass. A forward's timed seconds are dealt out to its operators as the traced step has them.
 
@@ -41,14 +40,13 @@ def second_runs(
     saved = sorted(row.saved_s for row in rank.saved)
     found: dict[tuple[str, int | None], SecondRun] = {}
     work: dict[tuple[str, int | None], tuple[_Work, ...]] = defaultdict(tuple)
-    for piece, duration_s in zip(pieces, durations, strict=True):
+    for piece, whole_s in zip(pieces, durations, strict=True):
         if piece.phase != "forward" or piece.unit is None:
             continue
         first, last = bisect_left(saved, piece.start_s), bisect_right(saved, piece.end_s)
         inside = operators[bisect_left(starts, piece.start_s) : bisect_right(starts, piece.end_s)]
         share = _share_until(saved[last - 1], inside) if last > first else 1.0
         before = found.get((piece.unit, piece.pass_number))
-        whole_s = duration_s / divisor
         # One that others interrupt runs again up to the last tensor of its last part that saves any.
         earlier = before.whole_s if before is not None else 0.0
         stopped = before.until_saved_s if before is not None and last == first else earlier + whole_s * share

@@ -23,6 +23,7 @@ from memadvisor.analyzers.roundable import rounding_cost
 from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
 from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
+from memadvisor.analyzers.split_times import split_durations
 from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
@@ -97,14 +98,15 @@ def captured_step(
     batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
     units = planned_units(rank, planned_models(rank, num_ranks or rank.process.world_size))
     states = unit_states(rank, step, units)
-    runs, cost = second_runs(rank, pieces, durations, micro_batch_divisor), second_run_cost(rank)
+    durations = split_durations(rank, pieces, durations, micro_batch_divisor)
+    runs, cost = second_runs(rank, pieces, durations), second_run_cost(rank)
     return CapturedStep(
         rank=rank.process.rank,
         world_size=1 if is_apart else rank.process.world_size,
         device=rank.process.device,
         units=units,
         states=states,
-        segments=_segments(pieces, durations, memory, micro_batch_divisor, live_gradients(rank, pieces)),
+        segments=_segments(pieces, durations, memory, live_gradients(rank, pieces)),
         inner=memory.inner,
         cached=memory.cached,
         boundaries=memory.boundaries,
@@ -117,12 +119,7 @@ def captured_step(
         recomputable=_recomputable({unit.name for unit in units}, memory, runs, cost, repeats),
         second_runs=runs,
         second_run_cost=cost,
-        operators=timed_operators(
-            rank,
-            memory.unit_forwards,
-            memory.operators,
-            [duration / micro_batch_divisor for duration in durations],
-        ),
+        operators=timed_operators(rank, memory.unit_forwards, memory.operators, durations),
         constant_state_bytes=constant_states(rank, step, states),
         step_time_s=step_time_s,
         exposed_communication_s=exposed_s,
@@ -360,7 +357,6 @@ def _segments(
     pieces: Sequence[Piece],
     durations: Sequence[float],
     memory: Memory,
-    divisor: int | Fraction,
     gradients: Sequence[frozenset[str] | None],
 ) -> tuple[Segment, ...]:
     return tuple(
@@ -369,7 +365,7 @@ def _segments(
             unit=piece.unit,
             micro_batch=piece.micro_batch,
             call=piece.call,
-            duration_s=duration / (1 if piece.micro_batch is None else divisor),
+            duration_s=duration,
             captured=levels.captured,
             own_gradients=levels.own_gradients,
             passing_gradients=levels.passing_gradients,

@@ -196,7 +196,7 @@ def _movable_bytes(step: CapturedStep) -> int:
 def _worth_showing(found: list[RankedPlan]) -> list[RankedPlan]:
     """All plans that leave the script alone; of the others, those that nothing beats.
 
-    Splitting a micro-batch has a cost that is not predicted (small operators are less efficient), so of
+    Splitting a micro-batch has a cost of which a part is not predicted (small operators are less efficient), so of
     two plans that fit and are predicted equally fast, the one that splits less is the better one.
     """
     return [ranked for ranked in found if not ranked.changes_script or not _is_beaten(ranked, found)]

@@ -60,7 +60,7 @@ def pieces(*forwards):
 def test_operators_after_the_last_saved_tensor_do_not_run_again():
     """Traced 1, 2 and 3 s; the third saves its input and then runs: half of the timed 0.8 s."""
     rank = rank_with([operator(1, 2), operator(2, 4), operator(4.2, 7.2)], [saved(1.5), saved(4.1)])
-    found = second_runs(rank, pieces((0, 8)), [0.8], 1)
+    found = second_runs(rank, pieces((0, 8)), [0.8])
 
     assert found == {
         ("u", 0): SecondRun(whole_s=0.8, until_saved_s=pytest.approx(0.4), num_saved=2, num_operators=3)
@@ -69,15 +69,13 @@ def test_operators_after_the_last_saved_tensor_do_not_run_again():
 
 def test_a_forward_in_two_parts_runs_again_up_to_the_last_part_that_saves():
     rank = rank_with([operator(1, 2), operator(11, 12), operator(12.5, 15.5)], [saved(1.5), saved(12.1)])
-    assert second_runs(rank, pieces((0, 3), (10, 16)), [0.2, 0.8], 1)["u", 0].until_saved_s == pytest.approx(
-        0.4
-    )
+    assert second_runs(rank, pieces((0, 3), (10, 16)), [0.2, 0.8])["u", 0].until_saved_s == pytest.approx(0.4)
     rank = rank_with([operator(1, 2), operator(11, 12)], [saved(0.5)])
-    assert second_runs(rank, pieces((0, 3), (10, 16)), [0.2, 0.8], 1)["u", 0].until_saved_s == 0.0
+    assert second_runs(rank, pieces((0, 3), (10, 16)), [0.2, 0.8])["u", 0].until_saved_s == 0.0
 
 
 def test_a_forward_of_which_no_operator_was_seen_runs_whole():
-    assert second_runs(rank_with([], [saved(1.0)]), pieces((0, 8)), [0.8], 2)["u", 0].until_saved_s == 0.4
+    assert second_runs(rank_with([], [saved(1.0)]), pieces((0, 8)), [0.4])["u", 0].until_saved_s == 0.4
 
 
 def test_units_of_one_class_that_run_the_same_on_as_many_bytes_share_their_times_and_others_do_not():
@@ -88,13 +86,13 @@ def test_units_of_one_class_that_run_the_same_on_as_many_bytes_share_their_times
         Piece(phase="forward", unit=name, micro_batch=0, start_s=start_s, end_s=start_s + 9.0)
         for name, start_s in zip("abc", (0.5, 10.5, 20.5), strict=True)
     ]
-    found = second_runs(rank, parts, [0.2, 0.4, 0.7], 1)
+    found = second_runs(rank, parts, [0.2, 0.4, 0.7])
 
     assert [found[name, 0].whole_s for name in "abc"] == pytest.approx([0.3, 0.3, 0.7])
 
     narrow = dataclasses.replace(rank.operators[1], written_bytes=1)
     rank = dataclasses.replace(rank, operators=(rank.operators[0], narrow, *rank.operators[2:]))
-    found = second_runs(rank, parts, [0.2, 0.4, 0.7], 1)
+    found = second_runs(rank, parts, [0.2, 0.4, 0.7])
 
     assert [found[name, 0].whole_s for name in "abc"] == pytest.approx([0.2, 0.4, 0.7])
 
