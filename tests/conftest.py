@@ -3,13 +3,25 @@
 Each process that runs tests has one thread for torch's operators, and so has what it starts: OpenMP's threads of
 several processes on as many cores spend most of their time on waiting for each other. Operators on several threads
 are what the family `networks` of tests/capture/zoo runs on.
+
+Who records a training looks through all objects that Python's garbage collector knows, several times. Of those of a
+process that runs tests, most are torch's and pytest's own.
 """
 
+import gc
 import os
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _objects_that_are_there_are_not_looked_through():
+    """What is alive before a file's first test, torch and all tests among it, is no concern of its recordings."""
+    gc.collect()  # else what is garbage by now would stay
+    gc.freeze()
