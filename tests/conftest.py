@@ -6,15 +6,21 @@ are what the family `networks` of tests/capture/zoo runs on.
 
 Who records a training looks through all objects that Python's garbage collector knows, several times. Of those of a
 process that runs tests, most are torch's and pytest's own.
+
+Where Python is told to write no bytecode, as in many containers, each process would compile all of ours, which takes
+longer than most of what is tested.
 """
 
 import gc
 import os
+import sys
 
 import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
