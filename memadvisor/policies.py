@@ -41,29 +41,38 @@ def resolve_units(plan: Plan, units: Sequence[Unit]) -> tuple[UnitPlan, ...]:
     name, or a pattern, is no unit's.
     """
     given = {unit.name: unit for unit in plan.units}
-    recomputed = recomputed_by_policy(plan.policy, blocks_of(units))
     offloaded = (
         _named(plan.activation_units, units, "offload") if plan.activation_tier != "device" else frozenset()
     )
     rounded = (
         _named(plan.compressed_units, units, "compress") if plan.activation_bits is not None else frozenset()
     )
+    if all(unit.name in given for unit in units):  # as in each plan that a search asks about
+        return tuple(given[unit.name] for unit in units)
+    recomputed = recomputed_by_policy(plan.policy, blocks_of(units))
     return tuple(
-        given.get(
-            unit.name,
-            UnitPlan(
-                name=unit.name,
-                zero_stage=plan.zero_stage,
-                recompute=unit.name in recomputed,
-                optimizer_tier=plan.optimizer_tier,
-                parameter_tier=plan.parameter_tier,
-                optimizer_bits=plan.optimizer_bits,
-                kept=SELECTIVE if plan.policy in KEEPING and unit.name in recomputed else (),
-                activation_tier=plan.activation_tier if unit.name in offloaded else "device",
-                activation_bits=plan.activation_bits if unit.name in rounded - recomputed else None,
-            ),
-        )
-        for unit in units
+        given.get(unit.name) or _by_policy(plan, unit.name, recomputed, offloaded, rounded) for unit in units
+    )
+
+
+def _by_policy(
+    plan: Plan,
+    name: str,
+    recomputed: frozenset[str],
+    offloaded: frozenset[str],
+    rounded: frozenset[str],
+) -> UnitPlan:
+    """What the plan's own fields say of a unit."""
+    return UnitPlan(
+        name=name,
+        zero_stage=plan.zero_stage,
+        recompute=name in recomputed,
+        optimizer_tier=plan.optimizer_tier,
+        parameter_tier=plan.parameter_tier,
+        optimizer_bits=plan.optimizer_bits,
+        kept=SELECTIVE if plan.policy in KEEPING and name in recomputed else (),
+        activation_tier=plan.activation_tier if name in offloaded else "device",
+        activation_bits=plan.activation_bits if name in rounded - recomputed else None,
     )
 
 
