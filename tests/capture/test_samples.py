@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import memadvisor
+from memadvisor.capture import recorder
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import batch_of
@@ -191,9 +192,14 @@ def test_a_step_whose_end_is_known_later_keeps_its_own_largest_call():
     assert log.step.largest_input == 7
 
 
+def listen_to_four_steps(monkeypatch):
+    monkeypatch.setattr(Listening, "wants", lambda self, index: index < 4)
+    monkeypatch.setattr(recorder, "has_compiled", lambda: False)  # another test of this process may have
+
+
 def test_steps_whose_modules_are_not_listened_to_tell_what_the_first_calls_were_given(tmp_path, monkeypatch):
     """By position or by name, of each micro-batch, past calls without gradients; no hook is left for the modules inside."""
-    monkeypatch.setattr(Listening, "wants", lambda self, index: index < 4)
+    listen_to_four_steps(monkeypatch)
     num_hooks = []
 
     class Inner(torch.nn.Linear):
@@ -222,7 +228,7 @@ def test_steps_whose_modules_are_not_listened_to_tell_what_the_first_calls_were_
 
 
 def test_a_long_evaluation_is_not_watched_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(Listening, "wants", lambda self, index: index < 4)
+    listen_to_four_steps(monkeypatch)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hooks = torch.nn.modules.module._global_forward_pre_hooks
@@ -240,7 +246,7 @@ def test_a_long_evaluation_is_not_watched_to_its_end(tmp_path, monkeypatch):
 
 
 def test_no_hook_comes_back_after_the_recorder_has_failed_in_a_backward(tmp_path, monkeypatch):
-    monkeypatch.setattr(Listening, "wants", lambda self, index: index < 4)
+    listen_to_four_steps(monkeypatch)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hooks = torch.nn.modules.module._global_forward_pre_hooks
