@@ -224,7 +224,8 @@ class _Work(_Watch):
                 raise OrderError(
                     f"work {'writes' if is_write else 'reads'} by {func} what it did not declare"
                 )
-        out = func(*args, **(kwargs or {}))
+        with torch._C._DisableTorchDispatch():  # the compute's own watch has nothing to say of work
+            out = func(*args, **(kwargs or {}))
         for tensor in () if _is_view(func) else _tensors(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._known:
