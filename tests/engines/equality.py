@@ -28,7 +28,7 @@ from memadvisor.plan import UnitPlan
 from tests.engines.ranks import end_ranks, run_ranks
 from tests.engines.trainings import Model, Training, make_plan, train
 
-NUM_STEPS = 20
+NUM_STEPS = 12
 # Where sums are reordered: largest relative differences of losses, and of weights and optimizer state.
 LOSSES_FP32 = 1e-6
 LOSSES_FP64 = 1e-12

@@ -90,7 +90,10 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class Training:
-    """One training: what model, what optimizer, and how the loop is written."""
+    """One training: what model, what optimizer, and how the loop is written.
+
+    Of the steps, the first is watched and the second is the first by what was seen; each third calls `extra`.
+    """
 
     model: tuple[tuple[str, object], ...] = ()
     optimizer: str = "adamw"
@@ -102,7 +105,7 @@ class Training:
     keep_zeros: bool = False
     bf16: bool = False
     dtype: str = "float32"
-    steps: int = 10
+    steps: int = 6
 
 
 def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
