@@ -1,10 +1,22 @@
 """Real processes exchange real messages; what cannot be measured is one line."""
 
+import multiprocessing.spawn
+
 import pytest
 
 from memadvisor.calibrate.calibrate import calibrate
 from memadvisor.calibrate.links import OPERATIONS, measure_collectives
 from memadvisor.errors import UsageError
+from tests.warm_python import warm_python
+
+
+@pytest.fixture(autouse=True)
+def ranks_are_warm():
+    """Importing torch takes four processes ten seconds of two cores."""
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.spawn.set_executable(warm_python())
+    yield
+    multiprocessing.spawn.set_executable(before)
 
 
 def test_two_gloo_processes_measure_every_collective_at_every_size():
@@ -29,15 +41,6 @@ def test_among_four_ranks_other_algorithms_are_measured_beside_the_usual_ones():
     assert tuple(curve.operation for curve in curves) == OPERATIONS
     found = {(curve.operation, curve.algorithm, curve.num_ranks) for curve in others}
     assert found == {("all_gather", "doubling", 4), ("reduce_scatter", "together", 4)}
-
-
-def test_one_rank_measures_arithmetic_alone():
-    hardware = calibrate(1)
-
-    assert hardware.kind == "measured"
-    assert hardware.collectives == ()
-    assert hardware.peak_flops_per_s["float32"] > 1e8
-    assert hardware.memory_bandwidth_bytes_per_s > 1e8
 
 
 def test_no_process_at_all_is_refused():

@@ -5,6 +5,7 @@ from memadvisor.hardware.load import load_hardware
 
 
 def test_what_was_measured_is_printed_and_kept(tmp_path, capsys):
+    """One rank measures arithmetic alone."""
     path = tmp_path / "hardware.json"
     assert main(["calibrate", "--ranks", "1", "-o", str(path)]) == 0
 
@@ -13,7 +14,9 @@ def test_what_was_measured_is_printed_and_kept(tmp_path, capsys):
     found = load_hardware(str(path))
     assert found.kind == "measured"
     best = max(rate.flops_per_s for rate in found.matmuls if rate.dtype == "float32")
-    assert found.peak_flops_per_s["float32"] == best
+    assert found.peak_flops_per_s["float32"] == best > 1e8
+    assert found.memory_bandwidth_bytes_per_s > 1e8
+    assert found.collectives == ()
     assert {row.implementation for row in found.optimizers} == {"fused", "foreach"}
 
 

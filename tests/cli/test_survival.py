@@ -23,9 +23,9 @@ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
     ENVIRONMENT.pop(name, None)
 
 
-def run(*words, **environment):
+def run(*words, python=sys.executable, **environment):
     return subprocess.run(
-        [sys.executable, *map(str, words)],
+        [python, *map(str, words)],
         cwd=SCRIPTS,
         env={**ENVIRONMENT, **environment},
         text=True,
@@ -40,7 +40,7 @@ def profile(out, script, **environment):
 
 @pytest.fixture(scope="module")
 def plain():
-    return run("ticking.py", "12", "0.03")
+    return run("ticking.py", "12", "0.03", python=warm_python())
 
 
 def test_an_error_of_the_disk_in_the_middle_is_one_line(plain, tmp_path):
