@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 from memadvisor.cost.parts import Modules
 from memadvisor.cost.simulation import Simulation
@@ -107,6 +107,7 @@ class NestedSearch:
         self._step = step
         self._evaluate = evaluate
         self._outside = outside
+        self._schedules: dict[int, Nested] = {}  # by place in `_budgets`
         self.chain = chain_of(step)
 
     def units_of(self, pair: tuple[str, str]) -> tuple[str, ...]:
@@ -126,8 +127,13 @@ class NestedSearch:
         """Those of the programme; each takes less memory and more time than the one before it."""
         return self._table.budgets() if len(self.chain) >= _MIN_UNITS else []
 
-    @cache  # noqa: B019 (one search lives as long as the step that it is for)
     def _at(self, place: int) -> Nested:
+        """The programme's schedule of one of its budgets."""
+        if place not in self._schedules:
+            self._schedules[place] = self._schedule(place)
+        return self._schedules[place]
+
+    def _schedule(self, place: int) -> Nested:
         body = self._table.body(self._budgets[place])
         if body is None:
             raise AssertionError("a budget of the table has a schedule")

@@ -1,6 +1,7 @@
 """Nested recomputation of a recorded model: predicted from the plain run, applied, and measured to the byte."""
 
 import gc
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply
 from memadvisor.plan import UnitPlan
 from memadvisor.planning.advise import advise
+from memadvisor.planning.rotor import Chain
 from memadvisor.planning.stretches import chain_of
 from memadvisor.write_schedule import write_schedule
 from tests.engines.activations.test_stretches import Mixed, Model
@@ -85,6 +87,23 @@ def test_the_smallest_budget_takes_nested_stretches_and_its_peak_is_measured_to_
     assert ranked.plan.stretches
     assert measured_losses == losses
     assert again.ranks[0].traced_step.peak_allocated_bytes == ranked.prediction.peak_bytes
+
+
+def test_no_table_of_the_programme_outlives_the_decision(plain, monkeypatch):
+    """Each takes some 40 MB for 96 blocks, and a decision makes several."""
+    tables = []
+
+    def remembered(*given):
+        table = Chain(*given)
+        tables.append(weakref.ref(table))
+        return table
+
+    monkeypatch.setattr("memadvisor.planning.stretches.Chain", remembered)
+    best(plain[0], captured_step(plain[0]).peak_bytes // 2)
+    gc.collect()
+
+    assert tables
+    assert not any(table() for table in tables)
 
 
 def test_a_plan_that_needs_less_than_every_unit_by_itself_is_found_and_more_memory_is_never_slower(plain):
