@@ -6,6 +6,8 @@ Ainslie et al. 2023; latent attention: DeepSeek-V2, arXiv:2405.04434, section 2.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -157,6 +159,14 @@ class Architecture:
     def is_second_kind(self, layer: int) -> bool:
         """Layers are of two kinds at most, those of the second behind the others: with experts, or with cross attention."""
         return self.has_experts(layer) or self.has_cross_attention(layer)
+
+    def kinds_among(self, layers: Sequence[int]) -> dict[bool, tuple[int, int]]:
+        """Of each kind that is among these layers, how many there are, and the number of one of them."""
+        if self.experts is None and not self.encoder_layers:
+            return {False: (len(layers), layers[0])} if layers else {}
+        counts = Counter(map(self.is_second_kind, layers))
+        one_of = {self.is_second_kind(layer): layer for layer in layers}
+        return {kind: (count, one_of[kind]) for kind, count in counts.items()}
 
     def shared_layer_parameters(self, layer: int) -> int:
         """What every rank of an expert-parallel group holds of one layer: all of it but the experts."""

@@ -19,6 +19,7 @@ import numpy as np
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import StepEstimate, estimate_step
 from memadvisor.errors import UsageError
+from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.layout_memory_bounds import MemoryBounds
 from memadvisor.planning.layout_shares import can_be_dealt
 from memadvisor.planning.layout_space import (
@@ -73,7 +74,8 @@ def search_layouts(
     1 leaves the front out but for the best. Nothing in `best` means that no layout is safe. Raises UsageError where a
     figure of the hardware is unknown.
     """
-    return _Search(question, num_best, front_slowdown).run()
+    with collecting_seldom():
+        return _Search(question, num_best, front_slowdown).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,12 +187,8 @@ class _Search:
         family = node.family
         row = family.work_bytes[node.row : node.row + 1]
         peaks = self.memories.peak_bytes(row, family.state_bytes)[0]
-        fitting = np.flatnonzero(peaks <= self.limit_bytes)
-        wanted = [
-            self._is_wanted(family.split, node.pipeline_s, least_bytes)
-            for least_bytes in peaks[fitting].tolist()
-        ]
-        columns = fitting[wanted]
+        room_bytes = self._room_bytes(family.split, node.pipeline_s)
+        columns = np.flatnonzero((peaks <= self.limit_bytes) & (peaks < room_bytes))
         if len(columns):
             self._consider(node, columns, peaks[columns].tolist())
 
@@ -283,12 +281,15 @@ class _Search:
             self.kth_s = times[self.num_best - 1]
 
     def _is_wanted(self, split: Split, least_s: float, least_bytes: float) -> bool:
-        if least_s <= self._front_end_s() and self.front.may_have(least_s, least_bytes):
-            return True
-        if least_s > self.kth_s:
-            return False
-        known = self.best.get(split)
-        return known is None or least_s <= known.estimate.step_time_s
+        return least_bytes < self._room_bytes(split, least_s)
+
+    def _room_bytes(self, split: Split, least_s: float) -> float:
+        """A layout of this split that takes at least so long is wanted if it needs less than this."""
+        if least_s <= self.kth_s:
+            known = self.best.get(split)
+            if known is None or least_s <= known.estimate.step_time_s:
+                return math.inf
+        return self.front.room_bytes(least_s) if least_s <= self._front_end_s() else 0.0
 
     def _front_end_s(self) -> float:
         return self.front_slowdown * self.fastest_s

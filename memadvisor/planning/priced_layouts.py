@@ -4,6 +4,7 @@ time."""
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import dataclass
 
 from memadvisor.cost.layouts.estimate import StepEstimate
@@ -88,14 +89,14 @@ class Front:
         self._times_s: list[float] = []
         self._peaks_bytes: list[float] = []
 
-    def may_have(self, least_s: float, least_bytes: float) -> bool:
-        """Whether a layout that takes at least so much may be on it."""
+    def room_bytes(self, least_s: float) -> float:
+        """A layout that takes at least so long may be on it if it needs less than this."""
         place = bisect.bisect_right(self._times_s, least_s)
         if place == 0:
-            return True
+            return math.inf
         peak_bytes = self._peaks_bytes[place - 1]
         # Equal in both may be a tie that a simpler layout wins.
-        return peak_bytes > least_bytes or (peak_bytes == least_bytes and self._times_s[place - 1] == least_s)
+        return math.nextafter(peak_bytes, math.inf) if self._times_s[place - 1] == least_s else peak_bytes
 
     def add(self, new: Priced) -> None:
         time_s, peak_bytes = new.estimate.step_time_s, new.estimate.peak_memory_bytes

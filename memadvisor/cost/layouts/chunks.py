@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import accumulate
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import Coefficients
@@ -55,10 +54,9 @@ def price_chunks(
     # Most chunks of a pipeline are alike, and priced once.
     priced: dict[tuple[int, int, int, int], PricedChunk] = {}
     found = []
-    of_second_kind = list(accumulate(map(model.is_second_kind, range(sum(layers))), initial=0))
     start, last = 0, len(layers) - 1
     for chunk, number in enumerate(layers):
-        sparse = of_second_kind[start + number] - of_second_kind[start]
+        sparse, _ = model.kinds_among(range(start, start + number)).get(True, (0, None))
         start += number
         alike = (number - sparse, sparse, int(chunk == 0), int(chunk == last))
         if alike not in priced:

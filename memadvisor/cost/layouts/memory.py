@@ -5,7 +5,6 @@ States: Rajbhandari et al. 2020 (arXiv:1910.02054), section 3, with the bytes th
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -126,23 +125,22 @@ def stage_parameters(model: Architecture, step: TrainingStep, contents: StageCon
     layout = step.layout
     tensor = layout.weight_ranks
     # Layers are of two kinds, of which one each is counted.
-    kinds = Counter(model.is_second_kind(layer) for layer in contents.layers)
-    of_kind = {model.is_second_kind(layer): layer for layer in contents.layers}
-    each = {
-        kind: (
+    each = [
+        (
+            count,
             model.shared_layer_parameters(layer) / tensor,
             model.expert_layer_parameters(layer) / tensor / layout.expert,
         )
-        for kind, layer in of_kind.items()
-    }
-    shared = sum(count * each[kind][0] for kind, count in kinds.items())
-    experts = sum(count * each[kind][1] for kind, count in kinds.items())
+        for count, layer in model.kinds_among(contents.layers).values()
+    ]
+    shared = sum(count * shared for count, shared, _ in each)
+    experts = sum(count * experts for count, _, experts in each)
     tied = min(contents.embeddings, contents.heads) if model.tied_embeddings else 0
     ends = (
         contents.embeddings * model.embedding_parameters() + (contents.heads - tied) * model.head_parameters()
     )
     gathered = _gathers_experts(layout)
-    widest = max((parts[0] + parts[1] * gathered for parts in each.values()), default=0.0)
+    widest = max((shared + experts * gathered for _, shared, experts in each), default=0.0)
     tensors = _TENSORS * len(contents.layers) + contents.embeddings + 2 * contents.heads
     return StageParameters(
         shared=shared + ends / tensor,
@@ -152,7 +150,7 @@ def stage_parameters(model: Architecture, step: TrainingStep, contents: StageCon
         widest_layer=widest,
         tensors=tensors,
         units=len(contents.layers) + contents.embeddings + contents.heads - tied,
-        expert_units=sum(count for kind, count in kinds.items() if each[kind][1]),
+        expert_units=sum(count for count, _, experts in each if experts),
     )
 
 

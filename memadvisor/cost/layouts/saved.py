@@ -6,7 +6,6 @@ GPT with dropout follows from it, and with rotary positions, gated feed-forward 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 from memadvisor.architecture import Architecture
@@ -101,9 +100,8 @@ def chunk_saved_bytes(model: Architecture, step: TrainingStep, layers: tuple[int
     """What these layers keep of one microbatch on one rank, and once for all of their cross attention the encoder's result,
     with the gradient that each of them adds to. With the last of the encoder's layers goes its last norm.
     """
-    kinds = Counter(map(model.is_second_kind, layers))
-    of_kind = {model.is_second_kind(layer): layer for layer in layers}
-    saved = sum(count * layer_saved_bytes(model, step, of_kind[kind]) for kind, count in kinds.items())
+    kinds = model.kinds_among(layers).values()
+    saved = sum(count * layer_saved_bytes(model, step, layer) for count, layer in kinds)
     if not model.encoder_layers or not layers:
         return saved
     source = step.microbatch_tokens * model.hidden / step.layout.stream_ranks
