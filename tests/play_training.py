@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from memadvisor.plan import Plan
@@ -230,23 +232,26 @@ class Recorder:
             num_micro_batches=settings.num_micro_batches,
             num_samples=num_samples,
             num_tokens=num_samples * settings.sequence,
-            allocated_bytes=self._live_bytes(end_s) if traced else None,
+            allocated_bytes=self._live_bytes([end_s])[0] if traced else None,
             peak_allocated_bytes=peak_bytes,
             peak_reserved_bytes=None,
             recorder_s=0.01 * (end_s - start_s),
         )
 
-    def _live_bytes(self, time_s: float) -> int:
-        explained = sum(
-            s.size_bytes
-            for s in self.storages
-            if s.device == self.settings.device
-            and s.birth_s <= time_s
-            and (s.death_s is None or time_s < s.death_s)
-        )
-        residuals = [r.unexplained_bytes for r in self.residuals if r.time_s <= time_s]
-        return explained + (residuals[-1] if residuals else 0)
+    def _live_bytes(self, times_s: list[float]) -> list[int]:
+        """What is alive at each of these moments, and of what has no label what was last known."""
+        ours = [s for s in self.storages if s.device == self.settings.device]
+        changes = [(s.birth_s, s.size_bytes) for s in ours]
+        changes += [(s.death_s, -s.size_bytes) for s in ours if s.death_s is not None]
+        before = 0
+        for residual in self.residuals:
+            changes.append((residual.time_s, residual.unexplained_bytes - before))
+            before = residual.unexplained_bytes
+        changes.sort()
+        moments_s = [time_s for time_s, _ in changes]
+        sums = list(accumulate((change for _, change in changes), initial=0))
+        return [sums[bisect_right(moments_s, time_s)] for time_s in times_s]
 
     def _peak_bytes(self, start_s: float, end_s: float) -> int:
         times = {start_s, *(s.birth_s for s in self.storages), *(r.time_s for r in self.residuals)}
-        return max(self._live_bytes(time_s) for time_s in times if start_s <= time_s <= end_s)
+        return max(self._live_bytes([time_s for time_s in times if start_s <= time_s <= end_s]))
