@@ -59,6 +59,10 @@ class ProductWeights:
         types = {module.name: module.type_name for module in rank.modules}
         self._parameters = {parameter.name: parameter for parameter in rank.parameters}
         self._shapes = {name: _dimensions(p.shape) for name, p in self._parameters.items()}
+        self._by_sizes: dict[Shape, list[str]] = defaultdict(list)  # names of matrices, by sizes in order
+        for name, shape in self._shapes.items():
+            if len(shape) >= 2:
+                self._by_sizes[tuple(sorted(shape))].append(name)
         self._tables = {n for n in self._parameters if types.get(_parent(n), "").endswith("Embedding")}
         self._rows: dict[tuple[str, Shape], int] = defaultdict(int)  # by module and sizes in order
 
@@ -99,11 +103,7 @@ class ProductWeights:
         """Parameters inside the module with these sizes, whichever way round; a tied one under one name, which
         is not that of the table that is looked up in, if there is another."""
         inside = f"{module}." if module else ""
-        names = [
-            name
-            for name, shape in self._shapes.items()
-            if len(shape) >= 2 and tuple(sorted(shape)) == sizes and name.startswith(inside)
-        ]
+        names = [name for name in self._by_sizes.get(sizes, ()) if name.startswith(inside)]
         multiplied = [name for name in names if name not in self._tables] or names
         return list({self._own(name): name for name in multiplied}.values())
 
