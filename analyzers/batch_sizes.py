@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Set
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import combinations
 from math import prod
 
@@ -20,6 +21,7 @@ _MOST_DIMENSIONS = 7
 _OF_EVERY_SAMPLE = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn")
 
 
+@cache  # a step's storages have few shapes
 def dimensions(shape: str) -> tuple[int, ...]:
     """The whole numbers of a shape as it was recorded: `[8, 128]` or `(8, 128)`."""
     return tuple(int(number) for number in _SHAPE.findall(shape))

@@ -331,11 +331,11 @@ def _gradient_unit(
     row = placed[event.number].row
     if row.category == "gradient":
         return row.unit if row.unit in parameters else piece.unit
-    alike = any(
+    is_alike = row.category == "temporary" and any(
         p.requires_grad and row.shape in _gradient_shapes(p.shape) and p.dtype == row.dtype
         for p in parameters.get(piece.unit, ())
     )
-    return piece.unit if alike and row.category == "temporary" else None
+    return piece.unit if is_alike else None
 
 
 def _gradient_shapes(shape: str) -> tuple[str, ...]:
