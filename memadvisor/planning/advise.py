@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.fragmentation import allocator_settings
@@ -133,11 +133,7 @@ def advise(
         raise UsageError(
             "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
         )
-    steps = splits(run, plain, recorded_size, ranks, search.may_show)
-    found = _worth_showing(
-        [plan for step, is_last in steps for plan in search.plans(step, splits_further=not is_last)]
-    )
-    found.sort(key=order)
+    found = _found(search, splits(run, plain, recorded_size, ranks, search.may_show))
     first = next(ranked for ranked in found if not ranked.changes_script)
     named = (
         None if policy is None else _explained([named_plan(search, plain, policy, first)], memory_bytes)[0]
@@ -191,6 +187,18 @@ def _movable_bytes(step: CapturedStep) -> int:
     for storages in step.saved:
         saved[storages.micro_batch] = saved.get(storages.micro_batch, 0) + storages.size_bytes
     return sum(s.optimizer_bytes for s in step.states.values()) + max(saved.values(), default=0)
+
+
+def _found(search: Search, splits: Iterable[tuple[CapturedStep, bool]]) -> list[RankedPlan]:
+    """Plans worth showing of the step and its splits, each with whether it is the last, from best to worst."""
+    steps: list[CapturedStep] = []
+    found: list[RankedPlan] = []
+    for step, is_last in splits:
+        steps.append(step)
+        found += search.plans(step, splits_further=not is_last)
+    if not any(ranked.fits for ranked in found):
+        found += search.paged_splits(steps)
+    return sorted(_worth_showing(found), key=order)
 
 
 def _worth_showing(found: list[RankedPlan]) -> list[RankedPlan]:

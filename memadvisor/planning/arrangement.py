@@ -24,6 +24,7 @@ MAX_GATHER_DEPTH = 2
 MAX_UNITS_IN_PAIRS = 8  # units up to which two are changed at once
 _MAX_GRID = 125  # class-wise arrangements tried as starts
 _MAX_STARTS = 3
+_SEGMENTS_PLAYED = 15_000  # what one walk of the local search may simulate, in segments
 
 # (stage, reshard): from what communicates least to what holds least.
 SHARDINGS = ((0, True), (1, True), (2, True), (3, False), (3, True))
@@ -273,6 +274,11 @@ def _changed(current: Arrangement, changes: dict[int, UnitPlan]) -> Arrangement:
 
 def _as(option: UnitPlan, name: str) -> UnitPlan:
     return option if option.name == name else replace(option, name=name)
+
+
+def num_moves(step: CapturedStep) -> int:
+    """What one walk of the local search may try."""
+    return max(50, _SEGMENTS_PLAYED // len(step.segments))
 
 
 def proper_divisors(num_ranks: int) -> tuple[int, ...]:

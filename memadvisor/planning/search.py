@@ -25,6 +25,7 @@ from memadvisor.planning.arrangement import (
     Arrangement,
     choose_arrangement,
     kinds_of,
+    num_moves,
     proper_divisors,
     space_for,
 )
@@ -44,7 +45,6 @@ from memadvisor.run.run import Run
 from memadvisor.write_schedule import write_schedule
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
-_SEGMENTS_PLAYED = 15_000  # what one walk of the local search may simulate, in segments
 
 
 class Search:
@@ -98,17 +98,23 @@ class Search:
         return self.settings is not None or not self._bounds.beat_all()
 
     def plans(self, step: CapturedStep, *, splits_further: bool = False) -> list[RankedPlan]:
-        """The usual ones; where none fits, nor one of the whole micro-batch, some whose parameters lie elsewhere too.
+        """The usual ones; where none fits that leaves the script alone, some whose parameters lie elsewhere too.
 
         Steps come by micro-batches. splits_further: one of more follows, whose least peaks are no higher.
         """
         self._activations.clear()
         self._splits_further = splits_further
         found = list(self._usual(step))
-        if not (self._bounds.whole_fits or any(ranked.fits for ranked in found)):
+        if step.repeats == 1 and not any(ranked.fits for ranked in found):
             found += self._paging(step)
         self._bounds.found(found)
         return found
+
+    def paged_splits(self, steps: Iterable[CapturedStep]) -> Iterator[RankedPlan]:
+        """Where no plan fits at all: of the steps of more micro-batches, some whose parameters lie elsewhere."""
+        for step in (step for step in steps if step.repeats > 1):
+            self._activations.clear()
+            yield from self._paging(step)
 
     def _usual(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """The best plan of each stage for all units alike; and one of several stages where it is better.
@@ -195,6 +201,9 @@ class Search:
         def evaluate(recomputed: frozenset[str]) -> Simulation:
             return play(Nested(recomputed, ()))
 
+        def limited(one: Arrangement, limit: Limit | None) -> Simulation:
+            return play(nested_of(one)) if limit is None else self.play(step, one, limit)
+
         def predict(arrangement: Arrangement) -> Prediction:
             return play(nested_of(arrangement)).prediction()
 
@@ -226,18 +235,10 @@ class Search:
         best = self._best(step, choose, predict, arranged(smallest), found)
         if step.repeats == 1 and not way.early:
             largest = arranged(Nested(frozenset(), ()))
-            keeps = keep if self.settings is None else None
-            offload = None
+            offload, keeps = None, keep if self.settings is None else None
             if self.transfers is not None and nearest != "device":
-                moves = OffloadSearch(
-                    step,
-                    largest,
-                    nearest,
-                    self.transfers,
-                    lambda a, within: play(nested_of(a)) if within is None else self.play(step, a, within),
-                    self.settings is None,
-                )
-                offload = offload_choice(moves, choose, arranged(smallest), _num_moves(step))
+                moves = OffloadSearch(step, largest, nearest, self.transfers, limited, self.settings is None)
+                offload = offload_choice(moves, choose, arranged(smallest), num_moves(step))
             of_tier = self._paged_kinds if way.pages else self._state_kinds
             kinds = self._kinds if way.tier == "device" else of_tier
             kinds.append(Kind(best, choose, keeps, offload, predict, arranged(smallest), largest))
@@ -299,7 +300,7 @@ class Search:
 
         @cache
         def choose(target_bytes: int) -> Arrangement:
-            return choose_arrangement(space, evaluate, first, target_bytes, _num_moves(step))
+            return choose_arrangement(space, evaluate, first, target_bytes, num_moves(step))
 
         predict = cache(lambda one: self.play(step, one).prediction())
         return self._best(step, choose, predict, choose(self.budget_bytes), [])
@@ -393,8 +394,3 @@ class Search:
             stretches=arrangement.stretches,
             models=self.models,
         )
-
-
-def _num_moves(step: CapturedStep) -> int:
-    """What one walk of the local search may try."""
-    return max(50, _SEGMENTS_PLAYED // len(step.segments))

@@ -32,7 +32,6 @@ class SplitBounds:
         self._least_s: dict[Way, float] = {}
         self._fitting_s = math.inf  # of the steps before
         self._fitting_here_s = math.inf
-        self.whole_fits = False  # a plan that leaves the script alone
         self._brief: tuple[CapturedStep, CapturedStep] | None = None
 
     def brief(self, step: CapturedStep) -> CapturedStep:
@@ -54,8 +53,6 @@ class SplitBounds:
 
     def found(self, plans: Iterable[RankedPlan]) -> None:
         """All plans of a step."""
-        plans = tuple(plans)
-        self.whole_fits = self.whole_fits or any(one.fits and not one.changes_script for one in plans)
         fitting = (ranked.prediction.step_time_s for ranked in plans if ranked.fits)
         self._fitting_s = min(self._fitting_s, *fitting, math.inf)
         self._fitting_here_s = math.inf
