@@ -7,6 +7,7 @@ import errno
 import io
 import os
 from fnmatch import fnmatch
+from functools import partial
 
 import pytest
 import torch
@@ -28,6 +29,17 @@ from tests.engines.updates.test_state_offload import Fault, assert_same, train
 from tests.engines.virtual_lane import OrderError, World
 
 ON_DISK = make_plan(1, 3, optimizer_tier="disk", parameter_tier="disk", overlap=True, gather_depth=1)
+
+
+class Large(Model):
+    """The model itself has more parameters than any of its units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.linspace(0.9, 1.1, 2000))
+
+    def forward(self, words):
+        return super().forward(words) * self.table.mean()
 
 
 def some_on_disk(model: nn.Module, pattern: str, **changes) -> Plan:
@@ -154,10 +166,16 @@ def test_what_cannot_be_done_is_refused_before_the_first_step():
         train("adamw", make_plan(1, 3, parameter_tier="disk"))
 
 
+@pytest.mark.parametrize("make", [partial(Model, tied=True, batch_norm=True), Large], ids=["tied", "large"])
 @pytest.mark.parametrize("tier", ["disk", "host", "staged disk"])
-def test_nothing_is_read_or_written_too_soon(tier, tmp_path, monkeypatch):
+def test_nothing_is_read_or_written_too_soon(tier, make, tmp_path, monkeypatch):
     """Transfers as late as they may be, or at any moment; of a GPU's tiers, their logic."""
-    plain = train("adamw", steps=2)
+
+    def new_model():
+        torch.manual_seed(3)
+        return make()
+
+    plain = train("adamw", steps=2, model=new_model())
 
     def play(seed, eagerness):
         world = World(seed, eagerness)
@@ -167,7 +185,7 @@ def test_nothing_is_read_or_written_too_soon(tier, tmp_path, monkeypatch):
         for module in (one_process, state_offload):
             monkeypatch.setattr(module, "make_tier", lambda *_: made[tier])
         with world.watched():
-            assert_same(train("adamw", ON_DISK, steps=2), plain)
+            assert_same(train("adamw", ON_DISK, steps=2, model=new_model()), plain)
         return world
 
     assert play(0, 0.0).num_late > 10 and play(1, 0.3).num_early > 10
