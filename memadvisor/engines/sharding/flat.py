@@ -38,6 +38,8 @@ class Slot:
     has_hooks: bool = False  # the script's own, on its gradient (gradient_hooks.py)
     before_hooks: tuple[int, int] = (0, 0)  # the gradient's storage, and who held it, before these ran
     version: int = 0  # of the parameter, when its values were shown last
+    filler: torch.Tensor | None = None  # what stands for its values while they are not here (released.py)
+    shown: torch.Tensor | None = None  # the view of the flat's `full` that it is while they are
     own_range: tuple[int, int] = field(init=False)  # elements of the flat that are this rank's too
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from memadvisor.engines.collectives.joint_means import begin_joint_means
 from memadvisor.engines.lanes.lanes import Chain, Ticket
+from memadvisor.engines.sharding.dropped import is_ours, let_go_of_dropped
 from memadvisor.engines.sharding.feedback import Feedback
 from memadvisor.engines.sharding.flat import Flat, Slot, UnitState
 from memadvisor.engines.sharding.gradient_hooks import check_hooked
@@ -78,10 +79,12 @@ class Reductions:
         for flat in self._backward.scattering:  # of a backward that an exception ended
             flat.scattering = flat.grad = None
         self._backward = _Backward()
-        for slot in self._slots:
-            slot.flat.ready.clear()
-            if slot.token is not None:
-                self._hide_token(slot)
+        for flat in self._executor.flats:
+            flat.ready.clear()
+        with torch._C.DisableTorchFunctionSubclass():  # gradients are looked at, not values
+            for slot in self._slots:
+                if slot.token is not None:
+                    self._hide_token(slot)
 
     def _hide_token(self, slot: Slot) -> None:
         # Autograd would add the new gradient to the token; it must find nothing there.
@@ -102,9 +105,10 @@ class Reductions:
             self._executor.early.update_reduced()
         elif failed:
             self._executor.early.backward_fails()
-        for slot in self._slots:
-            if slot.token is not None and slot.had_gradient and slot.parameter.grad is None:
-                slot.parameter.grad = slot.token
+        with torch._C.DisableTorchFunctionSubclass():
+            for slot in self._slots:
+                if slot.token is not None and slot.had_gradient and slot.parameter.grad is None:
+                    slot.parameter.grad = slot.token
         return self._backward.touched
 
     def _finish(self) -> None:
@@ -172,7 +176,7 @@ class Reductions:
             )
         is_whole = self._is_whole_buffer(slot)
         if slot.has_hooks or parameter.grad is None:
-            check_hooked(slot, is_buffer=is_whole or self._is_ours(slot))
+            check_hooked(slot, is_buffer=is_whole or is_ours(slot))
         with torch.no_grad():
             if is_whole:
                 self._adopt(slot)
@@ -360,20 +364,10 @@ class Reductions:
         """
         if together and self._is_done_with_some():
             self._executor.meet()
-        for flat in self._executor.flats:
-            if not flat.trainable:
-                continue
-            if flat.stage >= 2:
-                dropped = [slot for slot in flat.slots if slot.parameter.grad is None]
-                if len(dropped) == len(flat.slots):
-                    flat.grad_shard = None
-                elif flat.page is not None:
-                    self._drop_paged(flat, [slot for slot in dropped if slot.had_gradient])
-                elif flat.grad_shard is not None:
-                    for slot in dropped:
-                        slot.piece(flat.grad_shard).zero_()
-            elif flat.grad is not None and not any(self._is_ours(slot) for slot in flat.slots):
-                flat.grad = None
+        with torch._C.DisableTorchFunctionSubclass():  # gradients are looked at, not values
+            for flat in self._executor.flats:
+                if flat.trainable:
+                    let_go_of_dropped(flat)
 
     def _is_done_with_some(self) -> bool:
         """Whether there are sharded gradients that the script has dropped, or stepped on: it will not need them again."""
@@ -384,16 +378,3 @@ class Reductions:
             and (stepped or any(slot.parameter.grad is None for slot in flat.slots))
             for flat in self._executor.flats
         )
-
-    def _drop_paged(self, flat: Flat, dropped: list[Slot]) -> None:
-        if dropped and flat.has_gradient:
-            with torch.no_grad(), flat.changing_gradient() as gradient:
-                for slot in dropped:
-                    slot.piece(gradient).zero_()
-                    slot.had_gradient = False
-
-    def _is_ours(self, slot: Slot) -> bool:
-        gradient, buffer = slot.parameter.grad, slot.flat.grad
-        if gradient is None or buffer is None:
-            return False
-        return bool(gradient.untyped_storage()._cdata == buffer.untyped_storage()._cdata)

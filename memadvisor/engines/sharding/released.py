@@ -140,18 +140,25 @@ class _Borrow(torch.autograd.Function):
 def hide(slot: Slot, executor: Executor) -> None:
     """Leave NaN in the place of a parameter's values."""
     parameter = slot.parameter
-    _slots[id(parameter)] = slot
-    _executors[id(parameter)] = executor
-    dtype = slot.flat.param_dtype
-    filler = float("nan") if dtype.is_floating_point else 0
-    parameter.data = torch.full((), filler, dtype=dtype, device=slot.flat.device).expand(slot.shape)
+    if slot.filler is None:
+        _slots[id(parameter)] = slot
+        _executors[id(parameter)] = executor
+        dtype = slot.flat.param_dtype
+        filler = float("nan") if dtype.is_floating_point else 0
+        slot.filler = torch.full((), filler, dtype=dtype, device=slot.flat.device).expand(slot.shape)
+    parameter.data = slot.filler
     if type(parameter) is torch.nn.Parameter:
         parameter.__class__ = ReleasedParameter
 
 
 def show(slot: Slot, full: torch.Tensor) -> None:
-    """Give a parameter its values again, as a view of `full`."""
-    show_values(slot, slot.view(full))
+    """Give a parameter its values again, as a view of `full`: the flat's own, or a copy of it."""
+    if full is not slot.flat.full:
+        show_values(slot, slot.view(full))
+        return
+    if slot.shown is None:
+        slot.shown = slot.view(full)
+    show_values(slot, slot.shown)
 
 
 def show_values(slot: Slot, values: torch.Tensor) -> None:

@@ -52,7 +52,9 @@ class UpdateBuffers:
         if unit not in self._places or unit in self._reading:
             return
         before = self._writing.get(self._sides[unit])
-        writes = [w for flat, _, _ in self._places[before] for w in _writes_of(flat)] if before is not None else []
+        writes = (
+            [w for flat, _, _ in self._places[before] for w in _writes_of(flat)] if before is not None else []
+        )
         if any(paged.memory is not None for _, paged, _ in self._wanted(unit)):
             self._settle(self._sides[unit])  # copied here and now, to where the unit before is written from
             writes = []
