@@ -58,16 +58,15 @@ def num_parts(plan):
 
 
 def micro_batches(given, parts):
-    return [
-        tuple(pieces) for pieces in zip(*([c.clone() for c in t.chunk(parts)] for t in given), strict=True)
-    ]
+    """Pieces of a batch, in memory that is not torch's, as what a data loader has not handed out yet."""
+    return list(zip(*([piece.numpy().copy() for piece in t.chunk(parts)] for t in given), strict=True))
 
 
 def stepped(model, optimizer, pieces):
     """The loss of one step; each micro-batch is let go of when it has been used."""
     parts, total = len(pieces), 0.0
     while pieces:
-        loss = loss_on(model, *pieces.pop(0)) / parts
+        loss = loss_on(model, *map(torch.tensor, pieces.pop(0))) / parts
         loss.backward()
         total += float(loss.detach())
         del loss

@@ -35,11 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
     # torch takes seconds to import
     from memadvisor.calibrate.calibrate import calibrate
     from memadvisor.engines.engine_cost import measure_engine_cost
+    from memadvisor.engines.paging_cost import measure_paging_cost
 
     hardware = calibrate(arguments.ranks, directory=arguments.disk)
     if hardware.collectives:
         num_ranks = hardware.collectives[0].num_ranks
         hardware = replace(hardware, engine=measure_engine_cost(num_ranks))
+    if hardware.disk is not None:
+        hardware = replace(hardware, paging=measure_paging_cost())
     _print(hardware)
     if arguments.output is not None:
         save_hardware(hardware, arguments.output)
@@ -93,6 +96,12 @@ def _print(hardware: Hardware) -> None:
             f"{format_seconds(engine.shown_s)} one that is gathered"
         )
         console.print(Text(f"  the engine itself, beyond DDP  {each}"))
+    if (paging := hardware.paging) is not None:
+        each = (
+            f"{format_seconds(paging.transfer_s)} a transfer, {format_seconds(paging.shown_s)} a parameter that is read, "
+            f"{format_seconds(paging.update_s)} one that is updated, {format_seconds(paging.moved_s)} an activation"
+        )
+        console.print(Text(f"  the engine itself, from disk  {each}"))
     if hardware.collectives:
         _print_collectives(hardware, console)
 

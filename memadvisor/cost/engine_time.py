@@ -3,13 +3,15 @@
 A few kinds of work, each so long and so often (hardware.EngineCost): a gradient that comes, a collective that is begun, a
 parameter whose piece is updated, or that is gathered and released. A parameter is one tensor, however large: what copies
 take by the byte is in the backward that was recorded under DDP, which copies gradients into buckets. Without figures
-nothing is added. FSDP2 as executor has work of its own, which was recorded with the script.
+nothing is added. One process whose parameters lie on another tier has figures of its own (hardware.PagingCost). FSDP2 as
+executor has work of its own, which was recorded with the script.
 """
 
 from __future__ import annotations
 
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Lane, Schedule
 
 _MEETING_BYTES = 16  # of the message in which all ranks meet
@@ -55,3 +57,30 @@ class EngineTime:
         if self._cost is None or self._times is None or max(self._stages.values(), default=0) < stage:
             return 0.0
         return self._times.seconds("all_reduce", _MEETING_BYTES, self._schedule.num_ranks)
+
+
+class PagingTime:
+    """The same of one process, of units whose parameters and gradients lie on another tier."""
+
+    def __init__(self, step: CapturedStep, schedule: Schedule, times: TransferTimes | None) -> None:
+        self._cost = times.paging if times is not None and schedule.num_ranks == 1 else None
+        self._parameters = {
+            name: step.states[name].parameters for name in schedule.paged if name in step.states
+        }
+
+    def gather_s(self, unit: str) -> float:
+        """To have a unit's parameters read, and to put them in their place and out of it."""
+        if self._cost is None:
+            return 0.0
+        return self._cost.transfer_s + self._cost.shown_s * len(self._parameters.get(unit, ()))
+
+    def transfer_s(self) -> float:
+        """To have a gradient written, or read to be added to."""
+        return 0.0 if self._cost is None else self._cost.transfer_s
+
+    def update_s(self, unit: str) -> float:
+        """To have what a unit's update needs read, and written, and to update it by itself."""
+        if self._cost is None or unit not in self._parameters:
+            return 0.0
+        num_updated = sum(parameter.requires_grad for parameter in self._parameters.get(unit, ()))
+        return 3 * self._cost.transfer_s + self._cost.update_s * num_updated

@@ -16,6 +16,8 @@ The law of the moments, as memadvisor/engines/activations/offloaded_activations.
 - *Waiting*: transfers of a lane go one after another. Compute waits for a unit's write as above, and for its reads in
   its own backward, or before it in the unit's second run, storage by storage: it is taken to use them at an even pace,
   in the order in which they come.
+- *The engine itself* takes time of the thread that computes for each storage, as it is sent and as it is asked for, where
+  calibrate has measured it (hardware.PagingCost).
 """
 
 from __future__ import annotations
@@ -240,15 +242,23 @@ class MovedActivations:
     def _write(self, action: Action, written: Transfer) -> None:
         self.lanes.wait_for_transfer(self._leaving_s.pop(action.unit, 0.0))  # of an earlier call
         if written.size_bytes:
+            self._compute(action, written)
             write_s = self._times_of(action).write_s(action.lane, written.size_bytes)
             label = f"{action.kind} of {action.unit}"
             self._leaving_s[action.unit] = self.lanes.transfer(action.lane, label, write_s)
 
     def _read(self, action: Action, read: Transfer) -> None:
         if read.size_bytes:
+            self._compute(action, read)
             read_s = self._times_of(action).read_s(action.lane, read.size_bytes)
             end_s = self.lanes.transfer(action.lane, f"{action.kind} of {action.unit}", read_s)
             self._arriving[action.unit] = _Arriving(end_s, read_s, read.num_storages)
+
+    def _compute(self, action: Action, moved: Transfer) -> None:
+        """What the engine itself takes: a half on the way out, and a half on the way back."""
+        if self.times is not None and self.times.paging is not None:
+            own_s = self.times.paging.moved_s / 2 * moved.num_storages
+            self.lanes.compute(f"engine at the {action.kind} of {action.unit}", own_s)
 
     def _times_of(self, action: Action) -> TransferTimes:
         if self.times is None or action.lane not in self.times.bandwidths:

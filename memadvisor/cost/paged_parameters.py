@@ -8,6 +8,7 @@ later micro-batches the gradient of those before is read first, and added. memad
 from __future__ import annotations
 
 from memadvisor.cost.engine_memory import EngineMemory
+from memadvisor.cost.engine_time import PagingTime
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.step import Bytes
@@ -18,12 +19,19 @@ TIERS = (Lane.HOST, Lane.DISK)
 
 
 class PagedParameters:
-    """`engine`: what is held meanwhile."""
+    """`engine`: what is held meanwhile. `own`: what the engine itself takes."""
 
-    def __init__(self, lanes: Lanes, times: TransferTimes | None, engine: EngineMemory | Fsdp2Memory) -> None:
+    def __init__(
+        self,
+        lanes: Lanes,
+        times: TransferTimes | None,
+        engine: EngineMemory | Fsdp2Memory,
+        own: PagingTime,
+    ) -> None:
         self._lanes = lanes
         self._times = times
         self._engine = engine
+        self._own = own
         self._arriving_s: dict[str, float] = {}
         self._written_s = 0.0
 
@@ -46,6 +54,7 @@ class PagedParameters:
         message = self._engine.act(action)
         if message is None:
             return {}  # it is there
+        self._compute(action, self._own.gather_s(action.unit))
         read_s = times.read_s(action.lane, message.size_bytes)
         end_s = self._lanes.transfer(action.lane, f"gather {action.unit}", read_s)
         if action.overlaps:
@@ -62,6 +71,7 @@ class PagedParameters:
         if message is None:
             raise AssertionError("a reduction has something to write")
         label = f"reduce {action.unit}"
+        self._compute(action, self._own.transfer_s() * (2 if adds else 1))
         if adds:
             read_s = times.read_s(action.lane, message.size_bytes)
             self._lanes.wait_for_transfer(self._lanes.transfer(action.lane, label, read_s))
@@ -70,6 +80,9 @@ class PagedParameters:
         if not action.overlaps:
             self._lanes.wait_for_transfer(self._written_s)
         return message.staging
+
+    def _compute(self, action: Action, seconds: float) -> None:
+        self._lanes.compute(f"engine at the {action.kind.value} of {action.unit}", seconds)
 
     def end_backward(self) -> None:
         """All is written, and what has been read and not asked for is dropped."""

@@ -15,7 +15,7 @@ from memadvisor.cost.activations import Activations, View
 from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.components import scaled
 from memadvisor.cost.delayed_memory import memory_of
-from memadvisor.cost.engine_time import EngineTime
+from memadvisor.cost.engine_time import EngineTime, PagingTime
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
 from memadvisor.cost.limit import Limit, Remaining
 from memadvisor.cost.messages import Message
@@ -73,10 +73,11 @@ class _Player:
         self.engine = memory_of(step, schedule)
         self.activations = activations
         self.lanes = Lanes() if times is None or times.slowdown is None else Lanes(times.slowdown)
+        self.paging_time = PagingTime(step, schedule, transfers)
         self.paged = PagedUpdates(
-            schedule, self.lanes, transfers, self.engine.update_traffic, lambda unit: self._update_s((unit,))
+            schedule, self.lanes, transfers, self.engine.update_traffic, self._paged_update_s
         )
-        self.pages = PagedParameters(self.lanes, transfers, self.engine)
+        self.pages = PagedParameters(self.lanes, transfers, self.engine, self.paging_time)
         self.moved = MovedActivations(activations.moves, self.lanes, transfers)
         self.moments = Moments(activations)
         self.engine_time = EngineTime(step, schedule, times)
@@ -326,6 +327,9 @@ class _Player:
                 self.watcher.update(share)
             self.engine.spend(name)
             self._tell_states()
+
+    def _paged_update_s(self, unit: str) -> float:
+        return self._update_s((unit,)) + self.paging_time.update_s(unit)
 
     def _update_s(self, names: tuple[str, ...]) -> float:
         return self.optimizer_s * self.engine.update_share(names)

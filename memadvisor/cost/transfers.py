@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memadvisor.hardware.hardware import Hardware, TierBandwidth
+from memadvisor.hardware.hardware import Hardware, PagingCost, TierBandwidth
 from memadvisor.schedule import Lane
 
 
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
-    """Measured bandwidths by lane, that of compute for bytes that it decodes and codes; `source` says where they are from. `is_cached`: the disk's is the page cache's."""
+    """Measured bandwidths by lane, that of compute for bytes that it decodes and codes; `source` says where they are from.
+    `is_cached`: the disk's is the page cache's. `paging`: what the engine itself takes for what they carry; None where not
+    known."""
 
     bandwidths: Mapping[Lane, TierBandwidth]
     source: str
     is_cached: bool = False
+    paging: PagingCost | None = None
 
     def read_s(self, lane: Lane, size_bytes: int) -> float:
         """Seconds to bring bytes into memory."""
@@ -40,4 +43,4 @@ def transfer_times(hardware: Hardware | None, kept_bytes: int) -> TransferTimes 
         disk = cache.bandwidth
     found = {Lane.DISK: disk, Lane.HOST: hardware.host, Lane.COMPUTE: hardware.coder}
     known = {lane: bandwidth for lane, bandwidth in found.items() if bandwidth is not None}
-    return TransferTimes(known, hardware.source, is_cached) if known else None
+    return TransferTimes(known, hardware.source, is_cached, hardware.paging) if known else None

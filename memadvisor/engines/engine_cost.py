@@ -25,25 +25,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.engines.apply import apply
+from memadvisor.engines.cost_fit import BATCH, WIDTH, least_squares, make_blocks
 from memadvisor.errors import MemadvisorError
 from memadvisor.hardware.cores import share_cores
 from memadvisor.hardware.hardware import EngineCost
 from memadvisor.plan import Plan
 
 _MODELS = ((2, 2), (8, 2), (4, 8), (8, 8))  # blocks, and linear layers in each, of a weight and a bias
-_WIDTH, _BATCH = 128, 128  # so that as much comes between two pieces of its work as in a training
 _STAGES = (0, 1, 3)  # stage 2 does nothing that they do not
 _WARM_STEPS, _NUM_STEPS = 4, 16
 _LIMIT_S = 120.0
-
-
-class _Block(torch.nn.Sequential):
-    """A unit."""
-
-
-def _layer() -> torch.nn.Sequential:
-    """Modules and parameters are about as many as each other, as in blocks of transformers."""
-    return torch.nn.Sequential(torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.GELU())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +93,8 @@ def _rank_main(rank: int, num_ranks: int, directory: str) -> None:
 
 
 def _fit(num_ranks: int) -> EngineCost:
-    counts, spent_s = [], []
+    counts: list[list[float]] = []
+    spent_s: list[float] = []
     for num_blocks, num_layers in _MODELS:
         plain = _trained(num_blocks, num_layers, num_ranks, None)
         for stage in _STAGES:
@@ -111,11 +103,11 @@ def _fit(num_ranks: int) -> EngineCost:
             own_s = found.step_s - plain.step_s + (1.0 - share) * plain.optimizer_s
             computing, others = _rows(_counts(stage, num_blocks, 2 * num_layers * num_blocks))
             counts.append(computing)
-            spent_s.append([own_s])
+            spent_s.append(own_s)
             if share_cores(num_ranks):
                 counts.append(others)
-                spent_s.append([found.others_s - plain.others_s])
-    return EngineCost(**_least_squares(counts, spent_s))
+                spent_s.append(found.others_s - plain.others_s)
+    return EngineCost(**least_squares([field.name for field in fields(EngineCost)], counts, spent_s))
 
 
 def _counts(stage: int, num_units: int, num_parameters: int) -> list[int]:
@@ -134,25 +126,9 @@ def _rows(counts: list[int]) -> tuple[list[float], list[float]]:
     ]
 
 
-def _least_squares(counts: list[list[float]], spent_s: list[list[float]]) -> dict[str, float]:
-    """No kind of work takes less than nothing: one that would is left out, and the others are fitted anew."""
-    names = [field.name for field in fields(EngineCost)]
-    kept = list(range(len(names)))
-    while kept:
-        chosen = torch.tensor(counts, dtype=torch.float64)[:, kept]
-        found = torch.linalg.lstsq(chosen, torch.tensor(spent_s, dtype=torch.float64)).solution.flatten()
-        if (lowest := int(found.argmin())) >= 0 and found[lowest] >= 0:
-            break
-        kept.pop(lowest)
-    values = dict(zip(kept, found.tolist(), strict=True)) if kept else {}
-    return {name: values.get(place, 0.0) for place, name in enumerate(names)}
-
-
 def _trained(num_blocks: int, num_layers: int, num_ranks: int, stage: int | None) -> _Spent:
     """What a rank spends in the median step, as the mean over the ranks, which is the same on all."""
-    torch.manual_seed(0)
-    blocks = [_Block(*(_layer() for _ in range(num_layers))) for _ in range(num_blocks)]
-    model = DistributedDataParallel(torch.nn.Sequential(*blocks))
+    model = DistributedDataParallel(make_blocks(num_blocks, num_layers))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     with _under(stage, num_ranks, model, optimizer):
         steps = [_step(model, optimizer) for _ in range(_WARM_STEPS + _NUM_STEPS)][_WARM_STEPS:]
@@ -179,7 +155,7 @@ def _under(
 
 
 def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> _Spent:
-    batch = torch.ones(_BATCH, _WIDTH)
+    batch = torch.ones(BATCH, WIDTH)
     start_s, all_s = time.thread_time(), time.process_time()
     model(batch).sum().backward()
     before_s = time.thread_time()

@@ -110,6 +110,22 @@ class EngineCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PagingCost:
+    """The same of one process whose parameters and gradients lie on a disk, or what autograd keeps, beyond the plain script.
+
+    `transfer_s`: to begin a read or a write of a unit's, and to take what it brings. `shown_s`: for each parameter, each time
+    that it is read into its place for a forward or a backward and leaves it, with half of what taking its gradient takes.
+    `update_s`: for each in an optimizer step of AdamW, with its state. `moved_s`: for each storage that autograd keeps and that
+    is written and read back, with what looking at those that stay takes.
+    """
+
+    transfer_s: float
+    shown_s: float
+    update_s: float
+    moved_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """`kind` says where the figures come from: `datasheet`, `measured` (calibrate) or `given` (by the user).
 
@@ -117,7 +133,8 @@ class Hardware:
     the directory that was measured; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
     `..._both_ways`: of either direction while the other goes on too. `matmuls`: products of many shapes, of which
     `peak_flops_per_s` is the best. `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes. `overlap`: of the ranks of
-    `collectives`. `alternatives`: of other algorithms. `engine`: what the engine itself takes; None where not measured.
+    `collectives`. `alternatives`: of other algorithms. `engine`, `paging`: what the engine itself takes of several ranks, and of one;
+    None where not measured.
     """
 
     name: str
@@ -139,3 +156,4 @@ class Hardware:
     host_both_ways: TierBandwidth | None = None
     alternatives: tuple[CollectiveCurve, ...] = ()
     engine: EngineCost | None = None
+    paging: PagingCost | None = None

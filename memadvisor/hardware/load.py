@@ -13,7 +13,7 @@ The file is one JSON object with the fields of `Hardware`:
 `disk`, `page_cache`, `host`, `coder` (as `disk`, of optimizer state in 8 bits) and `overlap` (`{"compute": 1.2,
 "collective": 1.5, "late_s": 1e-3, "spread": 0.05}`, of which the last two may be missing) may be missing; so may `disk_both_ways`, `page_cache_both_ways` and `host_both_ways` (as `disk`),
 `matmuls`, `optimizers`, and the `pieces` of a collective, which are lists of what hardware.py says, and `engine`, with
-the seconds of its EngineCost.
+the seconds of its EngineCost, and `paging`, with those of its PagingCost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from memadvisor.errors import UnknownHardwareError, UsageError
 from memadvisor.hardware.catalogue import CATALOGUE, find_entry
@@ -36,6 +36,7 @@ from memadvisor.hardware.hardware import (
     OptimizerRate,
     OverlapSlowdown,
     PageCache,
+    PagingCost,
     TierBandwidth,
 )
 from memadvisor.run.files import write_output
@@ -43,6 +44,8 @@ from memadvisor.run.files import write_output
 FORMAT = 1
 _TIERS = ("disk", "host", "coder", "disk_both_ways", "page_cache_both_ways", "host_both_ways")
 KINDS = ("datasheet", "measured", "given")
+
+_Cost = TypeVar("_Cost", EngineCost, PagingCost)
 
 
 def load_hardware(name_or_path: str) -> Hardware:
@@ -84,7 +87,7 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
     fields["peak_flops_per_s"] = dict(hardware.peak_flops_per_s)
     for name in ("collectives", "alternatives", "matmuls", "optimizers"):
         fields[name] = [dataclasses.asdict(row) for row in getattr(hardware, name)]
-    for tier in ("page_cache", "overlap", "engine", *_TIERS):
+    for tier in ("page_cache", "overlap", "engine", "paging", *_TIERS):
         bandwidth = getattr(hardware, tier)
         fields[tier] = None if bandwidth is None else dataclasses.asdict(bandwidth)
     text = json.dumps({"format": FORMAT, **fields}, indent=1) + "\n"
@@ -128,7 +131,8 @@ def hardware_from_json(value: Any, source: str) -> Hardware:
             alternatives=tuple(_curve(item) for item in value.get("alternatives", ())),
             page_cache=_page_cache(value.get("page_cache")),
             overlap=_overlap(value.get("overlap")),
-            engine=_engine(value.get("engine")),
+            engine=_seconds(EngineCost, value.get("engine")),
+            paging=_seconds(PagingCost, value.get("paging")),
             matmuls=tuple(_matmul(item) for item in value.get("matmuls", ())),
             optimizers=tuple(_optimizer(item) for item in value.get("optimizers", ())),
             **{name: _tier(value.get(name)) for name in _TIERS},
@@ -214,11 +218,12 @@ def _not_negative(value: Any) -> float | None:
     return value if value is None else 0.0 if value == 0 else _positive(value)
 
 
-def _engine(value: Any) -> EngineCost | None:
+def _seconds(kind: type[_Cost], value: Any) -> _Cost | None:
+    """A record all of whose fields are seconds."""
     if value is None:
         return None
-    names = (field.name for field in dataclasses.fields(EngineCost))
-    return EngineCost(**{name: _positive(value[name]) if value[name] != 0 else 0.0 for name in names})
+    names = (field.name for field in dataclasses.fields(kind))
+    return kind(**{name: _positive(value[name]) if value[name] != 0 else 0.0 for name in names})
 
 
 def _page_cache(value: Any) -> PageCache | None:

@@ -18,6 +18,7 @@ from memadvisor.hardware.hardware import (
     OptimizerRate,
     OverlapSlowdown,
     PageCache,
+    PagingCost,
     TierBandwidth,
 )
 from memadvisor.hardware.load import hardware_from_json, load_hardware, named_hardware, save_hardware
@@ -54,6 +55,7 @@ MEASURED = Hardware(
     coder=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),
     overlap=OverlapSlowdown(compute=1.2, collective=1.5, late_s=1e-3, spread=0.0),
     engine=EngineCost(gradient_s=0.0, collective_s=1e-4, lane_s=2e-4, piece_s=2e-5, shown_s=3e-5),
+    paging=PagingCost(transfer_s=1e-4, shown_s=4e-5, update_s=0.0, moved_s=2e-4),
     matmuls=(MatmulRate(dtype="float32", rows=8, columns=16, depth=32, flops_per_s=1e11),),
     optimizers=(OptimizerRate(optimizer="AdamW", implementation="fused", elements_per_s=2e9),),
     page_cache_both_ways=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),
@@ -70,12 +72,13 @@ def test_a_saved_file_reads_back_the_same(tmp_path):
 def test_a_file_of_before_other_tiers_knows_of_none(tmp_path):
     save_hardware(MEASURED, tmp_path / "hardware.json")
     value = json.loads((tmp_path / "hardware.json").read_text())
-    later = {"disk", "host", "page_cache", "coder", "overlap", "matmuls", "optimizers", "engine"}
+    later = {"disk", "host", "page_cache", "coder", "overlap", "matmuls", "optimizers", "engine", "paging"}
     value = {name: what for name, what in value.items() if name not in later and "both_ways" not in name}
     del value["collectives"][0]["pieces"]
 
     found = hardware_from_json(value, "it")
-    assert {found.disk, found.host, found.page_cache, found.coder, found.overlap, found.engine} == {None}
+    assert {found.disk, found.host, found.page_cache, found.coder} == {None}
+    assert {found.overlap, found.engine, found.paging} == {None}
     assert found.matmuls == found.optimizers == found.collectives[0].pieces == ()
 
 
