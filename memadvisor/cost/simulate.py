@@ -283,9 +283,8 @@ class _Player:
         algorithm = algorithm_for(self.schedule.algorithms, message.operation, message.size_bytes, num_ranks)
         duration_s = often * self.times.seconds(message.operation, message.size_bytes, num_ranks, algorithm)
         self.sent_bytes += often * ring_bytes(message.operation, message.size_bytes, num_ranks)
-        self.lanes.compute(
-            f"engine at the {action.kind.value} of {action.unit}", self.engine_time.action_s(action)
-        )
+        if engine_s := self.engine_time.action_s(action):
+            self.lanes.compute(f"engine at the {action.kind.value} of {action.unit}", engine_s)
         # torch's own threads sum what stays whole (Wire.begin_mean), and the lane's does the rest.
         follows = message.operation != "all_reduce"
         number = self.lanes.collective(f"{action.kind.value} {action.unit}", duration_s, follows=follows)
