@@ -11,7 +11,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-_NUM_OBJECTS = 50_000  # made, and not gone again, between two looks
+_NUM_OBJECTS = 1_000_000  # made, and not gone again, between two looks
 
 
 @contextlib.contextmanager
