@@ -17,7 +17,7 @@ time is left out. O(L^3) slots of memory, all slots and all j of one pair (a, b)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -179,6 +179,19 @@ class Chain:
                 slots -= self._saved[first]
                 first += 1
         return tuple(items)
+
+
+def above_floor(units: Sequence[ChainUnit]) -> tuple[tuple[ChainUnit, ...], int]:
+    """The same chain without what is there at all times, and how many bytes that is."""
+    floor_bytes = min(min(u.forward_level_bytes, u.backward_level_bytes) for u in units)
+    return tuple(
+        replace(
+            unit,
+            forward_level_bytes=unit.forward_level_bytes - floor_bytes,
+            backward_level_bytes=unit.backward_level_bytes - floor_bytes,
+        )
+        for unit in units
+    ), floor_bytes
 
 
 def _shift(values: NDArray[Any], slots: int, into: NDArray[Any]) -> None:

@@ -38,7 +38,7 @@ from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.second_copies import grouped_ways
 from memadvisor.planning.several_models import updates_apart
 from memadvisor.planning.split_bounds import SplitBounds, least_peak_bytes
-from memadvisor.planning.stretches import Nested, NestedSearch, nested_of
+from memadvisor.planning.stretches import Nested, NestedSearch, Tables, nested_of
 from memadvisor.planning.way import Way
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
@@ -87,6 +87,7 @@ class Search:
         self._bounds = SplitBounds(times)
         self._splits_further = False
         self._activations: dict[Nested, Activations] = {}  # of the step that is searched
+        self._tables: Tables = {}  # of the chain of the recorded step
         self._kinds: list[Kind] = []  # of what leaves the script alone
         self._state_kinds: list[Kind] = []  # the same with optimizer state on another tier
         self._paged_kinds: list[Kind] = []  # and with parameters and gradients there too
@@ -207,7 +208,7 @@ class Search:
         def predict(arrangement: Arrangement) -> Prediction:
             return play(nested_of(arrangement)).prediction()
 
-        search = NestedSearch(step, play)
+        search = NestedSearch(step, play, tables=self._tables)
         inside = InsideUnits(step, play, search, has_parts=self.num_ranks == 1 and not way.pages)
         may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
 

@@ -15,7 +15,7 @@ from memadvisor.cost.parts import Modules
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import Bytes, CapturedStep
 from memadvisor.planning.arrangement import Arrangement
-from memadvisor.planning.rotor import Chain, ChainUnit, Stretch
+from memadvisor.planning.rotor import Chain, ChainUnit, Stretch, above_floor
 
 _MIN_UNITS = 3  # of a chain, for stretches to be worth it
 _NEIGHBOURS = 4  # schedules tried beyond the first one that fits
@@ -54,6 +54,7 @@ def nested_of(arrangement: Arrangement) -> Nested:
 
 
 Evaluate = Callable[[Nested], Simulation]
+Tables = dict[tuple[tuple[ChainUnit, ...], int], Chain]  # by what each was filled for
 
 
 def chain_of(step: CapturedStep) -> tuple[str, ...]:
@@ -100,12 +101,20 @@ def _is_fed(step: CapturedStep, before: str, unit: str) -> bool:
 class NestedSearch:
     """Nested recomputation of one step's chain under one way of sharding it.
 
-    `outside`: units that the chain does not hold and that are recomputed besides.
+    `outside`: units that the chain does not hold and that are recomputed besides. `tables`: of other ways of sharding the
+    same step, whose chain may need the same beside what is there all the time; and where those made here go.
     """
 
-    def __init__(self, step: CapturedStep, evaluate: Evaluate, outside: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        step: CapturedStep,
+        evaluate: Evaluate,
+        outside: frozenset[str] = frozenset(),
+        tables: Tables | None = None,
+    ) -> None:
         self._step = step
         self._evaluate = evaluate
+        self._tables = {} if tables is None else tables
         self._outside = outside
         self._schedules: dict[int, Nested] = {}  # by place in `_budgets`
         self.chain = chain_of(step)
@@ -120,7 +129,11 @@ class NestedSearch:
         """Up to the memory that the chain takes when nothing of it is recomputed."""
         plain = self._evaluate(Nested(self._outside, ()))
         freed = self._evaluate(Nested(self._outside | set(self.chain), ()))
-        return Chain(chain_units(self._step, self.chain, freed), plain.peak_bytes)
+        units, floor_bytes = above_floor(chain_units(self._step, self.chain, freed))
+        asked = units, plain.peak_bytes - floor_bytes
+        if asked not in self._tables:
+            self._tables[asked] = Chain(*asked)
+        return self._tables[asked]
 
     @cached_property
     def _budgets(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,15 +11,17 @@ import torch
 
 import memadvisor
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.collectives import times_from_curves
 from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply
 from memadvisor.plan import UnitPlan
 from memadvisor.planning.advise import advise
 from memadvisor.planning.rotor import Chain
-from memadvisor.planning.stretches import chain_of
+from memadvisor.planning.stretches import NestedSearch, chain_of
 from memadvisor.write_schedule import write_schedule
 from tests.engines.activations.test_stretches import Mixed, Model
 from tests.engines.trainings import Block, make_plan
+from tests.planning.test_advise import MEASURED
 
 NUM_BLOCKS = 12
 
@@ -104,6 +107,29 @@ def test_no_table_of_the_programme_outlives_the_decision(plain, monkeypatch):
 
     assert tables
     assert not any(table() for table in tables)
+
+
+def test_chains_that_differ_in_what_is_there_all_the_time_share_a_table(plain):
+    """As those of two ways of sharding do, of which one keeps more states."""
+    tables, found = {}, []
+    times = times_from_curves(MEASURED.collectives, 2, "a test")
+    step = captured_step(plain[0])
+    for states in (step.constant_state_bytes, Counter(step.constant_state_bytes) + Counter(parameter=10**6)):
+        other = replace(step, constant_state_bytes=dict(states))
+
+        def evaluate(nested, other=other):
+            units = tuple(
+                UnitPlan(name=unit.name, zero_stage=0, recompute=unit.name in nested.alone)
+                for unit in other.units
+            )
+            plan = make_plan(2, 0, "chosen", units, stretches=nested.stretches)
+            return simulate(other, write_schedule(plan, other.units), times)
+
+        smallest = NestedSearch(other, evaluate, tables=tables).smallest()
+        found.append((smallest, evaluate(smallest).peak_bytes))
+
+    assert found[1] == (found[0][0], found[0][1] + 10**6)
+    assert len(tables) == 1
 
 
 def test_a_plan_that_needs_less_than_every_unit_by_itself_is_found_and_more_memory_is_never_slower(plain):
