@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, SavedTensor
 from memadvisor.capture.truth import AllocatorEvent
@@ -64,6 +65,9 @@ class _Block:
     number: int = -1
 
 
+_birth_ns = attrgetter("birth_ns")
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """The rows of one traced step; times in nanoseconds have become seconds by `to_s`."""
@@ -81,7 +85,7 @@ class Ledger:
 
     def __init__(self, residents: Iterable[Resident], start_ns: int) -> None:
         self.blocks: list[_Block] = []
-        self._by_address: dict[int, list[_Block]] = {}
+        self._by_address: dict[int, list[_Block]] = {}  # in order of birth
         self._start_ns = start_ns
         for resident in residents:
             block = self._add(resident.address, resident.size_bytes, start_ns, _BASELINE, "")
@@ -91,7 +95,10 @@ class Ledger:
     def _add(self, address: int, size_bytes: int, birth_ns: int, place: Place, operator: str) -> _Block:
         block = _Block(address, size_bytes, birth_ns, None, place, operator)
         self.blocks.append(block)
-        self._by_address.setdefault(address, []).append(block)
+        if place is _BASELINE:
+            self._by_address.setdefault(address, []).insert(0, block)
+        else:
+            self._by_address.setdefault(address, []).append(block)
         return block
 
     def play(self, events: Sequence[AllocatorEvent], places: Sequence[tuple[int, Place]]) -> None:
@@ -112,11 +119,15 @@ class Ledger:
 
     def at(self, address: int, time_ns: int) -> _Block | None:
         """The block that lived at this address at this time."""
-        for block in reversed(self._by_address.get(address, ())):
-            if block.birth_ns <= time_ns + _CLOCK_SLACK_NS:
-                alive = block.death_ns is None or block.death_ns >= time_ns - _CLOCK_SLACK_NS
-                return block if alive else None
-        return None
+        lived = self._by_address.get(address)
+        if lived is None:
+            return None
+        position = bisect_right(lived, time_ns + _CLOCK_SLACK_NS, key=_birth_ns)
+        if not position:
+            return None
+        block = lived[position - 1]
+        alive = block.death_ns is None or block.death_ns >= time_ns - _CLOCK_SLACK_NS
+        return block if alive else None
 
     def gone_before(self, size_bytes: int) -> int:
         """Such a thread as `freed_elsewhere` tells of freed this much between the census and the profiler's start.
@@ -160,10 +171,9 @@ class Ledger:
     def sight(self, address: int, time_ns: int, size_bytes: int, dtype: str, shape: str) -> None:
         """A storage that the step used; if the allocator never saw its birth, it was there before."""
         block = self.at(address, time_ns)
-        if block is None and not any(b.birth_ns <= time_ns for b in self._by_address.get(address, ())):
-            block = _Block(address, size_bytes, self._start_ns, None, _BASELINE, "")
-            self._by_address.setdefault(address, []).insert(0, block)
-            self.blocks.append(block)
+        lived = self._by_address.get(address)
+        if block is None and not (lived and lived[0].birth_ns <= time_ns):
+            block = self._add(address, size_bytes, self._start_ns, _BASELINE, "")
         if block is not None and not block.dtype:
             block.dtype, block.shape = dtype, shape
 
@@ -285,7 +295,7 @@ def _apply_positions(ledger: Ledger, log: LabelLog) -> None:
 
 
 def _name_operators(ledger: Ledger, calls: Sequence[OperatorCall]) -> None:
-    """What was born between two operators belongs to the one that it was made for.
+    """What was born between two operators belongs to the one that it was made for, what was born in one to that one.
 
     `x / 8` makes a tensor of the number before the division is called.
     """
@@ -295,6 +305,9 @@ def _name_operators(ledger: Ledger, calls: Sequence[OperatorCall]) -> None:
         if block.operator or block.place.phase == "baseline":
             continue
         position = bisect_right(starts, block.birth_ns)
+        if position and block.birth_ns <= calls[position - 1].end_ns:
+            block.operator = calls[position - 1].name
+            continue
         user = calls[position] if position < len(calls) else None
         if user is not None and (block.death_ns is None or block.death_ns >= user.start_ns):
             block.operator = user.name

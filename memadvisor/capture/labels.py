@@ -46,8 +46,10 @@ from memadvisor.capture.traffic import stored_bytes
 from memadvisor.operator_calls import is_without_dropout
 from memadvisor.own_hooks import own_hooks_aside
 
-# What a step remembers of an operator takes about 1 kB until it is written: at most 100 MB.
+# A traced step takes some 11 kB an operator until it is written, nearly all of it the profiler's; one that is known to be
+# long, of which the profiler remembers memory and autograd's nodes alone, takes 3 kB.
 MOST_OPERATORS = 100_000
+MOST_OF_LONG_STEP = 400_000
 
 _shape_of = attrgetter("shape")
 _SEVERAL = (tuple, list)
@@ -61,7 +63,13 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator of the step, its place, and which storages it reads and makes."""
 
     def __init__(
-        self, log: LabelLog, collectives: CollectiveLog, position: Position, device: torch.device
+        self,
+        log: LabelLog,
+        collectives: CollectiveLog,
+        position: Position,
+        device: torch.device,
+        *,
+        is_long: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
@@ -77,7 +85,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.here = self.live_place()
         self._in_backward = self.here.phase == "backward"
         self._last_place: Place | None = None
-        self._num_left = MOST_OPERATORS
+        self.most_operators = self._num_left = MOST_OF_LONG_STEP if is_long else MOST_OPERATORS
         self.is_active = True
         self.names_nodes = True  # whether autograd may have a node for what runs now
         self.is_full = False  # more operators than may be remembered; what follows is not seen

@@ -348,7 +348,7 @@ class Recorder:
         closed = ClosedStep(step, end, allocated_bytes, *peaks, knows_cost=knows_cost)
         if not self._write_step(closed, now_s, at_once=was_traced):
             return
-        if self._tracing.may_start(step.index + 1):
+        if self._tracing.is_next(step.index + 1):
             self._start_trace()
         # Starting and writing a trace is no part of the next step.
         resume = self._spans.mark() if was_traced or self.is_tracing else end

@@ -47,7 +47,9 @@ class Trace:
 class Tracer:
     """Traces from construction to `finish` or `abandon`. Raises RuntimeError where it may not start.
 
-    `cpu` is the CPU allocator's account, where it keeps one; `mark` marks a moment on the device.
+    `cpu` is the CPU allocator's account, where it keeps one; `mark` marks a moment on the device. Of a step that
+    `is_long` the allocator's events carry no operators, of which more are seen: what an operator allocates is of the
+    operator that was dispatched, whatever it calls.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Tracer:
         *,
         cpu: CpuAccount | None,
         mark: Callable[[], Mark] | None = None,
+        is_long: bool = False,
     ) -> None:
         mode = _get_current_dispatch_mode()
         if mode is not None and not isinstance(mode, MemoryWatch):
@@ -66,11 +69,12 @@ class Tracer:
         self._thread = threading.get_ident()
         self._device = device
         self._known = known
+        self._is_long = is_long
         self._counts_cpu = cpu is not None
         self._has_truth = is_profiler_free()
         self.log = LabelLog()
         self.collectives = CollectiveLog(mark if device.type == "cuda" else None)
-        self.mode = LabelMode(self.log, self.collectives, position, device)
+        self.mode = LabelMode(self.log, self.collectives, position, device, is_long=is_long)
         self._hooks = SavedTensorHooks(
             self.mode, self.log, also=mode.mark_saved if isinstance(mode, MemoryWatch) else None
         )
@@ -90,7 +94,7 @@ class Tracer:
         if self._device.type == "cuda":
             self._start_allocated_bytes = torch.cuda.memory_allocated(self._device)
         if self._has_truth:
-            start_allocator_account()
+            start_allocator_account(names_operators=not self._is_long)
             self._is_profiling = True
             if self._device.type == "cpu":
                 torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
@@ -161,7 +165,9 @@ class Tracer:
         events = []
         if self._is_profiling:
             self._is_profiling = False
-            events = stop_allocator_account(self._device, has_totals=has_totals)
+            events = stop_allocator_account(
+                self._device, has_totals=has_totals, names_operators=not self._is_long
+            )
             events = as_added_in_place(events, self.log.added_aside)
         if self._device.type == "cpu" and events and self._counts_cpu:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes

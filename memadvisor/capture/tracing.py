@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 
 from memadvisor.capture.allocator_snapshot import take_snapshot
 from memadvisor.capture.census import Labelled
 from memadvisor.capture.collectives import Mark
 from memadvisor.capture.cpu_account import CpuAccount
-from memadvisor.capture.labels import MOST_OPERATORS
 from memadvisor.capture.models import Models
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
@@ -23,6 +23,9 @@ from memadvisor.run.records import Storage
 
 _MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
 _MOST_CUT_TRACES = 3  # by want of memory, or by an end that nobody expected
+_NODES_OF_LONG_STEP = (
+    2_000  # autograd's; there are 4 or 5 operators a node, so the profiler takes some 100 MB of them
+)
 _IN_FUNC = "the one to be traced begins inside torch.func.grad or its like, where torch allows no hooks on saved tensors"
 _IN_A_MODE = "ended inside a dispatch mode of the script"
 
@@ -54,6 +57,8 @@ class Tracing:
         self._has_started = False
         self._num_cut = 0
         self._script_profiles = False
+        self._last_node: int | None = None  # autograd's, that this thread had made when the last step ended
+        self._num_nodes = 0  # in that step, as far as is known
 
     def note_place(self) -> None:
         if self.tracer is not None:
@@ -101,8 +106,15 @@ class Tracing:
         if was_recompute and self._position.phase == "backward":
             self.tracer.log.recompute_ends_ns.append(time.time_ns())
 
-    def may_start(self, step: int) -> bool:
-        """From the chosen step on; some steps later where the script's own profiler is at work until then."""
+    def is_next(self, step: int) -> bool:
+        """Asked where a step ends: whether `step`, the next one, is to be traced.
+
+        It is from the chosen step on; some steps later where the script's own profiler is at work until then.
+        """
+        number = _get_sequence_nr()
+        if self._last_node is not None:
+            self._num_nodes = max(0, number - self._last_node)
+        self._last_node = number
         if self._has_started or step < self.first_step:
             return False
         return not self._script_profiles or step >= self.first_step + _MOST_STEPS_TO_WAIT
@@ -111,7 +123,14 @@ class Tracing:
         """Trace from here on, with `mark` for moments on the device; False, with a note, where that is not possible."""
         self._has_started = True
         try:
-            self.tracer = Tracer(self._position, device, self._known, cpu=cpu, mark=mark)
+            self.tracer = Tracer(
+                self._position,
+                device,
+                self._known,
+                cpu=cpu,
+                mark=mark,
+                is_long=self._num_nodes > _NODES_OF_LONG_STEP,
+            )
         except RuntimeError as error:
             why = _IN_FUNC if "torch.func" in str(error) else error
             self._note("warning", f"No step was traced: {why}.")
@@ -201,11 +220,10 @@ class Tracing:
         return tracer
 
     def _give_up(self, tracer: Tracer | None) -> None:
-        is_full = tracer is not None and tracer.is_full
+        why, less = _IN_A_MODE, ""
         if tracer is not None:
             tracer.abandon()
-        why = f"had too many operators to remember, more than {MOST_OPERATORS:,}" if is_full else _IN_A_MODE
-        less = (
-            " A shorter step may be traced: a shorter sequence, fewer calls of a closure." if is_full else ""
-        )
+            if tracer.is_full:
+                why = f"had too many operators to remember, more than {tracer.mode.most_operators:,}"
+                less = " A shorter step may be traced: fewer micro-batches, a shorter sequence, fewer calls of a closure."
         self._note("warning", f"The traced step {why}; it is left out, and peaks are not known.{less}")
