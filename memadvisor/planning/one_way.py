@@ -1,0 +1,73 @@
+"""All units of one way: what choices of units to run again give, and the best of them within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from memadvisor.cost.limit import Limit
+from memadvisor.cost.simulation import Simulation
+from memadvisor.cost.step import CapturedStep
+from memadvisor.plan import Prediction
+from memadvisor.planning.arrangement import Arrangement
+from memadvisor.planning.parts import InsideUnits
+from memadvisor.planning.recompute import choose_recomputed
+from memadvisor.planning.stretches import Nested, NestedSearch, Tables, nested_of
+from memadvisor.planning.way import Way
+
+
+class OneWay:
+    """Of one step. `play` may be given a limit; what is played to its end is remembered.
+
+    `activation_tier`: where what autograd keeps goes, if anywhere. `tables`: see NestedSearch. may_nest: whether stretches
+    of several units may run again as one. has_parts: whether parts of units may run again by themselves.
+    """
+
+    def __init__(
+        self,
+        step: CapturedStep,
+        way: Way,
+        play: Callable[[Arrangement, Limit | None], Simulation],
+        activation_tier: str,
+        tables: Tables,
+        *,
+        may_nest: bool,
+        has_parts: bool,
+    ) -> None:
+        self._step = step
+        self._way = way
+        self._play = play
+        self._activation_tier = activation_tier
+        self._may_nest = may_nest
+        self.play = cache(lambda nested: play(self.arranged(nested), None))
+        self.stretches = NestedSearch(step, self.play, tables=tables)
+        self._inside = InsideUnits(step, self.play, self.stretches, has_parts=has_parts)
+
+    def arranged(self, nested: Nested) -> Arrangement:
+        return self._way.arranged(self._step, nested, self._activation_tier)
+
+    def evaluate(self, recomputed: frozenset[str]) -> Simulation:
+        """With units that run again by themselves."""
+        return self.play(Nested(recomputed, ()))
+
+    def limited(self, one: Arrangement, limit: Limit | None) -> Simulation:
+        return self.play(nested_of(one)) if limit is None else self._play(one, limit)
+
+    def predict(self, arrangement: Arrangement) -> Prediction:
+        return self.play(nested_of(arrangement)).prediction()
+
+    def choose(self, target_bytes: int) -> Arrangement | None:
+        """The fastest found whose peak is within the target."""
+        choice = choose_recomputed(self._step, self.evaluate, target_bytes)
+        alone = None if choice is None else Nested(choice.recomputed, ())
+        # Where few units are recomputed, keeping one input for several brings next to nothing.
+        chain = self.stretches.chain
+        is_tight = alone is None or 2 * len(alone.alone & set(chain)) > len(chain)
+        nested = self.stretches.fastest(target_bytes) if self._may_nest and is_tight else None
+        found = [one for one in (alone, nested) if one is not None]
+        return self.arranged(min(found, key=lambda one: self.play(one).step_time_s)) if found else None
+
+    def keep(self, target_bytes: int, is_rough: bool) -> Arrangement | None:
+        """The same with a choice inside units."""
+        nested = self._inside.fastest(target_bytes, is_rough)
+        return None if nested is None else self.arranged(nested)
