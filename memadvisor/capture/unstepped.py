@@ -46,7 +46,7 @@ class BackwardSteps:
 
 
 def what_was_seen(has_model: bool, passes: BackwardSteps) -> str:
-    """Why there is no training step, in one sentence."""
+    """Why there is no training step, and what to do where other processes worked."""
     seen = "No training step was seen: no model was called"
     if has_model:
         number = passes.num_passes or "no"
@@ -58,4 +58,5 @@ def what_was_seen(has_model: bool, passes: BackwardSteps) -> str:
     elsewhere_s = used.ru_utime + used.ru_stime
     if elsewhere_s >= _WORTH_SAYING_S:
         seen += f" in this process; processes that it started took {elsewhere_s:.0f} s of processor time, unrecorded"
+        seen += ". If it launches the training, let it launch this: LAUNCHER ... -m memadvisor profile SCRIPT"
     return f"{seen}."
