@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -29,6 +30,9 @@ Recording = Callable[[int], AbstractContextManager[None]]  # of the process that
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _TAKE_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _IS_THERE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('memadvisor') is None)"
+
+
+_WORTH_SAYING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,3 +235,15 @@ class SpawnedRank:
     def __call__(self, fn: Any, index: int, args: Any, error_file: str) -> None:
         with self._record(index):
             self._original(fn, index, args, error_file)
+
+
+def of_other_processes() -> str:
+    """What processes that the script started took, and what to do then; "" where that is nothing to speak of."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = used.ru_utime + used.ru_stime
+    if used_s < _WORTH_SAYING_S:
+        return ""
+    return (
+        f"processes that it started took {used_s:.0f} s of processor time, unrecorded. If it launches the training, "
+        "let it launch this: LAUNCHER ... -m memadvisor profile SCRIPT"
+    )

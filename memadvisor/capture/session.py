@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memadvisor.capture.attach import when_torch_is_imported
-from memadvisor.capture.children import Continuation, Followed
+from memadvisor.capture.children import Continuation, Followed, of_other_processes
 from memadvisor.capture.script import Target, exit_code_of, hide_our_frames, run_target
 from memadvisor.errors import MemadvisorError
 from memadvisor.run.frames import MAJOR, MINOR
@@ -120,7 +120,9 @@ def profile_script(
             if not recorders:
                 is_refused = isinstance(failure, MemadvisorError)  # that says why itself
                 if not has_torch and not is_refused:
-                    _say("no training step was seen: the script never imported torch.")
+                    elsewhere = of_other_processes()
+                    also = f"; {elsewhere}" if elsewhere else ""
+                    _say(f"no training step was seen: the script never imported torch{also}.")
                 discard_empty_run(directory)
             elif after is not None:
                 after(exit_code_of(failure) == 0)

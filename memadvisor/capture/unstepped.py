@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-
+from memadvisor.capture.children import of_other_processes
 from memadvisor.capture.updates import existing_optimizers
 
-_WORTH_SAYING_S = 1.0
 UNCALLED = (
     "No call of the model was seen: it is compiled together with its caller, or its class calls forward "
     "itself, past the hooks of torch.nn.Module. Of its forward only the parts that are called as modules are seen, with "
@@ -54,9 +52,5 @@ def what_was_seen(has_model: bool, passes: BackwardSteps) -> str:
             f"No training step was seen: a model was called, with {number} backward "
             f"pass{'es' if passes.num_passes > 1 else ''}{'' if number == 'no' else ', but'} and no step of an optimizer"
         )
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    elsewhere_s = used.ru_utime + used.ru_stime
-    if elsewhere_s >= _WORTH_SAYING_S:
-        seen += f" in this process; processes that it started took {elsewhere_s:.0f} s of processor time, unrecorded"
-        seen += ". If it launches the training, let it launch this: LAUNCHER ... -m memadvisor profile SCRIPT"
-    return f"{seen}."
+    elsewhere = of_other_processes()
+    return f"{seen} in this process; {elsewhere}." if elsewhere else f"{seen}."

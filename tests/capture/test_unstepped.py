@@ -1,8 +1,12 @@
 """What is said where no training step was seen."""
 
 import resource
+import subprocess
+import sys
 
 from memadvisor.capture import unstepped
+
+BUSY = "import time\nwhile time.process_time() < 1.2: pass"
 
 
 def test_who_only_launches_is_told_where_memadvisor_goes(monkeypatch):
@@ -26,3 +30,16 @@ def test_who_starts_nothing_is_not(monkeypatch):
         unstepped.what_was_seen(False, unstepped.BackwardSteps())
         == "No training step was seen: no model was called."
     )
+
+
+def test_a_launcher_without_torch_is_told_too(tmp_path):
+    script = tmp_path / "launch.py"
+    script.write_text(
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BUSY!r}], check=True)\n"
+    )
+    words = [sys.executable, "-m", "memadvisor", "profile", "-o", tmp_path / "run", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0
+    assert "the script never imported torch; processes that it started took 1 s" in done.stderr
+    assert "-m memadvisor profile SCRIPT" in done.stderr
