@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -72,6 +72,9 @@ class Memory:
     peak_bytes: int
 
 
+Gradients = Mapping[str, Set[tuple[str, str]]]  # by unit, shapes and dtypes
+
+
 class _Event(NamedTuple):
     """A TimedChange of live bytes. Deaths come before births of the same time."""
 
@@ -95,6 +98,7 @@ def segment_memory(
     freed = {number for number, item in enumerate(placed) if passes.unit_that_frees(item) is not None}
     casts = {n for n, item in enumerate(placed) if item.saved and is_weight_cast(item.row, rank.parameters)}
     events, start = _events(rank, step, pieces, placed)
+    gradients = _gradients(rank)
     parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in rank.units}
     for parameter in rank.parameters:
         if not parameter.tied_to:
@@ -106,7 +110,7 @@ def segment_memory(
     operators = {}
     for position, piece in enumerate(pieces):
         unsaved = _without_saving(piece, events[position], placed, freed, casts)
-        level, timeline = _levels(piece, start, events[position], unsaved, placed, parameters, buffers)
+        level, timeline = _levels(piece, start, events[position], unsaved, placed, gradients, buffers)
         levels.append(level)
         timelines.append(timeline)
         missed.update(_missed_by_deaths(start, events[position]))
@@ -172,21 +176,16 @@ def _add_residuals(
             events[position].append(_Event(residual.time_s, delta_bytes, UNEXPLAINED, -1, False))
 
 
-def _apply(level: Counter[str], events: Iterable[_Event]) -> None:
+def _apply(level: dict[str, int], events: Iterable[_Event]) -> None:
     for _, delta_bytes, category, _, _ in events:
-        level[category] += delta_bytes
+        level[category] = level.get(category, 0) + delta_bytes
 
 
 def _highest(start: Mapping[str, int], events: Sequence[_Event]) -> dict[str, int]:
     """The composition at the highest instant, the first one if there are several."""
-    total = highest = sum(start.values())
-    count = 0
-    for position, event in enumerate(events, start=1):
-        total += event.delta_bytes
-        if total > highest:
-            highest, count = total, position
-    level = Counter(start)
-    _apply(level, events[:count])
+    totals = list(accumulate((event.delta_bytes for event in events), initial=sum(start.values())))
+    level = dict(start)
+    _apply(level, events[: totals.index(max(totals))])
     return _plain(level)
 
 
@@ -211,17 +210,17 @@ def _levels(
     events: Sequence[_Event],
     unsaved: Sequence[_Event],
     placed: Sequence[Placed],
-    parameters: Mapping[str, Sequence[Parameter]],
+    gradients: Gradients,
     buffers: Buffers,
 ) -> tuple[SegmentLevels, Timeline]:
     others = {category: size for category, size in start.items() if category not in STATES}
-    units, passing = _handed_over(piece, events, placed, parameters, buffers, collect=False)
+    units, passing = _handed_over(piece, events, placed, gradients, buffers, collect=False)
     collected = passing
     if units:
-        _, collected = _handed_over(piece, events, placed, parameters, buffers, collect=True)
+        _, collected = _handed_over(piece, events, placed, gradients, buffers, collect=True)
     lean = passing  # a forward brings no gradients, so this serves both views of it
     if unsaved is not events:
-        _, lean = _handed_over(piece, unsaved, placed, parameters, buffers, collect=False)
+        _, lean = _handed_over(piece, unsaved, placed, gradients, buffers, collect=False)
     same = unsaved is events
     own = _own_gradients(events)
     views = {"captured": events, "own_gradients": own, "passing_gradients": passing}
@@ -254,7 +253,7 @@ def _handed_over(
     piece: Stretch,
     events: Sequence[_Event],
     placed: Sequence[Placed],
-    parameters: Mapping[str, Sequence[Parameter]],
+    gradients: Gradients,
     buffers: Buffers,
     *,
     collect: bool,
@@ -276,7 +275,7 @@ def _handed_over(
 
     def take_over(time_s: float) -> None:
         for born in waiting:
-            unit = _gradient_unit(born, piece, placed, parameters)
+            unit = _gradient_unit(born, piece, placed, gradients)
             if unit is not None and unit not in units:
                 units.append(unit)
                 if collect and unit in buffers.adopting:
@@ -291,7 +290,7 @@ def _handed_over(
     for event in events:
         if event.number in adopted and event.delta_bytes < 0:
             continue  # the end of a gradient that DDP has copied
-        is_gradient = _gradient_unit(event, piece, placed, parameters) is not None
+        is_gradient = _gradient_unit(event, piece, placed, gradients) is not None
         is_birth = event.delta_bytes > 0 and event.number >= 0 and not is_gradient
         other_birth = is_birth and not _is_workspace(event, waiting, placed)
         own_death = event.delta_bytes < 0 and any(event.number == born.number for born in waiting)
@@ -320,7 +319,7 @@ def _gradient_unit(
     event: _Event,
     piece: Stretch,
     placed: Sequence[Placed],
-    parameters: Mapping[str, Sequence[Parameter]],
+    gradients: Gradients,
 ) -> str | None:
     """The unit of whose parameters something new-born is a gradient; None for anything else.
 
@@ -330,17 +329,26 @@ def _gradient_unit(
         return None
     row = placed[event.number].row
     if row.category == "gradient":
-        return row.unit if row.unit in parameters else piece.unit
-    is_alike = row.category == "temporary" and any(
-        p.requires_grad and row.shape in _gradient_shapes(p.shape) and p.dtype == row.dtype
-        for p in parameters.get(piece.unit, ())
-    )
+        return row.unit if row.unit in gradients else piece.unit
+    is_alike = row.category == "temporary" and (row.shape, row.dtype) in gradients.get(piece.unit, ())
     return piece.unit if is_alike else None
 
 
-def _gradient_shapes(shape: str) -> tuple[str, ...]:
-    """A bias's gradient is a sum that keeps the dimension it sums over, until it is accumulated."""
-    return (shape,) if "," in shape else (shape, f"[1, {shape[1:]}")
+def _gradients(rank: RankRun) -> dict[str, set[tuple[str, str]]]:
+    """By unit, the shapes that gradients of its parameters may have, and their dtypes.
+
+    A bias's gradient is a sum that keeps the dimension it sums over, until it is accumulated.
+    """
+    found: dict[str, set[tuple[str, str]]] = {unit.name: set() for unit in rank.units}
+    for parameter in rank.parameters:
+        if parameter.tied_to:
+            continue
+        own = found.setdefault(parameter.unit, set())
+        if parameter.requires_grad:
+            shape = parameter.shape
+            own |= {(shape, parameter.dtype)}
+            own |= set() if "," in shape else {(f"[1, {shape[1:]}", parameter.dtype)}
+    return found
 
 
 def _without_saving(
