@@ -32,7 +32,8 @@ Counted = tuple[tuple[int, Contents], ...]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of one device: its chunks, and those of the model before its first one; each also all together."""
+    """Of one device: its chunks, and those of the model before its first one; each also all together. `chain`: all chunks of
+    the model, which a microbatch goes through one after the other; the same of each device."""
 
     device: int
     chunks: Counted
@@ -42,6 +43,7 @@ class Share:
     fewest: int  # layers of its smallest chunk
     messages: int  # of a microbatch's forwards, or of its backwards
     messages_before: int  # of the chunks before
+    chain: Counted
 
 
 # Of the devices that may be the busiest, and of those that may be the fullest.
@@ -56,6 +58,7 @@ def deal_shares(model: Architecture, software: Software, num_stages: int, chunks
     except UsageError:
         return (), ()
     contents = _contents(model, layers)
+    chain = _counted(contents)
     shares = []
     for device in range(num_stages):
         mine = contents[device::num_stages]
@@ -69,6 +72,7 @@ def deal_shares(model: Architecture, software: Software, num_stages: int, chunks
                 fewest=min(chunk.dense + chunk.sparse for chunk in mine),
                 messages=sum(map(_messages, mine)),
                 messages_before=sum(map(_messages, contents[:device])),
+                chain=chain,
             )
         )
     work_numbers = _numbers_with_messages if software.stalled_message_s else _work_numbers

@@ -1,15 +1,16 @@
 """Seconds that no layout can beat, from a part of its description.
 
 The busiest device of a pipeline works for all its microbatches, and where it runs whole backwards it begins after the
-first forwards of the chunks before its first, and their messages, and ends before their last backwards. Messages may hold
-up its host (cost/layouts/stalls.py). Parameters may have to be gathered, chunk by chunk; states are updated. All ways of
+first forwards of the chunks before its first, and their messages, and ends before their last backwards. A microbatch goes
+through all chunks and back, which takes longer where there are too few microbatches to fill the pipeline. Messages may hold
+up a host (cost/layouts/stalls.py). Parameters may have to be gathered, chunk by chunk; states are updated. All ways of
 holding states are bounded at once, as arrays. Held against `estimate_step` in tests/planning/test_layout_bounds.py. What
 a bound lacks is waiting inside the pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import TypeVar
 
@@ -29,6 +30,8 @@ _Seconds = TypeVar("_Seconds", float, Floats)
 
 # Schedules whose device d has the chunks d, d + p, ... and runs backwards in one piece.
 LOOPED = ("gpipe", "1f1b", "interleaved", "breadth-first")
+# Of these, those whose backwards begin when all microbatches are through.
+_ALL_FORWARDS_FIRST = ("gpipe", "breadth-first")
 # Sums of the same parts in another order are rounded otherwise, and long steps are played in part (pipelines/repeating.py):
 # what is equal may come out as more.
 _ROUNDED = 1 - 1e-9
@@ -85,6 +88,13 @@ def _through(
     return forward_s, backward_s
 
 
+def _chain_seconds(chain: Counted, gathered: Mapping[Contents, tuple[Floats, Floats]], others: int) -> Floats:
+    """One microbatch through all chunks and back, and `others` through the longest chunk beside it."""
+    numbers, each = [number for number, _ in chain], np.array([sum(gathered[chunk]) for _, chunk in chain])
+    found: Floats = numbers @ each + others * each.max(axis=0)
+    return found
+
+
 class TimeBounds:
     """For one question; what repeats is kept."""
 
@@ -112,8 +122,15 @@ class TimeBounds:
         if self._stall_s:
             before += 2 * self._stall_s * np.array([share.messages_before for share in shares])
             busy += 2 * self._stall_s * np.array([share.messages for share in shares])
-        longest: Floats = (before + on_the_way + times[:, None] * busy).max(axis=1)
-        return _ROUNDED * longest
+        busiest: Floats = (before + on_the_way + times[:, None] * busy).max(axis=1)
+        chain = shares[0].chain
+        each_chunk = each @ np.array([chunk.numbers() for _, chunk in chain], dtype=float).T
+        through = each_chunk @ np.array([number for number, _ in chain], dtype=float)
+        through += np.array([self._chain_message_seconds(split, work, chunks) for work in works.rows])
+        if schedule in _ALL_FORWARDS_FIRST:
+            through += (times - 1) * each_chunk.max(axis=1)
+        longest: Floats = _ROUNDED * np.maximum(busiest, through)
+        return longest
 
     def step_seconds(
         self,
@@ -144,6 +161,11 @@ class TimeBounds:
         gathered = self._gathered(passes, traffic, columns) if gathers.any() else None
         messages_s = [] if gathered is None else self._message_seconds(split, work)
         longest: float | Floats = pipeline_s
+        if gathered is not None:
+            others = times - 1 if schedule in _ALL_FORWARDS_FIRST else 0
+            chain_s = _chain_seconds(shares[0].chain, gathered, others)
+            chain_s = chain_s + self._chain_message_seconds(split, work, chunks)
+            longest = np.where(gathers, np.maximum(pipeline_s, chain_s), pipeline_s)
         exposed_s = update_s = nothing_s = np.zeros(len(columns))
         num_passes = passes_beside(schedule, chunks, split.pipeline, times)
         beside = (chunks if num_passes > 1 else 1, num_passes)
@@ -199,8 +221,20 @@ class TimeBounds:
     def _shares(self, num_stages: int, chunks: int) -> tuple[Share, ...]:
         return deal_shares(self.question.model, self.question.software, num_stages, chunks)[0]
 
+    def _chain_message_seconds(self, split: Split, work: DeviceWork, chunks: int) -> float:
+        """Of one microbatch's messages through all chunks of the model and back, and of what they hold up."""
+        once_around_s = self._message_seconds(split, work)[-1]
+        back_to_first_s = self._messages_between(split, work)[-1]
+        on_the_way_s = chunks * once_around_s + (chunks - 1) * back_to_first_s
+        num_messages = split.pipeline * chunks - 1
+        return 2 * (on_the_way_s + 2 * self._stall_s * num_messages)
+
     def _message_seconds(self, split: Split, work: DeviceWork) -> list[float]:
         """From the first device of the pipeline to each."""
+        return list(accumulate(self._messages_between(split, work)[:-1], initial=0.0))
+
+    def _messages_between(self, split: Split, work: DeviceWork) -> list[float]:
+        """From each device of the pipeline to the next, and from the last to the first."""
         key = (split.tensor, split.context, split.pipeline, work.micro_batch_size)
         if key not in self._messages:
             question = self.question
@@ -211,5 +245,5 @@ class TimeBounds:
             size_bytes = 2.0 * tokens * question.model.hidden / split.tensor
             stride = split.tensor * split.data * split.context
             links = message_seconds(question.cluster, size_bytes, split.pipeline, stride, self.coefficients)
-            self._messages[key] = list(accumulate(links[:-1], initial=0.0))
+            self._messages[key] = links
         return self._messages[key]

@@ -142,7 +142,7 @@ def _part(whole: StageParameters, stages: int) -> StageParameters:
 
 
 def _unpriced(ways: tuple[States, ...], shares: Shares) -> Traffic:
-    met = [chunk for share in shares or () for _, chunk in (*share.chunks, *share.before)]
+    met = [chunk for _, chunk in shares[0].chain] if shares else []
     return Traffic(
         is_priced=np.zeros(len(ways), dtype=bool),
         gathers=np.array([held.zero_stage == 3 for held in ways]),

@@ -47,6 +47,13 @@ LORA = LayoutQuestion(
     software=Software(parameter_bytes=4, lora=Lora(rank=64, base="nf4", trains_ends=True)),
 )  # fmt: skip
 
+# Fewer microbatches than stages, also with two chunks to a stage, and hosts that messages hold up.
+STARVED = LayoutQuestion(
+    model=make_model(8), cluster=make_cluster(4, 2, across=1e9), seq_len=256, batch_sequences=4,
+    schedules=("1f1b", "gpipe", "breadth-first"), recompute=("none",),
+    software=Software(stalled_message_s=0.02, stalling_node_chance=0.6),
+)  # fmt: skip
+
 
 @st.composite
 def questions(draw):

@@ -1,17 +1,20 @@
 """Bounds of time and of memory against the cost model, over every layout of small spaces."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import example, given, settings
 
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
+from memadvisor.layout import Software
 from memadvisor.planning.layout_memory_bounds import MemoryBounds
 from memadvisor.planning.layout_shares import can_be_dealt
 from memadvisor.planning.layout_space import make_layout, pipelines, splits, states
 from memadvisor.planning.layout_time_bounds import TimeBounds
 from memadvisor.planning.layout_works import WorkPrices
-from tests.planning.small_spaces import LORA, ZEROPP, questions
+from tests.planning.small_spaces import LORA, STARVED, ZEROPP, questions
 
 
 def families(question, prices):
@@ -54,6 +57,7 @@ def layouts_with_bounds(question):
 @given(questions())
 @example(ZEROPP)
 @example(LORA)
+@example(STARVED)
 def test_no_layout_beats_its_bounds(question):
     safe = MemoryBounds(WorkPrices(question, FITTED)).largest_safe_peak_bytes
     for layout, estimate, least_s, least_bytes in layouts_with_bounds(question):
@@ -71,3 +75,16 @@ def test_without_a_pipeline_the_bounds_are_the_estimate(question):
         if layout.pipeline == 1:
             assert abs(least_s / estimate.step_time_s - 1) < 1e-8, layout
             assert abs(least_bytes / estimate.peak_memory_bytes - 1) < 1e-6, layout
+
+
+def test_where_microbatches_do_not_fill_a_pipeline_of_all_forwards_first_the_bound_is_the_way_through_it():
+    """So it is with parameters gathered for each microbatch, which the cost model plays as longer chunks."""
+    question = replace(STARVED, software=Software())
+    met = set()
+    for layout, estimate, least_s, _ in layouts_with_bounds(question):
+        if layout.schedule != "1f1b" and 1 < layout.num_microbatches < layout.pipeline:
+            met.add((layout.schedule, layout.zero_stage == 3))
+            assert 0.999999 * estimate.step_time_s < least_s, layout
+    assert met == {
+        (schedule, gathers) for schedule in ("gpipe", "breadth-first") for gathers in (False, True)
+    }
