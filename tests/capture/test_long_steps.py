@@ -1,51 +1,17 @@
 """Of a step of many operators the profiler remembers memory alone; its account is that of any other step."""
 
-import gc
+import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-import memadvisor
 from memadvisor.capture import labels, tracing
+from memadvisor.run.store import load_run
+from tests.scripts.long_steps import train
+from tests.warm_python import warm_python
 
-
-class Residual(nn.Module):
-    """Gradients meet where it begins; what its layers keep is made again."""
-
-    def __init__(self, channels, is_checkpointed):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.BatchNorm2d(channels), nn.GELU(), nn.Conv2d(channels, channels, 3, padding=1)
-        )
-        self.is_checkpointed = is_checkpointed
-
-    def forward(self, x):
-        if self.is_checkpointed:
-            return x + checkpoint(self.layers, x, use_reentrant=False)
-        return x + self.layers(x)
-
-
-def train(directory, num_micro_batches=2):
-    """A run of four steps, of which the third is traced."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), Residual(8, True), Residual(8, False), nn.Flatten(), nn.LazyLinear(5)
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    gc.collect()
-    losses = []
-    with memadvisor.profile(directory) as profile:
-        for _ in range(4):
-            for _ in range(num_micro_batches):
-                loss = nn.functional.cross_entropy(model(torch.rand(4, 3, 9, 9)), torch.arange(4)) / 4.0
-                loss.backward()
-                losses.append(loss.item())
-            optimizer.step()
-            optimizer.zero_grad()
-    return losses, profile.run.ranks[0]
+SCRIPT = Path(__file__).parents[1] / "scripts" / "long_steps.py"
 
 
 def born(rank):
@@ -68,29 +34,31 @@ def outcomes(rank):
     return [(row.operator, row.size_bytes) for row in rank.storages if row.shape and row.phase != "baseline"]
 
 
-@pytest.fixture
-def of_any_length(monkeypatch):
-    monkeypatch.setattr(tracing, "_NODES_OF_LONG_STEP", -1)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What a training printed, and its rank, as a usual step and as a long one; in a process of their own, where nothing of
+    other tests is alive."""
+    directory = tmp_path_factory.mktemp("runs")
+    words = [warm_python(), str(SCRIPT), str(directory), "usual=2000", "long=-1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    ranks = [load_run(directory / name).ranks[0] for name in ("usual", "long")]
+    return list(zip(lines, ranks, strict=True))
 
 
-@pytest.fixture
-def usual(tmp_path):
-    return train(tmp_path / "usual")
+def test_the_account_is_that_of_any_step(trained):
+    (usual_losses, usual), (losses, rank) = trained
 
-
-def test_the_account_is_that_of_any_step(tmp_path, usual, of_any_length):
-    losses, rank = train(tmp_path / "long")
-
-    assert losses == usual[0]
-    assert born(rank) == born(usual[1])
-    assert changes_bytes(rank) == changes_bytes(usual[1])
-    assert outcomes(rank) == outcomes(usual[1])
-    assert rank.traced_step.peak_allocated_bytes == usual[1].traced_step.peak_allocated_bytes
+    assert losses == usual_losses
+    assert born(rank) == born(usual)
+    assert changes_bytes(rank) == changes_bytes(usual)
+    assert outcomes(rank) == outcomes(usual)
+    assert rank.traced_step.peak_allocated_bytes == usual.traced_step.peak_allocated_bytes
     assert {row.unexplained_bytes for row in rank.residuals} == {0}
 
 
-def test_what_an_operator_makes_for_itself_is_the_dispatched_ones(tmp_path, of_any_length):
-    rank = train(tmp_path / "long")[1]
+def test_what_an_operator_makes_for_itself_is_the_dispatched_ones(trained):
+    _, (_, rank) = trained
     inside = {row.operator for row in rank.storages if row.operator.startswith("inside ")}
 
     assert "inside aten::convolution_backward" in inside
