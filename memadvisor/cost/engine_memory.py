@@ -114,17 +114,27 @@ class EngineMemory:
         resting["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
         resting["other"] += TABLES_BYTES if self._codes else 0
         self._resting = dict(resting)
+        self._held: dict[str, int] = {}  # what was held last, and of which bytes it is made
+        self._held_now: tuple[int, int, int] | None = None
 
     def held(self) -> dict[str, int]:
         """Bytes of states alive now, beyond what the replayed segments hold themselves."""
         if self.replays:
             return {}
+        parameter_bytes = self.gathered.total_bytes + self._second.parts.total_bytes
+        gradient_bytes = self._buffers.total_bytes + self._shards.total_bytes
+        message_bytes = 0 if self._scattering is None else self._staging_bytes(self._scattering)
+        message_bytes += self._unpacking.total_bytes + self._all_reduces.staging_bytes
+        is_in_step = self._is_stepping or self._fetched.is_there
+        now = parameter_bytes, gradient_bytes, message_bytes
+        if now == self._held_now and not is_in_step:
+            return self._held  # the very same, as at most moments
         held = dict(self._resting)
-        held["parameter"] += self.gathered.total_bytes + self._second.parts.total_bytes
-        held["gradient"] = self._buffers.total_bytes + self._shards.total_bytes
-        held["communication"] += 0 if self._scattering is None else self._staging_bytes(self._scattering)
-        held["communication"] += self._unpacking.total_bytes + self._all_reduces.staging_bytes
-        if self._is_stepping or self._fetched.is_there:
+        held["parameter"] += parameter_bytes
+        held["gradient"] = gradient_bytes
+        held["communication"] += message_bytes
+        self._held_now, self._held = None if is_in_step else now, held
+        if is_in_step:
             for (category, _), size_bytes in (*self._lent_to_step().items(), *self._fetched.items().items()):
                 held[category] += size_bytes
         return held

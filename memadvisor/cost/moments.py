@@ -35,6 +35,8 @@ class Moments:
             Bytes | None
         ] = []  # what is there beside a segment's start; None: the segment's own peak
         self._states: list[Bytes] = []
+        self._last: Bytes = {}  # of these
+        self._last_bytes = 0
         self.segments: list[int] = []
         self.totals_bytes: list[int] = []
 
@@ -58,15 +60,17 @@ class Moments:
         states: Bytes,
         size_bytes: int,
     ) -> None:
-        if self._states and states == self._states[-1]:
-            states = self._states[-1]  # kept once
+        if states is not self._last:
+            if states != self._last:  # else it is kept once
+                self._last = states
+            self._last_bytes = sum(states.values())
         self._positions.append(position)
         self.segments.append(segment)
         self._begins.append(begins)
         self._views.append(view)
         self._beside.append(beside)
-        self._states.append(states)
-        self.totals_bytes.append(size_bytes + sum(states.values()))
+        self._states.append(self._last)
+        self.totals_bytes.append(size_bytes + self._last_bytes)
 
     def __len__(self) -> int:
         return len(self._positions)
