@@ -115,9 +115,9 @@ def space_of(run, hardware, budget_bytes):
                     UnitPlan(name=u.name, zero_stage=stage, recompute=u.name in again) for u in step.units
                 )
                 arrangement = Arrangement(units, stage > 0, int(stage > 1))
-                prediction = search.play(step, arrangement).prediction()
+                prediction = search.plays.play(step, arrangement).prediction()
                 name = f"ZeRO {stage}, {len(again)} recomputed, {step.micro_batch_size} x {divisor}"
-                yield name, search.ranked(step, arrangement, prediction)
+                yield name, search.plays.ranked(step, arrangement, prediction)
 
 
 def add(out, space, name, ranked):

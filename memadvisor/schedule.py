@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from memadvisor.compression import UNCOMPRESSED, Compression
@@ -222,6 +223,10 @@ class Schedule:
         )
 
 
+# A search writes thousands of schedules, of actions that are alike: there is one of each.
+_action = lru_cache(maxsize=1 << 14)(Action)
+
+
 class ScheduleBuilder:
     """Actions as they are added, boundary by boundary."""
 
@@ -238,11 +243,11 @@ class ScheduleBuilder:
         lane: Lane = Lane.COLLECTIVE,
         ranks: Ranks = Ranks.INSIDE,
     ) -> None:
-        action = Action(kind=ActionKind.GATHER, unit=gathered, lane=lane, overlaps=overlaps, ranks=ranks)
+        action = _action(kind=ActionKind.GATHER, unit=gathered, lane=lane, overlaps=overlaps, ranks=ranks)
         self._add(point, unit, action)
 
     def release(self, point: Point, unit: str, released: str, *, ranks: Ranks = Ranks.ALL) -> None:
-        action = Action(kind=ActionKind.RELEASE, unit=released, lane=Lane.COMPUTE, ranks=ranks)
+        action = _action(kind=ActionKind.RELEASE, unit=released, lane=Lane.COMPUTE, ranks=ranks)
         self._add(point, unit, action)
 
     def reduce(
@@ -257,7 +262,7 @@ class ScheduleBuilder:
         merged: tuple[str, ...] = (),
     ) -> None:
         """Inside a group of ranks to shards, among all or across groups to the whole; then with those of `merged`."""
-        action = Action(
+        action = _action(
             kind=ActionKind.REDUCE,
             unit=reduced,
             lane=lane,
@@ -270,11 +275,11 @@ class ScheduleBuilder:
 
     def recompute(self, units: tuple[str, ...], kept: tuple[str, ...] = ()) -> None:
         """Run again what begins with the first of `units` and ends with the last."""
-        action = Action(kind=ActionKind.RECOMPUTE, unit=units[0], lane=Lane.COMPUTE, units=units, kept=kept)
+        action = _action(kind=ActionKind.RECOMPUTE, unit=units[0], lane=Lane.COMPUTE, units=units, kept=kept)
         self._add(Point.BEFORE_FORWARD, units[0], action)
 
     def update(self, unit: str) -> None:
-        self._add(Point.BEFORE_OPTIMIZER, "", Action(kind=ActionKind.UPDATE, unit=unit, lane=Lane.COMPUTE))
+        self._add(Point.BEFORE_OPTIMIZER, "", _action(kind=ActionKind.UPDATE, unit=unit, lane=Lane.COMPUTE))
 
     def update_offloaded(self, units: Sequence[tuple[str, Lane]]) -> None:
         """Update units whose optimizer state lies on the tier of a lane, each under the next one's prefetch."""
@@ -294,20 +299,20 @@ class ScheduleBuilder:
             self._transfer(ActionKind.OFFLOAD, unit, Lane.COMPUTE, overlaps=False)
 
     def _transfer(self, kind: ActionKind, unit: str, lane: Lane, *, overlaps: bool) -> None:
-        self._add(Point.BEFORE_OPTIMIZER, "", Action(kind=kind, unit=unit, lane=lane, overlaps=overlaps))
+        self._add(Point.BEFORE_OPTIMIZER, "", _action(kind=kind, unit=unit, lane=lane, overlaps=overlaps))
 
     def offload(self, point: Point, at: str, unit: str, lane: Lane, *, overlaps: bool) -> None:
-        self._add(point, at, Action(kind=ActionKind.OFFLOAD, unit=unit, lane=lane, overlaps=overlaps))
+        self._add(point, at, _action(kind=ActionKind.OFFLOAD, unit=unit, lane=lane, overlaps=overlaps))
 
     def prefetch(self, point: Point, at: str, unit: str, lane: Lane, *, overlaps: bool) -> None:
-        self._add(point, at, Action(kind=ActionKind.PREFETCH, unit=unit, lane=lane, overlaps=overlaps))
+        self._add(point, at, _action(kind=ActionKind.PREFETCH, unit=unit, lane=lane, overlaps=overlaps))
 
     def average(self, unit: str) -> None:
-        action = Action(kind=ActionKind.AVERAGE, unit=unit, lane=Lane.COLLECTIVE)
+        action = _action(kind=ActionKind.AVERAGE, unit=unit, lane=Lane.COLLECTIVE)
         self._add(Point.AFTER_OPTIMIZER, "", action)
 
     def update_early(self, unit: str, *, overlaps: bool) -> None:
-        action = Action(kind=ActionKind.UPDATE, unit=unit, lane=Lane.COMPUTE, overlaps=overlaps)
+        action = _action(kind=ActionKind.UPDATE, unit=unit, lane=Lane.COMPUTE, overlaps=overlaps)
         self._add(Point.AFTER_BACKWARD, unit, action)
 
     def _add(self, point: Point, unit: str, action: Action) -> None:

@@ -7,16 +7,16 @@ is played sends it, and all of it is there in one buffer more. Both stay until t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from memadvisor.cost.packing import Packing
 from memadvisor.schedule import Action
 
 
 class AllReduces:
-    """`gradient_bytes`: of a unit. packed: units whose messages are compressed."""
+    """`gradient_bytes`: by unit. packed: units whose messages are compressed."""
 
-    def __init__(self, gradient_bytes: Callable[[str], int], packed: Mapping[str, Packing]) -> None:
+    def __init__(self, gradient_bytes: Mapping[str, int], packed: Mapping[str, Packing]) -> None:
         self._gradient_bytes = gradient_bytes
         self._packed = packed
         self._waiting: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -36,7 +36,7 @@ class AllReduces:
         if action.units:
             return self._merge(action)
         if name not in self._packed:
-            return self._gradient_bytes(name)
+            return self._gradient_bytes.get(name, 0)
         self._staged[name] = self._packed[name].all_reduce_staging_bytes
         return self._packed[name].all_reduce_bytes
 
@@ -45,7 +45,7 @@ class AllReduces:
         units.append(action.unit)
         if len(units) < len(action.units):
             return 0
-        size_bytes = self._staged[action.unit] = sum(map(self._gradient_bytes, units))
+        size_bytes = self._staged[action.unit] = sum(self._gradient_bytes.get(unit, 0) for unit in units)
         units.clear()
         return size_bytes
 

@@ -93,15 +93,20 @@ class EngineMemory:
         }
         self._codes = coded_memory(coded, step.device)  # of units whose state is in codes between updates
         paged = {name: self._sizes[name].flats.trainable_bytes for name in self._paged}
-        self._fetched = FetchedStates(self._away, self.state_bytes, paged)
-        self.gathered = Present(lambda name: self._sizes[name].flats.full_bytes)
-        self._second = SecondCopies(
-            lambda name: self._sizes[name].flats.full_bytes, schedule.size_of(Ranks.SECONDARY)
-        )
+        self._fetched = FetchedStates(self._away, {n: self.state_bytes(n) for n in self._away}, paged)
+        flats = {name: sizes.flats for name, sizes in self._sizes.items()}
+        self._gradient_bytes = {name: flat.buffer_bytes for name, flat in flats.items()}  # whole ones
+        self._shard_bytes = {
+            name: 0 if name in self._paged else flat.trainable_bytes // ranks for name, flat in flats.items()
+        }
+        full_bytes = {name: flat.full_bytes for name, flat in flats.items()}
+        self.gathered = Present(full_bytes)
+        self._second = SecondCopies(full_bytes, schedule.size_of(Ranks.SECONDARY))
         self._buffers = Present(self._gradient_bytes)  # units whose whole gradients are there
         self._shards = Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
-        self._unpacking = Present(self._unpacking_bytes)  # units gathered ahead whose messages are there
+        # Units gathered ahead whose messages are there.
+        self._unpacking = Present({name: each.gather_staging_bytes for name, each in self._packed.items()})
         self._all_reduces = AllReduces(self._gradient_bytes, self._packed)
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
         self._early = schedule.updated_in_backward
@@ -202,11 +207,7 @@ class EngineMemory:
             return 0  # it is written from where it is
         packed = self._packed.get(name)
         messages_bytes = 0 if packed is None else packed.reduce_staging_bytes
-        return self._gradient_bytes(name) // self.num_ranks + messages_bytes + self._together.get(name, 0)
-
-    def _unpacking_bytes(self, name: str) -> int:
-        packed = self._packed.get(name)
-        return 0 if packed is None else packed.gather_staging_bytes
+        return self._gradient_bytes[name] // self.num_ranks + messages_bytes + self._together.get(name, 0)
 
     def drop(self, names: Collection[str]) -> None:
         """A backward has ended: these were gathered ahead and are not needed, and whole gradients are reduced."""
@@ -303,7 +304,7 @@ class EngineMemory:
         return name not in self.gathered if self.stages[name] == 3 else name in self.stale
 
     def _reduce(self, action: Action) -> Message:
-        name, size_bytes = action.unit, self._gradient_bytes(action.unit)
+        name, size_bytes = action.unit, self._gradient_bytes[action.unit]
         if action.ranks is Ranks.ACROSS:
             # Of what the reduction inside has just left; its buffers are counted there, and are no fewer.
             return Message(operation="all_reduce", size_bytes=size_bytes // self.num_ranks, staging={})
@@ -314,7 +315,7 @@ class EngineMemory:
         if action.overlaps:
             self._scattering = name
             return Message(operation="reduce_scatter", size_bytes=self._reduce_bytes(name), staging={})
-        shard_bytes = self._shard_bytes(name)
+        shard_bytes = self._shard_bytes[name]
         older_bytes = shard_bytes * (name in self._shards)
         # The message is simulated before this call returns, so what it holds beside the shard is staging. The sum
         # is cast, if it is, when the buffer has gone: on two ranks and more that takes no more.
@@ -325,7 +326,7 @@ class EngineMemory:
 
     def _put_away(self, action: Action) -> Message:
         """A gradient that is written; that of earlier micro-batches is read and added first."""
-        name, size_bytes = action.unit, self._gradient_bytes(action.unit)
+        name, size_bytes = action.unit, self._gradient_bytes[action.unit]
         staging = {"gradient": size_bytes * (self.has_gradient_away(name) + (not action.overlaps))}
         if action.overlaps:
             self._scattering = name
@@ -343,7 +344,7 @@ class EngineMemory:
     def _reduce_bytes(self, name: str) -> int:
         """The message of a reduction to shards."""
         packed = self._packed.get(name)
-        return self._gradient_bytes(name) if packed is None else packed.reduce_bytes
+        return self._gradient_bytes[name] if packed is None else packed.reduce_bytes
 
     def late_optimizer_share(self, temporary_bytes: int) -> float:
         """`optimizer_share` of what the optimizer step itself updates, where it has most; `temporary_bytes`: times that."""
@@ -381,18 +382,9 @@ class EngineMemory:
     def _resting_parameter_bytes(self, name: str) -> int:
         return 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
 
-    def _gradient_bytes(self, name: str) -> int:
-        """The buffer of a unit's whole gradients."""
-        return self._sizes[name].flats.buffer_bytes if name in self._sizes else 0
-
-    def _shard_bytes(self, name: str) -> int:
-        if name in self._paged:
-            return 0
-        return self._sizes[name].flats.trainable_bytes // self.num_ranks if name in self._sizes else 0
-
     def _is_collecting(self, name: str) -> bool:
         """Whether the full flat of gradients is there already; stages 2 and 3 make a new one each time."""
-        return self._gradient_bytes(name) == 0 or name in self._buffers
+        return not self._gradient_bytes.get(name, 0) or name in self._buffers
 
     def _optimizer_bytes(self, name: str) -> int:
         pieces = self._states(name).optimizer_scalar_bytes

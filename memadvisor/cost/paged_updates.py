@@ -18,12 +18,12 @@ from memadvisor.schedule import Action, ActionKind, Lane, Point, Schedule
 
 class FetchedStates:
     """The two buffers that fetched states take turns in, and that of those in codes, while the optimizer steps; and those
-    of parameters and gradients, of units that have these elsewhere too: `paged_bytes` of either."""
+    of parameters and gradients, of units that have these elsewhere too: `paged_bytes` of either, by unit."""
 
     def __init__(
         self,
         lanes: Mapping[str, Lane],
-        state_bytes: Callable[[str], int],
+        state_bytes: Mapping[str, int],
         paged_bytes: Mapping[str, int],
     ) -> None:
         coded = [name for name, lane in lanes.items() if lane is Lane.COMPUTE]
@@ -39,7 +39,7 @@ class FetchedStates:
             return {}
         sizes: dict[tuple[str, int], int] = {}
         for place, names in enumerate(self._buffers):
-            sizes["optimizer_state", place] = max(map(self._state_bytes, names), default=0)
+            sizes["optimizer_state", place] = max((self._state_bytes[name] for name in names), default=0)
             paged_bytes = max((self._paged_bytes.get(name, 0) for name in names), default=0)
             sizes["parameter", place] = sizes["gradient", place] = paged_bytes
         return sizes

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 
 class Present:
-    """Units of which something is there, and the bytes of all of it."""
+    """Units of which something is there, and the bytes of all of it. `size_of`: by unit; of others nothing can be there."""
 
-    def __init__(self, size_of: Callable[[str], int]) -> None:
+    def __init__(self, size_of: Mapping[str, int]) -> None:
         self._size_of = size_of
         self._sizes: dict[str, int] = {}
         self.total_bytes = 0
@@ -21,7 +21,7 @@ class Present:
 
     def add(self, name: str) -> None:
         if name not in self._sizes:
-            self._sizes[name] = self._size_of(name)
+            self._sizes[name] = self._size_of.get(name, 0)
             self.total_bytes += self._sizes[name]
 
     def discard(self, name: str) -> None:

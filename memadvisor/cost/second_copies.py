@@ -6,7 +6,7 @@ is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from memadvisor.cost.messages import Message
 from memadvisor.cost.present import Present
@@ -16,21 +16,21 @@ from memadvisor.schedule import Action, Ranks
 class SecondCopies:
     """This rank's parts that are there. `full_bytes`: of a unit's gathered parameters."""
 
-    def __init__(self, full_bytes: Callable[[str], int], num_ranks: int) -> None:
+    def __init__(self, full_bytes: Mapping[str, int], num_ranks: int) -> None:
         self._full_bytes = full_bytes
-        self.parts = Present(lambda name: full_bytes(name) // num_ranks)
+        self.parts = Present({name: size_bytes // num_ranks for name, size_bytes in full_bytes.items()})
 
     def leave(self, name: str) -> Message:
         """The parameters, which the copy is made of, are there too until it is."""
         self.parts.add(name)
-        return Message(operation="copy", size_bytes=0, staging={"parameter": self._full_bytes(name)})
+        return Message(operation="copy", size_bytes=0, staging={"parameter": self._full_bytes[name]})
 
     def take(self, action: Action) -> Message:
         """The gather of it."""
         before_bytes = self.parts.total_bytes
         self.found(action)
         staging = {"parameter": before_bytes - self.parts.total_bytes}
-        return Message(operation="all_gather", size_bytes=self._full_bytes(action.unit), staging=staging)
+        return Message(operation="all_gather", size_bytes=self._full_bytes[action.unit], staging=staging)
 
     def is_spent(self, action: Action) -> bool:
         """Whether this gathers ahead what a backward has used already."""

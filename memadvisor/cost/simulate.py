@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from functools import cached_property
+from functools import partial
 
 from memadvisor.cost.activations import Activations, View
 from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
 from memadvisor.cost.components import scaled
 from memadvisor.cost.delayed_memory import memory_of
+from memadvisor.cost.engine_memory import EngineMemory
 from memadvisor.cost.engine_time import EngineTime, PagingTime
+from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
 from memadvisor.cost.limit import Limit, Remaining
 from memadvisor.cost.messages import Message
@@ -74,9 +76,9 @@ class _Player:
         self.activations = activations
         self.lanes = Lanes() if times is None or times.slowdown is None else Lanes(times.slowdown)
         self.paging_time = PagingTime(step, schedule, transfers)
-        self.paged = PagedUpdates(
-            schedule, self.lanes, transfers, self.engine.update_traffic, self._paged_update_s
-        )
+        self.optimizer_s = sum(step.segments[position].duration_s for position in step.optimizer_at)
+        update_s = partial(_paged_update_s, self.optimizer_s, self.engine, self.paging_time)
+        self.paged = PagedUpdates(schedule, self.lanes, transfers, self.engine.update_traffic, update_s)
         self.pages = PagedParameters(self.lanes, transfers, self.engine, self.paging_time)
         self.moved = MovedActivations(activations.moves, self.lanes, transfers)
         self.moments = Moments(activations)
@@ -327,15 +329,8 @@ class _Player:
             self.engine.spend(name)
             self._tell_states()
 
-    def _paged_update_s(self, unit: str) -> float:
-        return self._update_s((unit,)) + self.paging_time.update_s(unit)
-
     def _update_s(self, names: tuple[str, ...]) -> float:
         return self.optimizer_s * self.engine.update_share(names)
-
-    @cached_property
-    def optimizer_s(self) -> float:
-        return sum(self.step.segments[position].duration_s for position in self.step.optimizer_at)
 
     def _update_temporaries(self, share: float) -> Bytes:
         """What an optimizer allocates beside its state, when its largest piece is `share` of the largest parameter."""
@@ -369,6 +364,12 @@ class _Player:
     def _moment(self, place: str, segment: int, at: int, view: View, beside: Bytes) -> None:
         """What is there when segment `at` begins, and `beside`."""
         self.moments.add(place, segment, at, view, beside, self.engine.held())
+
+
+def _paged_update_s(
+    optimizer_s: float, engine: EngineMemory | Fsdp2Memory, paging_time: PagingTime, unit: str
+) -> float:
+    return optimizer_s * engine.update_share((unit,)) + paging_time.update_s(unit)
 
 
 _POINTS = {

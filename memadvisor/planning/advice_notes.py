@@ -31,7 +31,7 @@ def notes(run: Run, search: Search, plain: CapturedStep, found: list[RankedPlan]
     yield from _local_sgd_notes(search.local_sgd)
     yield from algorithms_notes(found[0].plan.algorithms)
     yield from _coding_notes(search.optimizer_bits, search.transfers)
-    yield from model_notes(run.ranks[0], search.models, plain, knows_tier=search.transfers is not None)
+    yield from model_notes(run.ranks[0], search.plays.models, plain, knows_tier=search.transfers is not None)
     yield from _unit_notes(plain)
     yield from _run_notes(run, search.num_ranks, search.times)
     yield from extrapolation_notes(found, plain, search.times)

@@ -47,7 +47,7 @@ def named_plan(search: Search, step: CapturedStep, policy: str, first: RankedPla
     like = Arrangement(plan.units, plan.overlap, plan.gather_depth, plan.shard_ranks, plan.update_in_backward)
 
     def highest(arrangement: Arrangement) -> Moment:
-        return search.play(step, arrangement).peak
+        return search.plays.play(step, arrangement).peak
 
     if policy == "dtr":
         chosen = _evicted(step, _with(like, frozenset()), highest, search.budget_bytes)
@@ -57,7 +57,7 @@ def named_plan(search: Search, step: CapturedStep, policy: str, first: RankedPla
         kept = {unit: products_of(step, unit) for unit in again} if policy in KEEPING else {}
         chosen = _with(like, again, kept)
         chosen = _moved(search, step, chosen) if policy == "kwai" else chosen
-    found = search.ranked(step, chosen, search.play(step, chosen).prediction())
+    found = search.plays.ranked(step, chosen, search.plays.play(step, chosen).prediction())
     needed_bytes = found.prediction.needed_bytes
     if not found.fits:
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from memadvisor.cost.limit import Limit
 from memadvisor.cost.simulation import Simulation
@@ -35,16 +35,14 @@ class OneWay:
         has_parts: bool,
     ) -> None:
         self._step = step
-        self._way = way
         self._play = play
-        self._activation_tier = activation_tier
         self._may_nest = may_nest
-        self.play = cache(lambda nested: play(self.arranged(nested), None))
+        # Nothing here refers to this object, so that it and all that was played go with its last user.
+        arranged = partial(_arranged, way, step, activation_tier)
+        self.arranged: Callable[[Nested], Arrangement] = arranged
+        self.play = cache(lambda nested: play(arranged(nested), None))
         self.stretches = NestedSearch(step, self.play, tables=tables)
         self._inside = InsideUnits(step, self.play, self.stretches, has_parts=has_parts)
-
-    def arranged(self, nested: Nested) -> Arrangement:
-        return self._way.arranged(self._step, nested, self._activation_tier)
 
     def evaluate(self, recomputed: frozenset[str]) -> Simulation:
         """With units that run again by themselves."""
@@ -71,3 +69,7 @@ class OneWay:
         """The same with a choice inside units."""
         nested = self._inside.fastest(target_bytes, is_rough)
         return None if nested is None else self.arranged(nested)
+
+
+def _arranged(way: Way, step: CapturedStep, activation_tier: str, nested: Nested) -> Arrangement:
+    return way.arranged(step, nested, activation_tier)

@@ -132,7 +132,7 @@ def _last_alike(step: CapturedStep, recomputed: frozenset[str]) -> list[str]:
     return list(last.values())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: so many are made that it would show
 class _State:
     """A pair that nothing dominates; `previous` and `taken` lead back to the choice."""
 

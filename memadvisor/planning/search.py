@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import cache, partial
 
-from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
 from memadvisor.compression import UNCOMPRESSED, Compression
-from memadvisor.cost.activations import Activations
-from memadvisor.cost.allocation_sequence import planned_sequence
-from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
-from memadvisor.cost.limit import Limit
-from memadvisor.cost.simulate import simulate
-from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.executors import Algorithm
@@ -33,16 +25,16 @@ from memadvisor.planning.offload import OffloadSearch, offload_choice
 from memadvisor.planning.one_way import OneWay
 from memadvisor.planning.outcomes import Outcomes
 from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes, with_fewest_paged
+from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import Kind, RankedPlan, is_worth_it, order, with_other, worthier
 from memadvisor.planning.recompute import Evaluate, smallest_peak
 from memadvisor.planning.second_copies import grouped_ways
 from memadvisor.planning.several_models import updates_apart
 from memadvisor.planning.split_bounds import SplitBounds, least_peak_bytes
-from memadvisor.planning.stretches import Nested, Tables, nested_of
+from memadvisor.planning.stretches import Nested, Tables
 from memadvisor.planning.way import Way
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
-from memadvisor.write_schedule import write_schedule
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
 
@@ -78,7 +70,6 @@ class Search:
         self.compression = compression
         self.optimizer_bits = optimizer_bits
         self.local_sgd = local_sgd
-        self.algorithms = algorithms
         self.near_ranks = near_ranks  # that may share second copies
         stages = range(1) if local_sgd is not None else compression.stages
         self.stages = stages[max(0, precision.least_stage - stages[0]) :]
@@ -86,13 +77,24 @@ class Search:
         self.needs: list[int] = []
         self._bounds = SplitBounds(times)
         self._splits_further = False
-        self._activations: dict[Nested, Activations] = {}  # of the step that is searched
         self._tables: Tables = {}  # of the chain of the recorded step
         self._kinds: list[Kind] = []  # of what leaves the script alone
         self._state_kinds: list[Kind] = []  # the same with optimizer state on another tier
         self._paged_kinds: list[Kind] = []  # and with parameters and gradients there too
-        self.fingerprint = fingerprint_of(run.ranks[0])
-        self.models = planned_models(run.ranks[0], num_ranks)
+        self.plays = Plays(
+            run,
+            times,
+            num_ranks,
+            budget_bytes,
+            settings,
+            precision,
+            compression,
+            transfers,
+            optimizer_bits,
+            paged_transfers,
+            local_sgd,
+            algorithms,
+        )
 
     def may_show(self) -> bool:
         """Whether a plan of a step of more micro-batches than those so far may be shown."""
@@ -103,7 +105,7 @@ class Search:
 
         Steps come by micro-batches. splits_further: one of more follows, whose least peaks are no higher.
         """
-        self._activations.clear()
+        self.plays.begin()
         self._splits_further = splits_further
         found = list(self._usual(step))
         if step.repeats == 1 and not any(ranked.fits for ranked in found):
@@ -114,7 +116,7 @@ class Search:
     def paged_splits(self, steps: Iterable[CapturedStep]) -> Iterator[RankedPlan]:
         """Where no plan fits at all: of the steps of more micro-batches, some whose parameters lie elsewhere."""
         for step in (step for step in steps if step.repeats > 1):
-            self._activations.clear()
+            self.plays.begin()
             yield from self._paging(step)
 
     def _usual(self, step: CapturedStep) -> Iterator[RankedPlan]:
@@ -136,7 +138,7 @@ class Search:
             grouped = grouped_ways(stage, kinds, kind, hybrids, self.near_ranks)
             usual += self._all_unbeaten(step, grouped, found)
             self._bounds.fit(usual)
-            may_update_early = not (step.shard_groups or self.optimizer_bits or len(self.models) > 1)
+            may_update_early = not (step.shard_groups or self.optimizer_bits or len(self.plays.models) > 1)
             early: list[RankedPlan] = []
             if stage >= 2 and step.leaves_gradients_alone and may_update_early:
                 sooner = [Way(stage, *each, early=True) for each in kinds[1:]]
@@ -171,7 +173,7 @@ class Search:
 
     def _paged(self, step: CapturedStep, plan: Plan, units: tuple[UnitPlan, ...]) -> RankedPlan:
         other = Arrangement(units, plan.overlap, plan.gather_depth)
-        return self.ranked(step, other, self.play(step, other).prediction())
+        return self.plays.ranked(step, other, self.plays.play(step, other).prediction())
 
     def _all_unbeaten(
         self, step: CapturedStep, ways: Iterable[Way], met: list[Arrangement]
@@ -188,7 +190,7 @@ class Search:
     def _low(self, step: CapturedStep, way: Way) -> Evaluate:
         """As high as plays of a split's way, in less time."""
         brief = self._bounds.brief(step)
-        return cache(lambda units: self.play(brief, way.arranged(step, Nested(units, ()), "device")))
+        return cache(lambda units: self.plays.play(brief, way.arranged(step, Nested(units, ()), "device")))
 
     def _ask_least(self, step: CapturedStep, low: Evaluate) -> None:
         """The last split has the least peak."""
@@ -200,7 +202,7 @@ class Search:
         nearest = nearest_tier(step, self.transfers) or "device"
         may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
         has_parts = self.num_ranks == 1 and not way.pages
-        play = partial(self.play, step)
+        play = partial(self.plays.play, step)
         one = OneWay(step, way, play, nearest, self._tables, may_nest=may_nest, has_parts=has_parts)
         self._bounds.saw(way, one.evaluate(frozenset()).step_time_s)
         low = one.evaluate if self._bounds.brief(step) is step else self._low(step, way)
@@ -235,7 +237,7 @@ class Search:
         choice = one.choose(self.budget_bytes)
         if choice is None:
             return None
-        ranked = self.ranked(step, choice, one.predict(choice))
+        ranked = self.plays.ranked(step, choice, one.predict(choice))
         return ranked if ranked.fits else None
 
     def _moving(self, step: CapturedStep, ways: Iterable[list[Kind]]) -> RankedPlan | None:
@@ -269,7 +271,7 @@ class Search:
         choice = kind.keep(self.budget_bytes, False)
         if choice is None:
             return None
-        ranked = self.ranked(step, choice, kind.predict(choice))
+        ranked = self.plays.ranked(step, choice, kind.predict(choice))
         self.needs.append(ranked.prediction.needed_bytes)
         if not ranked.fits:
             return None
@@ -288,7 +290,7 @@ class Search:
 
     def _mixed(self, step: CapturedStep, starts: Iterable[Arrangement]) -> RankedPlan:
         """A stage for each unit, from the arrangements that were best for all alike."""
-        evaluate = Outcomes[Arrangement](partial(self.play, step))
+        evaluate = Outcomes[Arrangement](partial(self.plays.play, step))
         space = space_for(step, self.stages, self._groups(step))
         first = tuple(starts)
 
@@ -296,7 +298,7 @@ class Search:
         def choose(target_bytes: int) -> Arrangement:
             return choose_arrangement(space, evaluate, first, target_bytes, num_moves(step))
 
-        predict = cache(lambda one: self.play(step, one).prediction())
+        predict = cache(lambda one: self.plays.play(step, one).prediction())
         return self._best(step, choose, predict, choose(self.budget_bytes), [])
 
     def _groups(self, step: CapturedStep) -> tuple[int, ...]:
@@ -317,7 +319,7 @@ class Search:
 
         A choice may reserve more than it allocates; then the next one aims lower by what that is over the budget.
         """
-        tried = [self.ranked(step, smallest, predict(smallest))]
+        tried = [self.plays.ranked(step, smallest, predict(smallest))]
         found += [smallest] if not smallest.stretches else []  # stretches are not mixed with other stages
         target_bytes = self.budget_bytes
         for _ in range(_MAX_RESERVATIONS):
@@ -325,7 +327,7 @@ class Search:
             if choice is None:
                 break
             found += [choice] if not choice.stretches else []
-            tried.append(self.ranked(step, choice, predict(choice)))
+            tried.append(self.plays.ranked(step, choice, predict(choice)))
             prediction = tried[-1].prediction
             if tried[-1].fits or prediction.peak_bytes > target_bytes:
                 break
@@ -333,58 +335,3 @@ class Search:
             target_bytes = min(target_bytes, prediction.peak_bytes) - over_bytes
         self.needs += [max(one.prediction.needed_bytes, starting_bytes(step, one.plan)) for one in tried]
         return min([ranked for ranked in tried if ranked.fits] or tried[:1], key=order)
-
-    def play(self, step: CapturedStep, arrangement: Arrangement, limit: Limit | None = None) -> Simulation:
-        schedule = write_schedule(self._plan(step, arrangement), step.units)
-        transfers = self.paged_transfers if schedule.paged else self.transfers
-        nested = nested_of(arrangement)
-        known = self._activations.get(nested)
-        played = simulate(step, schedule, self.times, activations=known, transfers=transfers, limit=limit)
-        self._activations[nested] = played.moments.activations
-        return played
-
-    def ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
-        plan = self._plan(step, arrangement)
-        prediction = replace(prediction, reserved_bytes=self._reserved_bytes(step, plan))
-        plan = replace(plan, prediction=prediction)
-        return RankedPlan(
-            plan=plan,
-            prediction=prediction,
-            fits=max(prediction.needed_bytes, starting_bytes(step, plan)) <= self.budget_bytes,
-            changes_script=step.repeats > 1,
-        )
-
-    def _reserved_bytes(self, step: CapturedStep, plan: Plan) -> int | None:
-        if self.settings is None:
-            return None
-        schedule = write_schedule(plan, step.units)
-        transfers = self.paged_transfers if schedule.paged else self.transfers
-        changes = planned_sequence(step, schedule, self.times, transfers)
-        return replay(changes, self.settings).peak_reserved_bytes
-
-    def _plan(self, step: CapturedStep, arrangement: Arrangement) -> Plan:
-        units = arrangement.units
-        if self.optimizer_bits is not None:
-            units = tuple(replace(unit, optimizer_bits=self.optimizer_bits) for unit in units)
-        return Plan(
-            fingerprint=self.fingerprint,
-            num_ranks=self.num_ranks,
-            zero_stage=max((unit.zero_stage for unit in arrangement.units), default=0),
-            policy="chosen",
-            units=units,
-            micro_batch_size=step.micro_batch_size,
-            grad_accum=step.num_micro_batches * step.repeats,
-            budget_bytes=self.budget_bytes,
-            overlap=arrangement.overlap,
-            gather_depth=arrangement.gather_depth,
-            precision=self.precision,
-            compression=self.compression,
-            local_sgd=self.local_sgd,
-            shard_ranks=arrangement.shard_ranks,
-            secondary_ranks=arrangement.copied_among,
-            executor="fsdp2" if step.shard_groups else "built-in",
-            algorithms=() if step.shard_groups or step.device != "cpu" else self.algorithms,
-            update_in_backward=arrangement.early,
-            stretches=arrangement.stretches,
-            models=self.models,
-        )

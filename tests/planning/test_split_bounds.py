@@ -8,6 +8,7 @@ from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import times_from_curves
 from memadvisor.hardware.hardware import OverlapSlowdown
 from memadvisor.planning.advise import advise
+from memadvisor.planning.plays import Plays
 from memadvisor.planning.search import Search
 from memadvisor.planning.split_bounds import SplitBounds
 from tests.make_run import make_run
@@ -42,16 +43,17 @@ def test_of_splits_of_which_none_would_be_shown_the_last_alone_is_cut(monkeypatc
     assert cut == [1, 4]  # and none of half a micro-batch
 
 
-def test_splits_that_the_whole_micro_batch_beats_are_hardly_played():
+def test_splits_that_the_whole_micro_batch_beats_are_hardly_played(monkeypatch):
     times = times_from_curves(MEASURED.collectives, 2, "a test")
     played = []
 
-    class Counting(Search):
+    class Counting(Plays):
         def play(self, step, arrangement, limit=None):
             played.append(step.repeats)
             return super().play(step, arrangement, limit)
 
-    search = Counting(RUN, times, 2, 10**9, None)
+    monkeypatch.setattr("memadvisor.planning.search.Plays", Counting)
+    search = Search(RUN, times, 2, 10**9, None)
     search.plans(captured_step(RUN))
     whole = len(played)
     search.plans(captured_step(RUN, micro_batch_divisor=2))
