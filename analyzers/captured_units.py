@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from memadvisor.analyzers.segments import cut_step
+from memadvisor.analyzers.pieces import cut_step
 from memadvisor.analyzers.utilization import compute_dtype
 from memadvisor.cost.captured_units import CapturedModel, CapturedUnit, Pass
 from memadvisor.cost.step import STATES, CapturedStep

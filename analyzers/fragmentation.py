@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memadvisor.analyzers.pieces import cut_step
 from memadvisor.analyzers.placement import Passes, place_storages
-from memadvisor.analyzers.segments import cut_step
 from memadvisor.analyzers.step_storages import step_storages
 from memadvisor.cost.allocation_sequence import captured_sequence
 from memadvisor.cost.allocator_replay import replay

@@ -15,7 +15,7 @@ _KEPT = ("parameter", "optimizer_state", "communication", "input", "other")
 
 
 class Stretch(Protocol):
-    """What this file needs of a piece of the step (analyzers/segments.py)."""
+    """What this file needs of a piece of the step (analyzers/pieces.py)."""
 
     @property
     def phase(self) -> str: ...

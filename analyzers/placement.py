@@ -12,13 +12,13 @@ from typing import Protocol
 from memadvisor.analyzers.batch_sizes import is_weight_cast, shrink_batch
 from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.cost.step import STATES
-from memadvisor.precision import FULL_PRECISION, Precision
+from memadvisor.precision import Precision
 from memadvisor.run.records import CallTensor, ModuleCall, Saved, Step, Storage
 from memadvisor.run.run import RankRun
 
 
 class Stretch(Protocol):
-    """What this file needs of a piece of the step (analyzers/segments.py)."""
+    """What this file needs of a piece of the step (analyzers/pieces.py)."""
 
     @property
     def phase(self) -> str: ...
@@ -123,23 +123,12 @@ class Passes:
         return position if position in self.forward else None
 
 
-def place_storages(
-    rank: RankRun,
-    step: Step,
-    pieces: Sequence[Stretch],
-    divisor: int | Fraction = 1,
-    precision: Precision = FULL_PRECISION,
-) -> list[Placed]:
-    """Storages of the process's device that live in the step.
-
-    Their sizes are those that they would have with micro-batches of 1/divisor, and in another precision.
-    """
+def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch]) -> list[Placed]:
+    """Storages of the process's device that live in the step."""
     saved_of: dict[int, list[Saved]] = defaultdict(list)
     for saved in rank.saved:
         saved_of[saved.storage_id].append(saved)
     starts = [piece.start_s for piece in pieces]
-    sizes = shrink_batch(rank, step, divisor)
-    shares = narrow_shares(rank, pieces, precision)
     taken_s = _calls_with(rank)  # by storage
     cached_s: dict[int, list[float]] = defaultdict(
         list
@@ -153,15 +142,46 @@ def place_storages(
         death = len(pieces)
         if row.death_s is not None and row.death_s < step.end_s:
             death = max(0, bisect_left(starts, row.death_s) - 1)
-        size_bytes = int(sizes.get(row.storage_id, row.size_bytes) * shares.get(row.storage_id, 1))
-        sized = row if size_bytes == row.size_bytes else replace(row, size_bytes=size_bytes)
         is_cached = any(start_s <= row.birth_s for start_s in cached_s[row.storage_id])
-        if row.last_held_s is not None and (is_cached or is_weight_cast(row, rank.parameters)):
-            sized = replace(sized, last_held_s=None)  # by that cache, or autocast's, of which more is known
         birth = _birth_segment(row, step, pieces, starts)
+        if row.last_held_s is not None and (is_cached or is_weight_cast(row, rank.parameters)):
+            row = replace(row, last_held_s=None)  # by that cache, or autocast's, of which more is known
         kept_for, taken = tuple(saved_of[row.storage_id]), tuple(taken_s[row.storage_id])
-        placed.append(Placed(sized, birth, max(death, birth), kept_for, taken, is_cached))
+        placed.append(Placed(row, birth, max(death, birth), kept_for, taken, is_cached))
     return placed
+
+
+class Placement:
+    """Storages of a step's pieces, and all of them that does not change with the size of its micro-batches.
+
+    `freed`: numbers of those that recomputing their unit would free; `casts`: of weights that autocast has cast and that
+    autograd keeps. Their sizes are those that they would have in this precision.
+    """
+
+    def __init__(self, rank: RankRun, step: Step, pieces: Sequence[Stretch], precision: Precision) -> None:
+        self.rank = rank
+        self.step = step
+        self.pieces = pieces
+        self.precision = precision
+        self.passes = Passes(pieces)
+        self._whole = place_storages(rank, step, pieces)
+        self._shares = narrow_shares(rank, pieces, precision)
+        self.freed = {n for n, one in enumerate(self._whole) if self.passes.unit_that_frees(one) is not None}
+        self.casts = {
+            n for n, one in enumerate(self._whole) if one.saved and is_weight_cast(one.row, rank.parameters)
+        }
+
+    def with_micro_batches(self, divisor: int | Fraction) -> list[Placed]:
+        """All storages, with micro-batches of 1/divisor of their size."""
+        sizes = shrink_batch(self.rank, self.step, divisor)
+        if not sizes and not self._shares:
+            return self._whole
+        return [self._resized(one, sizes) for one in self._whole]
+
+    def _resized(self, one: Placed, sizes: Mapping[int, int]) -> Placed:
+        row = one.row
+        size_bytes = int(sizes.get(row.storage_id, row.size_bytes) * self._shares.get(row.storage_id, 1))
+        return one if size_bytes == row.size_bytes else replace(one, row=replace(row, size_bytes=size_bytes))
 
 
 def unit_inputs(rank: RankRun) -> Iterator[tuple[ModuleCall, CallTensor]]:

@@ -15,11 +15,10 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from memadvisor.analyzers.batch_sizes import is_weight_cast
 from memadvisor.analyzers.gradient_buffers import Buffers, buffers_of
 from memadvisor.analyzers.inner_workspaces import INSIDE
 from memadvisor.analyzers.movable import boundary_tensors, cached_keys, inner_storages
-from memadvisor.analyzers.placement import Passes, Placed, Stretch, place_storages
+from memadvisor.analyzers.placement import Placed, Placement, Stretch
 from memadvisor.analyzers.roundable import roundable_storages
 from memadvisor.analyzers.saved_storages import grouped, saved_storages
 from memadvisor.analyzers.step_storages import step_storages
@@ -37,7 +36,6 @@ from memadvisor.cost.step import (
     SecondRuns,
     StepStorage,
 )
-from memadvisor.precision import Precision
 from memadvisor.run.records import UNEXPLAINED, Parameter, Step
 from memadvisor.run.run import RankRun
 
@@ -89,21 +87,18 @@ class _Event(NamedTuple):
         return _Event(time_s, -self.delta_bytes, self.category, self.number, self.is_own)
 
 
-def segment_memory(
-    rank: RankRun, step: Step, pieces: Sequence[Stretch], divisor: int | Fraction, precision: Precision
-) -> Memory:
+def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
     """Place every storage of the process's device on the segments, and sum them up."""
-    placed = place_storages(rank, step, pieces, divisor, precision)
-    passes = Passes(pieces)
-    freed = {number for number, item in enumerate(placed) if passes.unit_that_frees(item) is not None}
-    casts = {n for n, item in enumerate(placed) if item.saved and is_weight_cast(item.row, rank.parameters)}
+    rank, step, pieces = placement.rank, placement.step, placement.pieces
+    passes, freed, casts = placement.passes, placement.freed, placement.casts
+    placed = placement.with_micro_batches(divisor)
     events, start = _events(rank, step, pieces, placed)
     gradients = _gradients(rank)
     parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in rank.units}
     for parameter in rank.parameters:
         if not parameter.tied_to:
             parameters.setdefault(parameter.unit, []).append(parameter)
-    buffers = buffers_of(parameters, precision)
+    buffers = buffers_of(parameters, placement.precision)
     forwards = unit_forwards(rank, passes, placed, freed - casts)
     levels, timelines = [], []
     missed: dict[int, int] = {}
@@ -225,11 +220,14 @@ def _levels(
     own = _own_gradients(events)
     views = {"captured": events, "own_gradients": own, "passing_gradients": passing}
     timeline = Timeline(piece.start_s, {**views, "collected_gradients": collected})
+    passing_level = collected_level = _level(others, passing, lean)
+    if collected is not passing:
+        collected_level = _level(others, collected, collected if same else lean)
     levels = SegmentLevels(
         captured=_level(start, events, unsaved),
         own_gradients=_level(others, own, _own_gradients(unsaved)),
-        passing_gradients=_level(others, passing, lean),
-        collected_gradients=_level(others, collected, collected if same else lean),
+        passing_gradients=passing_level,
+        collected_gradients=collected_level,
         gradient_units=units,
         growth=_growth(piece, events, placed),
     )

@@ -5,19 +5,16 @@ Memory comes from the traced step, exactly; times come from the timed steps, sin
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
-from statistics import median
 
 from memadvisor.analyzers.data_ranks import num_splitting
-from memadvisor.analyzers.evaluation import without_evaluated_units
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.out_of_memory import way_on
+from memadvisor.analyzers.pieces import Piece, cut_step, typical_durations
 from memadvisor.analyzers.pipeline_passes import with_passes_apart
+from memadvisor.analyzers.placement import Placement
 from memadvisor.analyzers.planned_models import is_each_called_once, live_gradients, planned_models
 from memadvisor.analyzers.roundable import rounding_cost
 from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
@@ -27,36 +24,11 @@ from memadvisor.analyzers.split_times import split_durations
 from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
-from memadvisor.cost.step import CapturedStep, Segment, pass_number
+from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.errors import UsageError
 from memadvisor.precision import FULL_PRECISION, Precision
-from memadvisor.run.records import Span, Step
+from memadvisor.run.records import Step
 from memadvisor.run.run import RankRun, Run
-
-# Phase, unit, micro-batch, and how many such pieces came before it in the step.
-_Key = tuple[str, str | None, int | None, int]
-_UNIT_PHASES = {"unit_forward": "forward", "unit_recompute": "recompute", "unit_backward": "backward"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A stretch of one step in which no boundary is crossed.
-
-    `unit` None: outside any unit. `micro_batch` None: before, between or after the micro-batches; from the
-    first forward of a micro-batch to its last backward everything belongs to it. `call`: which of the unit's calls in
-    its micro-batch this is, or is the backward of.
-    """
-
-    phase: str
-    unit: str | None
-    micro_batch: int | None
-    start_s: float
-    end_s: float
-    call: int = 0
-
-    @property
-    def pass_number(self) -> int | None:
-        return pass_number(self.micro_batch, self.call)
 
 
 def captured_step(
@@ -77,61 +49,86 @@ def captured_step(
     default the run's own, may be about (planned_models.py). Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
-    traced, rank, step = _traced_ranks(run, of_rank)
-    rank = with_passes_apart(rank) if rank.pipeline_stages else rank
-    is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
-    # Stages keep theirs gathered for the whole step, and beside split layers each is gathered as it was: replayed as it is.
-    groups = rank.shard_groups if rank.process.world_size > 1 and not is_apart else ()
-    if groups:
-        check_predictable(rank, step)
-        rank = with_copies_counted(rank, step)
-    pieces = cut_step(rank.spans, step)
-    durations, step_time_s = _durations(rank, pieces)
-    memory = segment_memory(rank, step, pieces, micro_batch_divisor, precision)
-    repeats = max(1, int(micro_batch_divisor)) if repeats is None else repeats
-    if groups:
-        exposed_s = take_collectives(rank, step, pieces, durations, observed_collectives(run))
-    elif rank.tensor_parallel:
-        exposed_s = 0.0  # its backward waits for the same collectives under a plan
-    else:
-        exposed_s = _take_exposed_tail(rank, pieces, durations)
-    batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
-    units = planned_units(rank, planned_models(rank, num_ranks or rank.process.world_size))
-    states = unit_states(rank, step, units)
-    durations = split_durations(rank, pieces, durations, micro_batch_divisor)
-    runs, cost = second_runs(rank, pieces, durations), second_run_cost(rank)
-    return CapturedStep(
-        rank=rank.process.rank,
-        world_size=1 if is_apart else rank.process.world_size,
-        device=rank.process.device,
-        units=units,
-        states=states,
-        segments=_segments(pieces, durations, memory, live_gradients(rank, pieces)),
-        inner=memory.inner,
-        cached=memory.cached,
-        boundaries=memory.boundaries,
-        saved=memory.saved,
-        roundable=memory.roundable,
-        timelines=memory.timelines,
-        rounding_cost=rounding_cost(rank),
-        make_storages=memory.make_storages,
-        make_parted=memory.make_parted,
-        recomputable=_recomputable({unit.name for unit in units}, memory, runs, cost, repeats),
-        second_runs=runs,
-        second_run_cost=cost,
-        operators=timed_operators(rank, memory.unit_forwards, memory.operators, durations),
-        constant_state_bytes=constant_states(rank, step, states),
-        step_time_s=step_time_s,
-        exposed_communication_s=exposed_s,
-        peak_bytes=_traced_peak_bytes(rank) or memory.peak_bytes,
-        synced_micro_batches=_synced(rank, pieces),
-        num_micro_batches=max(1, step.num_micro_batches),
-        repeats=repeats,
-        micro_batch_size=None if batch is None else int(batch // micro_batch_divisor),
-        precision=precision,
-        leaves_gradients_alone=all(map(leaves_gradients_alone, traced)),
-        shard_groups=groups,
-    )
+    recorded = RecordedStep(run, precision=precision, num_ranks=num_ranks, of_rank=of_rank)
+    return recorded.captured(micro_batch_divisor, repeats)
+
+
+class RecordedStep:
+    """What captured steps with other micro-batches have in common with the recorded one; see `captured_step`."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        precision: Precision = FULL_PRECISION,
+        num_ranks: int | None = None,
+        of_rank: int | None = None,
+    ) -> None:
+        traced, rank, step = _traced_ranks(run, of_rank)
+        rank = with_passes_apart(rank) if rank.pipeline_stages else rank
+        self._is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
+        # Stages keep theirs gathered for the whole step, and beside split layers each is gathered as it was: replayed as it is.
+        self._groups = rank.shard_groups if rank.process.world_size > 1 and not self._is_apart else ()
+        if self._groups:
+            check_predictable(rank, step)
+            rank = with_copies_counted(rank, step)
+        self._rank, self._step, self._precision = rank, step, precision
+        self._pieces = cut_step(rank.spans, step)
+        self._durations, self._step_time_s = typical_durations(rank, self._pieces)
+        if self._groups:
+            self._exposed_s = take_collectives(
+                rank, step, self._pieces, self._durations, observed_collectives(run)
+            )
+        elif rank.tensor_parallel:
+            self._exposed_s = 0.0  # its backward waits for the same collectives under a plan
+        else:
+            self._exposed_s = _take_exposed_tail(rank, self._pieces, self._durations)
+        self._placement = Placement(rank, step, self._pieces, precision)
+        self._units = planned_units(rank, planned_models(rank, num_ranks or rank.process.world_size))
+        self._states = unit_states(rank, step, self._units)
+        self._batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
+        self._gradients = live_gradients(rank, self._pieces)
+        self._leaves_gradients_alone = all(map(leaves_gradients_alone, traced))
+
+    def captured(self, micro_batch_divisor: int | Fraction = 1, repeats: int | None = None) -> CapturedStep:
+        """With micro-batches of 1/divisor of their size, so many in place of each."""
+        rank, step, pieces, units = self._rank, self._step, self._pieces, self._units
+        memory = segment_memory(self._placement, micro_batch_divisor)
+        repeats = max(1, int(micro_batch_divisor)) if repeats is None else repeats
+        durations = split_durations(rank, pieces, self._durations, micro_batch_divisor)
+        runs, cost = second_runs(rank, pieces, durations), second_run_cost(rank)
+        return CapturedStep(
+            rank=rank.process.rank,
+            world_size=1 if self._is_apart else rank.process.world_size,
+            device=rank.process.device,
+            units=units,
+            states=self._states,
+            segments=_segments(pieces, durations, memory, self._gradients),
+            inner=memory.inner,
+            cached=memory.cached,
+            boundaries=memory.boundaries,
+            saved=memory.saved,
+            roundable=memory.roundable,
+            timelines=memory.timelines,
+            rounding_cost=rounding_cost(rank),
+            make_storages=memory.make_storages,
+            make_parted=memory.make_parted,
+            recomputable=_recomputable({unit.name for unit in units}, memory, runs, cost, repeats),
+            second_runs=runs,
+            second_run_cost=cost,
+            operators=timed_operators(rank, memory.unit_forwards, memory.operators, durations),
+            constant_state_bytes=constant_states(rank, step, self._states),
+            step_time_s=self._step_time_s,
+            exposed_communication_s=self._exposed_s,
+            peak_bytes=_traced_peak_bytes(rank) or memory.peak_bytes,
+            synced_micro_batches=_synced(rank, pieces),
+            num_micro_batches=max(1, step.num_micro_batches),
+            repeats=repeats,
+            micro_batch_size=None if self._batch is None else int(self._batch // micro_batch_divisor),
+            precision=self._precision,
+            leaves_gradients_alone=self._leaves_gradients_alone,
+            shard_groups=self._groups,
+        )
 
 
 def _traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun, Step]:
@@ -185,124 +182,6 @@ def _micro_batch_size(rank: RankRun, step: Step) -> int | None:
     if step.num_repeated_batches or any(s.kind == "optimizer" and s.end_s <= last_s for s in own):
         return None
     return step.num_samples // max(1, step.num_micro_batches)
-
-
-def cut_step(spans: Sequence[Span], step: Step) -> tuple[Piece, ...]:
-    """Cut a step at every start and end of a span; the innermost span running then owns a piece.
-
-    Innermost is the one that started last, a unit before a phase. Pieces cover the step without gap. Units in an evaluation
-    own nothing: with them, a unit would seem to run in two pieces, which nobody can recompute.
-    """
-    inside = [s for s in spans if s.step == step.index and s.end_s > step.start_s and s.start_s < step.end_s]
-    own = without_evaluated_units(inside)
-    times = {step.start_s, step.end_s}
-    for span in own:
-        times |= {max(span.start_s, step.start_s), min(span.end_s, step.end_s)}
-    starting = sorted(own, key=_nesting)
-    calls = _calls(starting)
-    ordered = sorted(times)
-    active: list[Span] = []
-    pieces: list[Piece] = []
-    position = 0
-    for start_s, end_s in pairwise(ordered):
-        while position < len(starting) and starting[position].start_s <= start_s:
-            active.append(starting[position])
-            position += 1
-        active = [span for span in active if span.end_s > start_s]
-        innermost = max(active, key=_nesting) if active else None
-        _append(pieces, innermost, calls.get(id(innermost), 0), start_s, end_s)
-    return _fill_micro_batches(pieces)
-
-
-def _fill_micro_batches(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Give what runs between a micro-batch's forward and backward, such as the loss, to that micro-batch."""
-    last: dict[int, int] = {}
-    for position, piece in enumerate(pieces):
-        if piece.phase in ("forward", "backward", "recompute") and piece.micro_batch is not None:
-            last[piece.micro_batch] = position
-    filled: list[Piece] = []
-    current: int | None = None
-    for position, piece in enumerate(pieces):
-        if piece.phase in ("forward", "backward", "recompute"):
-            current = piece.micro_batch
-        elif current is not None and position < last[current]:
-            piece = replace(piece, micro_batch=current)
-        filled.append(piece)
-    return tuple(filled)
-
-
-def _nesting(span: Span) -> tuple[float, bool, float]:
-    return span.start_s, span.kind in _UNIT_PHASES, -span.end_s
-
-
-def _calls(spans: Sequence[Span]) -> dict[int, int]:
-    """By id of a unit's span, which call it is of those in its micro-batch; 0 where there is one, or they do not match.
-
-    Autograd goes through what was called last first (nodes in falling order of their sequence numbers).
-    """
-    found: dict[tuple[str, int | None], dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
-    for span in spans:
-        if span.kind in _UNIT_PHASES:
-            found[span.unit, span.micro_batch][_UNIT_PHASES[span.kind]].append(span)
-    calls: dict[int, int] = {}
-    for by_phase in found.values():
-        forwards, backwards = by_phase["forward"], by_phase["backward"]
-        if len(forwards) == len(backwards) > 1 and not by_phase["recompute"]:
-            calls |= {id(span): call for call, span in enumerate(forwards)}
-            calls |= {id(span): call for call, span in enumerate(reversed(backwards))}
-    return calls
-
-
-def _append(pieces: list[Piece], span: Span | None, call: int, start_s: float, end_s: float) -> None:
-    if span is None:
-        owner: tuple[str, str | None, int | None] = ("outside", None, None)
-    elif span.kind in _UNIT_PHASES:
-        owner = (_UNIT_PHASES[span.kind], span.unit, span.micro_batch)
-    else:
-        owner = (span.kind, None, None if span.kind == "optimizer" else span.micro_batch)
-    last = pieces[-1] if pieces else None
-    if last is not None and (last.phase, last.unit, last.micro_batch, last.call) == (*owner, call):
-        start_s = pieces.pop().start_s
-    phase, unit, micro_batch = owner
-    pieces.append(
-        Piece(phase=phase, unit=unit, micro_batch=micro_batch, call=call, start_s=start_s, end_s=end_s)
-    )
-
-
-def _durations(rank: RankRun, pieces: Sequence[Piece]) -> tuple[list[float], float]:
-    """Median duration of each piece over the steady steps, scaled to sum to the median step time.
-
-    A run without a timed step has only the traced step's own times.
-    """
-    steady = rank.steady_steps()
-    if not steady:
-        own = [piece.end_s - piece.start_s for piece in pieces]
-        return own, sum(own)
-    spans_of: dict[int, list[Span]] = defaultdict(list)
-    for span in rank.spans:
-        spans_of[span.step].append(span)
-    seen: dict[_Key, list[float]] = defaultdict(list)
-    for step in rank.steps_with_units():
-        found = cut_step(spans_of[step.index], step)
-        for key, piece in zip(_keys(found), found, strict=True):
-            seen[key].append(piece.end_s - piece.start_s)
-    step_time_s = median(step.duration_s for step in steady)
-    typical = [median(seen[key]) if key in seen else 0.0 for key in _keys(pieces)]
-    total_s = sum(typical)
-    if total_s <= 0:
-        return [step_time_s / len(pieces)] * len(pieces), step_time_s
-    return [duration * step_time_s / total_s for duration in typical], step_time_s
-
-
-def _keys(pieces: Sequence[Piece]) -> list[_Key]:
-    """What names a piece in every step."""
-    counts: Counter[tuple[str, str | None, int | None]] = Counter()
-    keys = []
-    for piece in pieces:
-        owner = (piece.phase, piece.unit, piece.micro_batch)
-        keys.append((*owner, counts[owner]))
-        counts[owner] += 1
-    return keys
 
 
 def _take_exposed_tail(rank: RankRun, pieces: Sequence[Piece], durations: list[float]) -> float:

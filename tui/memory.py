@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
 
 from memadvisor.analyzers.peak import alive_storages, position_in_words, where
-from memadvisor.analyzers.segments import cut_step
+from memadvisor.analyzers.pieces import cut_step
 from memadvisor.analyzers.timeline import MemoryTimeline
 from memadvisor.run.records import Storage
 from memadvisor.tui.chart import MemoryChart, PhaseSpan

@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
 
-from memadvisor.analyzers.segments import cut_step
+from memadvisor.analyzers.pieces import cut_step
 from memadvisor.run.records import Span, Step
 from memadvisor.tui.drawing import PHASE_COLORS, sparkline, stacked_bar
 from memadvisor.tui.pane import Pane

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from memadvisor.analyzers.fragmentation import allocator_settings
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.planned_models import check_trained
+from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.collectives import (
     CollectiveTimes,
@@ -102,7 +103,8 @@ def advise(
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
     _check_options(ranks, precision, compression, local_sgd)
-    plain, recorded_size = step_with(run, micro_batch, precision, ranks)
+    recorded = RecordedStep(run, precision=precision, num_ranks=ranks)
+    plain, recorded_size = step_with(recorded, micro_batch)
     _check_model(run, plain, ranks, precision, compression, local_sgd)
     times = _collective_times(run, ranks, hardware, plain)
     settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
@@ -133,7 +135,7 @@ def advise(
         raise UsageError(
             "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
         )
-    found = _found(search, splits(run, plain, recorded_size, ranks, search.may_show))
+    found = _found(search, splits(recorded, plain, recorded_size, search.may_show))
     first = next(ranked for ranked in found if not ranked.changes_script)
     named = (
         None if policy is None else _explained([named_plan(search, plain, policy, first)], memory_bytes)[0]

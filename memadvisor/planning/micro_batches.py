@@ -10,25 +10,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from memadvisor.analyzers.segments import captured_step
+from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
-from memadvisor.precision import Precision
-from memadvisor.run.run import Run
 
 MAX_DIVISOR = 8  # of a micro-batch that plans split
 MAX_GROWTH = 8
 
 
-def step_with(
-    run: Run, size: int | None, precision: Precision, num_ranks: int
-) -> tuple[CapturedStep, int | None]:
+def step_with(step: RecordedStep, size: int | None) -> tuple[CapturedStep, int | None]:
     """The step with as many micro-batches as recorded, each of `size` samples, or with None as recorded; and the samples
     of a recorded one, where they are known.
 
     Raises UsageError for a size that nobody can tell the step of.
     """
-    recorded = captured_step(run, precision=precision, num_ranks=num_ranks)
+    recorded = step.captured()
     known = recorded.micro_batch_size
     if size is None or size == known:
         return recorded, known
@@ -49,14 +45,13 @@ def step_with(
             hint=f"give {known + 1} to {MAX_GROWTH * known}, or profile the script with another micro-batch.",
         )
     divisor = Fraction(known, size)
-    return captured_step(run, micro_batch_divisor=divisor, precision=precision, num_ranks=num_ranks), known
+    return step.captured(divisor), known
 
 
 def splits(
-    run: Run,
+    step: RecordedStep,
     whole: CapturedStep,
     recorded_size: int | None,
-    num_ranks: int,
     may_show: Callable[[], bool] = lambda: True,
 ) -> Iterator[tuple[CapturedStep, bool]]:
     """The step as it is, and with its micro-batch halved again and again, for as long as it divides; and whether it is the
@@ -71,13 +66,7 @@ def splits(
         is_last = divisor == divisors[-1]
         if size is None or recorded_size is None or not (is_last or may_show()):
             continue
-        split = captured_step(
-            run,
-            micro_batch_divisor=Fraction(recorded_size * divisor, size),
-            repeats=divisor,
-            precision=whole.precision,
-            num_ranks=num_ranks,
-        )
+        split = step.captured(Fraction(recorded_size * divisor, size), divisor)
         yield replace(split, time_factors=whole.time_factors), is_last
 
 

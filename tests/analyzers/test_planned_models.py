@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from memadvisor.analyzers.pieces import cut_step
 from memadvisor.analyzers.planned_models import check_trained, live_gradients
-from memadvisor.analyzers.segments import cut_step
 from memadvisor.errors import UsageError
 from tests.make_run import make_run
 

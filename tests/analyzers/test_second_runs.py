@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from memadvisor.analyzers.pieces import Piece
 from memadvisor.analyzers.second_runs import second_run_cost, second_runs
-from memadvisor.analyzers.segments import Piece, captured_step
+from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import Plan, UnitPlan

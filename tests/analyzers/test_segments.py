@@ -1,21 +1,23 @@
 """The traced step cut into segments: nothing is lost, and replaying it gives the measured peak."""
 
 import dataclasses
-from itertools import pairwise
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.observed_collectives import observed_collectives
-from memadvisor.analyzers.segments import captured_step, cut_step
+from memadvisor.analyzers.segments import RecordedStep, captured_step
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.stretches import Stretches
 from memadvisor.errors import UsageError
 from memadvisor.plan import Plan
+from memadvisor.precision import Precision
 from memadvisor.run.records import Span, Storage
-from tests.make_run import make_run, step, storage
+from tests.make_run import make_run, storage
 
+BFLOAT16 = Precision(param_dtype="bfloat16")
 RUNS = st.builds(
     make_run,
     num_ranks=st.integers(1, 2),
@@ -42,33 +44,6 @@ def test_segments_and_exposed_communication_sum_to_the_median_step(run):
     steady = sorted(s.duration_s for s in run.ranks[0].steady_steps())
     assert steady[0] <= captured.step_time_s * (1 + 1e-9)
     assert total_s + captured.exposed_communication_s == pytest.approx(captured.step_time_s)
-
-
-_TIMES = st.tuples(st.integers(0, 20), st.integers(1, 10))
-
-
-@given(st.lists(st.tuples(st.sampled_from(["unit_forward", "unit_backward", "forward"]), _TIMES), max_size=8))
-def test_pieces_cover_a_step_without_gap_or_overlap(spans):
-    rows = [
-        Span(0, kind, f"u{number}", 0, float(start), float(start + length))
-        for number, (kind, (start, length)) in enumerate(spans)
-    ]
-    pieces = cut_step(rows, step(start_s=2.0, end_s=25.0, traced=True))
-
-    assert (pieces[0].start_s, pieces[-1].end_s) == (2.0, 25.0)
-    assert all(a.end_s == b.start_s for a, b in pairwise(pieces))
-
-
-def test_the_innermost_unit_owns_its_time():
-    """A root that calls a block: root, block, root again."""
-    rows = [Span(0, "unit_forward", "", 0, 0.0, 3.0), Span(0, "unit_forward", "block", 0, 1.0, 2.0)]
-    pieces = cut_step(rows, step(end_s=3.0, traced=True))
-
-    assert [(piece.unit, piece.start_s, piece.end_s) for piece in pieces] == [
-        ("", 0.0, 1.0),
-        ("block", 1.0, 2.0),
-        ("", 2.0, 3.0),
-    ]
 
 
 def test_units_that_also_run_in_an_evaluation_within_the_step_can_be_recomputed():
@@ -150,6 +125,17 @@ def test_halving_the_micro_batch_halves_batch_shaped_storages_and_keeps_states()
     assert half.micro_batch_size == whole.micro_batch_size / 2 == 2
     assert max(bytes_of(half, "activation")) == max(bytes_of(whole, "activation")) / 2
     assert bytes_of(half, "parameter") == bytes_of(whole, "parameter")
+
+
+def test_steps_with_other_micro_batches_of_one_recording_are_those_of_recordings_of_their_own():
+    run = make_run(num_blocks=2, num_micro_batches=2)
+    recorded = RecordedStep(run, precision=BFLOAT16, num_ranks=2)
+    for divisor in (1, 4, 2, Fraction(1, 2), 1):
+        alone = captured_step(run, micro_batch_divisor=divisor, precision=BFLOAT16, num_ranks=2)
+        made = {"make_storages", "make_parted"}
+        for field in {each.name for each in dataclasses.fields(alone)} - made:
+            assert getattr(recorded.captured(divisor), field) == getattr(alone, field), field
+        assert recorded.captured(divisor).make_storages() == alone.make_storages()
 
 
 def test_a_step_whose_backward_updates_is_no_accumulation_of_halves():

@@ -5,7 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from memadvisor.analyzers.segments import captured_step, cut_step
+from memadvisor.analyzers.pieces import cut_step
+from memadvisor.analyzers.segments import captured_step
 from memadvisor.analyzers.split_times import BACKWARD_CALL_S, FORWARD_CALL_S, split_durations
 from tests.make_run import make_run
 

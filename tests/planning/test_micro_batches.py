@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import memadvisor
+from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.errors import UsageError
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.micro_batches import splits, step_with
-from memadvisor.precision import FULL_PRECISION
 from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
@@ -76,11 +76,12 @@ def test_a_plan_makes_it_fit_and_its_peak_is_as_foretold(recorded, larger, tmp_p
 
 
 def test_splits_of_it_see_as_many_samples(recorded):
-    whole, size = step_with(recorded, 8, FULL_PRECISION, 1)
-    found = [step for step, _ in splits(recorded, whole, size, 1)]
+    as_recorded = RecordedStep(recorded)
+    whole, size = step_with(as_recorded, 8)
+    found = [step for step, _ in splits(as_recorded, whole, size)]
 
     assert [(step.micro_batch_size, step.repeats) for step in found] == [(8, 1), (4, 2), (2, 4), (1, 8)]
-    own, _ = step_with(recorded, None, FULL_PRECISION, 1)
+    own, _ = step_with(as_recorded, None)
     split = found[1]  # micro-batches as they were recorded, and twice as many
     assert [segment.captured for segment in split.segments] == [segment.captured for segment in own.segments]
     assert [segment.duration_s for segment in split.segments] == [

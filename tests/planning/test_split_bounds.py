@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from memadvisor.analyzers.segments import captured_step
+from memadvisor.analyzers.segments import RecordedStep, captured_step
 from memadvisor.cost.collectives import times_from_curves
 from memadvisor.hardware.hardware import OverlapSlowdown
 from memadvisor.planning.advise import advise
@@ -33,11 +33,12 @@ def test_what_is_shown_is_what_a_search_of_all_splits_shows(compute, collective,
 def test_of_splits_of_which_none_would_be_shown_the_last_alone_is_cut(monkeypatch):
     cut = []
 
-    def counting(run, **options):
-        cut.append(options.get("micro_batch_divisor", 1))
-        return captured_step(run, **options)
+    class Counting(RecordedStep):
+        def captured(self, micro_batch_divisor=1, repeats=None):
+            cut.append(micro_batch_divisor)
+            return super().captured(micro_batch_divisor, repeats)
 
-    monkeypatch.setattr("memadvisor.planning.micro_batches.captured_step", counting)
+    monkeypatch.setattr("memadvisor.planning.advise.RecordedStep", Counting)
     advise(RUN, memory_bytes=10**9, num_ranks=2, hardware=MEASURED)
 
     assert cut == [1, 4]  # and none of half a micro-batch
