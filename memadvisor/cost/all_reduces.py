@@ -21,10 +21,7 @@ class AllReduces:
         self._packed = packed
         self._waiting: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         self._staged: dict[str, int] = {}  # by the unit that a message goes with
-
-    @property
-    def staging_bytes(self) -> int:
-        return sum(self._staged.values())
+        self.staging_bytes = 0  # all of it
 
     def items(self) -> Iterable[tuple[str, int]]:
         """Staging by unit."""
@@ -37,7 +34,7 @@ class AllReduces:
             return self._merge(action)
         if name not in self._packed:
             return self._gradient_bytes.get(name, 0)
-        self._staged[name] = self._packed[name].all_reduce_staging_bytes
+        self._stage(name, self._packed[name].all_reduce_staging_bytes)
         return self._packed[name].all_reduce_bytes
 
     def _merge(self, action: Action) -> int:
@@ -45,10 +42,16 @@ class AllReduces:
         units.append(action.unit)
         if len(units) < len(action.units):
             return 0
-        size_bytes = self._staged[action.unit] = sum(self._gradient_bytes.get(unit, 0) for unit in units)
+        size_bytes = sum(self._gradient_bytes.get(unit, 0) for unit in units)
+        self._stage(action.unit, size_bytes)
         units.clear()
         return size_bytes
+
+    def _stage(self, name: str, size_bytes: int) -> None:
+        self.staging_bytes += size_bytes - self._staged.get(name, 0)
+        self._staged[name] = size_bytes
 
     def end(self) -> None:
         """The backward ends."""
         self._staged.clear()
+        self.staging_bytes = 0

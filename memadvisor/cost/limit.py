@@ -7,6 +7,8 @@ second forwards. What collectives add to it is not, so this is the least that th
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -25,6 +27,27 @@ class Limit:
 
     def is_passed_by(self, step_time_s: float, peak_bytes: float) -> bool:
         return step_time_s >= self.step_time_s or peak_bytes > self.peak_bytes
+
+
+class LeastTime:
+    """What a step takes at the least, whatever is sharded: all that computes but updates, and units that run again
+    by themselves and keep nothing."""
+
+    def __init__(self, step: CapturedStep) -> None:
+        self._knows_times = not step.time_factors
+        times = Counter(position for position, _, _ in step.order)
+        durations = ((step.segments[position], count) for position, count in times.items())
+        self._plain_s = sum(s.duration_s * count for s, count in durations if s.phase != "optimizer")
+        self._again_s: defaultdict[str, float] = defaultdict(float)  # by unit
+        for position in step.first_backwards:
+            segment = step.segments[position]
+            run = step.second_runs.get((segment.unit or "", segment.pass_number))
+            if run is not None:
+                self._again_s[segment.unit or ""] += times[position] * run.seconds(step.second_run_cost)
+
+    def seconds(self, recomputed: Iterable[str]) -> float:
+        """0 where nothing is known of it."""
+        return self._plain_s + sum(self._again_s[unit] for unit in recomputed) if self._knows_times else 0.0
 
 
 class Remaining:

@@ -15,8 +15,6 @@ from memadvisor.cost.step import Bytes
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Lane
 
-TIERS = (Lane.HOST, Lane.DISK)
-
 
 class PagedParameters:
     """`engine`: what is held meanwhile. `own`: what the engine itself takes."""
@@ -36,7 +34,9 @@ class PagedParameters:
         self._written_s = 0.0
 
     def plays(self, action: Action) -> bool:
-        return action.lane in TIERS and action.kind in (ActionKind.GATHER, ActionKind.REDUCE)
+        if action.lane is Lane.COLLECTIVE or action.lane is Lane.COMPUTE:
+            return False  # as nearly all are
+        return action.kind in (ActionKind.GATHER, ActionKind.REDUCE)
 
     def play(self, action: Action) -> Bytes:
         """One of these; bytes that are there only while compute waits for it."""

@@ -201,9 +201,8 @@ class _Player:
         """Play what the schedule asks for at one boundary of a segment."""
         segment = self.step.segments[position]
         unit = segment.unit or "" if segment.phase != "optimizer" else ""
-        self._act(
-            point, unit, position, min(position + (point in _AFTER), len(self.step.segments) - 1), is_last
-        )
+        is_over = point in _AFTER and position + 1 < len(self.step.segments)
+        self._act(point, unit, position, position + is_over, is_last)
 
     def _turn(self, position: int, passing: str, is_last: bool) -> None:
         """A segment begins with which the model's forward, or a backward, begins or ends."""

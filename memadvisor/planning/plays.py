@@ -14,7 +14,7 @@ from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
-from memadvisor.cost.limit import Limit
+from memadvisor.cost.limit import LeastTime, Limit
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
@@ -64,10 +64,12 @@ class Plays:
         self._local_sgd = local_sgd
         self._algorithms = algorithms
         self._activations: dict[Nested, Activations] = {}  # of the step that is played
+        self._least: LeastTime | None = None  # of it too
 
     def begin(self) -> None:
         """Another step comes."""
         self._activations.clear()
+        self._least = None
 
     def play(self, step: CapturedStep, arrangement: Arrangement, limit: Limit | None = None) -> Simulation:
         schedule = write_schedule(self._plan(step, arrangement), step.units)
@@ -77,6 +79,12 @@ class Plays:
         played = simulate(step, schedule, self._times, activations=known, transfers=transfers, limit=limit)
         self._activations[nested] = played.moments.activations
         return played
+
+    def least_s(self, step: CapturedStep, arrangement: Arrangement) -> float:
+        """What it takes at the least, as far as that is known without playing it."""
+        if self._least is None:
+            self._least = LeastTime(step)
+        return self._least.seconds(u.name for u in arrangement.units if u.recompute and not u.kept)
 
     def ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
         plan = self._plan(step, arrangement)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,9 +75,9 @@ class Chain:
         self._num_slots = max(0, (memory_bytes - self._floor_bytes) // self._slot_bytes)
         self._inputs = [self._slots(unit.input_bytes) for unit in units]
         self._saved = [self._slots(unit.saved_bytes) for unit in units]
-        self._own_inputs_bytes = np.array([unit.input_bytes for unit in units], dtype=np.int64)
-        self._plain_bytes = np.array([unit.plain_bytes for unit in units], dtype=np.int64)
-        self._forward_levels_bytes = np.array(levels[: len(self.units)], dtype=np.int64) - self._floor_bytes
+        self._rises = self._rises_of_plain([0] * len(self.units))
+        forward_levels = [unit.forward_level_bytes - self._floor_bytes for unit in units]
+        self._rises_whole = self._rises_of_plain(forward_levels)  # to the chain's last unit
         self._ends_s = np.cumsum([0.0, *(unit.forward_s for unit in units)])
         self._fill()
 
@@ -115,10 +114,12 @@ class Chain:
         found = self._rows[: last - first]
         np.add(self._behind[last][first + 1 : last + 1], self._best[first][: last - first], out=found)
         found += plain_s[:, None]
-        needs = self._needs_plain(first, last)
-        risen = [0, *(np.flatnonzero(np.diff(needs)) + 1).tolist(), last - first]
-        for start, end in pairwise(risen):
-            found[start:end, : max(0, needs[start])] = np.inf
+        is_whole = last == len(self.units) - 1
+        level_bytes = 0 if is_whole else self._level_bytes(first, last)
+        for start, size_bytes in self._rises_whole[first] if is_whole else self._rises[first]:
+            if start >= last - first:
+                break
+            found[start:, : max(0, self._slots(size_bytes + level_bytes))] = np.inf
         return found
 
     def _need_keeping(self, unit: int, last: int) -> int:
@@ -127,14 +128,20 @@ class Chain:
         backward = self._slots(u.backward_level_bytes - self._floor_bytes + u.saved_bytes + u.backward_bytes)
         return max(forward, backward)
 
-    def _needs_plain(self, first: int, last: int) -> NDArray[Any]:
-        """What forwards that keep nothing need, from `first` to each unit before `last`: each has its own input too, if
-        that is not what the part begins with."""
-        sizes = self._plain_bytes[first:last] + self._own_inputs_bytes[first:last]
-        sizes[0] -= self._own_inputs_bytes[first]
-        is_whole = last == len(self.units) - 1
-        sizes += self._forward_levels_bytes[first:last] if is_whole else self._level_bytes(first, last)
-        return np.maximum.accumulate(-(-sizes // self._slot_bytes))
+    def _rises_of_plain(self, levels_bytes: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """By `first`, what forwards that keep nothing need, from it to each unit behind it: where, counted from it, that
+        rises, and to how much. Each has its own input too, if that is not what the part begins with."""
+        found: list[list[tuple[int, int]]] = []
+        for first in range(len(self.units)):
+            rises: list[tuple[int, int]] = []
+            for place, (unit, level_bytes) in enumerate(
+                zip(self.units[first:], levels_bytes[first:], strict=True)
+            ):
+                size_bytes = unit.plain_bytes + (unit.input_bytes if place else 0) + level_bytes
+                if not rises or size_bytes > rises[-1][1]:
+                    rises.append((place, size_bytes))
+            found.append(rises)
+        return found
 
     def _level_bytes(self, unit: int, last: int) -> int:
         """What else is there: the chain's last unit is reached in the first forward alone."""

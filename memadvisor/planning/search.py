@@ -290,7 +290,7 @@ class Search:
 
     def _mixed(self, step: CapturedStep, starts: Iterable[Arrangement]) -> RankedPlan:
         """A stage for each unit, from the arrangements that were best for all alike."""
-        evaluate = Outcomes[Arrangement](partial(self.plays.play, step))
+        evaluate = Outcomes[Arrangement](partial(self.plays.play, step), partial(self.plays.least_s, step))
         space = space_for(step, self.stages, self._groups(step))
         first = tuple(starts)
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import times_from_curves
-from memadvisor.cost.limit import Limit
+from memadvisor.cost.limit import LeastTime, Limit
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import UnitPlan
 from memadvisor.planning.arrangement import space_of
@@ -59,6 +59,30 @@ def test_second_forwards_alone_are_time_enough_to_cut_a_step_before_its_first_se
     assert not short.is_whole
     assert not list(short.moments)
     assert played(nothing).is_whole
+
+
+def test_no_step_takes_less_than_the_least_that_is_known_before_it_is_played():
+    least = LeastTime(STEP)
+    for units in ARRANGEMENTS:
+        recomputed = [unit.name for unit in units if unit.recompute]
+
+        assert least.seconds(recomputed) <= played(units).step_time_s * (1 + 1e-9)
+        assert least.seconds(recomputed) >= least.seconds(recomputed[1:]) > 0
+
+
+def test_what_takes_too_long_at_the_least_is_not_played():
+    asked = []
+
+    def play(units, limit):
+        asked.append(units)
+        return played(units, limit)
+
+    outcomes = Outcomes(play, lambda units: 2.0)
+
+    assert outcomes(ARRANGEMENTS[0], Limit(1.0)) == Outcome(2.0, 0, is_whole=False)
+    assert not asked
+    assert outcomes(ARRANGEMENTS[0]).is_whole
+    assert asked == [ARRANGEMENTS[0]]
 
 
 def test_of_a_step_whose_parts_were_learnt_to_take_another_time_memory_alone_is_known_before_its_end():
