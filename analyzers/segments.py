@@ -89,6 +89,9 @@ class RecordedStep:
         self._batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
         self._gradients = live_gradients(rank, self._pieces)
         self._leaves_gradients_alone = all(map(leaves_gradients_alone, traced))
+        self._constant_bytes = constant_states(rank, step, self._states)
+        self._synced = _synced(rank, self._pieces)
+        self._rounding_cost, self._second_run_cost = rounding_cost(rank), second_run_cost(rank)
 
     def captured(self, micro_batch_divisor: int | Fraction = 1, repeats: int | None = None) -> CapturedStep:
         """With micro-batches of 1/divisor of their size, so many in place of each."""
@@ -96,7 +99,7 @@ class RecordedStep:
         memory = segment_memory(self._placement, micro_batch_divisor)
         repeats = max(1, int(micro_batch_divisor)) if repeats is None else repeats
         durations = split_durations(rank, pieces, self._durations, micro_batch_divisor)
-        runs, cost = second_runs(rank, pieces, durations), second_run_cost(rank)
+        runs = second_runs(rank, pieces, durations)
         return CapturedStep(
             rank=rank.process.rank,
             world_size=1 if self._is_apart else rank.process.world_size,
@@ -110,18 +113,20 @@ class RecordedStep:
             saved=memory.saved,
             roundable=memory.roundable,
             timelines=memory.timelines,
-            rounding_cost=rounding_cost(rank),
+            rounding_cost=self._rounding_cost,
             make_storages=memory.make_storages,
             make_parted=memory.make_parted,
-            recomputable=_recomputable({unit.name for unit in units}, memory, runs, cost, repeats),
+            recomputable=_recomputable(
+                {unit.name for unit in units}, memory, runs, self._second_run_cost, repeats
+            ),
             second_runs=runs,
-            second_run_cost=cost,
+            second_run_cost=self._second_run_cost,
             operators=timed_operators(rank, memory.unit_forwards, memory.operators, durations),
-            constant_state_bytes=constant_states(rank, step, self._states),
+            constant_state_bytes=self._constant_bytes,
             step_time_s=self._step_time_s,
             exposed_communication_s=self._exposed_s,
             peak_bytes=_traced_peak_bytes(rank) or memory.peak_bytes,
-            synced_micro_batches=_synced(rank, pieces),
+            synced_micro_batches=self._synced,
             num_micro_batches=max(1, step.num_micro_batches),
             repeats=repeats,
             micro_batch_size=None if self._batch is None else int(self._batch // micro_batch_divisor),

@@ -41,6 +41,7 @@ from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import load_plan, save_plan
 from memadvisor.planning.advise import advise
 from memadvisor.planning.arrangement import Arrangement
+from memadvisor.planning.plays import Plays
 from memadvisor.planning.search import Search
 from memadvisor.policies import blocks_of
 from memadvisor.units import format_bytes, format_seconds
@@ -105,7 +106,7 @@ def space_of(run, hardware, budget_bytes):
     times = times_from_curves(
         hardware.collectives, RANKS, hardware.source, hardware.overlap, engine=hardware.engine
     )
-    search = Search(run, times, RANKS, budget_bytes, None)
+    search = Search(Plays(run, times, RANKS, budget_bytes))
     for divisor in (1, 2):
         step = captured_step(run, micro_batch_divisor=divisor)
         blocks = blocks_of(step.units)

@@ -14,8 +14,8 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.local_sgd import LocalSgd, local_sgd_loss_text
 from memadvisor.planning.algorithms import algorithms_notes
 from memadvisor.planning.extrapolation import extrapolation_notes
+from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import RankedPlan
-from memadvisor.planning.search import Search
 from memadvisor.planning.several_models import model_notes
 from memadvisor.precision import Precision, loss_text, masters_text
 from memadvisor.run.run import Run
@@ -23,21 +23,21 @@ from memadvisor.run.run import Run
 _WORTH_NAMING = 0.2  # of the peak: states that could lie elsewhere
 
 
-def notes(run: Run, search: Search, plain: CapturedStep, found: list[RankedPlan]) -> Iterator[str]:
+def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) -> Iterator[str]:
     """Of the plans that a search has found for the step `plain`, from best to worst."""
     yield from size_notes(run)
-    yield from _precision_notes(search.precision)
-    yield from _compression_notes(search.compression)
-    yield from _local_sgd_notes(search.local_sgd)
+    yield from _precision_notes(plays.precision)
+    yield from _compression_notes(plays.compression)
+    yield from _local_sgd_notes(plays.local_sgd)
     yield from algorithms_notes(found[0].plan.algorithms)
-    yield from _coding_notes(search.optimizer_bits, search.transfers)
-    yield from model_notes(run.ranks[0], search.plays.models, plain, knows_tier=search.transfers is not None)
+    yield from _coding_notes(plays.optimizer_bits, plays.transfers)
+    yield from model_notes(run.ranks[0], plays.models, plain, knows_tier=plays.transfers is not None)
     yield from _unit_notes(plain)
-    yield from _run_notes(run, search.num_ranks, search.times)
-    yield from extrapolation_notes(found, plain, search.times)
-    yield from _transfer_notes(found, search.transfers)
-    yield from _tier_notes(plain, search)
-    yield from _allocator_notes(plain, search.settings)
+    yield from _run_notes(run, plays.num_ranks, plays.times)
+    yield from extrapolation_notes(found, plain, plays.times)
+    yield from _transfer_notes(found, plays.transfers)
+    yield from _tier_notes(plain, plays)
+    yield from _allocator_notes(plain, plays.settings)
 
 
 def size_notes(run: Run) -> Iterator[str]:
@@ -82,10 +82,10 @@ def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) ->
         )
 
 
-def _tier_notes(plain: CapturedStep, search: Search) -> Iterator[str]:
+def _tier_notes(plain: CapturedStep, plays: Plays) -> Iterator[str]:
     """Where states are much of the peak, and no tier's bandwidth is known."""
     held = sum(states.parameter_bytes + states.optimizer_bytes for states in plain.states.values())
-    if search.transfers is None and not plain.shard_groups and held >= _WORTH_NAMING * plain.peak_bytes:
+    if plays.transfers is None and not plain.shard_groups and held >= _WORTH_NAMING * plain.peak_bytes:
         yield (
             "No plan keeps states on disk, since no bandwidth of one is known: `memadvisor calibrate -o hardware.json` measures "
             "it, and with `--hardware hardware.json` plans may."

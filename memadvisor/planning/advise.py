@@ -32,6 +32,7 @@ from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_
 from memadvisor.planning.micro_batches import splits, step_with
 from memadvisor.planning.named import check_policy, named_plan
 from memadvisor.planning.paging import paged_bytes
+from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, front_of, order, seconds_for
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
@@ -116,30 +117,28 @@ def advise(
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
     _check_one_update(optimizer_bits, plain)
-    search = Search(
+    plays = Plays(
         run,
         times,
         ranks,
         memory_bytes,
         settings,
-        precision,
-        compression,
-        transfers,
-        optimizer_bits,
-        paged_transfers,
-        local_sgd,
-        choose_algorithms(hardware, ranks),
-        near_ranks,
+        precision=precision,
+        compression=compression,
+        transfers=transfers,
+        paged_transfers=paged_transfers,
+        optimizer_bits=optimizer_bits,
+        local_sgd=local_sgd,
+        algorithms=choose_algorithms(hardware, ranks),
     )
+    search = Search(plays, near_ranks)
     if not search.stages:
         raise UsageError(
             "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
         )
     found = _found(search, splits(recorded, plain, recorded_size, search.may_show))
     first = next(ranked for ranked in found if not ranked.changes_script)
-    named = (
-        None if policy is None else _explained([named_plan(search, plain, policy, first)], memory_bytes)[0]
-    )
+    named = None if policy is None else _explained([named_plan(plays, plain, policy, first)], memory_bytes)[0]
     return Advice(
         budget_bytes=memory_bytes,
         num_ranks=ranks,
@@ -155,7 +154,7 @@ def advise(
         learnt=learnt,
         micro_batch=micro_batch,
         recorded_micro_batch=recorded_size,
-        notes=tuple(notes(run, search, plain, found)),
+        notes=tuple(notes(run, plays, plain, found)),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.captured_units import captured_model
 from memadvisor.analyzers.planned_models import fingerprint_of
-from memadvisor.analyzers.segments import captured_step
+from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.cost.captured_units import CapturedModel
 from memadvisor.cost.layouts.captured_times import Target, is_host, target_of
 from memadvisor.cost.step import CapturedStep
@@ -49,7 +49,8 @@ def advise_layouts(
     rank), in place of what is known of it. Raises UsageError where something that the prediction needs is unknown.
     """
     check_single(run.ranks[0], "layouts are worked out")
-    step = captured_step(run)
+    recorded = RecordedStep(run)
+    step = recorded.captured()
     model = captured_model(run, step)
     if memory_bytes is None and cluster.accelerator.memory_bytes is None:
         raise UsageError(
@@ -64,7 +65,7 @@ def advise_layouts(
         target=target,
         batch_samples=model.batch_samples if batch_samples is None else batch_samples,
     )
-    memory = CapturedMemory(run, step, model, target)
+    memory = CapturedMemory(recorded, step, model, target)
     found = search_captured(question, memory)
     return CapturedAdvice(
         question=question,

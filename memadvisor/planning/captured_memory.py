@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from fractions import Fraction
 
-from memadvisor.analyzers.segments import captured_step
+from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.cost.captured_units import CapturedModel, CapturedUnit
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.layouts.captured import CapturedLayout, stage_parameters_of, stages_of
@@ -28,7 +28,6 @@ from memadvisor.cost.step import Bytes, CapturedStep
 from memadvisor.layout import Layout
 from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.planning.recompute import choose_recomputed
-from memadvisor.run.run import Run
 from memadvisor.write_schedule import write_schedule
 
 # Memory alone is asked for; no order of events hangs on how long collectives take.
@@ -36,10 +35,13 @@ _NO_TIME = CollectiveTimes(kind="fitted", source="", curves={}, alpha_s=0.0, bet
 
 
 class CapturedMemory:
-    """Peaks of layouts of one run on one target; what was simulated is kept."""
+    """Peaks of layouts of one run on one target; what was simulated is kept. `plain`: `recorded` as it was."""
 
-    def __init__(self, run: Run, plain: CapturedStep, model: CapturedModel, target: Target) -> None:
-        self.run, self.plain, self.model, self.target = run, plain, model, target
+    def __init__(
+        self, recorded: RecordedStep, plain: CapturedStep, model: CapturedModel, target: Target
+    ) -> None:
+        self.plain, self.model, self.target = plain, model, target
+        self._recorded = recorded
         self._steps: dict[tuple[int, bool], CapturedStep] = {}
         self._played: dict[tuple[object, ...], Simulation] = {}
 
@@ -147,7 +149,7 @@ class CapturedMemory:
         key = (layout.micro_batch_size, accumulates)
         if key not in self._steps:
             divisor = Fraction(self.model.micro_batch_size, layout.micro_batch_size)
-            step = self.plain if divisor == 1 else captured_step(self.run, micro_batch_divisor=divisor)
+            step = self.plain if divisor == 1 else self._recorded.captured(divisor)
             self._steps[key] = replace(step, repeats=2 if accumulates else 1)
         return self._steps[key]
 

@@ -22,7 +22,7 @@ from memadvisor.analyzers.communication import communication
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.analyzers.planned_models import fingerprint_of
 from memadvisor.analyzers.residuals import measured_components
-from memadvisor.analyzers.segments import captured_step
+from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.analyzers.step_time import step_time
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import simulate
@@ -109,14 +109,16 @@ def learn(
     plain: Run, runs: Sequence[Run], times: CollectiveTimes | None, transfers: TransferTimes | None
 ) -> Learnt:
     """What runs of plans on `plain`'s model teach. Raises UsageError for one that teaches nothing about it."""
-    steps: dict[int, CapturedStep] = {}
+    recorded = RecordedStep(plain)
+    steps: dict[int, CapturedStep] = {1: recorded.captured()}
     lessons = []
     for run in runs:
         plan = _usable_plan(plain, run)
-        divisor = _divisor(plain, plan, run, steps)
-        played = simulate(
-            steps[divisor], write_schedule(plan, steps[divisor].units), times, transfers=transfers
-        )
+        divisor = _divisor(steps[1], plan, run)
+        if divisor not in steps:
+            steps[divisor] = recorded.captured(divisor)
+        step = steps[divisor]
+        played = simulate(step, write_schedule(plan, step.units), times, transfers=transfers)
         lessons.append(_measured(run, played.components_s))
     return fit(lessons)
 
@@ -156,22 +158,18 @@ def _usable_plan(plain: Run, run: Run) -> Plan:
     return plan
 
 
-def _divisor(plain: Run, plan: Plan, run: Run, steps: dict[int, CapturedStep]) -> int:
-    """By how much the plan splits the plain run's micro-batch; its step joins `steps`. Raises UsageError where it does
-    not."""
-    if 1 not in steps:
-        steps[1] = captured_step(plain)
-    whole = steps[1].micro_batch_size
+def _divisor(step: CapturedStep, plan: Plan, run: Run) -> int:
+    """By how much the plan splits the plain run's micro-batch. Raises UsageError where it does not, or has another
+    precision."""
+    whole = step.micro_batch_size
     divisor = 1 if whole is None or not plan.micro_batch_size else whole // plan.micro_batch_size
     is_split = divisor >= 1 and (whole is None or divisor * (plan.micro_batch_size or whole) == whole)
-    if not is_split or plan.grad_accum not in (None, steps[1].num_micro_batches * divisor):
+    if not is_split or plan.grad_accum not in (None, step.num_micro_batches * divisor):
         raise UsageError(
             f"Nothing can be learnt from {_name(run)}: its micro-batches are no parts of this run's.",
             hint="name runs with the batch of the plain one.",
         )
-    if divisor not in steps:
-        steps[divisor] = captured_step(plain, micro_batch_divisor=divisor)
-    if plan.precision != steps[divisor].precision:
+    if plan.precision != step.precision:
         raise UsageError(
             f"Nothing can be learnt from {_name(run)}: it has another precision.", hint="leave it out."
         )

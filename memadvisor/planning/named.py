@@ -27,8 +27,8 @@ from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.offload import hidden_transfers
 from memadvisor.planning.operators import products_of
 from memadvisor.planning.paging import nearest_tier
+from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import RankedPlan
-from memadvisor.planning.search import Search
 from memadvisor.policies import KEEPING, RECOMPUTING, blocks_of, recomputed_by_policy
 from memadvisor.units import format_bytes
 
@@ -41,36 +41,36 @@ def check_policy(policy: str | None) -> None:
         raise UsageError(f"There is no policy {policy!r}.", hint=f"policies are {', '.join(POLICIES)}.")
 
 
-def named_plan(search: Search, step: CapturedStep, policy: str, first: RankedPlan) -> RankedPlan:
+def named_plan(plays: Plays, step: CapturedStep, policy: str, first: RankedPlan) -> RankedPlan:
     """The plan of a policy, sharded as the first plan is. Raises UsageError where it cannot be had in the budget."""
     plan = first.plan
     like = Arrangement(plan.units, plan.overlap, plan.gather_depth, plan.shard_ranks, plan.update_in_backward)
 
     def highest(arrangement: Arrangement) -> Moment:
-        return search.plays.play(step, arrangement).peak
+        return plays.play(step, arrangement).peak
 
     if policy == "dtr":
-        chosen = _evicted(step, _with(like, frozenset()), highest, search.budget_bytes)
+        chosen = _evicted(step, _with(like, frozenset()), highest, plays.budget_bytes)
     else:
-        _check_predictable(search, step, policy)
+        _check_predictable(plays, step, policy)
         again = recomputed_by_policy(policy, blocks_of(step.units)) & set(step.recomputable)
         kept = {unit: products_of(step, unit) for unit in again} if policy in KEEPING else {}
         chosen = _with(like, again, kept)
-        chosen = _moved(search, step, chosen) if policy == "kwai" else chosen
-    found = search.plays.ranked(step, chosen, search.plays.play(step, chosen).prediction())
+        chosen = _moved(plays, step, chosen) if policy == "kwai" else chosen
+    found = plays.ranked(step, chosen, plays.play(step, chosen).prediction())
     needed_bytes = found.prediction.needed_bytes
     if not found.fits:
         raise UsageError(
             f"The policy {policy} needs {format_bytes(needed_bytes)} ({needed_bytes} bytes), and the budget is "
-            f"{format_bytes(search.budget_bytes)}.",
+            f"{format_bytes(plays.budget_bytes)}.",
             hint="advise without --policy, or give more --memory.",
         )
     return found
 
 
-def _check_predictable(search: Search, step: CapturedStep, policy: str) -> None:
+def _check_predictable(plays: Plays, step: CapturedStep, policy: str) -> None:
     """Raise UsageError where a policy has nothing to choose from, or what it gives is not known."""
-    if policy in KEEPING and search.settings is not None:
+    if policy in KEEPING and plays.settings is not None:
         raise UsageError(
             f"What the policy {policy} reserves on a CUDA device is not predicted.",
             hint="take another policy, or advise without --policy.",
@@ -88,10 +88,10 @@ def _check_predictable(search: Search, step: CapturedStep, policy: str) -> None:
         )
 
 
-def _moved(search: Search, step: CapturedStep, keeping: Arrangement) -> Arrangement:
+def _moved(plays: Plays, step: CapturedStep, keeping: Arrangement) -> Arrangement:
     """With what the blocks keep on another tier, where its transfers are hidden."""
-    tier = nearest_tier(step, search.transfers)
-    if tier is None or search.transfers is None:
+    tier = nearest_tier(step, plays.transfers)
+    if tier is None or plays.transfers is None:
         raise UsageError(
             "The policy kwai moves what it does not recompute, and no bandwidth of another tier is known.",
             hint="measure it with `memadvisor calibrate -o hardware.json`, and pass --hardware hardware.json.",
@@ -101,11 +101,11 @@ def _moved(search: Search, step: CapturedStep, keeping: Arrangement) -> Arrangem
         moves = (replace(u, activation_tier=tier) if u.name in names else u for u in keeping.units)
         return replace(keeping, units=tuple(moves))
 
-    hidden = hidden_transfers(step, away(keeping.recomputed).units, search.transfers)
+    hidden = hidden_transfers(step, away(keeping.recomputed).units, plays.transfers)
     if not hidden:
         raise UsageError(
             "The policy kwai would move nothing: of no block do the transfers fit under the next one's compute "
-            f"({search.transfers.source}).",
+            f"({plays.transfers.source}).",
             hint="take --policy selective, or a faster tier.",
         )
     return away(hidden)

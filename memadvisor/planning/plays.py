@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
-from memadvisor.compression import Compression
+from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.allocator_replay import replay
@@ -26,14 +26,17 @@ from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.paging import starting_bytes
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.stretches import Nested, nested_of
-from memadvisor.precision import Precision
+from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
 from memadvisor.write_schedule import write_schedule
 
 
 class Plays:
-    """Of the steps of one run, for so many ranks and within one budget. `paged_transfers`: where parameters and gradients
-    lie on the tier too."""
+    """Of the steps of one run, for so many ranks and within one budget, with what was asked for and never chosen.
+
+    `settings`: a CUDA allocator's; with them a plan needs what that reserves, else its peak. `paged_transfers`: where
+    parameters and gradients lie on the tier too.
+    """
 
     def __init__(
         self,
@@ -41,27 +44,28 @@ class Plays:
         times: CollectiveTimes | None,
         num_ranks: int,
         budget_bytes: int,
-        settings: AllocatorSettings | None,
-        precision: Precision,
-        compression: Compression,
-        transfers: TransferTimes | None,
-        optimizer_bits: int | None,
-        paged_transfers: TransferTimes | None,
-        local_sgd: LocalSgd | None,
-        algorithms: tuple[Algorithm, ...],
+        settings: AllocatorSettings | None = None,
+        *,
+        precision: Precision = FULL_PRECISION,
+        compression: Compression = UNCOMPRESSED,
+        transfers: TransferTimes | None = None,
+        paged_transfers: TransferTimes | None = None,
+        optimizer_bits: int | None = None,
+        local_sgd: LocalSgd | None = None,
+        algorithms: tuple[Algorithm, ...] = (),
     ) -> None:
         self.fingerprint = fingerprint_of(run.ranks[0])
         self.models = planned_models(run.ranks[0], num_ranks)
-        self._times = times
-        self._num_ranks = num_ranks
-        self._budget_bytes = budget_bytes
-        self._settings = settings
-        self._precision = precision
-        self._compression = compression
-        self._transfers = transfers
-        self._optimizer_bits = optimizer_bits
-        self._paged_transfers = paged_transfers
-        self._local_sgd = local_sgd
+        self.times = times
+        self.num_ranks = num_ranks
+        self.budget_bytes = budget_bytes
+        self.settings = settings
+        self.precision = precision
+        self.compression = compression
+        self.transfers = transfers
+        self.paged_transfers = paged_transfers
+        self.optimizer_bits = optimizer_bits
+        self.local_sgd = local_sgd
         self._algorithms = algorithms
         self._activations: dict[Nested, Activations] = {}  # of the step that is played
         self._least: LeastTime | None = None  # of it too
@@ -73,10 +77,10 @@ class Plays:
 
     def play(self, step: CapturedStep, arrangement: Arrangement, limit: Limit | None = None) -> Simulation:
         schedule = write_schedule(self._plan(step, arrangement), step.units)
-        transfers = self._paged_transfers if schedule.paged else self._transfers
+        transfers = self.paged_transfers if schedule.paged else self.transfers
         nested = nested_of(arrangement)
         known = self._activations.get(nested)
-        played = simulate(step, schedule, self._times, activations=known, transfers=transfers, limit=limit)
+        played = simulate(step, schedule, self.times, activations=known, transfers=transfers, limit=limit)
         self._activations[nested] = played.moments.activations
         return played
 
@@ -93,36 +97,36 @@ class Plays:
         return RankedPlan(
             plan=plan,
             prediction=prediction,
-            fits=max(prediction.needed_bytes, starting_bytes(step, plan)) <= self._budget_bytes,
+            fits=max(prediction.needed_bytes, starting_bytes(step, plan)) <= self.budget_bytes,
             changes_script=step.repeats > 1,
         )
 
     def _reserved_bytes(self, step: CapturedStep, plan: Plan) -> int | None:
-        if self._settings is None:
+        if self.settings is None:
             return None
         schedule = write_schedule(plan, step.units)
-        transfers = self._paged_transfers if schedule.paged else self._transfers
-        changes = planned_sequence(step, schedule, self._times, transfers)
-        return replay(changes, self._settings).peak_reserved_bytes
+        transfers = self.paged_transfers if schedule.paged else self.transfers
+        changes = planned_sequence(step, schedule, self.times, transfers)
+        return replay(changes, self.settings).peak_reserved_bytes
 
     def _plan(self, step: CapturedStep, arrangement: Arrangement) -> Plan:
         units = arrangement.units
-        if self._optimizer_bits is not None:
-            units = tuple(replace(unit, optimizer_bits=self._optimizer_bits) for unit in units)
+        if self.optimizer_bits is not None:
+            units = tuple(replace(unit, optimizer_bits=self.optimizer_bits) for unit in units)
         return Plan(
             fingerprint=self.fingerprint,
-            num_ranks=self._num_ranks,
+            num_ranks=self.num_ranks,
             zero_stage=max((unit.zero_stage for unit in arrangement.units), default=0),
             policy="chosen",
             units=units,
             micro_batch_size=step.micro_batch_size,
             grad_accum=step.num_micro_batches * step.repeats,
-            budget_bytes=self._budget_bytes,
+            budget_bytes=self.budget_bytes,
             overlap=arrangement.overlap,
             gather_depth=arrangement.gather_depth,
-            precision=self._precision,
-            compression=self._compression,
-            local_sgd=self._local_sgd,
+            precision=self.precision,
+            compression=self.compression,
+            local_sgd=self.local_sgd,
             shard_ranks=arrangement.shard_ranks,
             secondary_ranks=arrangement.copied_among,
             executor="fsdp2" if step.shard_groups else "built-in",

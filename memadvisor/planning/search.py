@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 
-from memadvisor.compression import UNCOMPRESSED, Compression
-from memadvisor.cost.allocator_settings import AllocatorSettings
-from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.step import CapturedStep
-from memadvisor.cost.transfers import TransferTimes
-from memadvisor.executors import Algorithm
-from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.planning.arrangement import (
     Arrangement,
@@ -33,72 +27,29 @@ from memadvisor.planning.several_models import updates_apart
 from memadvisor.planning.split_bounds import SplitBounds, least_peak_bytes
 from memadvisor.planning.stretches import Nested, Tables
 from memadvisor.planning.way import Way
-from memadvisor.precision import FULL_PRECISION, Precision
-from memadvisor.run.run import Run
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
 
 
 class Search:
-    """Plans for one step, and what the ones met on the way need.
+    """Plans for one step, and what the ones met on the way need."""
 
-    With the settings of a CUDA allocator a plan needs what that reserves, else its peak.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        times: CollectiveTimes | None,
-        num_ranks: int,
-        budget_bytes: int,
-        settings: AllocatorSettings | None,
-        precision: Precision = FULL_PRECISION,
-        compression: Compression = UNCOMPRESSED,
-        transfers: TransferTimes | None = None,
-        optimizer_bits: int | None = None,
-        paged_transfers: TransferTimes | None = None,
-        local_sgd: LocalSgd | None = None,
-        algorithms: tuple[Algorithm, ...] = (),
-        near_ranks: int | None = None,
-    ) -> None:
-        self.times = times
-        self.transfers = transfers
-        self.paged_transfers = paged_transfers  # where parameters and gradients lie on the tier too
-        self.settings = settings
-        self.num_ranks = num_ranks
-        self.precision = precision
-        self.compression = compression
-        self.optimizer_bits = optimizer_bits
-        self.local_sgd = local_sgd
+    def __init__(self, plays: Plays, near_ranks: int | None = None) -> None:
+        self.plays = plays
         self.near_ranks = near_ranks  # that may share second copies
-        stages = range(1) if local_sgd is not None else compression.stages
-        self.stages = stages[max(0, precision.least_stage - stages[0]) :]
-        self.budget_bytes = budget_bytes
+        stages = range(1) if plays.local_sgd is not None else plays.compression.stages
+        self.stages = stages[max(0, plays.precision.least_stage - stages[0]) :]
         self.needs: list[int] = []
-        self._bounds = SplitBounds(times)
+        self._bounds = SplitBounds(plays.times)
         self._splits_further = False
         self._tables: Tables = {}  # of the chain of the recorded step
         self._kinds: list[Kind] = []  # of what leaves the script alone
         self._state_kinds: list[Kind] = []  # the same with optimizer state on another tier
         self._paged_kinds: list[Kind] = []  # and with parameters and gradients there too
-        self.plays = Plays(
-            run,
-            times,
-            num_ranks,
-            budget_bytes,
-            settings,
-            precision,
-            compression,
-            transfers,
-            optimizer_bits,
-            paged_transfers,
-            local_sgd,
-            algorithms,
-        )
 
     def may_show(self) -> bool:
         """Whether a plan of a step of more micro-batches than those so far may be shown."""
-        return self.settings is not None or not self._bounds.beat_all()
+        return self.plays.settings is not None or not self._bounds.beat_all()
 
     def plans(self, step: CapturedStep, *, splits_further: bool = False) -> list[RankedPlan]:
         """The usual ones; where none fits that leaves the script alone, some whose parameters lie elsewhere too.
@@ -127,7 +78,7 @@ class Search:
         found: list[Arrangement] = []
         alike: list[RankedPlan] = []
         ways: list[tuple[int, bool, bool, int]] = []
-        for stage in self.stages if self.num_ranks > 1 else (0,):
+        for stage in self.stages if self.plays.num_ranks > 1 else (0,):
             if step.shard_groups and stage < 3:
                 continue
             kinds = kinds_of(step, stage)
@@ -138,7 +89,9 @@ class Search:
             grouped = grouped_ways(stage, kinds, kind, hybrids, self.near_ranks)
             usual += self._all_unbeaten(step, grouped, found)
             self._bounds.fit(usual)
-            may_update_early = not (step.shard_groups or self.optimizer_bits or len(self.plays.models) > 1)
+            may_update_early = not (
+                step.shard_groups or self.plays.optimizer_bits or len(self.plays.models) > 1
+            )
             early: list[RankedPlan] = []
             if stage >= 2 and step.leaves_gradients_alone and may_update_early:
                 sooner = [Way(stage, *each, early=True) for each in kinds[1:]]
@@ -147,13 +100,15 @@ class Search:
             best = [min(each, key=order) for each in (usual, early) if each]
             alike += [worthier(*best)] if len(best) == 2 else best
             ways += [(stage, *each) for each in kinds]
-        tier = None if updates_apart(step) else nearest_tier(step, self.transfers)
-        keeps_state = any(s.optimizer_bytes for s in step.states.values()) and self.optimizer_bits is None
+        tier = None if updates_apart(step) else nearest_tier(step, self.plays.transfers)
+        keeps_state = (
+            any(s.optimizer_bytes for s in step.states.values()) and self.plays.optimizer_bits is None
+        )
         if alike and tier is not None and keeps_state and not any(ranked.fits for ranked in alike):
             away = [self._alike(step, Way(*way, tier=tier), []) for way in ways]
             alike.append(min(away, key=order))
         yield from alike
-        if self.num_ranks > 1 and step.repeats == 1:
+        if self.plays.num_ranks > 1 and step.repeats == 1:
             mixed = self._mixed(step, found)
             if is_worth_it(mixed, min(alike, key=order)):
                 yield mixed
@@ -162,8 +117,8 @@ class Search:
 
     def _paging(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """Where nothing else fits, parameters and gradients lie where optimizer state does, and then activations too."""
-        tier = nearest_tier(step, self.paged_transfers)
-        if tier is None or self.optimizer_bits is not None or not may_page(step, self.num_ranks):
+        tier = nearest_tier(step, self.plays.paged_transfers)
+        if tier is None or self.plays.optimizer_bits is not None or not may_page(step, self.plays.num_ranks):
             return
         best = min((self._alike(step, Way(3, *way, tier=tier, pages=True), []) for way in WAYS), key=order)
         best = with_fewest_paged(best, partial(self._paged, step, best.plan))
@@ -182,7 +137,7 @@ class Search:
 
     def _unbeaten(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan | None:
         """`_alike`; None for a way that cannot be shown (split_bounds.py), of which the least peak alone is asked for."""
-        if self.settings is not None or not self._bounds.beat(step, way):
+        if self.plays.settings is not None or not self._bounds.beat(step, way):
             return self._alike(step, way, found)
         self._ask_least(step, self._low(step, way))
         return None
@@ -199,9 +154,9 @@ class Search:
 
     def _alike(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan:
         """All units of one way, with the best choice of units to recompute; what was met joins `found`."""
-        nearest = nearest_tier(step, self.transfers) or "device"
+        nearest = nearest_tier(step, self.plays.transfers) or "device"
         may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
-        has_parts = self.num_ranks == 1 and not way.pages
+        has_parts = self.plays.num_ranks == 1 and not way.pages
         play = partial(self.plays.play, step)
         one = OneWay(step, way, play, nearest, self._tables, may_nest=may_nest, has_parts=has_parts)
         self._bounds.saw(way, one.evaluate(frozenset()).step_time_s)
@@ -211,17 +166,17 @@ class Search:
             return fitting
         smallest = Nested(smallest_peak(step, low).recomputed, ())
         found.append(one.arranged(smallest))
-        is_over = may_nest and one.play(smallest).peak_bytes > self.budget_bytes
+        is_over = may_nest and one.play(smallest).peak_bytes > self.plays.budget_bytes
         least = one.stretches.smallest() if is_over else None
         if least is not None:
             smallest = min(smallest, least, key=lambda nested: one.play(nested).peak_bytes)
         best = self._best(step, one.choose, one.predict, one.arranged(smallest), found)
         if step.repeats == 1 and not way.early:
             largest = one.arranged(Nested(frozenset(), ()))
-            offload, keeps = None, one.keep if self.settings is None else None
-            if self.transfers is not None and nearest != "device":
-                is_exact = self.settings is None
-                moves = OffloadSearch(step, largest, nearest, self.transfers, one.limited, is_exact)
+            offload, keeps = None, one.keep if self.plays.settings is None else None
+            if self.plays.transfers is not None and nearest != "device":
+                is_exact = self.plays.settings is None
+                moves = OffloadSearch(step, largest, nearest, self.plays.transfers, one.limited, is_exact)
                 offload = offload_choice(moves, one.choose, one.arranged(smallest), num_moves(step))
             of_tier = self._paged_kinds if way.pages else self._state_kinds
             kinds = self._kinds if way.tier == "device" else of_tier
@@ -232,9 +187,9 @@ class Search:
     def _split_that_fits(self, step: CapturedStep, way: Way, one: OneWay) -> RankedPlan | None:
         """Of a split that is searched: the fastest choice. Beside it the least peak alone is asked for, as of ways that
         are not (split_bounds.py); but of ways with a tier, which later splits need not take."""
-        if step.repeats == 1 or self.settings is not None or way.tier != "device":
+        if step.repeats == 1 or self.plays.settings is not None or way.tier != "device":
             return None
-        choice = one.choose(self.budget_bytes)
+        choice = one.choose(self.plays.budget_bytes)
         if choice is None:
             return None
         ranked = self.plays.ranked(step, choice, one.predict(choice))
@@ -250,12 +205,12 @@ class Search:
             ranked = self._moved(step, kinds[place])
             if ranked is not None and worthier(kinds[place].ranked, ranked) is ranked:
                 best = ranked if best is None else min(best, ranked, key=order)
-                kinds[place] = with_other(kinds[place], ranked, kinds[place].offload, self.budget_bytes)
+                kinds[place] = with_other(kinds[place], ranked, kinds[place].offload, self.plays.budget_bytes)
         return best
 
     def _moved(self, step: CapturedStep, kind: Kind) -> RankedPlan | None:
         offload = kind.offload
-        if offload is None or (last := offload(self.budget_bytes, False)) is None:
+        if offload is None or (last := offload(self.plays.budget_bytes, False)) is None:
             return None
         return self._best(step, lambda target: offload(target, False), kind.predict, last, [])
 
@@ -268,14 +223,14 @@ class Search:
         kind = self._kinds[place]
         if kind.keep is None or kind.ranked.fits:
             return None
-        choice = kind.keep(self.budget_bytes, False)
+        choice = kind.keep(self.plays.budget_bytes, False)
         if choice is None:
             return None
         ranked = self.plays.ranked(step, choice, kind.predict(choice))
         self.needs.append(ranked.prediction.needed_bytes)
         if not ranked.fits:
             return None
-        self._kinds[place] = with_other(kind, ranked, kind.keep, self.budget_bytes)
+        self._kinds[place] = with_other(kind, ranked, kind.keep, self.plays.budget_bytes)
         return ranked
 
     @property
@@ -286,7 +241,7 @@ class Search:
     def _may_nest(self, step: CapturedStep, stage: int, shard_ranks: int | None) -> bool:
         """Stretches of units whose parameters are gathered one by one are not played, nor what they reserve predicted."""
         is_first = shard_ranks is None and step.repeats == 1
-        return is_first and (stage < 3 or self.num_ranks == 1) and self.settings is None
+        return is_first and (stage < 3 or self.plays.num_ranks == 1) and self.plays.settings is None
 
     def _mixed(self, step: CapturedStep, starts: Iterable[Arrangement]) -> RankedPlan:
         """A stage for each unit, from the arrangements that were best for all alike."""
@@ -299,13 +254,15 @@ class Search:
             return choose_arrangement(space, evaluate, first, target_bytes, num_moves(step))
 
         predict = cache(lambda one: self.plays.play(step, one).prediction())
-        return self._best(step, choose, predict, choose(self.budget_bytes), [])
+        return self._best(step, choose, predict, choose(self.plays.budget_bytes), [])
 
     def _groups(self, step: CapturedStep) -> tuple[int, ...]:
         """How many ranks may share, beside all of them: FSDP2 has been told by the script; what stays whole is
         compressed among all ranks alone, or averaged (local SGD)."""
-        among_all = step.shard_groups or self.compression.has_feedback or self.local_sgd is not None
-        return () if among_all else proper_divisors(self.num_ranks)
+        among_all = (
+            step.shard_groups or self.plays.compression.has_feedback or self.plays.local_sgd is not None
+        )
+        return () if among_all else proper_divisors(self.plays.num_ranks)
 
     def _best(
         self,
@@ -321,7 +278,7 @@ class Search:
         """
         tried = [self.plays.ranked(step, smallest, predict(smallest))]
         found += [smallest] if not smallest.stretches else []  # stretches are not mixed with other stages
-        target_bytes = self.budget_bytes
+        target_bytes = self.plays.budget_bytes
         for _ in range(_MAX_RESERVATIONS):
             choice = choose(target_bytes)
             if choice is None:
@@ -331,7 +288,7 @@ class Search:
             prediction = tried[-1].prediction
             if tried[-1].fits or prediction.peak_bytes > target_bytes:
                 break
-            over_bytes = prediction.needed_bytes - self.budget_bytes
+            over_bytes = prediction.needed_bytes - self.plays.budget_bytes
             target_bytes = min(target_bytes, prediction.peak_bytes) - over_bytes
         self.needs += [max(one.prediction.needed_bytes, starting_bytes(step, one.plan)) for one in tried]
         return min([ranked for ranked in tried if ranked.fits] or tried[:1], key=order)

@@ -15,6 +15,7 @@ from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import fingerprint
 from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.planning.advise import advise
+from memadvisor.planning.plays import Plays
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
 from tests.make_run import make_run
@@ -229,8 +230,9 @@ def test_updates_in_the_backward_are_offered_where_they_are_needed_and_the_scrip
     run = make_run(num_blocks=8)
     alone = dataclasses.replace(captured_step(run), leaves_gradients_alone=True)
     needs = {}
+    times = times_from_curves(MEASURED.collectives, 2, "a test")
     for step in (captured_step(run), alone):
-        search = Search(run, times_from_curves(MEASURED.collectives, 2, "a test"), 2, 1, None)
+        search = Search(Plays(run, times, 2, 1))
         plans = [ranked.plan for ranked in search.plans(step)]
         needs[step.leaves_gradients_alone] = (
             [(p.zero_stage, p.update_in_backward) for p in plans],
@@ -240,14 +242,14 @@ def test_updates_in_the_backward_are_offered_where_they_are_needed_and_the_scrip
     assert not any(early for _, early in needs[False][0])
     assert needs[True][1] < needs[False][1]
     # With the budget that only they meet, they are chosen and said.
-    search = Search(run, times_from_curves(MEASURED.collectives, 2, "a test"), 2, needs[True][1], None)
+    search = Search(Plays(run, times, 2, needs[True][1]))
     fitting = [ranked for ranked in search.plans(alone) if ranked.fits]
     assert fitting and all(ranked.plan.update_in_backward for ranked in fitting)
     plan, prediction = fitting[0].plan, fitting[0].prediction
     assert "units updated in the backward, since" in explain(plan, prediction, None, needs[True][1])
     # With ample memory a plan without them is not given up for less than a hundredth of its time.
-    late = {p.plan.zero_stage: p for p in Search(run, search.times, 2, 2**40, None).plans(captured_step(run))}
-    for ranked in Search(run, search.times, 2, 2**40, None).plans(alone):
+    late = {p.plan.zero_stage: p for p in Search(Plays(run, times, 2, 2**40)).plans(captured_step(run))}
+    for ranked in Search(Plays(run, times, 2, 2**40)).plans(alone):
         if ranked.plan.update_in_backward:
             limit_s = 0.99 * late[ranked.plan.zero_stage].prediction.step_time_s
             assert ranked.prediction.step_time_s < limit_s

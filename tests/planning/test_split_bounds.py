@@ -53,8 +53,7 @@ def test_splits_that_the_whole_micro_batch_beats_are_hardly_played(monkeypatch):
             played.append(step.repeats)
             return super().play(step, arrangement, limit)
 
-    monkeypatch.setattr("memadvisor.planning.search.Plays", Counting)
-    search = Search(RUN, times, 2, 10**9, None)
+    search = Search(Counting(RUN, times, 2, 10**9))
     search.plans(captured_step(RUN))
     whole = len(played)
     search.plans(captured_step(RUN, micro_batch_divisor=2))
@@ -69,7 +68,7 @@ def test_a_split_all_of_whose_ways_fit_is_asked_for_no_least_peak_where_another_
     """And the advice is the same as with it."""
     run = make_run(num_ranks=2, num_blocks=2, sequence=128)
     budget = int(share * run.ranks[0].traced_step.peak_allocated_bytes)
-    search = Search(run, times_from_curves(MEASURED.collectives, 2, "a test"), 2, budget, None)
+    search = Search(Plays(run, times_from_curves(MEASURED.collectives, 2, "a test"), 2, budget))
     search.plans(captured_step(run))
     num_needs = len(search.needs)
     search.plans(captured_step(run, micro_batch_divisor=4), splits_further=True)
