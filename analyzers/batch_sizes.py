@@ -11,6 +11,7 @@ from itertools import combinations
 from math import prod
 
 from memadvisor.analyzers.inner_workspaces import INSIDE, workspaces
+from memadvisor.analyzers.slow_convolutions import slow_modules, slow_workspaces
 from memadvisor.run.records import Parameter, Step, Storage
 from memadvisor.run.run import RankRun
 
@@ -34,16 +35,16 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     its tokens, its tokens that have a next one (one less a sample: the logits of a shifted loss), or its samples times
     other dimensions that a tensor of samples has (`_flattened`), and its
     shape is no parameter's; one born before does where the script drops it in this step for another like it, as it
-    does with the last step's logits. What an operator made for itself has no shape; of convolutions and recurrent layers it
-    shrinks as their own shapes say (inner_workspaces.py), of others where it is as large as one that
-    does and as nothing else. Whatever else has no recorded shape keeps its size, so the step is never
-    made smaller than it is known to become. For the same reason all that is born in a forward or backward grows, but for
-    what has the shape of a parameter.
+    does with the last step's logits. What an operator made for itself has no shape; of convolutions and recurrent layers
+    it shrinks as their own shapes say (inner_workspaces.py), of others where it is as large as one that does and as
+    nothing else, or as nothing else that the operator has made in the module. Where a convolution takes another algorithm
+    with fewer samples, it makes other things (slow_convolutions.py). Whatever else has no recorded shape keeps its size,
+    so the step is never made smaller than it is known to become. For the same reason all that is born in a forward or
+    backward grows, but for what has the shape of a parameter.
     """
     if divisor == 1 or step.num_samples is None:
         return {}
-    weights = {dimensions(parameter.shape) for parameter in rank.parameters}
-    weights |= {shape[::-1] for shape in weights}
+    weights = _weights(rank)
     if divisor < 1:
         return {
             row.storage_id: -(-row.size_bytes // divisor)
@@ -62,11 +63,13 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
         if _has_batch(replace(row, phase=""), sizes, weights)
     }
     rest = [row for row in rank.storages if row.storage_id not in shrinking]
-    alike = {row.size_bytes for row in shrinking.values()}
-    alike -= {row.size_bytes for row in rest if row.shape}
+    shaped = [row for row in rest if row.shape]
+    alike = {row.size_bytes for row in shrinking.values()} - {row.size_bytes for row in shaped}
+    made = set(map(_made, shrinking.values())) - set(map(_made, shaped))
     own = workspaces(rank, {dimensions(row.shape) for row in shrinking.values()}, sizes)
     for row in rest:
-        if row.storage_id not in own and row.operator.startswith(INSIDE) and row.size_bytes in alike:
+        is_inside = row.storage_id not in own and row.operator.startswith(INSIDE)
+        if is_inside and (row.size_bytes in alike or _made(row) in made):
             own[row.storage_id] = row.size_bytes
     whole = {
         row.storage_id: row.size_bytes
@@ -74,11 +77,28 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
         if row.storage_id in shrinking or row.storage_id in own
     }
     going = {number: own.get(number, size_bytes) for number, size_bytes in whole.items()}
-    return {
+    shrunk = {
         number: whole[number] - going[number] + -(-going[number] // divisor)
         for number in going
         if going[number]
     }
+    return shrunk | slow_workspaces(rank, divisor, sizes)
+
+
+def slow_convolutions(rank: RankRun, step: Step, divisor: int | Fraction) -> set[str]:
+    """Modules whose convolutions take another algorithm with micro-batches of 1/divisor of their size."""
+    return slow_modules(rank, divisor, _batch_sizes(rank, step, _weights(rank))) if divisor > 1 else set()
+
+
+def _weights(rank: RankRun) -> set[tuple[int, ...]]:
+    """Shapes of parameters, as they are and transposed."""
+    shapes = {dimensions(parameter.shape) for parameter in rank.parameters}
+    return shapes | {shape[::-1] for shape in shapes}
+
+
+def _made(row: Storage) -> tuple[str, str, int]:
+    """By whom, and how large."""
+    return row.module, row.operator.removeprefix(INSIDE), row.size_bytes
 
 
 def _batch_sizes(rank: RankRun, step: Step, weights: Set[tuple[int, ...]]) -> set[int]:

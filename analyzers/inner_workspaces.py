@@ -15,6 +15,9 @@ from memadvisor.run.records import Operator, Storage
 from memadvisor.run.run import RankRun
 
 INSIDE = "inside "  # how the operator of a storage begins that no operator handed out
+_PARTS = {
+    "aten::_slow_conv2d_backward": "aten::convolution_backward"
+}  # of operators that the trace has as one
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 _LSTM = ("aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward")
 _LSTM_GATES = 4
@@ -23,6 +26,12 @@ _FLOAT_BYTES = 4
 _ITEM_BYTES = (_FLOAT_BYTES, 2)  # of what convolutions work on
 
 Shape = tuple[int, ...]
+
+
+def is_made_within(row: Storage, operator: str) -> bool:
+    """Whether this operator has made it for itself."""
+    maker = row.operator.removeprefix(INSIDE)
+    return maker != row.operator and _PARTS.get(maker, maker) == operator
 
 
 @dataclass(frozen=True, slots=True)

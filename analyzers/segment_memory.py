@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from memadvisor.analyzers.gradient_buffers import Buffers, buffers_of
-from memadvisor.analyzers.inner_workspaces import INSIDE
+from memadvisor.analyzers.inner_workspaces import is_made_within
 from memadvisor.analyzers.movable import boundary_tensors, cached_keys, inner_storages
 from memadvisor.analyzers.placement import Placed, Placement, Stretch
 from memadvisor.analyzers.roundable import roundable_storages
@@ -308,9 +308,8 @@ def _handed_over(
 
 def _is_workspace(event: _Event, waiting: Sequence[_Event], placed: Sequence[Placed]) -> bool:
     """Whether the operator that makes a gradient allocates inside itself, as products of bfloat16 do on a CPU."""
-    return any(
-        placed[event.number].row.operator == INSIDE + placed[born.number].row.operator for born in waiting
-    )
+    row = placed[event.number].row
+    return any(is_made_within(row, placed[born.number].row.operator) for born in waiting)
 
 
 def _gradient_unit(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
+from memadvisor.analyzers.batch_sizes import slow_convolutions
 from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.observed_collectives import observed_collectives
@@ -92,6 +93,10 @@ class RecordedStep:
         self._constant_bytes = constant_states(rank, step, self._states)
         self._synced = _synced(rank, self._pieces)
         self._rounding_cost, self._second_run_cost = rounding_cost(rank), second_run_cost(rank)
+
+    def slow_convolutions(self, micro_batch_divisor: int | Fraction) -> set[str]:
+        """Modules whose times are not those of fewer samples: see `slow_convolutions.py`."""
+        return slow_convolutions(self._rank, self._step, micro_batch_divisor)
 
     def captured(self, micro_batch_divisor: int | Fraction = 1, repeats: int | None = None) -> CapturedStep:
         """With micro-batches of 1/divisor of their size, so many in place of each."""

@@ -29,7 +29,7 @@ from memadvisor.planning.algorithms import choose_algorithms
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
-from memadvisor.planning.micro_batches import splits, step_with
+from memadvisor.planning.micro_batches import split_notes, splits, step_with
 from memadvisor.planning.named import check_policy, named_plan
 from memadvisor.planning.paging import paged_bytes
 from memadvisor.planning.plays import Plays
@@ -154,7 +154,10 @@ def advise(
         learnt=learnt,
         micro_batch=micro_batch,
         recorded_micro_batch=recorded_size,
-        notes=tuple(notes(run, plays, plain, found)),
+        notes=(
+            *notes(run, plays, plain, found),
+            *split_notes(recorded, recorded_size, (one.plan.micro_batch_size for one in found)),
+        ),
     )
 
 

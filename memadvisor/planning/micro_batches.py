@@ -6,7 +6,7 @@ samples, and bytes as docs/captured-layouts.md says of another micro-batch: exac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -68,6 +68,18 @@ def splits(
             continue
         split = step.captured(Fraction(recorded_size * divisor, size), divisor)
         yield replace(split, time_factors=whole.time_factors), is_last
+
+
+def split_notes(step: RecordedStep, recorded_size: int | None, sizes: Iterable[int | None]) -> Iterator[str]:
+    """What is not predicted of plans with micro-batches of these sizes."""
+    for size in sorted({size for size in sizes if size}):
+        modules = step.slow_convolutions(Fraction(recorded_size or size, size))
+        if modules:
+            yield (
+                f"With {size} sample{'s' if size > 1 else ''} a micro-batch torch computes {len(modules)} "
+                f"convolution{'s' if len(modules) > 1 else ''} by another algorithm than in the recorded step: times of such plans "
+                "are those of the recorded one, and often too short."
+            )
 
 
 def _divisors(size: int | None, recorded_size: int | None) -> list[int]:
