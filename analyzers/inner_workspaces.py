@@ -15,15 +15,14 @@ from memadvisor.run.records import Operator, Storage
 from memadvisor.run.run import RankRun
 
 INSIDE = "inside "  # how the operator of a storage begins that no operator handed out
-_PARTS = {
-    "aten::_slow_conv2d_backward": "aten::convolution_backward"
-}  # of operators that the trace has as one
-_CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
+CONVOLUTION, CONVOLUTION_BACKWARD = "aten::convolution", "aten::convolution_backward"
+FLOAT_BYTES = 4
+# Parts of operators that the trace has as one.
+_PARTS = {"aten::_slow_conv2d_backward": CONVOLUTION_BACKWARD}
 _LSTM = ("aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward")
 _LSTM_GATES = 4
 _BLOCKS = (1, 8, 16)  # channels that oneDNN lays side by side, with none, AVX2 and AVX-512
-_FLOAT_BYTES = 4
-_ITEM_BYTES = (_FLOAT_BYTES, 2)  # of what convolutions work on
+_ITEM_BYTES = (FLOAT_BYTES, 2)  # of what convolutions work on
 
 Shape = tuple[int, ...]
 
@@ -32,6 +31,12 @@ def is_made_within(row: Storage, operator: str) -> bool:
     """Whether this operator has made it for itself."""
     maker = row.operator.removeprefix(INSIDE)
     return maker != row.operator and _PARTS.get(maker, maker) == operator
+
+
+def given_and_weight(operator: Operator) -> tuple[Shape, Shape] | None:
+    """Shapes of a layer's input and weight; None where they are not all known."""
+    given, weight = (tuple(shape) for shape in json.loads(operator.shapes or "")[:2])
+    return None if None in given + weight else (given, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ def _layers(rank: RankRun, shapes: Set[Shape], sizes: Set[int]) -> list[_Layer]:
     layers = []
     known: dict[tuple[str, str], tuple[frozenset[int], frozenset[int], int | None]] = {}
     for operator in rank.operators:
-        if operator.shapes is None or operator.name not in (*_CONVOLUTIONS, *_LSTM):
+        if operator.shapes is None or operator.name not in (CONVOLUTION, CONVOLUTION_BACKWARD, *_LSTM):
             continue
         key = operator.name, operator.shapes
         if key not in known:
@@ -93,15 +98,16 @@ def _layers(rank: RankRun, shapes: Set[Shape], sizes: Set[int]) -> list[_Layer]:
 def _explained(
     operator: Operator, by_channels: Mapping[int, list[Shape]]
 ) -> tuple[frozenset[int], frozenset[int], int | None]:
-    given, weight = (tuple(shape) for shape in json.loads(operator.shapes or "")[:2])
-    if None in given + weight:
+    shapes = given_and_weight(operator)
+    if shapes is None:
         return frozenset(), frozenset(), None
+    given, weight = shapes
     weights = frozenset(
         item * _filled(weight[0], one) * _filled(weight[1], other) * prod(weight[2:])
         for item, one, other in product(_ITEM_BYTES, _BLOCKS, _BLOCKS)
     )
     if operator.name in _LSTM:
-        return frozenset(), weights, _FLOAT_BYTES * prod(given[:2]) * (weight[0] // _LSTM_GATES)
+        return frozenset(), weights, FLOAT_BYTES * prod(given[:2]) * (weight[0] // _LSTM_GATES)
     channels = {given[1], weight[0], weight[1]}
     maps = {given, *(shape for number in channels for shape in by_channels.get(number, ()))}
     samples = frozenset(

@@ -8,7 +8,6 @@ recorded FLOPs, which go with the places of the result.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
@@ -16,13 +15,18 @@ from fractions import Fraction
 from math import prod
 from operator import attrgetter
 
-from memadvisor.analyzers.inner_workspaces import INSIDE
+from memadvisor.analyzers.inner_workspaces import (
+    CONVOLUTION,
+    CONVOLUTION_BACKWARD,
+    FLOAT_BYTES,
+    INSIDE,
+    Shape,
+    given_and_weight,
+)
 from memadvisor.run.records import Operator, Storage
 from memadvisor.run.run import RankRun
 
-_FORWARD, _BACKWARD = "aten::convolution", "aten::convolution_backward"
 _FEW_SAMPLES, _FEW_ELEMENTS = 16, 20_480
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,8 @@ class Convolution:
     """Without groups. `images`: (samples, channels, height, width) of what it is given; `filters`: (output channels, channels,
     height, width); `num_places`: of the result, for each sample."""
 
-    images: tuple[int, int, int, int]
-    filters: tuple[int, int, int, int]
+    images: Shape
+    filters: Shape
     num_places: int
 
     @property
@@ -50,7 +54,7 @@ class Convolution:
         """Of torch's own algorithm, in a forward as in a backward; a pointwise one works on what it is given."""
         if self.is_pointwise:
             return 0
-        return num_samples * prod(self.filters[1:]) * self.num_places * _FLOAT_BYTES
+        return num_samples * prod(self.filters[1:]) * self.num_places * FLOAT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +98,18 @@ def _turned(rank: RankRun, divisor: int | Fraction, sizes: Set[int]) -> Iterable
     num_threads = rank.process.num_threads
     if not rank.process.device.startswith("cpu") or num_threads is None:
         return
+    results = (row for row in rank.storages if row.operator == CONVOLUTION and row.dtype == "float32")
+    births = sorted(row.birth_s for row in results)
     known: dict[tuple[str, str], Convolution | None] = {}
     for operator in rank.operators:
-        if operator.name == _FORWARD and operator.shapes is not None:
+        if operator.name != CONVOLUTION or operator.shapes is None:
+            continue
+        if bisect_left(births, operator.start_s) < bisect_right(births, operator.end_s):
             key = operator.module, operator.shapes
             one = _convolution(operator)
             known[key] = one if known.get(key, one) == one else None
     for operator in rank.operators:
-        if operator.name not in (_FORWARD, _BACKWARD):
+        if operator.name not in (CONVOLUTION, CONVOLUTION_BACKWARD):
             continue
         convolution = known.get((operator.module, operator.shapes or ""))
         if convolution is None or convolution.images[0] not in sizes or convolution.images[0] % divisor:
@@ -112,9 +120,10 @@ def _turned(rank: RankRun, divisor: int | Fraction, sizes: Set[int]) -> Iterable
 
 
 def _convolution(operator: Operator) -> Convolution | None:
-    images, filters = (tuple(shape) for shape in json.loads(operator.shapes or "")[:2])
-    if None in images + filters or len(images) not in (3, 4) or len(filters) != len(images):
+    shapes = given_and_weight(operator)
+    if shapes is None or len(shapes[0]) not in (3, 4) or len(shapes[0]) != len(shapes[1]):
         return None
+    images, filters = shapes
     if len(images) == 3:
         images, filters = (*images[:2], 1, images[2]), (*filters[:2], 1, filters[2])
     a_place_flops = 2 * images[0] * prod(filters)

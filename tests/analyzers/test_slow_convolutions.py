@@ -49,10 +49,10 @@ def test_the_algorithm_is_the_one_that_torch_chooses(
 
 
 @cache
-def recorded(directory, size):
-    out = directory / f"run-{size}"
+def recorded(directory, size, *options):
+    out = directory / "-".join(["run", str(size), *options])
     subprocess.run(
-        [warm_python(), "-m", "memadvisor", "profile", "--out", out, "convolutions.py", str(size), str(WHOLE // size)],
+        [warm_python(), "-m", "memadvisor", "profile", "--out", out, "convolutions.py", str(size), str(WHOLE // size), *options],
         cwd=ROOT / "tests" / "scripts",
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -80,3 +80,10 @@ def test_a_step_with_fewer_samples_is_as_high_in_each_unit_as_one_that_was_recor
 
     assert first_peaks(whole.captured(WHOLE // size)) == first_peaks(recorded(directory, size).captured())
     assert whole.slow_convolutions(WHOLE // size)
+
+
+def test_in_other_dtypes_torch_has_another_rule_and_nothing_is_said(tmp_path_factory):
+    """Under autocast to bfloat16 all of these stay with oneDNN, however few their samples are."""
+    whole = recorded(tmp_path_factory.getbasetemp(), WHOLE, "bfloat16")
+
+    assert not whole.slow_convolutions(WHOLE)

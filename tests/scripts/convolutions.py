@@ -1,4 +1,4 @@
-"""A small network of convolutions on random images: python convolutions.py MICRO_BATCH NUM_MICRO_BATCHES"""
+"""A small network of convolutions on random images: python convolutions.py MICRO_BATCH NUM_MICRO_BATCHES [AUTOCAST_DTYPE]"""
 
 import sys
 
@@ -28,12 +28,14 @@ model = nn.Sequential(
     nn.Flatten(),
     nn.Linear(32 * 6 * 6, 10),
 )
-size, parts = map(int, sys.argv[1:])
+size, parts = map(int, sys.argv[1:3])
+dtype = getattr(torch, sys.argv[3]) if sys.argv[3:] else None
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(5):
     for _ in range(parts):
         images, labels = torch.randn(size, 3, 24, 24), torch.randint(10, (size,))
-        loss = nn.functional.cross_entropy(model(images), labels)
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         del loss
     optimizer.step()
