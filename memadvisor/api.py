@@ -15,7 +15,7 @@ from memadvisor.plan import Plan
 from memadvisor.plan_file import load_plan
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.launch import take_run_directory
-from memadvisor.run.run import DEFAULT_TRACE_STEP, Run
+from memadvisor.run.run import DEFAULT_TRACE_STEP, NOTEBOOK, PROMPT, Run
 from memadvisor.run.store import load_run
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ class Profile:
         self._trace_step = trace_step
         self._recorder: Any = None
 
+    def __repr__(self) -> str:
+        return f"<profile in {self.directory}>"
+
     def __enter__(self) -> Profile:
         from memadvisor.capture.recorder import Recorder
         from memadvisor.capture.script import Target
@@ -42,8 +45,9 @@ class Profile:
         from memadvisor.capture.writer import RecorderOptions
 
         identity = rank_identity()
-        script = Target(name=sys.argv[0] if sys.argv else "", is_module=False, arguments=tuple(sys.argv[1:]))
-        start_manifest(self.directory, script, identity.world_size, __version__)
+        name, arguments = _program()
+        target = Target(name=name, is_module=False, arguments=arguments)
+        start_manifest(self.directory, target, identity.world_size, __version__)
         options = RecorderOptions(
             directory=self.directory,
             trace_step=self._trace_step,
@@ -81,8 +85,16 @@ def profile(out: str | Path | None = None, *, trace_step: int = DEFAULT_TRACE_ST
     """
     from memadvisor.capture.session import rank_identity
 
-    label = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
+    label = Path(_program()[0].strip("()").replace(" ", "-")).stem
     return Profile(take_run_directory(out, label, rank=rank_identity().rank), trace_step)
+
+
+def _program() -> tuple[str, tuple[str, ...]]:
+    """The script that runs and its arguments. A notebook's kernel is none, and what started it is nobody's concern."""
+    name = sys.argv[0] if sys.argv else ""
+    if name.endswith("kernel_launcher.py"):
+        return NOTEBOOK, ()
+    return name or PROMPT, tuple(sys.argv[1:])
 
 
 def load(path: str | Path) -> Run:

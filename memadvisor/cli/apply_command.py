@@ -1,15 +1,17 @@
-"""The command that applies a plan to the script of a recorded run, for a user to copy."""
+"""The command that applies a plan to the script of a recorded run, or the call where there is none, for a user to copy."""
 
 from __future__ import annotations
 
 import shlex
 
-from memadvisor.run.run import DEFAULT_TRACE_STEP, UNKNOWN, Run
+from memadvisor.run.run import DEFAULT_TRACE_STEP, NOTEBOOK, PROMPT, UNKNOWN, Run
 
 
 def apply_command(run: Run, plan: str, num_ranks: int, num_nodes: int | None = None) -> str:
     """`plan`: its file. `num_nodes`: those of the run where it is None; ranks of several are the launcher's to start."""
     script, arguments = run.manifest.script, run.manifest.arguments
+    if script in (NOTEBOOK, PROMPT):
+        return f"memadvisor.apply({plan!r}, model, optimizer)"
     words = ["memadvisor", "run", "--plan", shlex.quote(plan)]
     if num_nodes is None:
         num_nodes = len({rank.process.host for rank in run.ranks})

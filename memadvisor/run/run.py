@@ -27,15 +27,21 @@ from memadvisor.run.records import (
     Storage,
     Unit,
 )
+from memadvisor.units import format_bytes
 
 UNKNOWN = "unknown"
+NOTEBOOK, PROMPT = (
+    "(notebook)",
+    "(Python prompt)",
+)  # where code is typed, and there is no script to start again
 DEFAULT_TRACE_STEP = 2  # after two steps of warm-up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What all ranks of a run share. `world_size` counts those too that the script started itself, where they recorded
-    it; `arguments` are the script's, as given. Of a run that lost it, `script` and `memadvisor_version` are UNKNOWN."""
+    it; `arguments` are the script's, as given. Of a run that lost it, `script` and `memadvisor_version` are UNKNOWN;
+    of code without one `script` is NOTEBOOK or PROMPT."""
 
     format: tuple[int, int]
     memadvisor_version: str
@@ -45,7 +51,7 @@ class Manifest:
     arguments: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RankRun:
     """The journal of one rank; tables that were not recorded are empty.
 
@@ -78,6 +84,10 @@ class RankRun:
     tensor_parallel: tuple[TensorParallel, ...] = ()
     is_alive: bool | None = None
 
+    def __repr__(self) -> str:
+        """In a line: its rows are many thousands, and a prompt or a notebook shows what it is given."""
+        return f"<rank {self.process.rank} on {self.process.device}: {_steps_text(self)}>"
+
     @property
     def traced_step(self) -> Step | None:
         """The last step that was traced; storages, saved tensors and operators are of this one."""
@@ -107,7 +117,7 @@ class RankRun:
         return tuple(step for step in steady if step.index in seen) or steady
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
     """`missing_ranks` wrote nothing readable; `problems` say in words what is damaged or absent."""
 
@@ -118,6 +128,23 @@ class Run:
     problems: tuple[str, ...]
     plan: Plan | None  # the plan that was applied, where one was
 
+    def __repr__(self) -> str:
+        """In a line, as that of its ranks is."""
+        missing = f", {len(self.missing_ranks)} missing" if self.missing_ranks else ""
+        many = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}{missing}"
+        steps = f", {_steps_text(self.ranks[0])}" if self.ranks else ""
+        return f"<run {self.path}: {self.manifest.script}, {many}{steps}>"
+
     @property
     def is_finished(self) -> bool:
         return not self.missing_ranks and all(rank.ending is not None for rank in self.ranks)
+
+
+def _steps_text(rank: RankRun) -> str:
+    traced = rank.traced_step
+    many = f"{len(rank.steps)} step{'' if len(rank.steps) == 1 else 's'}"
+    if traced is None:
+        return f"{many}, none traced"
+    peak_bytes = traced.peak_allocated_bytes
+    peak = "" if peak_bytes is None else f", peak {format_bytes(peak_bytes)}"
+    return f"{many}, step {traced.index} traced{peak}"

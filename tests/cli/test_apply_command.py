@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from memadvisor.cli.apply_command import apply_command
-from memadvisor.run.run import UNKNOWN
+from memadvisor.run.run import NOTEBOOK, PROMPT, UNKNOWN
 from tests.make_run import make_run
 
 
@@ -15,6 +15,8 @@ from tests.make_run import make_run
         ("package.train", ("$(x)",), 1, 1, "memadvisor run --plan p.json -m package.train '$(x)'"),
         ("train.py", (), 16, 2, "torchrun ... -m memadvisor run --plan p.json train.py"),
         (UNKNOWN, (), 2, 1, "memadvisor run --plan p.json --nproc 2 SCRIPT"),
+        (NOTEBOOK, (), 1, 1, "memadvisor.apply('p.json', model, optimizer)"),
+        (PROMPT, (), 1, 1, "memadvisor.apply('p.json', model, optimizer)"),
     ],
 )  # fmt: skip
 def test_the_command_starts_the_recorded_script_as_it_was_started(

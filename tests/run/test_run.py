@@ -58,3 +58,14 @@ def test_a_run_with_a_rank_that_never_ended_is_not_finished():
     assert run.is_finished
     assert not dataclasses.replace(run, ranks=(run.ranks[0], unended)).is_finished
     assert not dataclasses.replace(run, missing_ranks=(2,)).is_finished
+
+
+def test_a_run_and_its_ranks_are_shown_in_a_line():
+    """A prompt prints what it is given; the rows of a deep model took 38 MB there."""
+    run = make_run(num_ranks=2)
+    alone = dataclasses.replace(run, ranks=run.ranks[:1], missing_ranks=(1,))
+
+    assert repr(run).startswith(f"<run {run.path}: {run.manifest.script}, 2 ranks, ")
+    assert ", 1 rank, 1 missing, " in repr(alone)
+    assert repr(with_steps({2, 5})).startswith("<rank 0 on cpu: 8 steps, step 5 traced")
+    assert repr(with_steps(set(), total=1)) == "<rank 0 on cpu: 1 step, none traced>"
