@@ -16,12 +16,16 @@ from memadvisor.run.records import OptimizerState, Parameter
 from memadvisor.run.run import RankRun
 from memadvisor.units import format_bytes
 
+# Of torch.optim: one number for each parameter, however large that is.
+_COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateComponent:
     """One kind of model state in one dtype: `parameter`, `gradient`, or a key of the optimizer's state.
 
-    `expected_bytes` is the theory's; 0 for what it does not know (step counters, factored states).
+    `expected_bytes` is the theory's: 0 of what has one number for each parameter (step counters), and None of what it does
+    not know: states that have not an element for each of the parameter's (factored ones, another library's 8 bits).
     `recorded_bytes` is the sum over the optimizer's own tensors of this component; None for parameters,
     gradients and an engine's masters, which are measured as storages alone.
     """
@@ -30,7 +34,7 @@ class StateComponent:
     component: str
     dtype: str
     num_elements: int  # of the full model, or of the tensors recorded where theory is silent
-    expected_bytes: int
+    expected_bytes: int | None
     recorded_bytes: int | None
 
 
@@ -133,7 +137,7 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
         *_masters(rank, stages, num_ranks, masters),
         *_optimizer_states(rank, stages, num_ranks, _states_away(rank, plan), _coded(rank, plan)),
     )
-    expected = {kind: sum(c.expected_bytes for c in components if c.kind == kind) for kind in measured}
+    expected = {kind: sum(c.expected_bytes or 0 for c in components if c.kind == kind) for kind in measured}
     own = _own_parameters(rank)
     return ModelStates(
         num_params=sum(p.num_elements for p in own),
@@ -297,45 +301,74 @@ def _optimizer_states(
     away: frozenset[str],
     coded: frozenset[tuple[str, str]],
 ) -> list[StateComponent]:
-    """One row per component and dtype of the optimizer's state, theory beside the tensors recorded."""
-    rows: dict[tuple[str, str], list[OptimizerState]] = defaultdict(list)
+    """One row per component and dtype of the optimizer's state, theory beside the tensors recorded; of states that it does
+    not know, a row of their own."""
+    own = {parameter.name: parameter for parameter in _own_parameters(rank)}
+    rows: dict[tuple[str, str, bool], list[OptimizerState]] = defaultdict(list)
     for state in rank.optimizer_states:
-        rows[state.component, state.dtype].append(state)
-    found = [
-        _optimizer_component(component, dtype, states, rank, stages, num_ranks, away, coded)
-        for (component, dtype), states in rows.items()
-    ]
+        owner = own.get(state.parameter)
+        is_whole = owner is not None and stages.get(owner.unit, 0) == 0
+        sizes = (1,) if owner is None else (1, owner.num_elements)
+        is_known = not is_whole or state.num_elements in sizes
+        rows[state.component, state.dtype, is_known].append(state)
+    found = []
+    for (component, dtype, is_known), states in rows.items():
+        if is_known:
+            row = _known_component(component, dtype, states, own, stages, num_ranks, away, coded)
+        else:
+            row = _unknown_component(
+                component, dtype, [s for s in states if own[s.parameter].unit not in away]
+            )
+        found.append(row)
     return [row for row in found if row.num_elements]  # none of it, where all of it is elsewhere
 
 
-def _optimizer_component(
+def _unknown_component(component: str, dtype: str, states: list[OptimizerState]) -> StateComponent:
+    return StateComponent(
+        kind="optimizer_state",
+        component=component,
+        dtype=dtype,
+        num_elements=sum(state.num_elements for state in states),
+        expected_bytes=None,
+        recorded_bytes=sum(state.size_bytes for state in states),
+    )
+
+
+def _is_counter(component: str, states: list[OptimizerState], own: dict[str, Parameter]) -> bool:
+    """Whether there is one number for each parameter. Of parameters that are one number themselves the name alone tells."""
+    if any(state.num_elements > 1 for state in states):
+        return False
+    owners = [own.get(state.parameter) for state in states]
+    return component in _COUNTERS or any(owner is None or owner.num_elements > 1 for owner in owners)
+
+
+def _known_component(
     component: str,
     dtype: str,
     states: list[OptimizerState],
-    rank: RankRun,
+    own: dict[str, Parameter],
     stages: dict[str, int],
     num_ranks: int,
     away: frozenset[str],
     coded: frozenset[tuple[str, str]],
 ) -> StateComponent:
-    own = {parameter.name: parameter for parameter in _own_parameters(rank)}
-    if any(state.num_elements > 1 for state in states):
+    is_counter = _is_counter(component, states, own)
+    if not is_counter:
         states = [s for s in states if s.parameter not in own or own[s.parameter].unit not in away]
     recorded = {state.parameter: state for state in states}
     item_bytes = max((s.size_bytes // s.num_elements for s in states if s.num_elements), default=0)
     share = _Share(num_ranks)
-    if any(state.num_elements > 1 for state in states):  # else a step counter: theory has none
-        for name, parameter in own.items():
-            if parameter.unit in away:
-                continue
-            is_sharded = stages.get(parameter.unit, 0) >= 1
-            state = recorded.get(name)
-            is_whole = state is not None and state.num_elements == parameter.num_elements
-            # A rank holds pieces of sharded parameters, of some of them none; theory wants its share of each.
-            if parameter.requires_grad and (is_sharded or is_whole):
-                count = parameter.num_elements
-                size_bytes = coded_bytes(count) if (name, component) in coded else item_bytes * count
-                share.add(parameter.num_elements, size_bytes, is_sharded=is_sharded)
+    for name, parameter in () if is_counter else own.items():
+        if parameter.unit in away:
+            continue
+        is_sharded = stages.get(parameter.unit, 0) >= 1
+        state = recorded.get(name)
+        is_whole = state is not None and state.num_elements == parameter.num_elements
+        # A rank holds pieces of sharded parameters, of some of them none; theory wants its share of each.
+        if parameter.requires_grad and (is_sharded or is_whole):
+            count = parameter.num_elements
+            size_bytes = coded_bytes(count) if (name, component) in coded else item_bytes * count
+            share.add(parameter.num_elements, size_bytes, is_sharded=is_sharded)
     return StateComponent(
         kind="optimizer_state",
         component=component,
@@ -344,7 +377,7 @@ def _optimizer_component(
         expected_bytes=share.expected_bytes,
         recorded_bytes=sum(
             coded_bytes(state.num_elements)
-            if (state.parameter, component) in coded and state.num_elements > 1
+            if (state.parameter, component) in coded and not is_counter
             else state.size_bytes
             for state in states
         ),

@@ -111,7 +111,7 @@ def model_states(states: ModelStates | None) -> RenderableType:
         ("optimizer_state", "optimizer state", states.optimizer_state_bytes),
     ):
         rows = [row for row in states.components if row.kind == kind]
-        expected_bytes = sum(row.expected_bytes for row in rows)
+        expected_bytes = sum(row.expected_bytes or 0 for row in rows)
         dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
         lines.add_row(words(label), words(dtypes), *_theory(expected_bytes, measured_bytes))
         if kind == "optimizer_state":
@@ -123,10 +123,10 @@ def model_states(states: ModelStates | None) -> RenderableType:
     return Group(title, lines, *([words(f"  {outside}", "dim")] if outside else []))
 
 
-def _theory(expected_bytes: int, measured_bytes: int) -> tuple[Text, Text, Text]:
-    difference = measured_bytes - expected_bytes
+def _theory(expected_bytes: int | None, measured_bytes: int) -> tuple[Text, Text, Text]:
+    difference = measured_bytes - (expected_bytes or 0)
     return (
-        number(format_bytes(expected_bytes)),
+        words("not known", "dim") if expected_bytes is None else number(format_bytes(expected_bytes)),
         number(format_bytes(measured_bytes)),
         number("exact" if difference == 0 else ("+" if difference > 0 else "") + format_bytes(difference)),
     )

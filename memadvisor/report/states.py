@@ -52,7 +52,7 @@ def _rows(states: ModelStates) -> Iterator[tuple[str, ...]]:
         rows = [row for row in states.components if row.kind == kind]
         dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
         elements = sum(row.num_elements for row in rows) if kind != "optimizer_state" else None
-        expected_bytes = sum(row.expected_bytes for row in rows)
+        expected_bytes = sum(row.expected_bytes or 0 for row in rows)
         yield (
             name,
             dtypes or "-",
@@ -70,10 +70,10 @@ def _total(states: ModelStates) -> tuple[str, ...]:
     return "together", "", "", *sizes
 
 
-def _sizes(expected_bytes: int, measured_bytes: int, num_params: int) -> tuple[str, str, str, str]:
-    difference = measured_bytes - expected_bytes
+def _sizes(expected_bytes: int | None, measured_bytes: int, num_params: int) -> tuple[str, str, str, str]:
+    difference = measured_bytes - (expected_bytes or 0)
     return (
-        format_bytes(expected_bytes),
+        "not known" if expected_bytes is None else format_bytes(expected_bytes),
         format_bytes(measured_bytes),
         "exact" if difference == 0 else f"{'+' if difference > 0 else ''}{format_bytes(difference)}",
         f"{measured_bytes / num_params:.2f}" if num_params else "-",

@@ -156,7 +156,39 @@ def test_components_show_theory_beside_the_tensors_recorded():
     assert states.expected_bytes == 16 * 1000
     assert [rows[name].expected_bytes for name in components] == [4000, 4000, 4000]
     assert (rows["step"].expected_bytes, rows["step"].recorded_bytes) == (0, 4)
-    assert (rows["row_sums"].expected_bytes, rows["row_sums"].recorded_bytes) == (0, 200)
+    assert (rows["row_sums"].expected_bytes, rows["row_sums"].recorded_bytes) == (None, 200)
+
+
+def test_states_in_another_form_are_told_apart_from_those_that_theory_knows():
+    """As torchao's AdamW8bit has them: small parameters' in float32, large ones' as codes with scales."""
+    rank = make_run(num_ranks=1).ranks[0]
+    parameters = tuple(
+        Parameter(name, "head", f"({n},)", "float32", n, 4 * n, True, "")
+        for name, n in (("a", 65_536), ("b", 64))
+    )
+    states = (
+        OptimizerState("a", "exp_avg", "float32", 66_048, 67_584),
+        OptimizerState("b", "exp_avg", "float32", 64, 256),
+    )
+    states = model_states(dataclasses.replace(rank, parameters=parameters, optimizer_states=states), None)
+
+    found = [
+        (row.expected_bytes, row.recorded_bytes) for row in states.components if row.component == "exp_avg"
+    ]
+    assert found == [(None, 67_584), (256, 256)]
+    assert states.expected_optimizer_state_bytes == 256
+
+
+def test_state_of_parameters_that_are_one_number_is_no_counter():
+    """As those of a Gaussian process: nothing but the name tells a moment from a step counter."""
+    rank = make_run(num_ranks=1).ranks[0]
+    parameters = (Parameter("noise", "head", "(1,)", "float32", 1, 4, True, ""),)
+    names = ("step", "exp_avg", "exp_avg_sq")
+    states = tuple(OptimizerState("noise", name, "float32", 1, 4) for name in names)
+    states = model_states(dataclasses.replace(rank, parameters=parameters, optimizer_states=states), None)
+
+    found = {row.component: row.expected_bytes for row in states.components if row.component in names}
+    assert found == {"step": 0, "exp_avg": 4, "exp_avg_sq": 4}
 
 
 def test_gradients_count_when_the_optimizer_step_begins_not_before():
