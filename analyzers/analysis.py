@@ -109,6 +109,7 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
             [rank.communication for rank in ranks],
             [rank.rank for rank in ranks],
             _micro_batch_size(run),
+            _num_micro_batches(run),
         ),
         samples_per_s=over_all_ranks([None if t is None else t.samples_per_s for t in times], run),
         tokens_per_s=over_all_ranks([None if t is None else t.tokens_per_s for t in times], run),
@@ -151,6 +152,12 @@ def _micro_batch_size(run: Run) -> int | None:
     if step is None or not step.num_samples or step.num_samples % max(1, step.num_micro_batches):
         return None
     return step.num_samples // max(1, step.num_micro_batches)
+
+
+def _num_micro_batches(run: Run) -> int | None:
+    """Of the traced step; None where none was seen."""
+    step = next((rank.traced_step for rank in run.ranks if rank.traced_step is not None), None)
+    return None if step is None else step.num_micro_batches or None
 
 
 def _highest(sizes_bytes: Iterable[int | None]) -> int | None:
@@ -337,6 +344,7 @@ def comparison_to_json(compared: Comparison) -> dict[str, Any]:
         },
         "peak_position": dict(zip(("predicted", "measured"), compared.peak_position, strict=True)),
         "micro_batch_size": _compared_to_json(compared.micro_batch_size),
+        "num_micro_batches": _compared_to_json(compared.num_micro_batches),
         "budget_bytes": compared.budget_bytes,
         "within_budget": compared.within_budget,
     }

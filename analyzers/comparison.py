@@ -26,6 +26,11 @@ class Compared:
             return None
         return (self.predicted - self.measured) / self.measured
 
+    @property
+    def differs(self) -> bool:
+        """Whether both are known, and are not the same."""
+        return None not in (self.predicted, self.measured) and self.predicted != self.measured
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -34,8 +39,8 @@ class Comparison:
     `by_category_bytes` is at the peak, and has `unexplained` where either side does. `reserved_bytes`: what a CUDA
     allocator reserved; where both sides know it, the budget holds that, else the peak. `components_s`: parts of the step
     time, of the slowest rank (residuals.py); empty for plans that do not say what their prediction is made of.
-    `rank_peak_bytes`: of a plan with choices by rank, each rank's peak. `micro_batch_size`: samples of one, of the plan and
-    of the traced step, which the user sets.
+    `rank_peak_bytes`: of a plan with choices by rank, each rank's peak. `micro_batch_size`: samples of one, and
+    `num_micro_batches` of a step, of the plan and of the traced step, which the user sets.
     """
 
     peak_bytes: Compared
@@ -48,14 +53,28 @@ class Comparison:
     components_s: dict[str, Compared] = field(default_factory=dict)
     rank_peak_bytes: dict[int, Compared] = field(default_factory=dict)
     micro_batch_size: Compared = Compared(predicted=None, measured=None)
+    num_micro_batches: Compared = Compared(predicted=None, measured=None)
 
     @property
     def other_micro_batch(self) -> str | None:
         """In words, where the step was not as the plan has it; then its figures are of another step too."""
-        planned, seen = self.micro_batch_size.predicted, self.micro_batch_size.measured
-        if planned is None or seen is None or planned == seen:
-            return None
-        return f"The plan is for micro-batches of {planned:.0f} samples, and the traced step had {seen:.0f}: set {planned:.0f} in the script."
+        size, number = self.micro_batch_size, self.num_micro_batches
+        words, whose = [], "Its" if size.differs else "The plan's"
+        if size.differs:
+            words.append(
+                f"The plan is for micro-batches of {size.predicted:.0f} samples, and the traced step had {size.measured:.0f}: "
+                f"set {size.predicted:.0f} in the script."
+            )
+        if number.differs:
+            words.append(
+                f"{whose} steps have {_many(number.predicted)}, and the traced one had {_many(number.measured)}: let the script "
+                f"accumulate gradients over {number.predicted:.0f}, or step times are of different steps."
+            )
+        return " ".join(words) or None
+
+
+def _many(number: float | None) -> str:
+    return f"{number:.0f} micro-batch{'' if number == 1 else 'es'}"
 
 
 def comparison(
@@ -65,9 +84,10 @@ def comparison(
     traffics: Sequence[Communication | None] = (),
     ranks: Sequence[int] = (),
     micro_batch_size: int | None = None,
+    num_micro_batches: int | None = None,
 ) -> Comparison | None:
     """Put prediction beside measurement. None without a plan that predicts. `traffics`, `ranks`: of those of `times`.
-    `micro_batch_size`: of the traced step."""
+    `micro_batch_size`, `num_micro_batches`: of the traced step."""
     if plan is None or plan.prediction is None:
         return None
     predicted = plan.prediction
@@ -100,6 +120,7 @@ def comparison(
         components_s=_components(plan, predicted, times, traffics),
         rank_peak_bytes=_by_rank(plan, dict(zip(ranks, peaks, strict=False))),
         micro_batch_size=Compared(predicted=plan.micro_batch_size, measured=micro_batch_size),
+        num_micro_batches=Compared(predicted=plan.grad_accum, measured=num_micro_batches),
     )
 
 

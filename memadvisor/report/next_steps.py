@@ -39,7 +39,7 @@ def _trouble(view: RankView) -> Iterator[str]:
     compared = view.analysis.comparison
     if compared is not None and compared.other_micro_batch is not None:
         yield compared.other_micro_batch
-    elif compared is not None and compared.within_budget is False:
+    if compared is not None and compared.within_budget is False and not compared.micro_batch_size.differs:
         yield (
             f"The budget of {format_bytes(compared.budget_bytes)} did not hold "
             f"({format_bytes(compared.peak_bytes.measured)} measured): advise again on the plain run, "
