@@ -89,7 +89,8 @@ class Chain:
         self._best = [
             np.empty((count - first, width)) for first in range(count)
         ]  # by first, from it on by last
-        # The same less the input of the first unit: for the part behind a stretch. By last, up to it by first.
+        # For the part behind a stretch: the same less the input of the first unit, and with all forwards up to that one,
+        # of which the stretch's are a difference. By last, up to it by first.
         self._behind = [np.full((last + 1, width), np.inf) for last in range(count)]
         self._rows = np.empty((count, width))  # of one pair, for all j
         for last in range(count):
@@ -97,8 +98,10 @@ class Chain:
                 best = self._best[first][last - first]
                 self._keeping(first, last, best)
                 if first < last:
-                    np.minimum(best, self._stretching(first, last).min(axis=0), out=best)
-                _shift(best, self._inputs[first], self._behind[last][first])
+                    np.minimum(best, self._stretching(first, last), out=best)
+                behind = self._behind[last][first]
+                _shift(best, self._inputs[first], behind)
+                behind += self._ends_s[first]
 
     def _keeping(self, first: int, last: int, into: NDArray[Any]) -> None:
         """With `first` keeping all that its backward needs."""
@@ -109,11 +112,15 @@ class Chain:
         into[: max(0, self._need_keeping(first, last))] = np.inf
 
     def _stretching(self, first: int, last: int) -> NDArray[Any]:
-        """With units first..j-1 as a stretch; one row for each j in first+1..last, until the next call."""
-        plain_s = self._ends_s[first + 1 : last + 1] - self._ends_s[first]
+        """With units first..j-1 as a stretch, for the best j."""
+        least: NDArray[Any] = self._stretches(first, last).min(axis=0)
+        least -= self._ends_s[first]
+        return least
+
+    def _stretches(self, first: int, last: int) -> NDArray[Any]:
+        """The same for each j in first+1..last, a row each until the next call; later by all forwards before `first`."""
         found = self._rows[: last - first]
         np.add(self._behind[last][first + 1 : last + 1], self._best[first][: last - first], out=found)
-        found += plain_s[:, None]
         is_whole = last == len(self.units) - 1
         level_bytes = 0 if is_whole else self._level_bytes(first, last)
         for start, size_bytes in self._rises_whole[first] if is_whole else self._rises[first]:
@@ -175,8 +182,8 @@ class Chain:
         while first <= last:
             self._keeping(first, last, kept)
             kept_s = kept[slots]
-            stretched_s = self._stretching(first, last)[:, slots] if first < last else np.empty(0)
-            if stretched_s.size and stretched_s.min() < kept_s:
+            stretched_s = self._stretches(first, last)[:, slots] if first < last else np.empty(0)
+            if stretched_s.size and stretched_s.min() - self._ends_s[first] < kept_s:
                 following = first + 1 + int(stretched_s.argmin())
                 items.append(Stretch(first, following - 1, self._body(slots, first, following - 1)))
                 slots -= self._inputs[following]

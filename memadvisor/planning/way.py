@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from memadvisor.cost.step import CapturedStep
 from memadvisor.plan import UnitPlan
 from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.stretches import Nested
+
+_unit_plan = lru_cache(maxsize=1 << 12)(UnitPlan)  # a search asks for the same ones thousands of times
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Way:
         """With units that run again or keep activations elsewhere, as `nested` says."""
         kept, parts = dict(nested.kept), dict(nested.parts)
         units = tuple(
-            UnitPlan(
+            _unit_plan(
                 name=unit.name,
                 zero_stage=self.stage,
                 recompute=unit.name in nested.alone,
