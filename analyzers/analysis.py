@@ -30,7 +30,7 @@ from memadvisor.analyzers.timeline import MemoryTimeline, memory_timeline
 from memadvisor.analyzers.unfinished import UnfinishedRank, unfinished_ranks
 from memadvisor.analyzers.utilization import Utilization, utilization
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.run.records import CATEGORIES
+from memadvisor.run.records import CATEGORIES, Step
 from memadvisor.run.run import RankRun, Run
 
 
@@ -108,8 +108,7 @@ def analyze(run: Run, hardware: Hardware | None = None) -> Analysis:
             times,
             [rank.communication for rank in ranks],
             [rank.rank for rank in ranks],
-            _micro_batch_size(run),
-            _num_micro_batches(run),
+            *_micro_batches(run.traced_step),
         ),
         samples_per_s=over_all_ranks([None if t is None else t.samples_per_s for t in times], run),
         tokens_per_s=over_all_ranks([None if t is None else t.tokens_per_s for t in times], run),
@@ -146,18 +145,12 @@ def _analyze_rank(
     )
 
 
-def _micro_batch_size(run: Run) -> int | None:
-    """Samples of each in the traced step; None where they are not known, or not alike."""
-    step = next((rank.traced_step for rank in run.ranks if rank.traced_step is not None), None)
-    if step is None or not step.num_samples or step.num_samples % max(1, step.num_micro_batches):
-        return None
-    return step.num_samples // max(1, step.num_micro_batches)
-
-
-def _num_micro_batches(run: Run) -> int | None:
-    """Of the traced step; None where none was seen."""
-    step = next((rank.traced_step for rank in run.ranks if rank.traced_step is not None), None)
-    return None if step is None else step.num_micro_batches or None
+def _micro_batches(step: Step | None) -> tuple[int | None, int | None]:
+    """Samples of each, None where they are not known or not alike; and how many there are, None where none was seen."""
+    if step is None:
+        return None, None
+    size, rest = divmod(step.num_samples or 0, max(1, step.num_micro_batches))
+    return None if rest or not size else size, step.num_micro_batches or None
 
 
 def _highest(sizes_bytes: Iterable[int | None]) -> int | None:

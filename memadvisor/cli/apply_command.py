@@ -19,7 +19,7 @@ def apply_command(run: Run, plan: str, num_ranks: int, num_nodes: int | None = N
         words[:1] = ["torchrun", "...", "-m", "memadvisor"]
     elif num_ranks > 1:
         words += ["--nproc", str(num_ranks)]
-    traced = next((rank.traced_step for rank in run.ranks if rank.traced_step is not None), None)
+    traced = run.traced_step
     if traced is not None and traced.index != DEFAULT_TRACE_STEP:
         words += ["--trace-step", str(traced.index)]  # or measured would be another step than predicted
     if script == UNKNOWN:

@@ -6,8 +6,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from memadvisor.analyzers.analysis import RankAnalysis
-from memadvisor.analyzers.model_states import ModelStates, StateComponent
+from memadvisor.analyzers.model_states import ModelStates, difference_text
 from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.analyzers.state_components import StateComponent
 from memadvisor.cli.tables import NOT_RECORDED, grid, heading, shorten_left, table
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.run.run import RankRun
@@ -105,15 +106,11 @@ def model_states(states: ModelStates | None) -> RenderableType:
         f"; theory: {states.theory_text}",
     )
     lines = table("", "dtype", "theory", "measured", "difference")
-    for kind, label, measured_bytes in (
-        ("parameter", "parameters", states.parameter_bytes),
-        ("gradient", "gradients", states.gradient_bytes),
-        ("optimizer_state", "optimizer state", states.optimizer_state_bytes),
-    ):
+    names = {"parameter": "parameters", "gradient": "gradients", "optimizer_state": "optimizer state"}
+    for kind, expected_bytes, measured_bytes in states.by_kind:
         rows = [row for row in states.components if row.kind == kind]
-        expected_bytes = sum(row.expected_bytes or 0 for row in rows)
         dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
-        lines.add_row(words(label), words(dtypes), *_theory(expected_bytes, measured_bytes))
+        lines.add_row(words(names[kind]), words(dtypes), *_theory(expected_bytes, measured_bytes))
         if kind == "optimizer_state":
             for row in rows:
                 lines.add_row(*_component(row))
@@ -124,11 +121,10 @@ def model_states(states: ModelStates | None) -> RenderableType:
 
 
 def _theory(expected_bytes: int | None, measured_bytes: int) -> tuple[Text, Text, Text]:
-    difference = measured_bytes - (expected_bytes or 0)
     return (
         words("not known", "dim") if expected_bytes is None else number(format_bytes(expected_bytes)),
         number(format_bytes(measured_bytes)),
-        number("exact" if difference == 0 else ("+" if difference > 0 else "") + format_bytes(difference)),
+        number(difference_text(expected_bytes, measured_bytes)),
     )
 
 

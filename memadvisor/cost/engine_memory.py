@@ -244,8 +244,6 @@ class EngineMemory:
         """Which view of a segment is what is alive in it beside `held`."""
         if self.replays:
             return "captured"
-        if not segment.gradient_units:
-            return "passing_gradients"  # as all do in a forward
         if all(self._is_collecting(name) for name in segment.gradient_units):
             return "passing_gradients"
         is_collected = self.num_ranks > 1 or any(name in self._paged for name in segment.gradient_units)

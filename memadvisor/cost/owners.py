@@ -17,6 +17,8 @@ from memadvisor.cost.states import UnitStates, WholeUpdate
 ELEMENTWISE = (
     *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"),
 )
+# State with one number for a whole parameter; everything else has the parameter's shape.
+SCALARS = ("step", "eta", "mu", "mu_product")
 
 
 @dataclass(frozen=True, slots=True)

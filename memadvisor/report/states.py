@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memadvisor.analyzers.model_states import ModelStates
+from memadvisor.analyzers.model_states import ModelStates, difference_text
 from memadvisor.report.blocks import MEASURED, THEORY, Block, Missing, table
 from memadvisor.report.view import RankView
 from memadvisor.units import format_bytes, format_count
 
-_KINDS = (
-    ("parameter", "parameters"),
-    ("gradient", "gradients"),
-    ("optimizer_state", "optimizer state"),
-)
+_NAMES = {"parameter": "parameters", "gradient": "gradients", "optimizer_state": "optimizer state"}
 
 
 def model_state_table(view: RankView) -> Block:
@@ -43,21 +39,15 @@ def model_state_table(view: RankView) -> Block:
 
 
 def _rows(states: ModelStates) -> Iterator[tuple[str, ...]]:
-    measured = {
-        "parameter": states.parameter_bytes,
-        "gradient": states.gradient_bytes,
-        "optimizer_state": states.optimizer_state_bytes,
-    }
-    for kind, name in _KINDS:
+    for kind, expected_bytes, measured_bytes in states.by_kind:
         rows = [row for row in states.components if row.kind == kind]
         dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
         elements = sum(row.num_elements for row in rows) if kind != "optimizer_state" else None
-        expected_bytes = sum(row.expected_bytes or 0 for row in rows)
         yield (
-            name,
+            _NAMES[kind],
             dtypes or "-",
             "" if elements is None else format_count(elements),
-            *_sizes(expected_bytes, measured[kind], states.num_params),
+            *_sizes(expected_bytes, measured_bytes, states.num_params),
         )
         for row in rows:
             if row.recorded_bytes is not None:
@@ -71,10 +61,9 @@ def _total(states: ModelStates) -> tuple[str, ...]:
 
 
 def _sizes(expected_bytes: int | None, measured_bytes: int, num_params: int) -> tuple[str, str, str, str]:
-    difference = measured_bytes - (expected_bytes or 0)
     return (
         "not known" if expected_bytes is None else format_bytes(expected_bytes),
         format_bytes(measured_bytes),
-        "exact" if difference == 0 else f"{'+' if difference > 0 else ''}{format_bytes(difference)}",
+        difference_text(expected_bytes, measured_bytes),
         f"{measured_bytes / num_params:.2f}" if num_params else "-",
     )

@@ -30,10 +30,7 @@ from memadvisor.run.records import (
 from memadvisor.units import format_bytes
 
 UNKNOWN = "unknown"
-NOTEBOOK, PROMPT = (
-    "(notebook)",
-    "(Python prompt)",
-)  # where code is typed, and there is no script to start again
+NOTEBOOK, PROMPT = "(notebook)", "(Python prompt)"  # where code is typed: no script to start again
 DEFAULT_TRACE_STEP = 2  # after two steps of warm-up
 
 
@@ -134,6 +131,11 @@ class Run:
         many = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}{missing}"
         steps = f", {_steps_text(self.ranks[0])}" if self.ranks else ""
         return f"<run {self.path}: {self.manifest.script}, {many}{steps}>"
+
+    @property
+    def traced_step(self) -> Step | None:
+        """That of the first rank that has one."""
+        return next((rank.traced_step for rank in self.ranks if rank.traced_step is not None), None)
 
     @property
     def is_finished(self) -> bool:

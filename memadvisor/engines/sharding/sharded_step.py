@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import optim
 
-from memadvisor.cost.owners import ELEMENTWISE
+from memadvisor.cost.owners import ELEMENTWISE, SCALARS
 from memadvisor.engines.sharding.flat import Slot
 from memadvisor.engines.sharding.late import LateTensor
 
 # Each element's update depends on that element alone, so a piece is updated as the whole would be.
 _ELEMENTWISE = tuple(getattr(optim, name) for name in ELEMENTWISE)
-# State with one number for a whole parameter; everything else has the parameter's shape.
-SCALARS = ("step", "eta", "mu", "mu_product")
 
 # What a state dict calls the shards' own values, where they hold more digits than the parameters.
 MASTER = "master"

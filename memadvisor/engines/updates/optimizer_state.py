@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from memadvisor.cost.owners import SCALARS
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.executor import Executor
 from memadvisor.engines.sharding.flat import Flat, Slot
@@ -19,7 +20,6 @@ from memadvisor.engines.sharding.masters import piece_of_masters, show_masters, 
 from memadvisor.engines.sharding.owners import Owners
 from memadvisor.engines.sharding.sharded_step import (
     MASTER,
-    SCALARS,
     FindSlot,
     parameters_of,
     pieces_of_loaded,

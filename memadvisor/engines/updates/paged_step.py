@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from memadvisor.coded_states import is_coded
+from memadvisor.cost.owners import SCALARS
 from memadvisor.engines.lanes.coded_tier import CodedTier, codes_in
 from memadvisor.engines.lanes.lanes import Ticket
 from memadvisor.engines.lanes.tiers import Tier
 from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.late import LateTensor
 from memadvisor.engines.sharding.parcels import Failed, Parcel
-from memadvisor.engines.sharding.sharded_step import SCALARS, FindSlot, Swap
+from memadvisor.engines.sharding.sharded_step import FindSlot, Swap
 from memadvisor.engines.sharding.unit_step import plain_step
 from memadvisor.engines.updates.update_buffers import LabelAs, UpdateBuffers
 from memadvisor.run.torch_names import dtype_name
