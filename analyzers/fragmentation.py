@@ -210,7 +210,7 @@ def _pins(segment: DeviceSegment, alive: Sequence[Storage]) -> tuple[Pin, ...]:
     end = segment.address + segment.total_bytes
     for row in alive:
         if row.address is not None and segment.address <= row.address < end:
-            sizes[row.category, row.module] += row.size_bytes
+            sizes[row.category, row.owner] += row.size_bytes
     return tuple(
         Pin(category=category, module=module, size_bytes=size_bytes)
         for (category, module), size_bytes in sizes.most_common(_MAX_PINS)

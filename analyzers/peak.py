@@ -146,6 +146,6 @@ def _by_module(alive: list[Storage]) -> tuple[ModuleBytes, ...]:
     sizes: dict[tuple[str, str, str], int] = defaultdict(int)
     for storage in alive:
         category = storage.category if storage.category in CATEGORIES else "other"
-        sizes[storage.module, storage.unit, category] += storage.size_bytes
+        sizes[storage.owner, storage.unit, category] += storage.size_bytes
     rows = [ModuleBytes(module=m, unit=u, category=c, size_bytes=n) for (m, u, c), n in sizes.items()]
     return tuple(sorted(rows, key=lambda row: (-row.size_bytes, row.module, row.category)))

@@ -42,6 +42,7 @@ class Resident:
     unit: str
     dtype: str
     shape: str
+    operator: str = ""  # what it is for, where no tensor says so
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +89,7 @@ class Ledger:
         self._by_address: dict[int, list[_Block]] = {}  # in order of birth
         self._start_ns = start_ns
         for resident in residents:
-            block = self._add(resident.address, resident.size_bytes, start_ns, _BASELINE, "")
+            block = self._add(resident.address, resident.size_bytes, start_ns, _BASELINE, resident.operator)
             block.categories.add(resident.category)
             block.unit, block.dtype, block.shape = resident.unit, resident.dtype, resident.shape
 

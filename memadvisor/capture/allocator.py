@@ -51,17 +51,38 @@ class RunningPeak:
         return peak_bytes, totals.peak_reserved_bytes
 
 
-def device_block_sizes(device: torch.device) -> dict[int, int]:
-    """Bytes that the caching allocator really gave to each live block of a CUDA device, by address."""
+@dataclass(frozen=True, slots=True)
+class DeviceBlock:
+    """A live block of the caching allocator, which rounds up what it is asked for."""
+
+    size_bytes: int
+    requested_bytes: int | None
+
+
+def device_blocks(device: torch.device) -> dict[int, DeviceBlock]:
+    """The live blocks of a CUDA device's caching allocator, by address; none on CPU."""
     if device.type != "cuda":
         return {}
     return {
-        block["address"]: block["size"]
+        block["address"]: DeviceBlock(block["size"], block.get("requested_size"))
         for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         if segment["device"] == device.index
         for block in segment["blocks"]
         if block["state"] != "inactive"
     }
+
+
+def workspace_sizes(device: torch.device) -> set[int]:
+    """Bytes of the workspaces that torch takes from the caching allocator for cuBLAS, and keeps: one for each thread's
+    handle and stream (`CublasHandlePool.cpp`, which newer versions of torch can be asked for)."""
+    asked = [
+        getattr(torch._C, name, None)
+        for name in ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
+    ]
+    if all(asked):
+        return {ask() for ask in asked if ask is not None}
+    is_hopper = torch.cuda.get_device_capability(device) >= (9, 0)
+    return {2**25 if is_hopper else (2 * 4096 + 8 * 16) * 2**10}
 
 
 def counter(

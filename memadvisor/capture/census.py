@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from memadvisor.capture.account import Resident
-from memadvisor.capture.allocator import device_block_sizes
+from memadvisor.capture.allocator import DeviceBlock, device_blocks, workspace_sizes
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import (
@@ -22,6 +22,7 @@ from memadvisor.run.living import living
 from memadvisor.run.records import OptimizerState
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
+CUBLAS = "cuBLAS workspace"
 
 
 def known_tensors(
@@ -67,7 +68,7 @@ def residents(
     numpy; one that is shared between processes never is the allocator's. The CPU allocator's account tells.
     """
     found: dict[int, Resident] = {}
-    given = device_block_sizes(device)
+    given = device_blocks(device)
     # A subclass may do anything when it is asked something: the script's own work, or an engine's collective.
     with torch._C.DisableTorchFunctionSubclass():
         for tensor, category, unit in known:
@@ -75,6 +76,7 @@ def residents(
                 _take(plain, category, unit, device, found, given, cpu)
         for tensor in living(torch.Tensor):
             _take(tensor, "other", "", device, found, given, cpu)
+    _take_workspaces(device, found, given)
     if cpu is None or not is_profiler_free() or _sum_bytes(found.values()) <= cpu.allocated_bytes():
         return list(found.values())
     # What another thread let go meanwhile, or Python could not see when the account was opened.
@@ -91,7 +93,7 @@ def _take(
     unit: str,
     device: torch.device,
     found: dict[int, Resident],
-    given: dict[int, int],
+    given: dict[int, DeviceBlock],
     cpu: CpuAccount | None,
 ) -> None:
     try:
@@ -109,13 +111,23 @@ def _take(
         if device.type == "cpu" and (not storage.resizable() or is_shared(tensor)):
             size_bytes = cpu.block_bytes(address) if cpu is not None else 0
         elif not storage.resizable():
-            size_bytes = given.get(address, 0)
+            size_bytes = given[address].size_bytes if address in given else 0
         if not size_bytes:
             return
     except Exception:
         return  # a half-made or exotic tensor; its bytes show up as unexplained
-    # CUDA's caching allocator hands out more than is asked; the CPU's exactly that.
-    found[address] = Resident(address, given.get(address, size_bytes), category, unit, *describe(tensor))
+    if address in given:  # CUDA's caching allocator hands out more than is asked; the CPU's exactly that
+        size_bytes = given[address].size_bytes
+    found[address] = Resident(address, size_bytes, category, unit, *describe(tensor))
+
+
+def _take_workspaces(device: torch.device, found: dict[int, Resident], given: dict[int, DeviceBlock]) -> None:
+    """What no tensor names, and is as large as torch makes cuBLAS's workspaces."""
+    unnamed = {address: block for address, block in given.items() if address not in found}
+    sizes = workspace_sizes(device) if unnamed else set()
+    for address, block in unnamed.items():
+        if block.requested_bytes in sizes:
+            found[address] = Resident(address, block.size_bytes, "other", "", "", "", operator=CUBLAS)
 
 
 def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> list[OptimizerState]:

@@ -25,7 +25,7 @@ from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import SavedTensorHooks
 from memadvisor.capture.tensor_storage import plain_tensors, storage_address
-from memadvisor.capture.truth import is_profiler_free, start_allocator_account, stop_allocator_account
+from memadvisor.capture.truth import AllocatorAccount, is_profiler_free
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Tracer:
         self._start_allocated_bytes: int | None = None
         self.offset_ns = monotonic_less_wall_ns()
         self._default_hooks: DefaultHooks | None = None
-        self._is_profiling = False
+        self._truth: AllocatorAccount | None = None  # while it records
         try:
             self._start_layers()
         except BaseException:
@@ -94,8 +94,7 @@ class Tracer:
         if self._device.type == "cuda":
             self._start_allocated_bytes = torch.cuda.memory_allocated(self._device)
         if self._has_truth:
-            start_allocator_account(names_operators=not self._is_long)
-            self._is_profiling = True
+            self._truth = AllocatorAccount(self._device, names_operators=not self._is_long)
             if self._device.type == "cpu":
                 torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
         self._start_ns = time.time_ns()
@@ -107,9 +106,9 @@ class Tracer:
     def yield_profiler(self) -> None:
         """The script starts a profiler of its own: ours gives way, and the step has no truth layer."""
         self._has_truth = False
-        if self._is_profiling:
-            self._is_profiling = False
-            stop_allocator_account(self._device)
+        truth, self._truth = self._truth, None
+        if truth is not None:
+            truth.stop()
 
     @property
     def is_full(self) -> bool:
@@ -163,12 +162,9 @@ class Tracer:
         self.log.gather()
         has_totals = self._counts_cpu or self._device.type != "cpu"
         events = []
-        if self._is_profiling:
-            self._is_profiling = False
-            events = stop_allocator_account(
-                self._device, has_totals=has_totals, names_operators=not self._is_long
-            )
-            events = as_added_in_place(events, self.log.added_aside)
+        truth, self._truth = self._truth, None
+        if truth is not None:
+            events = as_added_in_place(truth.stop(has_totals=has_totals), self.log.added_aside)
         if self._device.type == "cpu" and events and self._counts_cpu:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
         account = make_account(

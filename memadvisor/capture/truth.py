@@ -1,7 +1,7 @@
 """The allocator's own account of a step: every allocation and free, from torch's profiler.
 
 The profiler is driven through its own low-level calls: no report is built, and the event tree is read
-directly. Works the same on CPU and CUDA. An event's time is wall-clock nanoseconds.
+directly. An event's time is wall-clock nanoseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch._C._profiler import (
 _survives_fork: list[bool] = []
 _QUIET = "KINETO_LOG_LEVEL"
 _BACKWARD_OF = "autograd::engine::evaluate_function: "
-_NODES_ALONE = {RecordScope.BACKWARD_FUNCTION}  # an empty set is all scopes
+_NODES = {RecordScope.BACKWARD_FUNCTION}
+_STEP = "memadvisor: traced step"
 _ADD, _MODE = "aten::add", "PythonDispatchMode"
 _PRIMITIVES = {
     f"aten::{name}"
@@ -55,56 +56,67 @@ def is_profiler_free() -> bool:
     return not torch._C._autograd._profiler_enabled()
 
 
-def start_allocator_account(*, names_operators: bool = True) -> None:
-    """Begin to record. The first start in a process would print two lines; they are silenced.
+class AllocatorAccount:
+    """Records from construction to `stop`. The first start in a process would print two lines; they are silenced.
 
     Without `names_operators` events carry no operator, and the profiler remembers memory and autograd's nodes alone: it
     takes some 7 kB and 50 us for an operator, most of them for those that operators call.
     """
-    config = _config()
-    if not _survives_fork:
-        _survives_fork.append(True)
-        os.register_at_fork(after_in_child=_leave_without_native_handlers)
-    quiet_before = os.environ.get(_QUIET)
-    os.environ[_QUIET] = "6"
-    try:
-        autograd._prepare_profiler(config, {ProfilerActivity.CPU})  # type: ignore[attr-defined]
-        autograd._enable_profiler(  # type: ignore[attr-defined, call-arg]
-            config, {ProfilerActivity.CPU}, set() if names_operators else _NODES_ALONE
-        )
-    finally:
-        if quiet_before is None:
-            os.environ.pop(_QUIET, None)
-        else:
-            os.environ[_QUIET] = quiet_before
 
+    def __init__(self, device: torch.device, *, names_operators: bool = True) -> None:
+        self._device = device
+        self._names_operators = names_operators
+        self._span: Any = None
+        scopes: set[RecordScope] = set()  # all of them
+        if not names_operators:
+            scopes = _NODES if device.type == "cpu" else _NODES | {RecordScope.USER_SCOPE}
+        config = _config()
+        if not _survives_fork:
+            _survives_fork.append(True)
+            os.register_at_fork(after_in_child=_leave_without_native_handlers)
+        quiet_before = os.environ.get(_QUIET)
+        os.environ[_QUIET] = "6"
+        try:
+            autograd._prepare_profiler(config, {ProfilerActivity.CPU})  # type: ignore[attr-defined]
+            autograd._enable_profiler(  # type: ignore[attr-defined, call-arg]
+                config, {ProfilerActivity.CPU}, scopes
+            )
+        finally:
+            if quiet_before is None:
+                os.environ.pop(_QUIET, None)
+            else:
+                os.environ[_QUIET] = quiet_before
+        if device.type != "cpu":
+            # torch's tree leaves out what is on a device and in no span of the host's: all that Python frees.
+            self._span = torch.ops.profiler._record_function_enter_new(_STEP, None)
 
-def stop_allocator_account(
-    device: torch.device, *, has_totals: bool = True, names_operators: bool = True
-) -> list[AllocatorEvent]:
-    """End recording; the events of `device`, in order of time. `names_operators` as it was begun with.
+    def stop(self, *, has_totals: bool = True) -> list[AllocatorEvent]:
+        """End recording; the events of the device, in order of time.
 
-    Memory shared with other processes is reported too, but is not the allocator's: its events carry a
-    total of 0, which tells them from the others where the allocator has totals (`has_totals`).
-    """
-    result = autograd._disable_profiler()  # type: ignore[attr-defined]
-    of_memory = _memory_nodes if names_operators else _nameless_memory_nodes
-    events = [
-        AllocatorEvent(
-            node.start_time_ns,
-            fields.ptr,
-            fields.alloc_size,
-            fields.total_allocated,
-            fields.total_reserved,
-            name,
-            is_meeting and fields.alloc_size > 0,
-        )
-        for node, name, is_meeting in of_memory(result.experimental_event_tree())
-        if (fields := node.extra_fields).device.type == device.type
-        and (device.index is None or fields.device.index in (device.index, -1))
-        and (fields.total_allocated or not has_totals)
-    ]
-    return sorted(events, key=lambda event: event.time_ns)
+        Memory shared with other processes is reported too, but is not the allocator's: its events carry a
+        total of 0, which tells them from the others where the allocator has totals (`has_totals`).
+        """
+        result = autograd._disable_profiler()  # type: ignore[attr-defined]
+        if self._span is not None:
+            torch.ops.profiler._record_function_exit._RecordFunction(self._span)
+        device = self._device
+        of_memory = _memory_nodes if self._names_operators else _nameless_memory_nodes
+        events = [
+            AllocatorEvent(
+                node.start_time_ns,
+                fields.ptr,
+                fields.alloc_size,
+                fields.total_allocated,
+                fields.total_reserved,
+                name,
+                is_meeting and fields.alloc_size > 0,
+            )
+            for node, name, is_meeting in of_memory(_outermost(result.experimental_event_tree()))
+            if (fields := node.extra_fields).device.type == device.type
+            and (device.index is None or fields.device.index in (device.index, -1))
+            and (fields.total_allocated or not has_totals)
+        ]
+        return sorted(events, key=lambda event: event.time_ns)
 
 
 def _leave_without_native_handlers() -> None:
@@ -122,6 +134,11 @@ def _leave_without_native_handlers() -> None:
 def _config() -> ProfilerConfig:
     # kind, shapes, memory, stack, flops, modules
     return ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
+
+
+def _outermost(roots: list[Any]) -> list[Any]:
+    """What is in no span but our own."""
+    return [node for root in roots for node in (root.children if root.name == _STEP else [root])]
 
 
 def _memory_nodes(roots: list[Any]) -> Iterator[tuple[Any, str, bool]]:

@@ -150,7 +150,8 @@ class Storage:
     """One allocation of the traced step, or one that was alive when it began (phase `baseline`).
 
     `death_s` None: still alive at the end of the step. `module` is the innermost module that was running at birth. For
-    a temporary inside an operator, `operator` names that operator. `last_held_s`: when somebody beside autograd was
+    a temporary inside an operator, `operator` names that operator; for what no tensor names and was there before the step,
+    what it is for (cuBLAS's workspaces). `last_held_s`: when somebody beside autograd was
     last seen to hold what it keeps, where modules and backwards begin and end; None: never, or older runs.
     """
 
@@ -171,6 +172,11 @@ class Storage:
     last_forward_use_s: float | None
     address: int | None = None  # on the device; not recorded on CPU
     last_held_s: float | None = None
+
+    @property
+    def owner(self) -> str:
+        """The module; of what is no module's, what it was there for before the step, if that is known."""
+        return self.module or (self.operator if self.phase == "baseline" else "")
 
 
 @dataclass(frozen=True, slots=True)
