@@ -297,7 +297,11 @@ def may_go(tensor: torch.Tensor) -> bool:
     if not is_plain(tensor) or isinstance(tensor._base, torch.nn.Parameter):
         return False
     storage = tensor.untyped_storage()
-    return storage.nbytes() >= MIN_BYTES and storage.resizable() and not storage.is_shared()
+    if storage.nbytes() < MIN_BYTES or not storage.resizable():
+        return False
+    return (
+        storage.device.type != "cpu" or not storage.is_shared()
+    )  # torch says of all CUDA storages that they are
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -142,3 +142,16 @@ def test_a_scripts_own_hooks_see_what_stays_and_no_codes(kind, tmp_path):
     goes = [(torch.float32, (32, 64))] * 3 + [(torch.float32, (32, 128))] * 6
     assert sorted(map(str, seen + goes)) == sorted(map(str, every))
     assert activations(rank).lifetimes == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_what_autograd_keeps_on_a_gpu_may_go():
+    """Torch says of each storage there that it is shared; for that reason nothing was moved or rounded."""
+    assert saved_activations.may_go(torch.zeros(1000, device="cuda"))
+
+
+def test_what_other_processes_share_stays():
+    tensor = torch.zeros(1000)
+    assert saved_activations.may_go(tensor)
+    assert not saved_activations.may_go(tensor.share_memory_())
