@@ -90,6 +90,9 @@ class RecordedStep:
         self._batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
         self._gradients = live_gradients(rank, self._pieces)
         self._leaves_gradients_alone = all(map(leaves_gradients_alone, traced))
+        self._updates_together = any(
+            row.phase == "optimizer" and row.name.startswith("aten::_foreach_") for row in rank.operators
+        )
         self._constant_bytes = constant_states(rank, step, self._states)
         self._synced = _synced(rank, self._pieces)
         self._rounding_cost, self._second_run_cost = rounding_cost(rank), second_run_cost(rank)
@@ -137,6 +140,7 @@ class RecordedStep:
             micro_batch_size=None if self._batch is None else int(self._batch // micro_batch_divisor),
             precision=self._precision,
             leaves_gradients_alone=self._leaves_gradients_alone,
+            updates_together=self._updates_together,
             shard_groups=self._groups,
         )
 

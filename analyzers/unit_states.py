@@ -48,6 +48,7 @@ def unit_states(rank: RankRun, step: Step, units: Sequence[Unit]) -> dict[str, U
             may_be_coded = is_coded(state.component, components[owner.name], state.dtype, owner.num_elements)
             items[owner.name].append((state.size_bytes // state.num_elements, may_be_coded))
     mapped_bytes = _mapped_parameters(rank, step)
+    given_bytes = _given_beyond(rank, step)
     return {
         name: UnitStates(
             name=name,
@@ -55,6 +56,8 @@ def unit_states(rank: RankRun, step: Step, units: Sequence[Unit]) -> dict[str, U
             optimizer_bytes=state_bytes[name],
             optimizer_scalar_bytes=scalar_bytes[name],
             mapped_bytes=mapped_bytes.get(name, 0),
+            given_parameter_bytes=given_bytes["parameter", name],
+            given_optimizer_bytes=given_bytes["optimizer_state", name],
             whole_updates=tuple(
                 WholeUpdate(parameter=by_name[parameter], optimizer=optimizer, state_bytes=size_bytes)
                 for (parameter, optimizer), size_bytes in whole_bytes.items()
@@ -84,11 +87,28 @@ def _mapped_parameters(rank: RankRun, step: Step) -> dict[str, int]:
     return {} if min(missing.values(), default=0) < 0 else dict(missing)
 
 
+def _given_beyond(rank: RankRun, step: Step) -> Counter[tuple[str, str]]:
+    """By category and unit, what a GPU's allocator gave for states beyond what they are."""
+    given: Counter[tuple[str, str]] = Counter()
+    if rank.process.device == "cpu":
+        return given  # whose allocator gives what it is asked for
+    units = {p.name: p.unit for p in rank.parameters}
+    for row in _kept(rank, step):
+        given[row.category, row.unit] += row.size_bytes
+    for parameter in rank.parameters:
+        given["parameter", parameter.unit] -= 0 if parameter.tied_to else parameter.size_bytes
+    for state in rank.optimizer_states:
+        given["optimizer_state", units.get(state.parameter, "")] -= state.size_bytes
+    return +given
+
+
 def constant_states(rank: RankRun, step: Step, states: Collection[str]) -> dict[str, int]:
     """Parameter and optimizer bytes that were alive through the step, but belong to no parameter of these units."""
     alive: Counter[str] = Counter()
     for row in _kept(rank, step):
         alive[row.category] += row.size_bytes
+    for (category, unit), size_bytes in _given_beyond(rank, step).items():
+        alive[category] -= size_bytes if unit in states else 0
     counted = {p.name: p.size_bytes for p in rank.parameters if not p.tied_to and p.unit in states}
     listed = {
         "parameter": sum(counted.values()),

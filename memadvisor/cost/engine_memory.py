@@ -348,17 +348,26 @@ class EngineMemory:
 
     def late_optimizer_share(self, temporary_bytes: int) -> float:
         """`optimizer_share` of what the optimizer step itself updates, where it has most; `temporary_bytes`: times that."""
-        return self._widened.fullest(temporary_bytes, self.stages.keys() - self._early, self.optimizer_share)
+        return self._widened.fullest(temporary_bytes, self.stages.keys() - self._early, self._late_share)
+
+    def _late_share(self, names: Iterable[str]) -> float:
+        """Units whose state is fetched are updated one after another, all others at once."""
+        fetched = [name for name in names if name in self._away]
+        rest = self.optimizer_share(name for name in names if name not in self._away)
+        return max((rest, *(self.optimizer_share((name,)) for name in fetched)))
 
     def late_update_share(self) -> float:
         """`update_share` of what the optimizer step itself updates from memory."""
         return self.update_share(self.stages.keys() - self._early - self._away.keys())
 
     def optimizer_share(self, names: Iterable[str]) -> float:
-        """Largest piece of these units that this rank updates at once, as a fraction of the largest parameter.
+        """What an optimizer allocates beside its state to update these units in one step, as a fraction of what it did.
 
-        An optimizer's temporaries are as large as what it updates: with shards, pieces of parameters.
+        Its temporaries are as large as what it updates: one parameter after another, or all together. So the fraction is
+        this rank's largest piece of the largest parameter, or all its pieces of all parameters.
         """
+        if self.step.updates_together:
+            return self.update_share(names)
         if not any(self.stages.values()):
             return 1.0
         return largest_piece_share(self._sizes, names)
@@ -391,7 +400,8 @@ class EngineMemory:
         if name in self._codes or name not in self._away:
             pieces += self._codes[name].resting_bytes if name in self._codes else self.state_bytes(name)
         if not self.stages[name]:
-            return pieces + self._sizes[name].whole_state_bytes
+            given_bytes = 0 if name in self._away else self._states(name).given_optimizer_bytes
+            return pieces + self._sizes[name].whole_state_bytes + given_bytes
         return pieces + self._sizes[name].master_bytes + self._owned.get(name, Owned()).state_bytes
 
     def _states(self, name: str) -> UnitStates:

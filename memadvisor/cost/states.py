@@ -63,7 +63,9 @@ class UnitStates:
     `optimizer_scalar_bytes` are the rest (step counters), which sharding does not shrink. Neither counts what is
     kept for `whole_updates`. `state_items`: of each parameter, for each of the former tensors the bytes of an element,
     and whether it may be kept in codes. `mapped_bytes`: of parameters that the allocator did not give, as those mapped
-    from a file; until an engine puts them into storage of its own they are in no peak.
+    from a file; until an engine puts them into storage of its own they are in no peak. `given_parameter_bytes`,
+    `given_optimizer_bytes`: what a GPU's allocator gave beyond that, which hands out blocks and leaves up to 1 MiB of a
+    block with the tensor that it was for; gone where an engine keeps them in storage of its own, or away.
     """
 
     name: str
@@ -71,6 +73,8 @@ class UnitStates:
     optimizer_bytes: int
     optimizer_scalar_bytes: int
     mapped_bytes: int = 0
+    given_parameter_bytes: int = 0
+    given_optimizer_bytes: int = 0
     whole_updates: tuple[WholeUpdate, ...] = ()
     state_items: Mapping[str, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
 

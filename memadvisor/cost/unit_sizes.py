@@ -21,7 +21,8 @@ def unit_sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precis
 
 def _sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision) -> UnitSizes:
     flats = flat_sizes(states, stage, num_ranks, precision)
-    resting_bytes = states.parameter_bytes - (0 if stage else states.mapped_bytes)
+    own_bytes = 0 if stage else states.given_parameter_bytes - states.mapped_bytes
+    resting_bytes = states.parameter_bytes + own_bytes
     if stage == 3:
         resting_bytes = flats.resting_bytes // num_ranks
     elif stage:

@@ -98,11 +98,15 @@ class UNet(nn.Module):
         return self(torch.randn(16, 3, 32, 32)).square().mean()
 
 
-def recorded(kind, num_micro_batches, bf16, plan=None):
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=1e-3)
+
+
+def recorded(kind, num_micro_batches, bf16, plan=None, make_optimizer=sgd):
     gc.collect()  # models of runs before this one that lie in cycles
     torch.manual_seed(1)
     model = kind()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = make_optimizer(model.parameters())
     found, losses = (None if plan is None else apply(plan, model)), []
     with tempfile.TemporaryDirectory() as directory:
         try:
