@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 import torch
 
@@ -76,7 +76,8 @@ def residents(
                 _take(plain, category, unit, device, found, given, cpu)
         for tensor in living(torch.Tensor):
             _take(tensor, "other", "", device, found, given, cpu)
-    _take_workspaces(device, found, given)
+    for address, size_bytes in [*cublas_workspaces(device, found, given)]:
+        found[address] = Resident(address, size_bytes, "other", "", "", "", operator=CUBLAS)
     if cpu is None or not is_profiler_free() or _sum_bytes(found.values()) <= cpu.allocated_bytes():
         return list(found.values())
     # What another thread let go meanwhile, or Python could not see when the account was opened.
@@ -121,13 +122,15 @@ def _take(
     found[address] = Resident(address, size_bytes, category, unit, *describe(tensor))
 
 
-def _take_workspaces(device: torch.device, found: dict[int, Resident], given: dict[int, DeviceBlock]) -> None:
-    """What no tensor names, and is as large as torch makes cuBLAS's workspaces."""
+def cublas_workspaces(
+    device: torch.device, found: Container[int], given: Mapping[int, DeviceBlock]
+) -> Iterator[tuple[int, int]]:
+    """Address and bytes of what nobody has `found`, and is as large as torch makes cuBLAS's workspaces."""
     unnamed = {address: block for address, block in given.items() if address not in found}
     sizes = workspace_sizes(device) if unnamed else set()
     for address, block in unnamed.items():
         if block.requested_bytes in sizes:
-            found[address] = Resident(address, block.size_bytes, "other", "", "", "", operator=CUBLAS)
+            yield address, block.size_bytes
 
 
 def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> list[OptimizerState]:

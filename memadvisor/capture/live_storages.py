@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from memadvisor.capture.census import Labelled, state_tensors
+from memadvisor.capture.allocator import device_blocks
+from memadvisor.capture.census import CUBLAS, Labelled, cublas_workspaces, state_tensors
 from memadvisor.capture.memory_watch import LiveBlock, MemoryWatch
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import describe, plain_tensors, storage_address
@@ -24,7 +25,7 @@ def rows_of_known(
     sources: Iterable[Callable[[], Iterable[Labelled]]],
     device: torch.device,
 ) -> dict[int, LiveStorage]:
-    """Parameters, gradients, optimizer state, buffers and engines' buffers on `device`, by their address."""
+    """Parameters, gradients, optimizer state, buffers, engines' buffers and cuBLAS's on `device`, by their address."""
     found: dict[int, LiveStorage] = {}
     # A subclass may do anything when it is asked something: an engine's would bring its values here.
     with torch._C.DisableTorchFunctionSubclass():
@@ -36,6 +37,8 @@ def rows_of_known(
                     found[address] = LiveStorage(
                         event, size_bytes, 1, category, module, unit, "", "", *describe(plain)
                     )
+    for address, size_bytes in [*cublas_workspaces(device, found, device_blocks(device))]:
+        found[address] = LiveStorage(event, size_bytes, 1, "other", "", "", "", CUBLAS, "", "")
     return found
 
 

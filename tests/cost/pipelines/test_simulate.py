@@ -84,7 +84,7 @@ def test_a_device_that_waits_for_its_transfers_is_never_faster(pipeline):
     )
 
     assert overlapped.makespan_s <= waiting.makespan_s + 1e-9
-    assert overlapped.busy_s == waiting.busy_s
+    assert overlapped.busy_s == pytest.approx(waiting.busy_s)  # sums in another order
     assert overlapped.peak_held_bytes == waiting.peak_held_bytes
 
 
