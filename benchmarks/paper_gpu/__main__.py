@@ -1,0 +1,88 @@
+"""Run a Python program on a GPU that exists on paper alone, where there is none.
+
+It needs Linux, a C compiler with binutils, and a CUDA build of torch (CUDA 13; tried with torch 2.14.1+cu130), whose
+packages bring the headers. `paper_gpu.c` stands in for the CUDA runtime: torch's own caching allocator, its counters,
+profiler, events, streams and hooks run as on a device of PAPER_GPU_GIB (80) with compute capability
+PAPER_GPU_CAPABILITY (80) and name PAPER_GPU_NAME. So what memadvisor records of a GPU's memory, predicts of it and
+does with it can be held against `torch.cuda.max_memory_allocated` and `max_memory_reserved`, to the byte.
+
+What this cannot tell: kernels do nothing, so no value and no time means anything; all streams are in order, so no race
+is found; cuDNN is off, NCCL, Triton and CUDA graphs have nothing to run on, and the driver's own memory is made up.
+
+    python benchmarks/paper_gpu -m memadvisor profile samples/train_gpt.py --device cuda
+    python benchmarks/paper_gpu benchmarks/gpu_check.py --only allocator --models gpt cnn lstm moe varying
+    python benchmarks/paper_gpu -m pytest -m gpu
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LIBRARIES = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_python.so", "libtorch_cpu.so")
+OURS = ("cuda", "__cuda", "cublas", "cupti")
+FLAGS = ("-O1", "-w", "-fPIC", "-shared")
+
+
+def build(folder):
+    """libpaper.so, which is loaded before all others, and a libcuda.so.1 for what torch links to by name."""
+    spec = find_spec("torch")
+    torch_lib = Path(spec.origin).parent / "lib" if spec is not None and spec.origin else None
+    if torch_lib is None or not (torch_lib / "libtorch_cuda.so").exists():
+        raise SystemExit("paper_gpu needs a CUDA build of torch; this Python has none.")
+    headers = next((file.parent for file in torch_lib.parents[1].glob("nvidia/*/include/cuda.h")), None)
+    if headers is None:
+        raise SystemExit(
+            "paper_gpu needs the headers that torch's CUDA packages bring (nvidia/cu13/include)."
+        )
+    (folder / "crt").mkdir()
+    (folder / "crt" / "host_defines.h").write_text((HERE / "host_defines.h").read_text())
+    compiled = folder / "paper_gpu.o"
+    run("cc", *FLAGS[:3], "-c", f"-I{folder}", f"-I{headers}", HERE / "paper_gpu.c", "-o", compiled)
+    known = set(symbols(compiled, "--defined-only"))
+    asked = {name for library in LIBRARIES for name in symbols(torch_lib / library, "-D", "--undefined-only")}
+    silent = folder / "silent.c"  # calls that need no answer
+    silent.write_text(functions(name for name in asked - known if name.startswith(OURS)))
+    run("cc", *FLAGS, compiled, silent, "-o", folder / "libpaper.so", "-lpthread")
+    driver = folder / "driver.c"
+    named = symbols(torch_lib / "libcaffe2_nvrtc.so", "-D", "--undefined-only")
+    driver.write_text(functions(name for name in named if name.startswith("cu")))
+    run("cc", *FLAGS, "-Wl,-soname,libcuda.so.1", driver, "-o", folder / "libcuda.so.1")
+
+
+def run(*words):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{words[0]} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def symbols(file, *options):
+    return [line.split()[-1].partition("@")[0] for line in run("nm", *options, file).splitlines() if line]
+
+
+def functions(names):
+    return "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(set(names)))
+
+
+def main():
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        build(folder)
+        environment = dict(os.environ)
+        for variable, first in (
+            ("LD_PRELOAD", folder / "libpaper.so"),
+            ("LD_LIBRARY_PATH", folder),
+            ("PYTHONPATH", HERE),
+        ):
+            environment[variable] = os.pathsep.join(filter(None, (str(first), os.environ.get(variable))))
+        raise SystemExit(subprocess.run([sys.executable, *sys.argv[1:]], env=environment).returncode)
+
+
+if __name__ == "__main__":
+    main()
