@@ -24,11 +24,21 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_python.so", "libtorch_cpu.so")
 OURS = ("cuda", "__cuda", "cublas", "cupti")
+# What torch asks of NVML for expandable segments: there is a device, and nothing else is supported.
+NVML = {
+    "nvmlInit_v2": 0,
+    "nvmlDeviceGetHandleByPciBusId_v2": 0,
+    "nvmlDeviceGetGpuFabricInfoV": 3,
+    "nvmlDeviceGetComputeRunningProcesses": 3,
+    "nvmlDeviceGetNvLinkRemoteDeviceType": 3,
+    "nvmlDeviceGetNvLinkRemotePciInfo_v2": 3,
+    "nvmlSystemGetCudaDriverVersion_v2": 3,
+}
 FLAGS = ("-O1", "-w", "-fPIC", "-shared")
 
 
 def build(folder):
-    """libpaper.so, which is loaded before all others, and a libcuda.so.1 for what torch links to by name."""
+    """libpaper.so, which is loaded before all others, and a driver and NVML for what torch loads by name."""
     spec = find_spec("torch")
     torch_lib = Path(spec.origin).parent / "lib" if spec is not None and spec.origin else None
     if torch_lib is None or not (torch_lib / "libtorch_cuda.so").exists():
@@ -45,12 +55,14 @@ def build(folder):
     known = set(symbols(compiled, "--defined-only"))
     asked = {name for library in LIBRARIES for name in symbols(torch_lib / library, "-D", "--undefined-only")}
     silent = folder / "silent.c"  # calls that need no answer
-    silent.write_text(functions(name for name in asked - known if name.startswith(OURS)))
+    silent.write_text(functions(dict.fromkeys((n for n in asked - known if n.startswith(OURS)), 0)))
     run("cc", *FLAGS, compiled, silent, "-o", folder / "libpaper.so", "-lpthread")
-    driver = folder / "driver.c"
     named = symbols(torch_lib / "libcaffe2_nvrtc.so", "-D", "--undefined-only")
-    driver.write_text(functions(name for name in named if name.startswith("cu")))
-    run("cc", *FLAGS, "-Wl,-soname,libcuda.so.1", driver, "-o", folder / "libcuda.so.1")
+    driver = dict.fromkeys((name for name in named if name.startswith("cu")), 0)
+    for library, answers in (("libcuda.so.1", driver), ("libnvidia-ml.so.1", NVML)):
+        source = folder / f"{library}.c"
+        source.write_text(functions(answers))
+        run("cc", *FLAGS, f"-Wl,-soname,{library}", source, "-o", folder / library)
 
 
 def run(*words):
@@ -64,8 +76,8 @@ def symbols(file, *options):
     return [line.split()[-1].partition("@")[0] for line in run("nm", *options, file).splitlines() if line]
 
 
-def functions(names):
-    return "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(set(names)))
+def functions(answers):
+    return "".join(f"int {name}(void) {{ return {answer}; }}\n" for name, answer in sorted(answers.items()))
 
 
 def main():
