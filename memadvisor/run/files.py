@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -29,8 +30,24 @@ def write_private_file(path: Path, text: str, *, replace: bool = True) -> None:
 def write_output(
     path: str | Path, text: str, *, replace: bool = True, hint: str = "name a writable file."
 ) -> None:
-    """The same for a file that the user has named. Raises UsageError."""
+    """The same for a file that the user has named. Raises UsageError.
+
+    A link stays, and its file is replaced. What is no file (/dev/stdout, a pipe) is written into: renaming over it would
+    take a device from the whole machine.
+    """
     try:
-        write_private_file(Path(path), text, replace=replace)
+        target = Path(os.path.realpath(path))
+        if _is_written_into(Path(path)):
+            Path(path).write_text(text, encoding="utf-8")
+        else:
+            write_private_file(target, text, replace=replace)
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.", hint=hint) from error
+
+
+def _is_written_into(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # nothing is there, or the writing says what is wrong
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
