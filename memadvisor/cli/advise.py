@@ -16,7 +16,6 @@ from memadvisor.analyzers.captured_pipeline import is_pipeline
 from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
-from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
@@ -122,11 +121,10 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = advice.best if advice.named is None else advice.named.plan
     if chosen is not None and arguments.output is not None:
         save_plan(chosen, Path(arguments.output))
-    with while_somebody_reads():
-        if arguments.json:
-            print(json.dumps(advice_to_json(advice), indent=1))
-        else:
-            _print(advice, recorded, Console(), arguments.output)
+    if arguments.json:
+        print(json.dumps(advice_to_json(advice), indent=1))
+    else:
+        _print(advice, recorded, Console(), arguments.output)
     return 0 if chosen is not None else 1
 
 

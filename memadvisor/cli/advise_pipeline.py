@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.cli.advise_by_rank import OTHERS, print_ending, refuse_others
-from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan_file import save_plan
@@ -31,11 +30,10 @@ def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
     advice = advise_pipeline(run, memory_bytes=budget_bytes(arguments.memory, run), hardware=hardware)
     if advice.plan is not None and arguments.output is not None:
         save_plan(advice.plan, Path(arguments.output))
-    with while_somebody_reads():
-        if arguments.json:
-            print(json.dumps(pipeline_advice_to_json(advice), indent=1))
-        else:
-            _print(advice, run, Console(), arguments.output)
+    if arguments.json:
+        print(json.dumps(pipeline_advice_to_json(advice), indent=1))
+    else:
+        _print(advice, run, Console(), arguments.output)
     return 0 if advice.plan is not None else 1
 
 

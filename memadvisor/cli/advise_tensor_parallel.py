@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from memadvisor.cli.advise_by_rank import OTHERS, print_ending, refuse_others
-from memadvisor.cli.printing import while_somebody_reads
 from memadvisor.cli.tables import printable
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.budget import budget_bytes
@@ -28,11 +27,10 @@ def run_tensor_parallel(arguments: argparse.Namespace, run: Run) -> int:
     advice = advise_tensor_parallel(run, memory_bytes=budget_bytes(arguments.memory, run))
     if advice.plan is not None and arguments.output is not None:
         save_plan(advice.plan, Path(arguments.output))
-    with while_somebody_reads():
-        if arguments.json:
-            print(json.dumps(tensor_advice_to_json(advice), indent=1))
-        else:
-            _print(advice, run, Console(), arguments.output)
+    if arguments.json:
+        print(json.dumps(tensor_advice_to_json(advice), indent=1))
+    else:
+        _print(advice, run, Console(), arguments.output)
     return 0 if advice.plan is not None else 1
 
 

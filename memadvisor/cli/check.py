@@ -19,7 +19,7 @@ from memadvisor.analyzers.analysis import Analysis, analyze, run_to_json
 from memadvisor.analyzers.conventions import CONVENTIONS
 from memadvisor.analyzers.environment import differing_settings
 from memadvisor.cli import summary
-from memadvisor.cli.printing import print_json, print_plainly, stdout_console, while_somebody_reads
+from memadvisor.cli.printing import print_json, print_plainly, stdout_console
 from memadvisor.cli.show import choose_hardware
 from memadvisor.cli.tables import NOT_RECORDED
 from memadvisor.errors import UsageError
@@ -85,11 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
     analysis = _analyzed(arguments.run, arguments)
     baseline = None if arguments.baseline is None else _analyzed(arguments.baseline, arguments)
     found = judge(analysis, limits, baseline)
-    with while_somebody_reads():
-        if arguments.json:
-            print_json(judgement_to_json(found, analysis, baseline))
-        else:
-            print_judgement(found, analysis, baseline, stdout_console())
+    if arguments.json:
+        print_json(judgement_to_json(found, analysis, baseline))
+    else:
+        print_judgement(found, analysis, baseline, stdout_console())
     return 0 if found.holds else 1
 
 

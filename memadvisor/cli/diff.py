@@ -9,7 +9,7 @@ from memadvisor.analyzers.analysis import Analysis, analyze
 from memadvisor.analyzers.run_difference import run_difference
 from memadvisor.cli.diff_json import difference_to_json
 from memadvisor.cli.diff_sections import sections
-from memadvisor.cli.printing import print_json, print_sections, stdout_console, while_somebody_reads
+from memadvisor.cli.printing import print_json, print_sections, stdout_console
 from memadvisor.cli.show import choose_hardware
 from memadvisor.run.store import load_run
 
@@ -32,12 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the differences to stdout. Exit code 0 whether there are any or not: `memadvisor check` has limits."""
     found = run_difference(_analyzed(arguments.before, arguments), _analyzed(arguments.after, arguments))
-    with while_somebody_reads():
-        if arguments.json:
-            print_json(difference_to_json(found))
-        else:
-            console = stdout_console()
-            print_sections(sections(found, console.width), console)
+    if arguments.json:
+        print_json(difference_to_json(found))
+    else:
+        console = stdout_console()
+        print_sections(sections(found, console.width), console)
     return 0
 
 

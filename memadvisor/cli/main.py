@@ -9,6 +9,7 @@ from importlib import import_module
 
 from memadvisor import __version__
 from memadvisor.capture.script import Target, split_command
+from memadvisor.cli.patient_stdout import patient_stdout
 from memadvisor.errors import MemadvisorError
 
 # One file a command: memadvisor/cli/<name>.py with configure(parser) and run(arguments) -> exit code.
@@ -60,8 +61,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        code: int = import_module(f"memadvisor.cli.{arguments.command}").run(arguments)
+        return _run(arguments)
     except MemadvisorError as error:
         print(f"memadvisor {arguments.command}: {error.one_line()}", file=sys.stderr)
         return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """The command's exit code, whoever reads what it prints."""
+    command = import_module(f"memadvisor.cli.{arguments.command}")
+    code: int
+    if getattr(command, "TAKES_SCRIPT", False):  # stdout and Ctrl-C are the script's
+        code = command.run(arguments)
+        return code
+    try:
+        with patient_stdout():
+            code = command.run(arguments)
+    except KeyboardInterrupt:
+        return 130  # as shells count it: a traceback of ours would tell nobody anything
     return code

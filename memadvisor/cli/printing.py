@@ -1,12 +1,10 @@
-"""How a command's sections reach stdout: a terminal, a file, a pipe, or a reader that stops early."""
+"""How a command's sections reach stdout: a terminal, a file or a pipe."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -41,13 +39,3 @@ def print_plainly(what: RenderableType, console: Console) -> None:
 def print_json(value: Any) -> None:
     """One object, nothing else."""
     print(json.dumps(value, indent=1, allow_nan=False))
-
-
-@contextlib.contextmanager
-def while_somebody_reads() -> Iterator[None]:
-    """`| head` may have read enough: that is no error."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

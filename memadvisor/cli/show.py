@@ -19,7 +19,6 @@ from memadvisor.cli.printing import (
     print_plainly,
     print_sections,
     stdout_console,
-    while_somebody_reads,
 )
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
@@ -53,11 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     recorded = load_run(arguments.run)
     hardware = choose_hardware(recorded, arguments.hardware, arguments.peak_tflops)
     analysis = analyze(recorded, hardware)
-    with while_somebody_reads():
-        if arguments.json:
-            print_json(analysis_to_json(analysis))
-        else:
-            print_analysis(analysis, stdout_console(), arguments.convention)
+    if arguments.json:
+        print_json(analysis_to_json(analysis))
+    else:
+        print_analysis(analysis, stdout_console(), arguments.convention)
     return 0
 
 
