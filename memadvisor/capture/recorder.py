@@ -28,6 +28,7 @@ from memadvisor.capture.updates import Updates
 from memadvisor.capture.writer import RankWriter, RecorderOptions, say_stopped
 from memadvisor.run.allocator_records import LiveStorage
 from memadvisor.run.compiled import has_compiled
+from memadvisor.run.say import say
 
 
 class Recorder:
@@ -398,4 +399,4 @@ class Recorder:
             try:
                 action()
             except Exception as error:
-                os.write(2, f"memadvisor: {type(error).__name__} while it stopped recording\n".encode())
+                say(f"memadvisor: {type(error).__name__} while it stopped recording")

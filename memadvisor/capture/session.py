@@ -18,6 +18,7 @@ from memadvisor.capture.script import Target, exit_code_of, hide_our_frames, run
 from memadvisor.errors import MemadvisorError
 from memadvisor.run.frames import MAJOR, MINOR
 from memadvisor.run.run import Manifest
+from memadvisor.run.say import say
 from memadvisor.run.store import discard_empty_run, write_manifest, write_refusal
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def profile_script(
                 if not has_torch and not is_refused:
                     elsewhere = of_other_processes()
                     also = f"; {elsewhere}" if elsewhere else ""
-                    _say(f"no training step was seen: the script never imported torch{also}.")
+                    say(f"memadvisor: no training step was seen: the script never imported torch{also}.")
                 discard_empty_run(directory)
             elif after is not None:
                 after(exit_code_of(failure) == 0)
@@ -144,7 +145,7 @@ def _say_before_exec(recorders: Sequence[Recorder], command: Sequence[str], is_i
     program = " ".join(command)[:200]
     if not is_itself:
         text = f"The script replaced its process by `{program}`, which is not recorded."
-        _say(text)
+        say(f"memadvisor: {text}")
         for recorder in recorders:
             recorder.note("warning", text)
     for recorder in recorders:
@@ -195,14 +196,9 @@ def _attach(
             )
         )
     except Exception as error:
-        _say(f"recording could not start: {type(error).__name__}: {error}")
+        say(f"memadvisor: recording could not start: {type(error).__name__}: {error}")
     if recorder is not None:
         recorders.append(recorder)
         _inherited.append(recorder)
     if when_attached is not None:
         when_attached(recorder)
-
-
-def _say(text: str) -> None:
-    # Not print(): the script may have replaced it, or sys.stderr.
-    os.write(2, f"memadvisor: {text}\n".encode(errors="replace"))

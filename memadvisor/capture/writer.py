@@ -32,6 +32,7 @@ from memadvisor.run.living import living
 from memadvisor.run.process import own_mark
 from memadvisor.run.records import Counter, Ending, Note, ProcessInfo, Span, Step
 from memadvisor.run.run import DEFAULT_TRACE_STEP
+from memadvisor.run.say import say
 from memadvisor.run.store import journal_path
 from memadvisor.units import format_bytes
 
@@ -267,7 +268,5 @@ def _host_memory_bytes() -> int | None:
 def say_stopped(error: BaseException) -> str:
     """Tell the user, in one line, that recording has ended before the script; the line."""
     text = " ".join(f"memadvisor stopped recording: {type(error).__name__}: {error}".split())[:300]
-    # Not print(), which the script may have replaced; it may have closed stderr too.
-    with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode(errors="replace"))
+    say(text)
     return text

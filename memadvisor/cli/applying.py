@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from memadvisor.capture.session import rank_identity
 from memadvisor.plan import Plan
 from memadvisor.run.launch import launch_id
+from memadvisor.run.say import say
 from memadvisor.run.store import journals_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Application:
             if recorder is not None:
                 recorder.note(level, text)
             if rank == 0:
-                os.write(2, f"memadvisor: {text}\n".encode(errors="replace"))
+                say(f"memadvisor: {text}")
 
         while _in_force:  # a forked rank's parent has met no model: what it installed is taken off whole
             _in_force.pop().remove()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import os
 import shlex
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memadvisor.cli.patient_output import patient
 from memadvisor.errors import MemadvisorError
+from memadvisor.run.say import say
 
 if TYPE_CHECKING:
     from memadvisor.analyzers.analysis import Analysis
@@ -32,7 +34,8 @@ def print_closing(directory: Path, *, here: Path, with_report: bool) -> None:
         from memadvisor.cli.show import print_summary
         from memadvisor.run.store import load_run
 
-        console = Console(file=sys.__stderr__, stderr=True)
+        file = io.StringIO() if sys.__stderr__ is None else patient(sys.__stderr__)[0]
+        console = Console(file=file, stderr=True)
         run = load_run(directory)
         deadline_s = time.monotonic() + _GRACE_S
         while not run.is_finished and len(run.ranks) > 1 and time.monotonic() < deadline_s:
@@ -46,11 +49,11 @@ def print_closing(directory: Path, *, here: Path, with_report: bool) -> None:
             report = _write_report(analysis) if with_report else None
         where = shlex.quote(_seen_from(here, directory))
         first = f"report {_seen_from(here, report)}\n" if report else f"report memadvisor report {where}\n"
-        _say(f"{first}more   memadvisor show {where} | memadvisor tui {where}")
+        say(f"{first}more   memadvisor show {where} | memadvisor tui {where}")
     except MemadvisorError as error:
-        _say(f"memadvisor: {error.one_line()}")
+        say(f"memadvisor: {error.one_line()}")
     except Exception as error:
-        _say(f"memadvisor: no summary ({type(error).__name__}: {error}); the run is in {directory}")
+        say(f"memadvisor: no summary ({type(error).__name__}: {error}); the run is in {directory}")
 
 
 def _write_residuals(analysis: Analysis) -> None:
@@ -78,7 +81,3 @@ def _write_report(analysis: Analysis) -> Path | None:
     except ImportError:
         return None
     return path
-
-
-def _say(text: str) -> None:
-    os.write(2, f"{text}\n".encode(errors="replace"))

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from memadvisor import __version__
 from memadvisor.capture.script import Target, split_command
-from memadvisor.cli.patient_stdout import patient_stdout
+from memadvisor.cli.patient_output import patient_stdout
 from memadvisor.errors import MemadvisorError
 
 # One file a command: memadvisor/cli/<name>.py with configure(parser) and run(arguments) -> exit code.

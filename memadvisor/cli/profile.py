@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.measuring import measure_engines
 from memadvisor.errors import UsageError
 from memadvisor.run.run import DEFAULT_TRACE_STEP
+from memadvisor.run.say import say
 from memadvisor.units import parse_bytes
 
 TAKES_SCRIPT = True
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = target_of(arguments)
     directory = choose_directory(arguments, target)
     if arguments.live and rank_identity().rank == 0 and not arguments.joined:
-        print(f"memadvisor: watch it with `memadvisor tui {directory}`", file=sys.stderr)
+        say(f"memadvisor: watch it with `memadvisor tui {shlex.quote(str(directory))}`")
     if arguments.nproc:
         return launch(arguments, target, directory, "profile", [])
     start(directory, target, rank_identity().world_size)

@@ -36,6 +36,7 @@ from memadvisor.plan_checks import check_plan
 from memadvisor.plan_file import load_plan, save_plan
 from memadvisor.policies import RECOMPUTING
 from memadvisor.run.launch import launch_id
+from memadvisor.run.say import say
 from memadvisor.run.store import discard_empty_run, discard_run, journal_path, read_refusal
 
 TAKES_SCRIPT = True
@@ -166,9 +167,7 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
         if read_refusal(directory) is None and not isinstance(sys.exc_info()[1], MemadvisorError):
             close(arguments, directory, here=here, with_report=well)
             if rank_identity().rank == 0 and is_applied_to_nothing(directory):
-                print(
-                    "memadvisor run: the plan was applied to nothing: no model was trained.", file=sys.stderr
-                )
+                say("memadvisor run: the plan was applied to nothing: no model was trained.")
 
     try:
         profile_script(
@@ -184,7 +183,7 @@ def _run_here(arguments: argparse.Namespace, target: Target, plan: Plan, directo
     except MemadvisorError as error:
         # A plan that cannot be applied rightly is refused before the first step, in one line of rank 0.
         if rank_identity().rank == 0:
-            print(f"memadvisor run: {error.one_line()}", file=sys.stderr)
+            say(f"memadvisor run: {error.one_line()}")
         with contextlib.suppress(OSError):
             journal_path(directory, rank_identity().rank).unlink()
         discard_empty_run(directory)
@@ -197,6 +196,6 @@ def _heed_refusal(directory: Path) -> None:
     """A rank that the script started has refused the plan: however the script took that, it is the end of the run."""
     line = read_refusal(directory)
     if line is not None:
-        print(f"memadvisor run: {line}", file=sys.stderr)
+        say(f"memadvisor run: {line}")
         discard_run(directory)
         raise SystemExit(2) from None

@@ -125,3 +125,19 @@ def test_of_four_ranks_one_dies_one_hangs_and_the_views_name_them(tmp_path):
     assert made.returncode == 0
     assert "rank 1: ended without a word (killed?)" in page
     assert "1 of 4 ranks left no readable record: 3" in page
+
+
+@pytest.mark.parametrize("shell", ["2>&-", "2>/dev/full"])
+def test_a_stderr_that_takes_nothing_changes_nothing(shell, plain, tmp_path):
+    """The exit code was 1 of a script that ended with 0; and where stderr is closed, its number may be a file's."""
+    command = (
+        f"exec {sys.executable} -m memadvisor profile --out {tmp_path / 'run'} ticking.py 12 0.03 {shell}"
+    )
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=SCRIPTS, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, timeout=120
+    )
+    run = load_run(tmp_path / "run")
+
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    assert (run.problems, run.ranks[0].ending.exit_code) == ((), 0)
+    assert (tmp_path / "run" / "report.html").exists()

@@ -1,4 +1,4 @@
-"""A stdout that takes whatever a command prints: a reader that stops early, or none, is no error of the command's."""
+"""Output that takes whatever is printed: a reader that stops early, or none, is no error of the command's."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class _Patient(io.FileIO):
         return memoryview(data).nbytes
 
 
+def patient(stream: TextIO) -> tuple[TextIO, _Patient]:
+    """The same output with the same encoding, which raises no OSError; and what keeps why it might have."""
+    stream.flush()
+    file = _Patient(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors), file
+
+
 @contextlib.contextmanager
 def patient_stdout() -> Iterator[None]:
     """While a command prints: `| head` may have read enough, or the shell have closed stdout, and its exit code says of
@@ -43,14 +50,12 @@ def patient_stdout() -> Iterator[None]:
     if stdout.isatty() or not _is_of_the_process(stdout):
         yield
         return
-    stdout.flush()
-    file = _Patient(stdout.fileno(), "w", closefd=False)
-    patient = io.TextIOWrapper(io.BufferedWriter(file), encoding=stdout.encoding, errors=stdout.errors)
+    taking, file = patient(stdout)
     try:
-        with contextlib.redirect_stdout(patient):
+        with contextlib.redirect_stdout(taking):
             yield
     finally:
-        patient.flush()
+        taking.flush()
     if file.failure is not None and not isinstance(file.failure, BrokenPipeError):
         raise UsageError(
             f"stdout cannot be written: {file.failure.strerror}.", hint="send it elsewhere, or make room."
