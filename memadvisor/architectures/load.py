@@ -29,6 +29,7 @@ from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.llama_family import LLAMA_FAMILY
 from memadvisor.architectures.vision_transformers import VISION_TRANSFORMERS
 from memadvisor.errors import UsageError
+from memadvisor.run.files import may_be_there
 
 ARCHITECTURES: tuple[Architecture, ...] = GPT_FAMILY + LLAMA_FAMILY + ENCODER_DECODERS + VISION_TRANSFORMERS
 
@@ -110,11 +111,15 @@ def load_architecture(name_or_path: str) -> Architecture:
     """
     known = named_architecture(name_or_path)
     path = Path(name_or_path)
-    if known is not None and not path.is_file():
+    try:
+        is_file, is_directory = path.is_file(), path.is_dir()
+    except OSError:  # too long a name, or a folder that may not be looked into: reading says which
+        is_file = is_directory = False
+    if known is not None and not is_file:
         return known
-    if path.is_dir():
+    if is_directory:
         path = path / "config.json"
-    if not path.is_file() and path.suffix not in (".json", ".toml"):
+    if not may_be_there(path) and path.suffix not in (".json", ".toml"):
         near = difflib.get_close_matches(_plain(name_or_path), _BY_NAME, n=3, cutoff=0.6)
         names = ", ".join(_BY_NAME[each].name for each in near) or "gpt2, llama3-8b, mixtral-8x7b"
         raise UsageError(

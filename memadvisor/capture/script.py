@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import runpy
+import stat
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from memadvisor.errors import UsageError
+from memadvisor.run.files import may_be_there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +43,17 @@ def check_target(target: Target) -> None:
         ):
             raise UsageError(f"There is no module {target.name!r}.", hint="name it as for `python -m`.")
         return
-    if not path.exists():
+    if not may_be_there(path):
         raise UsageError(f"There is no script {target.name!r}.", hint="give the path of the training script.")
-    if path.is_dir() and not (path / "__main__.py").exists():
-        raise UsageError(
-            f"{target.name!r} is a directory without __main__.py.", hint="give the training script itself."
-        )
     try:
-        path.open("rb").close() if path.is_file() else None
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode) and not (path / "__main__.py").exists():
+            raise UsageError(
+                f"{target.name!r} is a directory without __main__.py.",
+                hint="give the training script itself.",
+            )
+        if stat.S_ISREG(mode):  # not of a pipe, which can be read once
+            path.open("rb").close()
     except OSError as error:
         raise UsageError(
             f"{target.name!r} cannot be read: {error.strerror}.", hint="check its permissions."

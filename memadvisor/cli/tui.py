@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from memadvisor.errors import RunFormatError, UsageError
+from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
+from memadvisor.run.store import check_run_directory
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Open the terminal application. Without a terminal: UsageError, as Textual would print escapes."""
-    _check_directory(arguments.run)
+    check_run_directory(arguments.run)  # before the terminal is taken over
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError(
             "`memadvisor tui` needs a terminal, and this is none.",
@@ -32,12 +33,3 @@ def run(arguments: argparse.Namespace) -> int:
     if error is not None:
         raise error
     return 0
-
-
-def _check_directory(directory: Path) -> None:
-    """Refuse what plainly is no run before the terminal is taken over."""
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        raise RunFormatError(
-            f"{str(directory)!r} {what}.", hint="name the directory that `memadvisor profile` wrote."
-        )

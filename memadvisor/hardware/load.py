@@ -39,7 +39,7 @@ from memadvisor.hardware.hardware import (
     PagingCost,
     TierBandwidth,
 )
-from memadvisor.run.files import write_output
+from memadvisor.run.files import may_be_there, write_output
 
 FORMAT = 1
 _TIERS = ("disk", "host", "coder", "disk_both_ways", "page_cache_both_ways", "host_both_ways")
@@ -57,7 +57,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     if known is not None:
         return known
     path = Path(name_or_path)
-    if path.suffix == ".json" or path.exists():
+    if path.suffix == ".json" or may_be_there(path):
         return _read(path)
     names = ", ".join(entry.name for entry in CATALOGUE)
     raise UnknownHardwareError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -51,3 +52,14 @@ def _is_written_into(path: Path) -> bool:
     except OSError:  # nothing is there, or the writing says what is wrong
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def may_be_there(path: Path) -> bool:
+    """Whether something of that name is there, or nobody can tell for want of permission: then opening it says why."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True

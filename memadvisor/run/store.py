@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import time
 import types
 import typing
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 from memadvisor.errors import MemadvisorError, PlanError, RunFormatError, UsageError
 from memadvisor.plan import Plan
 from memadvisor.plan_file import load_plan
-from memadvisor.run.files import write_private_file
+from memadvisor.run.files import may_be_there, write_private_file
 from memadvisor.run.frames import LARGEST_FRACTION, LARGEST_WHOLE, MAJOR, MINOR
 from memadvisor.run.journal import JournalContents, read_journal
 from memadvisor.run.process import lives
@@ -127,24 +128,34 @@ def discard_run(directory: Path) -> None:
     discard_empty_run(directory)
 
 
+def check_run_directory(directory: Path) -> None:
+    """Raise RunFormatError where it plainly is no run: nothing, a file, or in a folder that may not be looked into."""
+    try:
+        what = "" if stat.S_ISDIR(directory.stat().st_mode) else "is not a directory"
+    except (FileNotFoundError, NotADirectoryError):
+        what = "does not exist"
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL, too
+        what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    if what:
+        raise RunFormatError(
+            f"{str(directory)!r} {what}.", hint="name the directory that `memadvisor profile` wrote."
+        )
+
+
 def load_run(path: str | Path) -> Run:
     """Read a run directory, whatever of it is whole; also while it is being written.
 
     Raises RunFormatError when the directory is no run, or no rank of it can be read at all.
     """
     directory = Path(path)
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        raise RunFormatError(
-            f"{str(path)!r} {what}.", hint="name the directory that `memadvisor profile` wrote."
-        )
+    check_run_directory(directory)
     try:
         journals = journals_of(directory)
     except OSError as error:
         raise RunFormatError(
             f"{str(path)!r} cannot be read: {error.strerror}.", hint="check its permissions."
         ) from error
-    if not journals and not (directory / "manifest.json").exists():
+    if not journals and not may_be_there(directory / "manifest.json"):
         raise RunFormatError(
             f"{str(path)!r} is not a run: it holds no manifest.json and no journal.",
             hint="name the directory that `memadvisor profile` wrote.",
@@ -292,7 +303,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 def _load_plan(directory: Path, problems: list[str]) -> Plan | None:
     path = directory / "plan.json"
-    if not path.exists():
+    if not may_be_there(path):
         return None
     try:
         return load_plan(path)
