@@ -57,6 +57,9 @@ _TARGET_WORDS = (
 )
 
 
+_LARGEST_RANK = 2**20  # far wider than any matrix
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
     """Beside each of the matrices `targets` (of MATRICES) of every layer are two more, of `rank` columns and `rank` rows; they
@@ -78,8 +81,8 @@ class Lora:
     trains_ends: bool = False
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise UsageError(f"the rank of LoRA is {self.rank}.", hint="it is at least 1.")
+        if not 1 <= self.rank <= _LARGEST_RANK:
+            raise UsageError(f"the rank of LoRA is {self.rank}.", hint=f"it is 1 to {_LARGEST_RANK:,}.")
         unknown = [name for name in self.targets if name not in MATRICES]
         if unknown or not self.targets:
             raise UsageError(

@@ -153,13 +153,13 @@ def _of_a_size(model: Architecture) -> Architecture:
     """The model, unless it is beyond all that a prediction's whole numbers are for."""
     hint = "look for a digit too many in the file."
     if model.n_layers > _MOST_LAYERS:
-        raise UsageError(f"{model.name!r} has {model.n_layers:.3g} layers.", hint=hint)
-    if model.num_parameters() > _MOST_PARAMETERS:
-        raise UsageError(f"{model.name!r} has {model.num_parameters():.3g} parameters.", hint=hint)
+        raise UsageError(f"{model.name!r} has more than {_MOST_LAYERS:,} layers.", hint=hint)
+    if model.num_parameters() > _MOST_PARAMETERS:  # it may be more than a float can say
+        raise UsageError(f"{model.name!r} has more than {_MOST_PARAMETERS:.3g} parameters.", hint=hint)
     experts = model.experts
     if experts is not None and experts.experts_per_token > experts.num_experts:
         raise UsageError(
-            f"each token passes {experts.experts_per_token:.3g} of {experts.num_experts} experts of {model.name!r}.",
+            f"each token passes {experts.experts_per_token} of {experts.num_experts} experts of {model.name!r}.",
             hint="it passes as many as there are, or fewer.",
         )
     return model

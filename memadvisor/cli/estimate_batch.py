@@ -64,5 +64,6 @@ def recompute_share(arguments: argparse.Namespace, layers_of_part: float) -> flo
 
 def positive(name: str, value: int) -> int:
     if value < 1 or value > 2**40:
-        raise UsageError(f"--{name} is {value}.", hint="it is at least 1.")
+        hint = "it is at least 1." if value < 1 else "look for a digit too many."
+        raise UsageError(f"--{name} is {value}.", hint=hint)
     return value

@@ -19,10 +19,9 @@ def predict_table(path: str, output: str) -> None:
     predictions = [predict_row(row) for row in read_layout_table(path)]
     write_output(output, table_text(predictions), hint="name a file in a writable directory.")
     failed = sum(each.prediction is None for each in predictions)
-    what = (
-        f"{len(predictions)} rows, {failed} of them with an error" if failed else f"{len(predictions)} rows"
-    )
-    print(f"memadvisor estimate: {what}, written to {output}", file=sys.stderr)
+    rows = f"{len(predictions)} row{'s' * (len(predictions) != 1)}"
+    what = f", {failed} of them with an error" if failed else ""
+    print(f"memadvisor estimate: {rows}{what}, written to {output}", file=sys.stderr)
 
 
 def table_text(predictions: list[RowPrediction]) -> str:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from memadvisor import __version__
 from memadvisor.capture.script import Target, split_command
@@ -30,9 +31,30 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # argparse's own words are Python's: "invalid int value".
+        self.register("type", int, _whole)
+        self.register("type", float, _number)
+
     def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"{self.prog}: {message}. Hint: `{self.prog} --help` lists the options.", file=sys.stderr)
+        hint = "" if " Hint: " in message else f". Hint: `{self.prog} --help` lists the options."
+        print(f"{self.prog}: {message}{hint}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

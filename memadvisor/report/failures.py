@@ -37,7 +37,7 @@ def _box(event: OutOfMemoryEvent, of_rank: str, num_events: int, way: str | None
     items = "".join(f"<li>{html_with_code(fact)}</li>" for fact in facts)
     return (
         f'<div class="alert" role="status" id="out-of-memory"><b>Out of memory in '
-        f"{html_text(shortened(event.position))}{html_text(operator + step + of_rank)}.</b><ul>{items}</ul>"
+        f"{html_text(shortened(event.position, 100))}{html_text(operator + step + of_rank)}.</b><ul>{items}</ul>"
         f"{split_bar(_parts(event))}</div>{_tables(event)}"
     )
 

@@ -1,0 +1,47 @@
+"""What the command line says of words that no command can take."""
+
+import json
+
+import pytest
+
+from memadvisor.cli.main import main
+
+SHAPE = ["estimate", "--model", "gpt2", "--gpus", "1xH100", "--seq", "128", "--tp", "1"]
+CONFIG = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 8}
+
+
+def said(words, capsys):
+    """The one line on stderr of a command that ends with 2."""
+    try:
+        code = main(words)
+    except SystemExit as error:
+        code = error.code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert line.count("Hint: ") == 1
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([*SHAPE, "--batch", "2.5"], "argument --batch: '2.5' is not a whole number."),
+        ([*SHAPE, "--max-p-oom", "x"], "argument --max-p-oom: 'x' is not a number."),
+        ([*SHAPE, "--zero", "x"], "argument --zero: 'x' is not a whole number."),
+        (["profile", "--memory-limit", "0", "train.py"], "--memory-limit: '0' is not a usable size. Hint: it must"),
+        ([*SHAPE, "--batch", str(10**20)], "--batch is 100000000000000000000. Hint: look for a digit too many."),
+        ([*SHAPE, "--lora-rank", str(10**20)], "the rank of LoRA is 100000000000000000000. Hint: it is 1 to"),
+    ],
+)  # fmt: skip
+def test_it_is_one_line_with_one_hint_and_no_words_of_pythons(words, wanted, capsys):
+    assert wanted in said(words, capsys)
+
+
+@pytest.mark.parametrize(("field", "what"), [("n_embd", "parameters"), ("n_layer", "layers")])
+def test_a_model_file_of_numbers_past_any_float(field, what, tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIG, field: 10**300 * CONFIG["n_head"]}))
+
+    line = said(["estimate", "--model", str(path), *SHAPE[3:]], capsys)
+
+    assert "config.json' has more than" in line and f"{what}. Hint: look for a digit too many" in line
