@@ -20,8 +20,11 @@ from memadvisor.cost.owners import is_elementwise
 from memadvisor.plan import Plan
 from memadvisor.policies import resolve_units
 from memadvisor.precision import FULL_PRECISION
+from memadvisor.run.records import Parameter
 from memadvisor.run.run import RankRun
 from memadvisor.units import format_bytes
+
+MAX_UNITS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,7 @@ class ModelStates:
     num_splitting: int = (
         1  # ranks that hold parts of one layer (tensor parallelism); counts are of this rank's part
     )
+    idle: IdleParameters | None = None
 
     @property
     def theory_text(self) -> str:
@@ -109,8 +113,35 @@ class ModelStates:
         )
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of differences from theory."""
+        idle = None if self.idle is None else self.idle.text
+        return tuple(note for note in (self.outside_text, idle) if note is not None)
+
+    @property
     def bytes_per_parameter(self) -> float | None:
         return self.measured_bytes / self.num_params if self.num_params else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleParameters:
+    """Trainable parameters that no optimizer had when the first step had ended, and that had no gradient then.
+
+    A reference model or a teacher that is called under `no_grad` alone. Theory has a gradient for each.
+    """
+
+    num_elements: int
+    size_bytes: int
+    units: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        named = ", ".join(unit or "(root)" for unit in self.units[:MAX_UNITS])
+        more = f" and {len(self.units) - MAX_UNITS} more" if len(self.units) > MAX_UNITS else ""
+        return (
+            f"{format_bytes(self.size_bytes)} of parameters ({named}{more}) are trainable, but got no gradient and are in "
+            "no optimizer; theory has gradients for them. Where they are not to be trained, requires_grad_(False) says so."
+        )
 
 
 def difference_text(expected_bytes: int | None, measured_bytes: int) -> str:
@@ -141,6 +172,7 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
     expected = {kind: sum(c.expected_bytes or 0 for c in components if c.kind == kind) for kind in measured}
     own = own_parameters(rank)
     return ModelStates(
+        idle=_idle(own),
         num_params=sum(p.num_elements for p in own),
         num_trainable=sum(p.num_elements for p in own if p.requires_grad),
         num_ranks=num_ranks,
@@ -153,6 +185,23 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
         expected_optimizer_state_bytes=expected["optimizer_state"],
         components=components,
         num_splitting=num_splitting(rank),
+    )
+
+
+def _idle(own: list[Parameter]) -> IdleParameters | None:
+    """None too where no parameter was seen with a gradient in an optimizer: where another keeps both, as DeepSpeed does
+    with its masters, the script's own parameters tell nothing."""
+    if not any(p.in_optimizer and p.has_gradient for p in own):
+        return None
+    idle = [p for p in own if p.requires_grad and p.in_optimizer is False and p.has_gradient is False]
+    return (
+        IdleParameters(
+            num_elements=sum(p.num_elements for p in idle),
+            size_bytes=sum(p.size_bytes for p in idle),
+            units=tuple(dict.fromkeys(p.unit for p in idle)),
+        )
+        if idle
+        else None
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 
 import torch
 
@@ -19,7 +20,7 @@ from memadvisor.capture.tensor_storage import (
 )
 from memadvisor.capture.truth import is_profiler_free
 from memadvisor.run.living import living
-from memadvisor.run.records import OptimizerState
+from memadvisor.run.records import OptimizerState, Parameter
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
 CUBLAS = "cuBLAS workspace"
@@ -131,6 +132,23 @@ def cublas_workspaces(
     for address, block in unnamed.items():
         if block.requested_bytes in sizes:
             yield address, block.size_bytes
+
+
+def parameter_rows(
+    models: Models, updated: Set[int], optimizers: Iterable[torch.optim.Optimizer]
+) -> list[Parameter]:
+    """Each with whether one of the optimizers has it, and whether it has a gradient now. `updated`: as of
+    `Models.parameter_rows`."""
+    own = {name: parameter for name, _, parameter in models.parameters()}
+    in_groups = {
+        id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    }
+    return [
+        row
+        if (parameter := own.get(row.name)) is None
+        else replace(row, in_optimizer=id(parameter) in in_groups, has_gradient=parameter.grad is not None)
+        for row in models.parameter_rows(updated)
+    ]
 
 
 def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> list[OptimizerState]:

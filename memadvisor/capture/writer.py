@@ -18,13 +18,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
-from memadvisor.capture.census import optimizer_state_rows
+from memadvisor.capture.census import optimizer_state_rows, parameter_rows
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.models import Models
 from memadvisor.capture.pipeline_stages import pipeline_stages
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
 from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
+from memadvisor.capture.updates import existing_optimizers
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
@@ -131,7 +132,9 @@ class RankWriter:
         updated = {id(p) for optimizer in optimizers() for p, state in optimizer.state.items() if state}
         self._journal.write_rows("modules", models.module_rows())
         self._journal.write_rows("units", models.unit_rows(updated))
-        self._journal.write_rows("parameters", models.parameter_rows(updated))
+        # Some may step later, as the generator's does where the discriminator's steps end a step.
+        with_later = [*optimizers(), *existing_optimizers()]
+        self._journal.write_rows("parameters", parameter_rows(models, updated, with_later))
         self._journal.write_rows("shard_groups", models.shard_group_rows())
         self._journal.write_rows("pipeline_stages", pipeline_stages(models.roots()))
         self._journal.write_rows("tensor_parallel", models.tensor_parallel_rows())

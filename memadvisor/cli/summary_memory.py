@@ -13,7 +13,7 @@ from memadvisor.cli.tables import NOT_RECORDED, grid, heading, shorten_left, tab
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.run.run import RankRun
 from memadvisor.tui.drawing import CATEGORY_COLORS, bar, stacked_bar
-from memadvisor.tui.text import number, words
+from memadvisor.tui.text import number, paragraph, words
 from memadvisor.units import format_bytes, format_count, format_fraction
 
 MAX_MODULES = 10
@@ -116,8 +116,8 @@ def model_states(states: ModelStates | None) -> RenderableType:
                 lines.add_row(*_component(row))
     total = _theory(states.expected_bytes, states.measured_bytes)
     lines.add_row(words("together", "bold"), words(""), *total)
-    outside = states.outside_text
-    return Group(title, lines, *([words(f"  {outside}", "dim")] if outside else []))
+    notes = [paragraph("  ", (note, "dim")) for note in states.notes]
+    return Group(title, lines, *notes)
 
 
 def _theory(expected_bytes: int | None, measured_bytes: int) -> tuple[Text, Text, Text]:

@@ -34,7 +34,7 @@ def model_state_table(view: RankView) -> Block:
         + ("" if each is None else f", {each:.2f} B each")
         + f". Theory: {states.theory_text}, each element in its own dtype (arXiv:1910.02054, section 3); "
         "the difference is padding, step counters, and whatever theory does not know."
-        + (f" {states.outside_text}" if states.outside_text else ""),
+        + "".join(f" {note}" for note in states.notes),
     )
 
 

@@ -61,7 +61,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`size_bytes` is what the parameter's own elements take; `tied_to` names the first of tied ones."""
+    """`size_bytes` is what the parameter's own elements take; `tied_to` names the first of tied ones.
+
+    When the first step had ended: `in_optimizer`, whether an optimizer had it in its groups, and `has_gradient`. None
+    in older runs, and of tied ones but the first.
+    """
 
     name: str
     unit: str
@@ -71,6 +75,8 @@ class Parameter:
     size_bytes: int
     requires_grad: bool
     tied_to: str
+    in_optimizer: bool | None = None
+    has_gradient: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,56 @@ def test_parameters_mapped_from_a_file_are_said_to_be_in_no_peak(tmp_path):
     )
 
 
+def test_a_reference_model_that_is_left_trainable_says_why_it_has_no_gradients(tmp_path):
+    """As of DPO: called under no_grad, in no optimizer. One whose loss reaches it has gradients, as theory says."""
+    model, reference, reached = (torch.nn.Linear(64, 8) for _ in range(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
+        for _ in range(3):
+            optimizer.zero_grad()
+            inputs = torch.ones(4, 64)
+            with torch.no_grad():
+                target = reference(inputs)
+            (model(inputs) - target + reached(inputs)).sum().backward()
+            optimizer.step()
+
+    states = model_states(prof.run.ranks[0], None)
+
+    missing_bytes = 4 * (64 * 8 + 8)
+    assert states.expected_gradient_bytes - states.gradient_bytes == missing_bytes
+    assert (states.idle.num_elements, states.idle.size_bytes) == (64 * 8 + 8, missing_bytes)
+    assert len(states.idle.units) == 1
+    assert states.notes == (states.idle.text,)
+    assert "2.03 KiB of parameters (" in states.idle.text
+    assert "got no gradient and are in no optimizer" in states.idle.text
+
+
+def _parameter(name, *, in_optimizer=True, has_gradient=True, requires_grad=True):
+    return Parameter(name, name, "(10,)", "float32", 10, 40, requires_grad, "", in_optimizer, has_gradient)
+
+
+def test_only_trainable_parameters_without_gradient_and_optimizer_are_idle():
+    """Each of the others has a reason of its own: a second optimizer's turn, a loss that reaches it, a user who froze it,
+    a run that is older than the record, an engine that keeps gradients and optimizer's parameters elsewhere."""
+    used = _parameter("used")
+    others = (
+        _parameter("turn", has_gradient=False),
+        _parameter("reached", in_optimizer=False),
+        _parameter("frozen", in_optimizer=False, has_gradient=False, requires_grad=False),
+        _parameter("older", in_optimizer=None, has_gradient=None),
+    )
+    idle = tuple(_parameter(f"idle{i}", in_optimizer=False, has_gradient=False) for i in range(5))
+    rank = make_run(num_ranks=1).ranks[0]
+
+    def found(*parameters):
+        return model_states(dataclasses.replace(rank, parameters=parameters, optimizer_states=()), None).idle
+
+    assert found(used, *others) is None
+    assert found(*idle) is None  # as with DeepSpeed's masters
+    assert found(used, *others, *idle).units == tuple(row.name for row in idle)
+    assert "(idle0, idle1, idle2 and 2 more)" in found(used, *idle).text
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize(("stage", "whole", "shared"), [(0, 16, 0), (1, 8, 8), (2, 4, 12), (3, 0, 16)])
 def test_a_zero_stage_divides_what_it_shards(stage, whole, shared, num_ranks):
