@@ -33,7 +33,11 @@ class NotPlannedError(PlanError):
 def unmet(plan: Plan) -> PlanError:
     """What is wrong where an optimizer steps and no model follows the plan."""
     if plan.num_ranks == 1:
-        return PlanError("The optimizer stepped before the plan's model was called with gradients.")
+        return PlanError(
+            "The optimizer stepped before the plan's model was called with gradients: the script trains another model "
+            "first, or calls the model's forward itself, past the hooks of torch.nn.Module.",
+            hint="let the script call the model, as in model(inputs); memadvisor still profiles it as it is.",
+        )
     return PlanError(
         f"The plan is for {plan.num_ranks} ranks, and the script does not use "
         "DistributedDataParallel: its parallelism is its own.",

@@ -1,10 +1,14 @@
 """Which of a script's models a plan is for."""
 
+import pytest
+import torch
 from torch import nn
 
 from memadvisor.engines.script.live import model_fingerprint
 from memadvisor.engines.script.planned import PlannedModels
+from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, PlannedModel
+from tests.engines.trainings import applied, make_plan
 
 
 def test_models_of_one_fingerprint_are_met_one_by_one_however_often_each_is_called():
@@ -23,3 +27,16 @@ def test_models_of_one_fingerprint_are_met_one_by_one_however_often_each_is_call
     planned.expect_again(stages[0])
     assert planned.may_be_due(stages[0])
     assert planned.read(stages[0])[0].units[0].name == "0"
+
+
+def test_a_model_whose_forward_the_script_calls_itself_is_refused_with_what_to_do():
+    """As layers of the forward-forward algorithm do: no hook of torch's sees the model."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with applied(make_plan(1, 0)):
+        model.forward(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(PlanError) as refused:
+            optimizer.step()
+
+    assert "calls the model's forward itself" in str(refused.value)
+    assert "as in model(inputs)" in refused.value.hint
