@@ -62,7 +62,7 @@ class Models:
             # A loss function, or a module made inside a forward: its work belongs to whatever encloses it.
             return ModuleInfo(f"({type(module).__name__})", "", False, False, is_of_model=False)
         if root is not module:  # the wrapper, whose own call stands for the model's
-            info = ModuleInfo(info.name, info.unit, False, True)
+            info = replace(info, is_unit=False, is_root=True, is_plain=False)
             wrapper: torch.nn.Module | None = module
             while wrapper is not None and wrapper is not root:
                 self._remember(wrapper, info)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from memadvisor.capture.samples import takes_length_first
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleInfo:
@@ -19,6 +21,7 @@ class ModuleInfo:
     is_plain: bool = False  # inside a unit: it has no span of its own
     is_of_model: bool = True  # else a loss function, or made inside a forward
     is_shared: bool = False  # without parameters, in several units: it works for the one that calls it
+    may_be_length_first: bool = False  # it holds a layer that takes [length, samples, ...]
 
 
 def module_infos(
@@ -26,11 +29,26 @@ def module_infos(
 ) -> Iterator[tuple[torch.nn.Module, ModuleInfo]]:
     """Of every module of a model, once, under its first name; `units` are `run.cut.cut_units`'s."""
     places: dict[int, set[str]] = {}
+    length_first: set[str] = set()
     for name, module in root.named_modules(prefix=prefix, remove_duplicate=False):
+        if takes_length_first(module):
+            parts = name.split(".")
+            length_first |= {prefix, *(".".join(parts[:end]) for end in range(1, len(parts) + 1))}
         places.setdefault(id(module), set()).add(units.get(name, prefix))
     for name, module in root.named_modules(prefix=prefix):
         unit = units.get(name, prefix)
         is_plain = unit != name and module is not root
         is_bare = is_plain and not any(True for _ in module.parameters())
         is_shared = is_bare and len(places[id(module)]) > 1
-        yield module, ModuleInfo(name, unit, unit == name, module is root, is_plain, is_shared=is_shared)
+        yield (
+            module,
+            ModuleInfo(
+                name,
+                unit,
+                is_unit=unit == name,
+                is_root=module is root,
+                is_plain=is_plain,
+                is_shared=is_shared,
+                may_be_length_first=name in length_first,
+            ),
+        )

@@ -54,7 +54,7 @@ class LengthFirst:
     _models: set[str] = field(default_factory=set)
 
     def see_layer(self, module: torch.nn.Module, args: Any) -> None:
-        if isinstance(module, _OF_LENGTHS) and not module.batch_first:
+        if takes_length_first(module):
             given = args[0] if isinstance(args, tuple) and args else None
             if isinstance(given, torch.Tensor) and not is_without_shape(given) and given.dim() == 3:
                 self._shapes.add(given.shape[:2])
@@ -67,6 +67,11 @@ class LengthFirst:
                 self._models.add(name)
         self._shapes.clear()
         return name in self._models
+
+
+def takes_length_first(module: torch.nn.Module) -> bool:
+    """Whether it is a layer that takes [length, samples, ...]."""
+    return isinstance(module, _OF_LENGTHS) and not module.batch_first
 
 
 def batch_of(

@@ -219,7 +219,7 @@ class SpanLog:
                 span[_END] = end
         if torch.is_grad_enabled():
             if is_outermost and not was_recompute:
-                self._count_inputs(info.name, args, kwargs)
+                self._count_inputs(info, args, kwargs)
             # Of a reentrant checkpoint, whose first forward has no graph, the second one's is what the backward takes.
             if info.is_unit and self.has_unit_spans:
                 tensor = _first_tensor_with_grad(output)
@@ -282,9 +282,9 @@ class SpanLog:
     def announce_backward_of(self, unit: str) -> None:
         self._on_unit_backward(unit)
 
-    def _count_inputs(self, name: str, args: Any, kwargs: Any) -> None:
+    def _count_inputs(self, info: ModuleInfo, args: Any, kwargs: Any) -> None:
         self._note_size(num_elements_of(args, kwargs))
-        step = self.step
+        step, name = self.step, info.name
         given = step.given.setdefault(name, Given())
         given.num_calls += 1
         is_length_first = self.length_first.leave_model(name, args, kwargs)
@@ -292,7 +292,8 @@ class SpanLog:
         is_known = num_samples is not None or num_tokens is not None
         if is_known and step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
             return
-        if num_samples is not None and self.on_first_batch is not None:
+        is_sure = step.traced or not info.may_be_length_first
+        if num_samples is not None and self.on_first_batch is not None and is_sure:
             self.on_first_batch(num_samples)
             self.on_first_batch = None
         given.num_samples = _sum(given.num_samples, num_samples)

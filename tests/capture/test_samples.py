@@ -6,6 +6,7 @@ import torch
 import memadvisor
 from memadvisor.capture import recorder
 from memadvisor.capture.listening import Listening
+from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import batch_of
 from memadvisor.capture.spans import SpanLog
@@ -87,6 +88,25 @@ def test_samples_are_the_columns_where_a_layer_takes_lengths_first(tmp_path, bat
     rank = prof.run.ranks[0]
     assert rank.traced_step.num_samples == rank.steps[-1].num_samples == (12 if batch_first else 5)
     assert rank.traced_step.num_tokens == 60
+
+
+@pytest.mark.parametrize(("batch_first", "found"), [(True, (12, 0)), (False, (5, 2))])
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_the_first_batch_is_told_as_soon_as_its_samples_are_sure(tmp_path, batch_first, found, is_wrapped):
+    """Of [length, samples] that is in the traced step. Told at once, a script that had set the micro-batch of its plan
+    was warned that it had not."""
+    model = Tagger(batch_first)
+    called = torch.nn.DataParallel(model) if is_wrapped else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    told, begun = [], []
+    with memadvisor.profile(tmp_path / "run", trace_step=2) as prof:
+        prof._recorder.on_first_batch = lambda num_samples: told.append((num_samples, begun[-1]))
+        for step in range(4):
+            begun.append(step)
+            called(torch.randint(0, 9, (12, 5))).sum().backward()
+            optimizer.step()
+
+    assert told == [found]
 
 
 def test_a_call_for_many_tasks_at_once_does_not_tell_its_samples():
@@ -182,10 +202,11 @@ def test_how_large_the_largest_call_of_a_step_is(tmp_path):
 
 def test_a_step_whose_end_is_known_later_keeps_its_own_largest_call():
     log = SpanLog(Position(), lambda: 0.0, lambda unit: None)
+    model = ModuleInfo("model", "", is_unit=True, is_root=True)
     for elements in (5, 9):
-        log._count_inputs("model", (torch.ones(elements, 1),), {})
+        log._count_inputs(model, (torch.ones(elements, 1),), {})
         log.note_update()
-    log._count_inputs("model", (torch.ones(7, 1),), {})
+    log._count_inputs(model, (torch.ones(7, 1),), {})
 
     assert log.step.largest_input == 9
     assert log.end_with_update(0.0).largest_input == 9
