@@ -152,14 +152,24 @@ def parameter_rows(
 
 
 def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> list[OptimizerState]:
-    """Each tensor of each optimizer's state; a parameter that no model knows (a shard) has no name."""
+    """Each tensor of each optimizer's state; a parameter that no model knows (a shard) has no name.
+
+    Once, as the outer one's, where an optimizer holds another and shows its state as its own (SAM, Lookahead).
+    """
     names = {id(parameter): name for name, _, parameter in models.parameters()}
     rows = []
-    for optimizer in optimizers:
+    seen: set[tuple[int, str, int]] = set()
+    optimizers = list(optimizers)
+    inner = {id(held) for optimizer in optimizers for held in vars(optimizer).values()}
+    for optimizer in sorted(optimizers, key=lambda each: id(each) in inner):
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         for parameter, state in optimizer.state.items():
             for key, value in state.items() if isinstance(state, dict) else ():
                 for tensor in state_tensors(value):
+                    place = id(parameter), str(key), id(tensor)
+                    if place in seen:
+                        continue
+                    seen.add(place)
                     local = list(plain_tensors(tensor))  # of a DTensor this rank's part alone
                     rows.append(
                         OptimizerState(

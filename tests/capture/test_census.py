@@ -5,8 +5,9 @@ import torch
 
 from memadvisor.capture import census
 from memadvisor.capture.allocator import DeviceBlock
-from memadvisor.capture.census import residents
+from memadvisor.capture.census import optimizer_state_rows, residents
 from memadvisor.capture.cpu_account import open_cpu_account
+from memadvisor.capture.models import Models
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
@@ -48,3 +49,33 @@ def test_cublas_workspaces_are_named_by_their_size(monkeypatch):
     assert [(row.address, row.size_bytes, row.category, row.operator) for row in found if row.operator] == [
         (0x200, 2048, "other", "cuBLAS workspace")
     ]
+
+
+class Outer(torch.optim.Optimizer):
+    """As SAM: what it holds of each parameter is the inner optimizer's, and something of its own."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+        self.state = inner.state
+
+    def step(self):
+        self.inner.step()
+
+
+@pytest.mark.parametrize("is_outer_first", [True, False])
+def test_state_that_two_optimizers_show_counts_once_as_the_outer_ones(is_outer_first):
+    """The momentum of SAM's base optimizer was twice as large as its parameters."""
+    weight = torch.nn.Parameter(torch.ones(1000))
+    inner = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    outer = Outer(inner)
+    weight.grad = torch.ones(1000)
+    outer.step()
+    other = torch.optim.SGD([weight], lr=0.1, momentum=0.9)  # with a momentum of its own
+    other.step()
+    pair = [outer, inner] if is_outer_first else [inner, outer]
+
+    rows = optimizer_state_rows(Models(), [*pair, other])
+
+    assert [(row.component, row.num_elements) for row in rows] == [("momentum_buffer", 1000)] * 2
+    assert [row.optimizer.rsplit(".", 1)[1] for row in rows] == ["Outer", "SGD"]
