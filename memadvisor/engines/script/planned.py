@@ -35,7 +35,8 @@ def unmet(plan: Plan) -> PlanError:
     if plan.num_ranks == 1:
         return PlanError(
             "The optimizer stepped before the plan's model was called with gradients: the script trains another model "
-            "first, or calls the model's forward itself, past the hooks of torch.nn.Module.",
+            "first, calls this one inside an autograd function of its own alone (as adjoint methods do), or calls the "
+            "model's forward itself, past the hooks of torch.nn.Module.",
             hint="let the script call the model, as in model(inputs); memadvisor still profiles it as it is.",
         )
     return PlanError(
