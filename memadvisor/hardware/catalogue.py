@@ -34,6 +34,8 @@ _NOISE = frozenset(
         "hbm3",
         "hbm3e",
         "google",
+        "intel",
+        "habana",
         "dgx",
         "hgx",
     )

@@ -126,6 +126,18 @@ _TPU_V5E_POD = _node(
     "Google Cloud TPU v5e, https://docs.cloud.google.com/tpu/docs/v5e",
     per_node=256,
 )
+_TPU_V6E_POD = ReferenceNode(
+    name="a pod of 256 TPU v6e",
+    per_node=256,
+    bytes_per_s=None,
+    source="Google Cloud TPU v6e, https://docs.cloud.google.com/tpu/docs/v6e",
+)
+_GAUDI3_NODE = _node(
+    "Intel's node of 8 Gaudi 3, 3 x 200 Gbit/s for each",
+    24,
+    200,
+    "Intel Gaudi network configuration, https://docs.habana.ai/en/latest/Management_and_Monitoring/Network_Configuration/index.html",
+)
 _TPU_V4_POD = ReferenceNode(
     name="a pod of 4096 TPU v4", per_node=4096, bytes_per_s=None, source="arXiv:2304.01433"
 )
@@ -179,6 +191,24 @@ _TPU_V5E_MESH = Link(
     bytes_per_s=200e9,
     alpha_s=NVLINK_LATENCY_S,
     source=f"{_TPU_V5E_POD.source}: 400 GB/s both ways",
+)
+_TPU_V6E_MESH = Link(
+    kind="ICI",
+    bytes_per_s=400e9,
+    alpha_s=NVLINK_LATENCY_S,
+    source=f"{_TPU_V6E_POD.source}: 800 GB/s both ways",
+)
+_GAUDI3_MESH = Link(
+    kind="Ethernet of Gaudi 3",
+    bytes_per_s=525e9,
+    alpha_s=NETWORK_LATENCY_S,
+    source=f"{_GAUDI3_NODE.source}: 21 ports of 200 Gbit/s inside a node",
+)
+_GAUDI2_MESH = Link(
+    kind="Ethernet of Gaudi 2",
+    bytes_per_s=262.5e9,
+    alpha_s=NETWORK_LATENCY_S,
+    source="as Gaudi 3's (21 of 24 ports inside a node), at half its rate: 4.8 of 9.6 Tbit/s, as the Gaudi 2 in the catalogue",
 )
 _TPU_V5P_MESH = Link(
     kind="ICI",
@@ -234,6 +264,10 @@ LINKS: dict[str, DeviceLinks] = {
     "MI325X-256GB": _links(5, _MI300X_MESH, _MI300X_NODE),
     "MI350X-288GB": _links(5, _MI355X_MESH, _MI355X_NODE),
     "MI355X-288GB": _links(5, _MI355X_MESH, _MI355X_NODE),
+    "RTX-PRO-6000-96GB": _links(5),
+    "Gaudi-2-96GB": _links(4, _GAUDI2_MESH),
+    "Gaudi-3-128GB": _links(5, _GAUDI3_MESH, _GAUDI3_NODE),
+    "TPU-v6e-32GB": _links(5, _TPU_V6E_MESH, _TPU_V6E_POD),
     "TPU-v4-32GB": _links(3, _TPU_V4_MESH, _TPU_V4_POD),
     "TPU-v5e-16GB": _links(3, _TPU_V5E_MESH, _TPU_V5E_POD),
     "TPU-v5p-95GB": _links(3, _TPU_V5P_MESH, _TPU_V5P_POD),

@@ -25,6 +25,9 @@ MI350X = (
 TPU_V4 = "Jouppi et al., TPU v4 (arXiv:2304.01433), table 4"
 TPU_V5E = "Google Cloud TPU v5e, https://docs.cloud.google.com/tpu/docs/v5e"
 TPU_V5P = "Google Cloud TPU v5p, https://cloud.google.com/tpu/docs/v5p-training"
+TPU_V6E = "Google Cloud TPU v6e, https://docs.cloud.google.com/tpu/docs/v6e"
+GAUDI = "Intel at Hot Chips 2024, Gaudi 3 AI accelerator (table of Gaudi, Gaudi 2 and Gaudi 3), https://www.sgpjbg.com/baogao/465025.html"
+RTX_PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell, tensor rates without sparsity as printed by https://hmc-tech.com/gpu/nvidia-rtx-pro-6000-blackwell-vs-amd-radeon-pro-duo-polaris; memory, https://gpu.name/posts/nvidia-unveils-rtx-pro-6000-blackwell-gpu-with-24-064-cores-and-96gb-memory"
 MI250X = "AMD Instinct MI250X product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
 MI300X = "AMD Instinct MI300X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
 
@@ -120,6 +123,27 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         },
         sources=one_page(RTX_BLACKWELL) | {"matmul": GEFORCE_PRODUCTS},
         matmul_share=GEFORCE_SHARE,
+    ),
+    CatalogueEntry(
+        name="RTX-PRO-6000-96GB",
+        aliases=(
+            "rtx pro 6000",
+            "rtx pro 6000 blackwell",
+            "rtx pro 6000 blackwell workstation edition",
+            "rtx pro 6000 blackwell server edition",
+        ),
+        memory_bytes=96 * 10**9,
+        memory_bandwidth_bytes_per_s=1792e9,
+        peak_flops_per_s={
+            "float4_e2m1fn": 2015e12,
+            "float8_e4m3fn": 1007.6e12,
+            "float16": 503.8e12,
+            "bfloat16": 503.8e12,
+            "tf32": 251.9e12,
+            "float32": 125.95e12,
+        },
+        power_w=600,
+        sources=one_page(RTX_PRO_6000),
     ),
     CatalogueEntry(
         name="MI250X-die-64GB",
@@ -241,5 +265,31 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bandwidth_bytes_per_s=2765e9,
         peak_flops_per_s={"bfloat16": 459e12},
         sources=one_page(TPU_V5P),
+    ),
+    CatalogueEntry(
+        name="TPU-v6e-32GB",
+        aliases=("tpu v6e", "tpuv6e", "trillium", "tpu trillium", "tpu v6e trillium"),
+        memory_bytes=32 * 10**9,
+        memory_bandwidth_bytes_per_s=1638e9,
+        peak_flops_per_s={"bfloat16": 918e12},
+        sources=one_page(TPU_V6E),
+    ),
+    CatalogueEntry(
+        name="Gaudi-2-96GB",
+        aliases=("gaudi2", "gaudi 2", "gaudi2 hpu"),
+        memory_bytes=96 * 10**9,
+        memory_bandwidth_bytes_per_s=2.46e12,
+        peak_flops_per_s={"bfloat16": 432e12},
+        power_w=600,
+        sources=one_page(GAUDI),
+    ),
+    CatalogueEntry(
+        name="Gaudi-3-128GB",
+        aliases=("gaudi3", "gaudi 3", "gaudi3 hpu"),
+        memory_bytes=128 * 10**9,
+        memory_bandwidth_bytes_per_s=3.67e12,
+        peak_flops_per_s={"float8_e4m3fn": 1835e12, "bfloat16": 1835e12},
+        power_w=900,
+        sources=one_page(GAUDI),
     ),
 )

@@ -114,7 +114,7 @@ def test_rates_are_dense_and_go_down_with_the_width_of_numbers(entry):
     if "tf32" in rates:  # half as many as of 16 bits on every tensor core; with sparsity it would be the same
         assert rates["float16"] == rates["bfloat16"] == pytest.approx(2 * rates["tf32"], rel=0.02)
     for name in rates:
-        if name.startswith("float8"):
+        if name.startswith("float8") and "float16" in rates:  # Gaudi 3's are as fast as those of bfloat16
             assert rates[name] == pytest.approx(2 * rates["float16"], rel=0.02)
 
 

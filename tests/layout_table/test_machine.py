@@ -24,6 +24,10 @@ def rates(**columns):
         ("p4d.24xlarge", "A100-SXM4-40GB"),
         ("GB200 NVL72", "GB200-186GB"),
         ("Titan RTX", "TITAN-RTX-24GB"),
+        ("Intel Gaudi2", "Gaudi-2-96GB"),
+        ("Gaudi 3", "Gaudi-3-128GB"),
+        ("TPU Trillium", "TPU-v6e-32GB"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-96GB"),
     ],
 )
 def test_names_of_cards(name, card):
