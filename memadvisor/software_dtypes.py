@@ -119,6 +119,11 @@ _DTYPES = {
 }
 
 
+def names_dtype(precision: str) -> bool:
+    """Whether a precision says which of two 16-bit dtypes it is: `mixed` and `amp` do not."""
+    return _dtype_word(precision) != "16"
+
+
 def _dtype_word(precision: str) -> str | None:
     return next((word for word, spelled in _DTYPES.items() if re.search(spelled, precision.lower())), None)
 

@@ -84,7 +84,7 @@ def recompute_cells(directory: Path) -> list[Cell]:
     """
     table = pd.read_csv(directory / "recompute_memory.csv", dtype={"model": str})
     shapes: dict[str, LayoutCase] = {}
-    for row in read_layout_table(directory / "recompute_time_a100.csv"):
+    for row in read_layout_table(directory / "recompute_time_a100.csv").rows:
         if row.case is not None:
             shapes.setdefault(row.case.architecture.name, row.case)
     cells = []

@@ -51,7 +51,7 @@ def measured_rows(directory: Path) -> list[Measured]:
         failed = table.status.ne("ok") if published.name == SWEEP else pd.Series(False, index=table.index)
         idle = table.mfu_pct < _BUSY_MFU_PCT if published.name == SWEEP else failed
         models = table.model if "model" in table else table.hidden
-        for place, row in enumerate(read_layout_table(path)):
+        for place, row in enumerate(read_layout_table(path).rows):
             second, peak = float(seconds.iloc[place]), float(peaks.iloc[place])
             nothing = math.isnan(second) and math.isnan(peak) and not failed.iloc[place]
             if row.case is None or row.case.micro_batch_is_open or nothing:

@@ -122,7 +122,7 @@ def score_table(directory: Path, published: Published) -> pd.DataFrame:
     """Read, predict, and lay both side by side."""
     path = directory / f"{published.name}.csv"
     table = pd.read_csv(path)
-    rows = read_layout_table(path)
+    rows = read_layout_table(path).rows
     predictions = [predict_row(row) for row in rows]
     frame = pd.DataFrame([_predicted(each, published) for each in predictions])
     shapes = pd.DataFrame([_shape(row.case, each) for row, each in zip(rows, predictions, strict=True)])

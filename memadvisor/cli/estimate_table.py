@@ -16,12 +16,19 @@ ANSWERS = ("step_time_s", "peak_memory_bytes", "fits", "p_oom", "mfu", "hfu")
 
 def predict_table(path: str, output: str) -> None:
     """Read, predict, write whole or not at all. Raises UsageError where a file cannot be read or written."""
-    predictions = [predict_row(row) for row in read_layout_table(path)]
+    table = read_layout_table(path)
+    predictions = [predict_row(row) for row in table.rows]
     write_output(output, table_text(predictions), hint="name a file in a writable directory.")
     failed = sum(each.prediction is None for each in predictions)
     rows = f"{len(predictions)} row{'s' * (len(predictions) != 1)}"
     what = f", {failed} of them with an error" if failed else ""
     print(f"memadvisor estimate: {rows}{what}, written to {output}", file=sys.stderr)
+    if table.unread:
+        names = ", ".join(repr(name) for name in table.unread)
+        print(
+            f"memadvisor estimate: not read, for they are no columns of layouts (docs/layout-table.md): {names}",
+            file=sys.stderr,
+        )
 
 
 def table_text(predictions: list[RowPrediction]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from memadvisor.errors import UsageError
-from memadvisor.layout_table.columns import LETTERS, NAMES, ORDER, named
+from memadvisor.layout_table.headers import Heading, parted
 
 # Beyond these a number is a slip of the pen, and would cost more memory and time than the whole table.
 _LARGEST = {
@@ -22,14 +22,18 @@ _LARGEST = {
 }
 # 8k tokens of a sequence are 8192; 4M tokens of a batch, and 7B parameters, are decimal.
 _BINARY = ("seq_len",)
-_LAST = 10**3  # of several headers for one column, letters have the least say
 _NUMBER = re.compile(
     r"[~\u2248]?\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmbtKMBT]?)"
     r"(?:\s*(?:[gG]i?[bB](?:/s)?|[gG]|W|tokens?|toks?|params?|parameters|[gG][pP][uU]s?|layers|seqs|sequences|samples))?",
     re.ASCII,
 )
+# `**8**`, `8*`, `8 [2]`: emphasis, and marks of footnotes.
+_MARKS = re.compile(r"^[*`]+|\s*(?:[*`\u2020\u2021\u00a7]+|\[\d+\]|<sup>.*?</sup>)+$")
+_POWER = re.compile(r"(\d{1,2})\s*(?:\^|\*\*)\s*(\d{1,2})", re.ASCII)  # 2^14
+_ASIDE = re.compile(r"\s*\([^()]*\)$")  # `1 (OOM at 2)`
 _EMPTY = (
-    "", "-", "--", "\u2013", "\u2014", "na", "n/a", "n.a.", "nan", "null", "?", "unknown", "tbd", "auto",
+    "", "-", "--", "---", "\u2013", "\u2014", "na", "n/a", "n.a.", "nan", "null", "?", "unknown", "tbd", "auto", "/", "\\",
+    "not given", "not reported", "not specified", "unspecified", "n/s", "n.s.",
 )  # fmt: skip
 YES = (
     "true", "yes", "on", "1", "1.0", "y", "t", "enabled", "enable", "w/", "with", "x", "\u2713", "\u2714", "\u2705",
@@ -79,7 +83,12 @@ class Cells:
         text = self.texts.get(column)
         if text is None or text.lower() == "none":
             return None
+        power = _POWER.fullmatch(text)
+        if power is not None:
+            return float(int(power[1]) ** int(power[2]))
         match = _NUMBER.fullmatch(text)
+        if match is None and (match := _NUMBER.fullmatch(_ASIDE.sub("", text))) is not None:
+            self.note(f"of {column} {text!r} what stands in brackets is not read")
         if match is None:
             return math.nan
         digits, suffix = match.groups()
@@ -98,28 +107,28 @@ class Cells:
         raise UsageError(f"{column} is {text!r}, which is neither true nor false.")
 
     def note(self, text: str) -> None:
-        self.notes.append(text)
+        if text not in self.notes:  # a cell may be asked for more than once
+            self.notes.append(text)
 
 
-def headers(names: list[str]) -> dict[str, list[int]]:
-    """Which cells of a row say something of each column, the one that has the say first. Single letters say something beside
-    other names alone."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    keys = [named(name or "") for name in names]
-    has_names = any(key in NAMES for key in keys)
-    for position, (name, key) in enumerate(zip(names, keys, strict=True)):
-        column = NAMES.get(key) or (LETTERS.get((name or "").strip()) if has_names else None)
-        if column is not None:
-            found.setdefault(column, []).append((ORDER.get(key, _LAST), position))
-    return {column: [position for _, position in sorted(places)] for column, places in found.items()}
-
-
-def cells(places: Mapping[str, list[int]], row: list[str]) -> Cells:
+def cells(headings: Iterable[Heading], row: list[str]) -> Cells:
     """The cells of one row. A row shorter than the header has empty cells at its end."""
-    texts = {}
-    for column, positions in places.items():
-        said = [row[position].strip() for position in positions if position < len(row)]
-        said = [text for text in said if text.lower() not in _EMPTY]
-        if said:
-            texts[column] = said[0]
+    texts: dict[str, str] = {}
+    for heading in sorted(headings, key=lambda each: (each.order, each.position)):
+        text = _said(row[heading.position]) if heading.position < len(row) else None
+        if text is None:
+            continue
+        if len(heading.columns) > 1:
+            said = parted(text, heading.columns)
+            said = {column: part for column, part in said.items() if part.lower() not in _EMPTY}
+        else:
+            bare = heading.unit and re.fullmatch(r"[\d.,_]+", text)
+            said = {heading.columns[0]: text + heading.unit if bare else text}
+        texts = said | texts
     return Cells(texts)
+
+
+def _said(cell: str) -> str | None:
+    """A cell without Markdown's emphasis and a footnote's mark; None where it says nothing."""
+    text = _MARKS.sub("", cell.strip())
+    return None if text.lower() in _EMPTY else text

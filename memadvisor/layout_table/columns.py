@@ -27,7 +27,7 @@ MODEL = (
     _column("model", "model_name model_type arch architecture", "name of the model; with no shape beside it, one that `memadvisor estimate --model` knows", "shape columns are needed"),
     _column("n_layers", "num_layers layers n_layer num_hidden_layers number_of_layers n_blocks num_blocks num_transformer_layers layer_num depth", "transformer layers", "those of the named model, as is every shape that the row does not give"),
     _column("hidden", "hidden_size d_model n_embd embed_dim hidden_dim model_dim dim hidden_dimension n_hidden d_hidden width", "width of the residual stream", "that of the named model"),
-    _column("n_heads", "num_heads num_attention_heads attention_heads n_head heads number_of_heads n_attention_heads num_q_heads n_q_heads head_num number_of_attention_heads", "query heads", "hidden / 128"),
+    _column("n_heads", "num_heads num_attention_heads attention_heads n_head heads number_of_heads n_attention_heads num_q_heads n_q_heads head_num number_of_attention_heads attn_heads", "query heads", "hidden / 128"),
     _column("n_kv_heads", "num_kv_heads num_key_value_heads kv_heads num_query_groups num_kv_groups kv_groups n_kv_groups gqa_groups", "key and value heads", "n_heads"),
     _column("head_dim", "d_head kv_channels", "width of a head", "hidden / n_heads"),
     _column("ffn", "ffn_hidden_size intermediate_size d_ff ffn_hidden ffn_dim mlp_hidden ffn_hidden_dim feed_forward_size ffn_size mlp_dim intermediate_dim d_ffn", "inner width of the feed-forward block", "4 hidden; of a gated block 8/3 hidden, rounded up to 256"),
@@ -43,18 +43,18 @@ MODEL = (
     _column("shared_ffn", "shared_expert_ffn moe_shared_expert_intermediate_size", "inner width of what all tokens pass beside the experts", "0"),
     _column("first_dense", "first_k_dense_replace num_dense_layers", "layers without experts at the beginning", "0"),
     _column("encoder_layers", "num_encoder_layers", "of the layers, those of an encoder, which come first; the others then have cross attention", "0; of a named model its own"),
-    _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size param_count parameter_count number_of_parameters", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
+    _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size param_count parameter_count number_of_parameters model_parameters", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
     _column("params_b", "model_size_b size_b params_billion n_params_b parameters_b parameters_billion params_in_billions number_of_parameters_billion n_params_billion num_params_b", "the same in 10^9, rounded", "what the model's name says, such as 7b"),
     _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len max_seq_length sequence_len max_length seq_length_tokens context ctx context_len context_window block_size tokens_per_sequence cutoff_len sequence", "tokens of a sequence; of an encoder-decoder the source's", "2048; of a vision transformer by name an image's"),
     _column("target_len", "decoder_seq_length max_target_length decoder_seq_len", "tokens of the decoder's sequence, of an encoder-decoder alone", "seq_len"),
 )  # fmt: skip
 
 MACHINE = (
-    _column("gpu", "accelerator gpu_type gpu_name gpu_model hardware device_name gpus_type chip accelerator_type gpu_arch card", "the accelerator, by any name of the catalogue", "one that framework, interconnect or source names; A100-80GB"),
-    _column("gpu_mem_gb", "device_memory_gb hbm_gb gpu_hbm_gb", "its memory in GB, where the name leaves it open", "as the name says"),
+    _column("gpu", "accelerator gpu_type gpu_name gpu_model hardware device_name gpus_type chip accelerator_type gpu_arch card device device_type tpu accelerator_name accelerator_model gpus_used card_type instance instance_type machine_type node_type", "the accelerator, by any name of the catalogue", "one that framework, interconnect or source names; A100-80GB"),
+    _column("gpu_mem_gb", "device_memory_gb hbm_gb gpu_hbm_gb gpu_memory_capacity hbm_capacity memory_capacity vram_capacity gpu_memory_size", "its memory in GB, where the name leaves it open", "as the name says"),
     _column("gpu_power_w", "power_limit_w power_cap_w gpu_tdp_w", "the power that it may take in W, where that is less than as sold: rates go with its cube root", "as sold"),
     _column("gpu_bandwidth_gb_s", "hbm_bandwidth_gb_s memory_bandwidth_gb_s", "bandwidth of its memory in GB/s, where it is another than the data sheet's", "as the name says"),
-    _column("n_gpus", "num_gpus world_size gpus ngpus n_devices num_devices total_gpus number_of_gpus num_gpu n_gpu gpu_count gpu_num number_gpus of_gpus devices chips n_chips num_chips n_accelerators num_accelerators num_cards cards total_devices", "accelerators in all", "dp tp pp cp"),
+    _column("n_gpus", "num_gpus world_size gpus ngpus n_devices num_devices total_gpus number_of_gpus num_gpu n_gpu gpu_count gpu_num number_gpus of_gpus devices chips n_chips num_chips n_accelerators num_accelerators num_cards cards total_devices gpu_number npus n_npus tpus number_of_accelerators number_of_chips number_of_cards number_of_devices gpu_counts gpu_total accelerators", "accelerators in all", "dp tp pp cp"),
     _column("nodes", "num_nodes n_nodes nnodes number_of_nodes node_count hosts servers machines", "nodes", "n_gpus / gpus_per_node"),
     _column("gpus_per_node", "per_node devices_per_node num_gpus_per_node gpus_node gpu_per_node n_gpus_per_node accelerators_per_node", "accelerators of a node", "8 (72 for GB200), or all where they are fewer"),
     _column("interconnect", "network section internode inter_node nic fabric inter_node_network inter_node_bandwidth", "network between nodes and links inside, in words: `NVLink; 4xHDR IB 800 Gb/s per node`, `RoCE 1600 Gbps`, `50 GB/s per gpu`", "the vendor's own node of such cards (docs/clusters.md); 25 GB/s a node where there is none"),
@@ -62,7 +62,7 @@ MACHINE = (
 
 SPREAD = (
     _column("dp", "data_parallel data_parallel_size dp_size dp_degree data_parallelism dp_replicas", "replicas", "n_gpus / (tp pp cp)"),
-    _column("pp", "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size pp_degree pp_gpus pipeline_parallelism n_stages num_stages pipeline_stages pp_stages pp_size_stages", "pipeline stages", "1"),
+    _column("pp", "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size pp_degree pp_gpus pipeline_parallelism n_stages num_stages pipeline_stages pp_stages pp_size_stages pipeline_mp pipeline_model_parallel pipeline_mp_size", "pipeline stages", "1"),
     _column("tp", "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size tp_degree mp model_parallel tensor_parallelism tensor_mp tensor_model_parallel mp_size model_parallelism model_parallel_size", "ranks that share each matrix", "1"),
     _column("parallelism", "parallel parallel_strategy parallel_config layout parallel_layout parallel_setup config configuration", "degrees in words, for those that have no column of their own: `TP4 PP2 DP8`, `dp=8,tp=4`, `PP2DP4TP1`", "not used"),
     _column("tp_kind", "tensor_kind tensor_parallel_mode", "1d (Megatron's), 2d, 2.5d, 3d: grids of ranks (a square, tp_depth squares, a cube)", "1d"),
@@ -71,39 +71,41 @@ SPREAD = (
     _column("ulysses", "ulysses_degree ulysses_size ulysses_parallel_size sp_size sp_degree sequence_parallel_size seq_parallel_size sequence_parallel_degree ds_sequence_parallel_size", "ranks that share each sequence by heads (DeepSpeed-Ulysses): cp of that kind, times `cp` where that is given too; where it is tp, the sequence parallelism of tensor ranks", "1"),
     _column("ep", "expert_parallel expert_parallel_size expert_model_parallel_size ep_size ep_degree expert_parallelism", "ranks that share the experts", "1"),
     _column("expert_imbalance", "capacity_factor moe_expert_capacity_factor", "tokens of the fullest expert-parallel rank over the mean, or the capacity factor; 1 to ep", "1"),
-    _column("shard", "dp_shard hsdp_shard shard_group_size fsdp_size data_parallel_shard_degree", "replicas among which ZeRO shards", "all; gpus_per_node for HYBRID_SHARD"),
+    _column("shard", "dp_shard hsdp_shard shard_group_size fsdp_size data_parallel_shard_degree fsdp_shard_size fsdp_shards", "replicas among which ZeRO shards", "all; gpus_per_node for HYBRID_SHARD"),
     _column("replicate", "dp_replicate data_parallel_replicate_degree", "groups of such replicas; dp is shard replicate", "not used"),
-    _column("zero_stage", "zero zero_equiv zero_level deepspeed_stage deepspeed_zero_stage zero_optimization_stage sharding_stage zero_dp", "ZeRO stage 0 to 3", "of `strategy`; else the trainer's own"),
+    _column("zero_stage", "zero zero_equiv zero_level deepspeed_stage deepspeed_zero_stage zero_optimization_stage sharding_stage zero_dp zero_type ds_stage", "ZeRO stage 0 to 3", "of `strategy`; else the trainer's own"),
+    _column("fsdp", "use_fsdp fsdp_degree fsdp_config fully_sharded", "torch's FSDP: yes, a word of `strategy`, or how many replicas share a shard's parameters (`shard`)", "not used"),
+    _column("distributed_optimizer", "dist_opt dist_optimizer use_distributed_optimizer distributed_optim", "that optimizer state is sharded (ZeRO stage 1), where `zero_stage` is not said", "the trainer's own"),
     _column("zeropp", "zero_plus_plus", "options of ZeRO++, of ZeRO stage 3, with commas: hpz, qwz, qgz (the last two are lossy)", "none"),
     _column("hpz_ranks", "zero_hpz_partition_size hpz_partition_size secondary_shard", "ranks that share hpZ's second copy of the parameters; more than 1 is hpz", "of hpz a node's part of those that share shards"),
-    _column("strategy", "sharding_strategy fsdp_strategy sharding method parallel_method training_strategy dp_strategy technique setup", "a word for it: NO_SHARD or DDP (0), SHARD_GRAD_OP (2), FULL_SHARD or FSDP (3), HYBRID_SHARD or HSDP (3 in groups), ZeRO-1 ...", "zero_stage"),
-    _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size local_batch_size batch_size_per_gpu micro_bs micro_bsz mini_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size per_gpu_batch_size batch_per_gpu batch_per_device batch_size_gpu batch_size_per_device local_batch local_bs bs_per_gpu device_batch_size per_device_bs mb", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
-    _column("grad_accum", "gradient_accumulation_steps gradient_accumulation ga gas n_microbatches num_microbatches microbatches grad_acc grad_acc_steps grad_accum_steps gradient_acc_steps accumulation_steps accumulate_grad_batches accum_steps", "microbatches of a step and replica", "global_batch_seqs / (dp micro_batch_size), rounded up; where they disagree, the global batch counts"),
-    _column("global_batch_seqs", "global_batch_size gbs global_batch train_batch_size global_bs global_batch_sequences total_batch_size effective_batch_size batch_seqs", "sequences of a step", "dp micro_batch_size grad_accum"),
+    _column("strategy", "sharding_strategy fsdp_strategy sharding method parallel_method training_strategy dp_strategy technique setup distributed distributed_strategy parallel_technique scheme approach", "a word for it: NO_SHARD or DDP (0), SHARD_GRAD_OP (2), FULL_SHARD or FSDP (3), HYBRID_SHARD or HSDP (3 in groups), ZeRO-1 ...", "zero_stage"),
+    _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size local_batch_size batch_size_per_gpu micro_bs micro_bsz mini_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size per_gpu_batch_size batch_per_gpu batch_per_device batch_size_gpu batch_size_per_device local_batch local_bs bs_per_gpu device_batch_size per_device_bs mb lbs bs_gpu batch_size_device micro_batch_size_per_gpu mbsz batch_per_replica per_device_batch", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
+    _column("grad_accum", "gradient_accumulation_steps gradient_accumulation ga gas n_microbatches num_microbatches microbatches grad_acc grad_acc_steps grad_accum_steps gradient_acc_steps accumulation_steps accumulate_grad_batches accum_steps microbatches_per_step microbatch_count", "microbatches of a step and replica", "global_batch_seqs / (dp micro_batch_size), rounded up; where they disagree, the global batch counts"),
+    _column("global_batch_seqs", "global_batch_size gbs global_batch train_batch_size global_bs global_batch_sequences total_batch_size effective_batch_size batch_seqs gbsz global_bsz gbs_sequences total_batch", "sequences of a step", "dp micro_batch_size grad_accum"),
     _column("batch_size", "batch bs bsz", "sequences of a step; of a microbatch and replica where there is `grad_accum` beside it and no other size, or more replicas than that", "global_batch_seqs"),
     _column("global_batch_tokens", "tokens_per_step batch_tokens tokens_per_batch tokens_per_iteration tokens_per_iter global_batch_size_tokens global_tokens batch_size_tokens batch_size_in_tokens", "tokens of a step", "global_batch_seqs seq_len"),
     _column("schedule", "pp_schedule pipeline_schedule pp_engine pipeline_type pp_type pipe_schedule", "gpipe, 1f1b (dapple, pipedream-flush), interleaved (1f1b-i), breadth-first, 2bw (pipedream-2bw), chimera, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, dualpipe, bpipe", "1f1b; interleaved where there are chunks"),
-    _column("chunks", "interleave_v virtual_stages vpp vp virtual_pp virtual_pipeline num_model_chunks virtual_pipeline_model_parallel_size virtual_pp_size vpp_size vp_size vpp_degree virtual_chunks model_chunks n_chunks interleave interleaved_stages virtual_pipeline_size num_virtual_stages n_loop num_loops loops", "parts of the model on each pipeline rank", "1; of an interleaved schedule one layer a part (two parts of torchtitan)"),
+    _column("chunks", "interleave_v virtual_stages vpp vp virtual_pp virtual_pipeline num_model_chunks virtual_pipeline_model_parallel_size virtual_pp_size vpp_size vp_size vpp_degree virtual_chunks model_chunks n_chunks interleave interleaved_stages virtual_pipeline_size num_virtual_stages n_loop num_loops loops virtual_pipeline_stages", "parts of the model on each pipeline rank", "1; of an interleaved schedule one layer a part (two parts of torchtitan)"),
     _column("layers_per_virtual_stage", "num_layers_per_virtual_pipeline_stage", "layers of such a part", "by chunks"),
     _column("sequence_parallel", "seq_parallel sp sequence_parallelism megatron_sp tp_sp", "norms and dropout share out tokens among tensor ranks", "the trainer's own"),
     _column("context_kind", "cp_kind cp_comm_type context_parallel_type cp_type sp_type attention_parallel", "ring (p2p) or ulysses (a2a)", "ring"),
-    _column("recompute", "act_ckpt act_ckpt_full activation_checkpointing recomputation ckpt checkpointing gradient_checkpointing recompute_granularity activation_recomputation act_recompute activation_recompute recompute_activations activation_checkpoint checkpoint_activations ac ac_mode act_checkpointing act_recomputation activation_ckpt gradient_ckpt grad_ckpt grad_checkpointing use_checkpoint remat rematerialization recompute_mode", "none, selective (scores; operator by operator of FSDP and torchtitan), pointwise (norms and the MLP's activation), full; true is full", "none"),
+    _column("recompute", "act_ckpt act_ckpt_full activation_checkpointing recomputation ckpt checkpointing gradient_checkpointing recompute_granularity activation_recomputation act_recompute activation_recompute recompute_activations activation_checkpoint checkpoint_activations ac ac_mode act_checkpointing act_recomputation activation_ckpt gradient_ckpt grad_ckpt grad_checkpointing use_checkpoint remat rematerialization recompute_mode act_ckpt_mode full_recompute", "none, selective (scores; operator by operator of FSDP and torchtitan), pointwise (norms and the MLP's activation), full; true is full", "none"),
     _column("recompute_method", "activations_checkpoint_method recompute_activation_method", "uniform (all layers, some together) or block (recompute_layers of them), of full recomputation", "all layers"),
     _column("recompute_layers", "recompute_num_layers activations_checkpoint_num_layers act_ckpt_layers activation_recompute_layers num_recompute_layers checkpoint_num_layers num_checkpointed_layers", "layers of each part of the model on a pipeline rank that run again, where that is not all; 1 without a method is Megatron's uniform, all of them", "all"),
-    _column("offload", "offloading offloaded offload_device", "what is on the host, in words: optimizer, parameters, activations, none; true and cpu are the optimizer, and under ZeRO stage 3 the parameters too", "not used"),
-    _column("offload_activations", "offload_alpha act_cpu_offload activation_offload activations_offload cpu_offload_activations", "share of saved activations on the host, 0 to 1; true is 1", "0"),
+    _column("offload", "offloading offloaded offload_device offload_target offload_to zero_offload offload_type", "what is on the host, in words: optimizer, parameters, activations, none; true and cpu are the optimizer, and under ZeRO stage 3 the parameters too", "not used"),
+    _column("offload_activations", "offload_alpha act_cpu_offload activation_offload activations_offload cpu_offload_activations act_offload", "share of saved activations on the host, 0 to 1; true is 1", "0"),
     _column("offload_optimizer", "optimizer_offload cpu_offload optimizer_cpu_offload optim_offload", "optimizer state on the host", "false; with offload_parameters where the trainer has both together (FSDP)"),
     _column("offload_parameters", "param_offload parameter_offload", "parameters on the host", "false; with offload_optimizer where the trainer has both together (FSDP)"),
 )  # fmt: skip
 
 CODE = (
-    _column("framework", "system software library trainer training_framework codebase", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, nemo, hai-llm, megatron-deepspeed, gpt-neox, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface", "llm-foundry with mp_mode; the trainer whose words `strategy` has (fsdp, ddp, ZeRO's of deepspeed); the one that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
+    _column("framework", "system software library trainer training_framework codebase training_system training_library", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, nemo, hai-llm, megatron-deepspeed, gpt-neox, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface", "llm-foundry with mp_mode; the trainer whose words `strategy` has (fsdp, ddp, ZeRO's of deepspeed); the one that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
     _column("source", "reference url", "where the row is from; a trainer's repository in it says which trainer ran", "none"),
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
-    _column("precision", "dtype mixed_precision data_type training_precision compute_dtype param_dtype", "bf16, fp16, fp8 (mxfp8, fp8-cs), fp4 (nvfp4), tf32, fp32; pure bf16 (bf16-true): parameters, gradients and moments in 16 bits, no master copy; amp_bf16, amp_fp16: torch.autocast over fp32 parameters, as ddp and huggingface always have it with 16 bits; other trainers that are named cast as they do", "the trainer's own; fp16 on a V100"),
+    _column("precision", "dtype mixed_precision data_type training_precision compute_dtype param_dtype numerics data_format train_precision", "bf16, fp16, fp8 (mxfp8, fp8-cs), fp4 (nvfp4), tf32, fp32; pure bf16 (bf16-true): parameters, gradients and moments in 16 bits, no master copy; amp_bf16, amp_fp16: torch.autocast over fp32 parameters, as ddp and huggingface always have it with 16 bits; other trainers that are named cast as they do", "the trainer's own; fp16 on a V100"),
     _column("bf16", "use_bf16", "that the precision is bf16: true", "not used"),
     _column("fp16", "use_fp16", "that the precision is fp16: true", "not used"),
-    _column("fp8", "use_fp8", "that the precision is fp8: true", "not used"),
+    _column("fp8", "use_fp8 float8 use_float8", "that the precision is fp8: true", "not used"),
     _column("reduce_dtype", "grad_reduce_dtype reduce_precision gradient_reduce_dtype", "dtype that gradients are reduced in: bf16, fp16, fp32", "the trainer's own"),
     _column("no_sync", "defer_reduction", "gradients of a step's microbatches stay whole on each rank, and are reduced with the last (FSDP's no_sync; what Accelerate does)", "false"),
     _column("tensor_overlap", "tp_comm_overlap async_tp async_tensor_parallel", "share of tensor parallelism's collectives that goes on under products, 0 to 1; true is 0.5", "the trainer's own"),
@@ -146,17 +148,58 @@ LETTERS = {
 _SYMBOL = re.compile(
     r"[(\[]\s*(?:[abBdhlmnpstvV#]|tokens|seqs|sequences|samples|GB|GPUs)\s*[)\]]\s*$", re.ASCII
 )
+_OF_TOKENS = ("global_batch_seqs", "batch_size")
 _COUNTED = re.compile(r"^(?:number|num|no)of")
 
 
 def named(header: str) -> str:
     """The plain name of a header: as it stands where that is known, else without a symbol behind it (`Hidden size (h)`) and
     without words for a number before it (`No. of layers`)."""
-    if header.lstrip().startswith("#") and plain(header) + "s" in NAMES:  # `#GPU`, `# layer`
-        return plain(header) + "s"
-    spellings = [plain(header), plain(_SYMBOL.sub("", header))]
+    for plural in ("s", "es"):  # `#GPU`, `# layer`, `# micro-batch`
+        if header.lstrip().startswith("#") and plain(header) + plural in NAMES:
+            return plain(header) + plural
+    bare = plain(_SYMBOL.sub("", header))
+    column, unit = NAMES.get(bare), plain(header)[len(bare) :]
+    if (column, unit) == ("n_params", "gb"):  # of bytes
+        return plain(header)
+    if column in _OF_TOKENS and unit in ("tokens", "mtokens"):
+        return "globalbatchtokens"
+    spellings = [plain(header), bare]
     spellings += [_COUNTED.sub("", spelling) for spelling in spellings]
     return next((spelling for spelling in spellings if spelling in NAMES), spellings[0])
+
+
+# Words that tell no column from another, and other spellings of those that do.
+_NO_WORDS = frozenset((
+    "number", "num", "no", "nb", "of", "n", "the", "total", "size", "sizes", "degree", "degrees", "count", "per",
+    "in", "each", "using", "used", "way", "ways",
+))  # fmt: skip
+_SPELLED = {
+    "gpus": "gpu", "nodes": "node", "layer": "layers", "head": "heads", "microbatch": "micro", "seqlen": "seq", "sequence": "seq",
+    "length": "len", "bs": "batch", "bsz": "batch", "acc": "accum", "accumulation": "accum", "grad": "gradient", "devices": "gpu",
+    "device": "gpu", "parallelism": "parallel", "activations": "activation", "act": "activation", "ckpt": "checkpointing",
+    "checkpoint": "checkpointing", "recomputation": "recompute", "parameters": "params", "parameter": "params", "stages": "stage",
+    "accelerators": "gpu", "accelerator": "gpu", "chips": "gpu", "steps": "step",
+}  # fmt: skip
+# Words that say enough by themselves; other single ones (`ckpt size`, `number of samples`) may be of something else.
+_ALONE = frozenset((
+    "dp", "tp", "mp", "pp", "cp", "ep", "vpp", "vp", "mbs", "gbs", "lbs", "gas", "heads", "layers", "experts",
+    "chunks", "vocab", "hidden", "zero",
+))  # fmt: skip
+# Of these a word more or less makes another quantity: a measured peak, for one.
+_AS_THEY_STAND = ("gpu", "gpu_mem_gb", "gpu_power_w", "gpu_bandwidth_gb_s", "source", "model", "strategy")
+
+
+def _words(header: str) -> frozenset[str]:
+    words = re.findall(r"[a-z0-9]+", header.lower().replace("micro-batch", "micro batch"))
+    return frozenset(_SPELLED.get(word, word) for word in words if word not in _NO_WORDS)
+
+
+def by_words(header: str) -> str | None:
+    """The column one of whose names has the same words in any order, without those that only count; None where there is none,
+    or several."""
+    columns = _BY_WORDS.get(_words(header), frozenset())
+    return next(iter(columns)) if len(columns) == 1 else None
 
 
 NAMES = {plain(name): column.name for column in COLUMNS for name in (column.name, *column.aliases)}
@@ -164,3 +207,16 @@ NAMES = {plain(name): column.name for column in COLUMNS for name in (column.name
 ORDER = {
     plain(name): order for column in COLUMNS for order, name in enumerate((column.name, *column.aliases))
 }
+
+
+def _columns_by_words() -> dict[frozenset[str], frozenset[str]]:
+    found: dict[frozenset[str], frozenset[str]] = {}
+    for column in COLUMNS:
+        for name in (column.name, *column.aliases):
+            words = _words(name)
+            if len(words) > 1 or (words and words <= _ALONE):
+                found[words] = found.get(words, frozenset()) | {column.name}
+    return {words: columns for words, columns in found.items() if not columns & set(_AS_THEY_STAND)}
+
+
+_BY_WORDS = _columns_by_words()

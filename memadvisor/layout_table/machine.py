@@ -184,7 +184,7 @@ def network_rate(text: str, per_node: int, reference: float | None) -> float | N
     `4xHDR` and `8x400 Gb/s` are cards of a node; a rate `per gpu` is each accelerator's; a bare rate is the node's, unless
     it is the one that the vendor's own node gives each accelerator.
     """
-    words = re.split(r"[;,]", text)
+    words = re.split(r"[;,+&]|\band\b", re.sub(r"\b(\d+)\s*G\b(?!\s*B)", r"\1 Gb/s", text))
     for part in sorted(words, key=lambda each: "nvlink" in each.lower() or "pcie" in each.lower()):
         if re.search(r"nvlink|nvswitch|pcie|xgmi", part, re.IGNORECASE):
             continue

@@ -78,6 +78,9 @@ def _named(cells: Cells) -> Architecture | None:
     name = cells.text("model")
     n_layers, hidden = cells.whole("n_layers"), cells.whole("hidden")
     known = None if name is None else named_architecture(name)
+    if known is not None and n_layers is None and hidden is None and _is_of_another_size(known, cells):
+        cells.note(f"{name} is taken for a model of the size that is given")
+        known = None
     if known is None and n_layers is None and hidden is None:
         known = _of_size(cells)
     if known is None:
@@ -102,6 +105,17 @@ def _named(cells: Cells) -> Architecture | None:
     if found.n_heads % found.n_kv_heads:
         raise UsageError(f"{found.n_kv_heads} key heads do not divide {found.n_heads} heads.")
     return found
+
+
+def _is_of_another_size(known: Architecture, cells: Cells) -> bool:
+    """Whether a family's name without a size (`GPT-3`) stands beside a number of parameters that is not the known model's."""
+    parameters = cells.number("n_params")
+    billions = cells.number("params_b") or (
+        parameters / (1.0 if parameters < 1e4 else 1e9) if parameters else None
+    )
+    if billions is None or known.experts is not None or _billions_in(cells.text("model") or "") is not None:
+        return False
+    return not 0.75 < billions * 1e9 / known.num_parameters() < 1.33
 
 
 def _of_size(cells: Cells) -> Architecture:

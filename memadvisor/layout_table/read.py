@@ -13,9 +13,11 @@ from memadvisor.architectures.vision_transformers import image_tokens
 from memadvisor.errors import MemadvisorError, UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import TrainingStep
-from memadvisor.layout_table.cells import Cells, cells, headers
+from memadvisor.layout_table.cells import Cells, cells
+from memadvisor.layout_table.headers import headings
 from memadvisor.layout_table.machine import cluster_of
 from memadvisor.layout_table.model import architecture_of
+from memadvisor.layout_table.separated import separated_rows
 from memadvisor.layout_table.spread import degrees_of, step_of
 from memadvisor.layout_table.words import spelled_out
 
@@ -40,11 +42,19 @@ class LayoutRow:
     notes: tuple[str, ...] = ()
 
 
-def read_layout_table(path: str | Path) -> list[LayoutRow]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutTable:
+    """`unread`: names of the header that are no column of layouts, as they stand."""
+
+    rows: list[LayoutRow]
+    unread: tuple[str, ...]
+
+
+def read_layout_table(path: str | Path) -> LayoutTable:
     """All rows of a file. Raises UsageError where the file is no table of layouts; a row that is not one has its error."""
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            return read_rows(csv.reader(file), str(path))
+        text = Path(path).read_text(encoding="utf-8-sig")
+        return read_table(separated_rows(text), str(path))
     except OSError as error:
         raise UsageError(
             f"{str(path)!r} cannot be read: {error.strerror}.", hint="name a CSV file of layouts."
@@ -55,16 +65,21 @@ def read_layout_table(path: str | Path) -> list[LayoutRow]:
         ) from error
 
 
-def read_rows(lines: Iterable[list[str]], source: str) -> list[LayoutRow]:
+def read_table(lines: Iterable[list[str]], source: str) -> LayoutTable:
     """As read_layout_table, of rows that are split already. The first is the header."""
     rows = iter(lines)
-    header = next(rows, None)
-    places = headers(header or [])
-    if not places:
+    found, unread = headings(next((row for row in rows if any(row)), []))
+    if not found:
         raise UsageError(
             f"{source!r} has no header with a column of layouts.", hint="docs/layout-table.md lists them."
         )
-    return [_row(number, cells(places, row)) for number, row in enumerate(rows, start=2) if row]
+    read = [_row(number, cells(found, row)) for number, row in enumerate(rows, start=2) if row]
+    return LayoutTable(rows=read, unread=tuple(unread))
+
+
+def read_rows(lines: Iterable[list[str]], source: str) -> list[LayoutRow]:
+    """The rows of a table alone."""
+    return read_table(lines, source).rows
 
 
 def _row(line: int, row: Cells) -> LayoutRow:

@@ -13,6 +13,7 @@ _ALL = re.compile(
     r"full|all|every|uniform|block|layer|per(layer|block)|transformer(layer|block)|ac$|(activation|gradient)?(re|check).*|(act|grad)ckpt|ckpt|half|partial"
 )
 _EVERY = re.compile(r"every (\d+)|every (?:other|second)|half|(\d+) ?(?:of|in|out of|/) ?([1-9]\d*)")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")  # of the layers
 _COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers")
 
 
@@ -22,13 +23,16 @@ def recomputation(cells: Cells, layers_of_part: float) -> tuple[str, float]:
     `layers_of_part`: layers of one part of a pipeline device, of which Megatron's block method recomputes so many. Raises
     UsageError for words that say nothing.
     """
-    text, method = cells.text("recompute"), plain_word(cells.text("recompute_method") or "")
+    text, method = _plain_text(cells.text("recompute")), plain_word(cells.text("recompute_method") or "")
     count = cells.count("recompute_layers")
     is_asked = method in ("uniform", "block") or bool(count)
     word = recompute_word(text if text is not None or not is_asked else "full")
     if word != "full" or method == "uniform":
         return word, 1.0  # uniform: the layers that run again together, of all
     words = (text or "").lower()
+    if (percent := _PERCENT.fullmatch(words)) is not None:
+        share = float(percent[1]) / 100
+        return ("full", min(1.0, share)) if share > 0 else ("none", 1.0)
     if count is None and (counted := _COUNTED.search(words)):
         count = int(counted[1] or counted[2])
     if every := _EVERY.search(words):
@@ -50,6 +54,20 @@ def recomputation(cells: Cells, layers_of_part: float) -> tuple[str, float]:
     return word, min(1.0, share)
 
 
+def _plain_text(text: str | None) -> str | None:
+    """Without the option's name before it (`AC: full`), and what stands in brackets behind yes or no."""
+    if text is None:
+        return None
+    text = re.sub(
+        r"^\s*(s?ac|act|activation|gradient|grad|checkpoint\w*|ckpt|recomp\w*|remat|mode)([ _-]\w+)*[:=]\s*",
+        "",
+        text,
+        flags=re.IGNORECASE,
+    )
+    bare = re.sub(r"\s*\(.*\)\s*$", "", text)
+    return bare if bare.lower() in (*YES, *NO) else text
+
+
 def recompute_word(text: str | None) -> str:
     """What is recomputed, from the words that tables use. Raises UsageError for words that say nothing."""
     words = (text or "none").lower().strip()
@@ -62,6 +80,13 @@ def recompute_word(text: str | None) -> str:
         return "selective"
     if any(part in words for part in ("norm", "swiglu", "act func", "pointwise")):
         return "pointwise"
-    if words in YES or word == "10" or _ALL.match(word) or _EVERY.search(words) or _COUNTED.search(words):
+    if (
+        words in YES
+        or word == "10"
+        or _PERCENT.fullmatch(words)
+        or _ALL.match(word)
+        or _EVERY.search(words)
+        or _COUNTED.search(words)
+    ):
         return "full"
     raise UsageError(f"recompute is {text!r}; it is none, selective, pointwise or full.")

@@ -17,6 +17,8 @@ from memadvisor.schedule_names import SCHEDULES, schedule_name
 from memadvisor.software import Preset, find_preset
 from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 
+_NAMES_DEGREES = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|sp)\s*[-=:_]?\s*\d", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
@@ -39,7 +41,7 @@ def degrees_of(cells: Cells) -> Degrees:
     if ranks is None and cells.text("nodes") and (data is None or cells.text("gpus_per_node")):
         ranks = (cells.whole("nodes") or 1) * (cells.whole("gpus_per_node") or usual_per_node(cells))
     inner = tensor * pipeline * context
-    if data is None and cells.text("replicate") is not None:
+    if data is None and (cells.text("replicate") is not None or (ranks is None and cells.text("shard"))):
         data = (cells.whole("shard") or 1) * (cells.whole("replicate") or 1)
     if data is None:
         if ranks is not None and ranks % inner:
@@ -64,8 +66,8 @@ def step_of(
     sequence_parallel = _sequence_parallel(cells)
     zero_stage = _zero_stage(cells, preset)
     shard = cells.whole("shard")
-    if shard is None and plain_word(cells.text("strategy") or "") in ("hybridshard", "hsdp"):
-        shard = min(cluster.per_node, degrees.data)
+    if shard is None and re.match("hybridshard|hsdp", plain_word(cells.text("strategy") or "")):
+        shard = _hybrid(cells.text("strategy") or "", min(cluster.per_node, degrees.data), degrees.data)
     kind = (cells.text("tp_kind") or "1d").strip().lower()
     imbalance = cells.number("expert_imbalance")
     on_host = [cells.flag(name) or False for name in ("offload_optimizer", "offload_parameters")]
@@ -102,6 +104,12 @@ def step_of(
     return step, is_open
 
 
+def _hybrid(text: str, usual: int, replicas: int) -> int:
+    """Ranks of a group that shares: the second number of `HSDP (2x4)`, as torch's mesh has them, where both make all replicas."""
+    grid = re.search(r"(\d+)\s*[x*\u00d7,]\s*(\d+)", text)
+    return int(grid[2]) if grid is not None and int(grid[1]) * int(grid[2]) == replicas else usual
+
+
 def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool]:
     """Micro-batch size, number of microbatches, and whether the first is open."""
     size, count, total = (cells.whole(n) for n in ("micro_batch_size", "grad_accum", "global_batch_seqs"))
@@ -136,7 +144,7 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture, preset
         schedule = schedule_name(text)
         if schedule is None and degrees.pipeline > 1 and text.lower() not in NO:
             raise UsageError(f"{text!r} is no known schedule; known are {', '.join(SCHEDULES)}.")
-    chunks = cells.whole("chunks")
+    chunks = cells.count("chunks") or None
     part = cells.whole("layers_per_virtual_stage")
     if chunks is None and part is not None and degrees.pipeline > 1:
         chunks = -(-architecture.n_layers // (degrees.pipeline * part))
@@ -156,7 +164,7 @@ def _zero_stage(cells: Cells, preset: Preset) -> int:
     if text is not None:
         if text.lower() in NO:
             return 0
-        number = re.fullmatch(r"[zZ]?([0-3])(?:\.0*)?", text)
+        number = re.fullmatch(r"[zZ]?([0-3])(?:\.0*)?(?:\s*[(+,/].*)?", text)  # `3 (offload)`
         stage = int(number.group(1)) if number is not None else stage_in(text)
         if stage is None or text.startswith("-"):
             raise UsageError(f"zero_stage is {text!r}; it is 0, 1, 2 or 3.")
@@ -165,7 +173,8 @@ def _zero_stage(cells: Cells, preset: Preset) -> int:
         return preset.zero_stage
     stage = strategy_stage(cells)
     if stage is None:
-        if find_preset(cells.text("strategy") or "") is None:  # nor a trainer's name
+        text = cells.text("strategy") or ""
+        if find_preset(text) is None and not _NAMES_DEGREES.search(text):  # nor a trainer's name, nor degrees
             cells.note(f"strategy {cells.text('strategy')!r} is not understood")
         return preset.zero_stage
     return stage

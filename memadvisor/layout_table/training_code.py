@@ -28,6 +28,7 @@ from memadvisor.software import (
 )
 from memadvisor.software_dtypes import (
     as_of_2023,
+    names_dtype,
     on_accelerator,
     with_fp32_gradients,
     with_lora,
@@ -54,6 +55,7 @@ STRATEGIES = {
     "osg": 2,
 }
 _WITHOUT_FLASH = ("V100", "A100")
+_LATER = re.compile(r"mpt\d|falcon|nemotron|starcoder|phi\d|stablelm|olmo")  # of 2023 and later
 _DTYPE_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
 
 # Parts of a layer by the names of Megatron Core's scopes of CUDA graphs, and about what share of its launches each has.
@@ -73,7 +75,8 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
         software = _composer(software, mode)
     if precision is not None:
         software = with_precision(software, precision)
-    software = on_accelerator(software, accelerator, is_given=precision is not None)
+    is_given = precision is not None and names_dtype(precision)
+    software = on_accelerator(software, accelerator, is_given=is_given)
     if attention is not None:
         software = dataclasses.replace(software, fused_attention=is_fused(attention))
     dropout, optimizer = _dropout(cells), cells.text("optimizer")
@@ -95,7 +98,7 @@ def _compiled(cells: Cells, software: Software) -> Software:
     """The same code where torch.compile, or a kernel of the loss, fuses what it names."""
     words = set(re.split(r"[\s,;+]+", (cells.text("compile") or "").lower()))
     parts = words & {"model", "loss"}
-    if "model" in parts or (not parts and cells.flag("compile")):
+    if "model" in parts or (not parts and _compiles(cells)):
         software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
     fused, shared, pieces = (cells.flag(name) for name in ("fused_loss", "loss_parallel", "linear_loss"))
     return dataclasses.replace(
@@ -105,6 +108,14 @@ def _compiled(cells: Cells, software: Software) -> Software:
         linear_loss=software.linear_loss if pieces is None else pieces,
         loss_parallel=software.loss_parallel if shared is None else shared,
     )
+
+
+def _compiles(cells: Cells) -> bool | None:
+    """Yes or no; modes and backends of torch.compile are yes, and eager is no."""
+    word = plain_word(cells.text("compile") or "")
+    if word == "eager":
+        return False
+    return word in ("inductor", "maxautotune", "reduceoverhead", "torchcompile") or cells.flag("compile")
 
 
 def _dtype_bytes(cells: Cells, column: str) -> int | None:
@@ -167,8 +178,9 @@ def _dropout(cells: Cells) -> bool | None:
 
 
 def _is_old(architecture: Architecture, gpu: str) -> bool:
-    """Of the time before FlashAttention: Llamas, and Hopper, came after it."""
-    return not architecture.gated_mlp and gpu.startswith(_WITHOUT_FLASH)
+    """Of the time before FlashAttention: Llamas, Hopper, and some families of GPTs came after it."""
+    is_later = _LATER.match(plain_word(architecture.name)) is not None
+    return not architecture.gated_mlp and gpu.startswith(_WITHOUT_FLASH) and not is_later
 
 
 def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:

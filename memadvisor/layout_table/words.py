@@ -8,10 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from memadvisor.layout_table.cells import YES, Cells
+from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.schedule_names import schedule_name
 
 _DEGREE = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs)\s*[-=:_]?\s*(\d+)", re.IGNORECASE)
+# FSDP2 is a name, FSDP 8 and FSDP=8 a degree.
+_FSDP = re.compile(r"(?<![a-z])fsdp(?:[12]?[\s=:(]+(\d+)|([3-9]|\d{2,}))", re.IGNORECASE)
+_SHARDED = re.compile(
+    r"(?<![a-z])(hsdp|fsdp|ddp|zero[\s_-]*(?:stage)?[\s_-]*[0-3]|z[1-3](?!\d))", re.IGNORECASE
+)
+_NODES = re.compile(r"(\d+)\s*[x*\u00d7-]?\s*(?:nodes?|hosts?|servers?|machines?)\b", re.IGNORECASE)
+_EACH = re.compile(
+    r"(?:nodes?|hosts?|servers?|machines?)\W*(?:[x*\u00d7]|of|with|each)|(?:per|/|each|a)[\s-]*node",
+    re.IGNORECASE,
+)
+_COUNT = re.compile(r"(?<![\w.])(\d+)(?!\s*g(?:i?b)?\b)(?![\w.]*\d)\s*[x*\u00d7]?\s*(.*)", re.IGNORECASE)
+_IN_FRONT = re.compile(r"\s*(\d+)\s*[x*\u00d7]\s*[a-z]", re.IGNORECASE)
 _DEGREES = {
     "mp": "tp", "vpp": "chunks", "vp": "chunks", "sp": "ulysses", "mbs": "micro_batch_size", "gbs": "global_batch_seqs",
 }  # fmt: skip
@@ -24,7 +36,13 @@ _STAGE = re.compile(
     r"\bz(?:ero)?[\s_-]*(?:stage)?[\s_-]*[0-3]\b|shard_grad_op|no_shard|zero[\s_-]*(?:offload|infinity)"
 )
 _LORA = re.compile(r"\b(q)?-?lora\b")
-_FULL = re.compile(r"full([\s_-]*(param\w*|weights?|model|sft))?([\s_-]*fine[\s_-]*tun\w*)?")
+_OTHER_ADAPTERS = re.compile(
+    r"\bq?dora\b|adalora|\bia3\b|prefix[\s_-]?tuning|prompt[\s_-]?tuning|bitfit|galore|\blora[\s_-]?fa\b|\blora\+"
+)
+_FULL = re.compile(r"full([\s_-]*(param\w*|weights?|model|sft|ft))?([\s_-]*fine[\s_-]*tun\w*)?")
+# A slice of TPUs by its name; of v4 and v5p the number is of cores, two a chip (cloud.google.com/tpu/docs, of each version).
+_SLICE = re.compile(r"(?:tpu[\s-]*)?(v[2-6][ep]?)-(\d+)", re.IGNORECASE)
+_TWO_CORES = ("v2", "v3", "v4", "v5p")
 _NOTHING = ("none", "no", "false", "off", "0", "0.0")
 
 
@@ -34,11 +52,14 @@ def spelled_out(cells: Cells) -> Cells:
     for reader in (
         _adapters,
         _parallelism,
+        _fsdp,
+        _nodes,
         _grid,
         _method,
         _precision,
         _chunks,
         _stage,
+        _sharded,
         _offload,
         _ulysses,
         _batch,
@@ -55,6 +76,9 @@ def _adapters(said: dict[str, str]) -> dict[str, str]:
     if _FULL.fullmatch(text.strip()):
         del said["strategy"]
         return {} if "peft" in said else {"peft": "full"}
+    other = _OTHER_ADAPTERS.search(text)
+    if other is not None and "peft" not in said:
+        return {"peft": other[0]}
     found = _LORA.search(text) or _LORA.search(said.get("framework", "").lower())
     if found is None or "peft" in said:
         return {}
@@ -73,14 +97,67 @@ def _parallelism(said: Mapping[str, str]) -> dict[str, str]:
     words = " ".join(said.get(column, "") for column in ("parallelism", "strategy"))
     text = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", words)
     found = {_DEGREES.get(name.lower(), name.lower()): size for name, size in _DEGREE.findall(text)}
+    if (degree := _FSDP.search(words)) is not None:
+        found["fsdp"] = degree[1] or degree[2]
     return {column: size for column, size in found.items() if column not in said}
+
+
+def _fsdp(said: dict[str, str]) -> dict[str, str]:
+    """Of `yes` that FSDP shards, of a number how many replicas share, of words what they are in `strategy`."""
+    text = said.pop("fsdp", "")
+    if not text or text.lower() in _NOTHING or (text.isdigit() and int(text) < 2):
+        return {}
+    found = {} if "strategy" in said or "zero_stage" in said else {"strategy": "FSDP"}
+    if text.isdigit():
+        found["shard"] = text
+    elif text.lower() not in YES and found:
+        found["strategy"] = text
+    return {column: word for column, word in found.items() if column not in said}
+
+
+def _nodes(said: dict[str, str]) -> dict[str, str]:
+    """`8 nodes x 8 H100`, `16 GPUs (2 nodes)`, `8 x A100`: counts that stand with what they count, whichever column has them."""
+    for column in ("n_gpus", "nodes", "gpu"):
+        text = said.get(column, "")
+        nodes = _NODES.search(text)
+        if nodes is None:
+            continue
+        rest = text[: nodes.start()] + " " + text[nodes.end() :]
+        count = _COUNT.search(rest)
+        found = {"nodes": nodes[1]}
+        if count is not None:
+            is_each = column == "gpu" or _EACH.search(text) is not None
+            found["gpus_per_node" if is_each else "n_gpus"] = count[1]
+            name = re.sub(
+                r"^(?:gpus?|cards?|devices?|chips?|accelerators?)\b|[(),]|\bper\b.*",
+                "",
+                count[2],
+                flags=re.IGNORECASE,
+            )
+            if name.strip():
+                found["gpu"] = name.strip()
+        del said[column]
+        return {name: word for name, word in found.items() if name not in said}
+    return {}
 
 
 def _grid(said: dict[str, str]) -> dict[str, str]:
     """`4x8` accelerators: four nodes of eight; `8 x A100` with their name. A count in the name's place is their number."""
+    if "gpu" not in said and re.fullmatch(r"[a-z].*", said.get("n_gpus", ""), re.IGNORECASE):
+        said["gpu"] = said.pop("n_gpus")  # `Accelerators`: A100
+    tpus = _SLICE.fullmatch(said.get("gpu", ""))
+    if tpus is not None:
+        said["gpu"] = f"TPU {tpus[1]}"
+        number = int(tpus[2]) // (2 if tpus[1].lower() in _TWO_CORES else 1)
+        return {} if {"n_gpus", "nodes", "dp"} & set(said) else {"n_gpus": str(max(1, number))}
     if "n_gpus" not in said and re.fullmatch(r"\d{1,3}", said.get("gpu", "")):
         return {"n_gpus": said.pop("gpu")}
-    text = said.get("n_gpus", "")
+    text = re.sub(r"\s*[x*\u00d7]\s*$", "", said.get("n_gpus", ""))
+    if text != said.get("n_gpus", ""):  # `8x`
+        return {"n_gpus": text}
+    cards_in_front = _IN_FRONT.match(said.get("gpu", ""))
+    if not text and cards_in_front is not None and not {"nodes", "gpus_per_node", "dp"} & set(said):
+        return {"n_gpus": cards_in_front[1]}
     grid, cards = _GRID.fullmatch(text), _CARDS.fullmatch(text)
     if grid is None and cards is not None:
         return {"n_gpus": cards.group(1)} | ({} if "gpu" in said else {"gpu": cards.group(2)})
@@ -102,6 +179,8 @@ def _method(said: dict[str, str]) -> dict[str, str]:
 def _precision(said: Mapping[str, str]) -> dict[str, str]:
     """Flags by the name of a dtype, as Hugging Face's `bf16=True`."""
     named = [dtype for dtype in ("fp8", "bf16", "fp16") if said.get(dtype, "").lower() in YES]
+    if not named and said.get("fp8", "").lower() not in ("", *NO):  # `rowwise`
+        named = ["fp8"]
     return {} if not named or "precision" in said else {"precision": named[0]}
 
 
@@ -116,8 +195,21 @@ def _stage(said: Mapping[str, str]) -> dict[str, str]:
     return {} if found is None or "strategy" in said or "zero_stage" in said else {"strategy": found.group()}
 
 
-def _offload(said: Mapping[str, str]) -> dict[str, str]:
+def _sharded(said: Mapping[str, str]) -> dict[str, str]:
+    """Who shards, of words for degrees: `FSDP 8, TP 8`, `ZeRO-1 + TP4`; and of a distributed optimizer its stage."""
+    if "strategy" in said or "zero_stage" in said:
+        return {}
+    found = _SHARDED.search(said.get("parallelism", ""))
+    if found is not None:
+        return {"strategy": found[1]}
+    return {"zero_stage": "1"} if said.get("distributed_optimizer", "").lower() in YES else {}
+
+
+def _offload(said: dict[str, str]) -> dict[str, str]:
     """ZeRO-Offload has the optimizer's state on the host (arXiv:2101.06840), ZeRO-Infinity the parameters too (arXiv:2104.07857)."""
+    words = said.get("offload_optimizer", "")
+    if "offload" not in said and re.search(r"[a-z]{3}\w* ?\W+\w|param|weight|activ", words, re.IGNORECASE):
+        said["offload"] = said.pop("offload_optimizer")
     text = said.get("offload", "").lower()
     told = " ".join(said.get(column, "") for column in ("zero_stage", "strategy", "framework")).lower()
     if (
@@ -161,6 +253,8 @@ def _batch(said: Mapping[str, str]) -> dict[str, str]:
     size, replicas = _number(said, "batch_size"), _replicas(said)
     is_own = "grad_accum" in said or "global_batch_tokens" in said
     is_own |= size is not None and replicas is not None and size < replicas
+    # On a single accelerator nobody says how many sequences go at a time, for they all do.
+    is_own |= not any((_number(said, name) or 1) > 1 for name in ("n_gpus", "dp", "tp", "pp", "cp", "nodes"))
     return {"micro_batch_size" if is_own else "global_batch_seqs": text}
 
 

@@ -111,6 +111,13 @@ def test_a_layout_that_does_not_fit_ends_with_1(capsys):
     assert "does not fit" in capsys.readouterr().out
 
 
+def test_columns_of_a_table_that_are_not_read_are_named(tmp_path, capsys):
+    (tmp_path / "layouts.csv").write_text("model,GPUs,tokens/s,Fused kernels\nllama2-7b,8,1,yes\n")
+    assert main(["estimate", "--table", str(tmp_path / "layouts.csv"), "-o", str(tmp_path / "out.csv")]) == 0
+
+    assert "'tokens/s', 'Fused kernels'" in capsys.readouterr().err
+
+
 def test_a_table(tmp_path, capsys):
     (tmp_path / "layouts.csv").write_text(TABLE)
     assert main(["estimate", "--table", str(tmp_path / "layouts.csv"), "-o", str(tmp_path / "out.csv")]) == 0

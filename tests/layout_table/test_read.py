@@ -295,7 +295,7 @@ def test_zero_stages(columns, stage):
     ("text", "gigabytes_per_s"),
     [("4xHDR InfiniBand", 12.5), ("1600 Gbps", 25), ("200 Gbps", 25), ("100 Gbps", 12.5 / 8), ("400 Gb/s per GPU", 50),
      ("NVLink 600 GB/s; 8x200Gb/s IB", 25), ("50 GB/s per node", 50 / 8), ("NVLink", 25), ("4 * 100Gb RoCE", 6.25),
-     ("8 \u00d7 HDR", 25), ("2x 25GbE", 6.25 / 8), ("A100-80GB", 25)],
+     ("8 \u00d7 HDR", 25), ("2x 25GbE", 6.25 / 8), ("NVLink + 100Gb/s IB", 12.5 / 8), ("Ethernet 25G", 3.125 / 8), ("A100-80GB", 25)],
 )  # fmt: skip
 def test_networks_in_words(text, gigabytes_per_s):
     cluster = case_of(n_gpus="16", interconnect=text).cluster

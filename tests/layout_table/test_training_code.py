@@ -68,3 +68,32 @@ def test_parts_of_the_model_on_each_rank_where_an_interleaved_schedule_does_not_
     row = {"framework": framework, "gpu": "H100", "pp": "4", "n_gpus": "4", "tp": "1", "dp": "1"}
     layout = case_of(schedule="interleaved", **row).step.layout
     assert (layout.schedule, layout.chunks) == ("interleaved", chunks)
+
+
+def test_a_mixed_precision_of_no_name_is_what_the_card_has():
+    """`amp` on a V100, which has no bf16, is fp16."""
+    dtypes = {gpu: case_of(gpu=gpu, precision="amp").step.software.compute_dtype for gpu in ("V100", "H100")}
+
+    assert dtypes == {"V100": "float16", "H100": "bfloat16"}
+
+
+def test_products_in_8_bits_by_what_scales_them():
+    assert case_of(gpu="H100", float8="rowwise").step.software.compute_dtype == "float8_e4m3fn"
+    assert case_of(gpu="H100", float8="no").step.software.compute_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("mode", "fused"), [("max-autotune", True), ("inductor", True), ("yes", True), ("eager", False)]
+)
+def test_modes_of_the_compiler(mode, fused):
+    assert case_of(framework="fsdp", **{"torch.compile": mode}).step.software.fused_mlp == fused
+
+
+def test_families_of_after_flash_attention_have_it_on_a100_too():
+    shape = {"n_layers": None, "hidden": None, "n_heads": None, "vocab": None}
+    fused = {
+        name: case_of(**shape, model=name).step.software.fused_attention
+        for name in ("GPT-3 175B", "MPT-7B", "Nemotron-4-15B")
+    }
+
+    assert fused == {"GPT-3 175B": False, "MPT-7B": True, "Nemotron-4-15B": True}

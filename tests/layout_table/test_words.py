@@ -47,6 +47,26 @@ def layout_of(**columns):
         ({"No. of GPUs": "8", "Tensor parallel size (t)": "4", "n_gpus": None}, {"tensor": 4, "data": 2}),
         ({"n_gpus": None, "#GPU": "8", "method": "Megatron TP=4"}, {"tensor": 4, "data": 2}),
         ({"config": "tp2-pp2-mbs2-gbs16"}, {"tensor": 2, "pipeline": 2, "micro_batch_size": 2, "num_microbatches": 4}),
+        ({"n_gpus": None, "parallelism": "FSDP 4, TP 2"}, {"data": 4, "tensor": 2, "zero_stage": 3, "shard": 4}),
+        ({"parallelism": "FSDP2 + TP4"}, {"data": 2, "tensor": 4, "zero_stage": 3, "shard": None}),
+        ({"parallelism": "ZeRO-1, TP4"}, {"tensor": 4, "zero_stage": 1}),
+        ({"fsdp": "yes"}, {"data": 8, "zero_stage": 3}),
+        ({"n_gpus": None, "fsdp": "8", "tp": "2"}, {"data": 8, "tensor": 2, "zero_stage": 3}),
+        ({"fsdp": "shard_grad_op auto_wrap"}, {"zero_stage": 2}),
+        ({"fsdp": "1", "tp": "8"}, {"tensor": 8, "zero_stage": 0}),
+        ({"strategy": "HSDP (2x4)"}, {"zero_stage": 3, "shard": 4}),
+        ({"dist_opt": "yes"}, {"zero_stage": 1}),
+        ({"dist_opt": "yes", "zero": "3"}, {"zero_stage": 3}),
+        ({"zero_stage": "3 (offload)"}, {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}),
+        ({"CPU Offload": "optimizer + params", "zero": "3"}, {"offload_optimizer": True, "offload_parameters": True}),
+        ({"CPU Offload": "activations"}, {"offload_activations": 1.0, "offload_optimizer": False}),
+        ({"act_ckpt": "AC: full"}, {"recompute": "full"}),
+        ({"act_ckpt": "True (reentrant)"}, {"recompute": "full"}),
+        ({"act_ckpt": "0%"}, {"recompute": "none"}),
+        ({"mbs": "2*", "seq_len": "2^11"}, {"micro_batch_size": 2}),
+        ({"mbs": "2 (OOM at 4)"}, {"micro_batch_size": 2}),
+        ({"pp": "2", "vpp": "0"}, {"chunks": 1}),
+        ({"n_gpus": "1", "batch_size": "4"}, {"micro_batch_size": 4, "num_microbatches": 1}),
         ({"tokens_per_batch": "65,536 tokens", "mbs": "1"}, {"num_microbatches": 8}),
     ],
 )  # fmt: skip
@@ -60,6 +80,37 @@ def test_accelerators_with_their_name_and_flags_of_dtypes():
     case = case_of(gpu=None, gpus="8 x H100", bf16="True")
     assert (case.cluster.accelerator.name, case.cluster.num_accelerators) == ("H100-SXM-80GB", 8)
     assert case_of(fp16="True", bf16="False").step.software.compute_dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("columns", "nodes", "per_node", "device"),
+    [
+        ({"gpu": "2 nodes x 8 H100"}, 2, 8, "H100-SXM-80GB"),
+        ({"gpu": "8xH100 80GB"}, 1, 8, "H100-SXM-80GB"),
+        ({"n_gpus": "16 GPUs (2 nodes)"}, 2, 8, "A100-SXM4-80GB"),
+        ({"n_gpus": "2 nodes"}, 2, 8, "A100-SXM4-80GB"),
+        ({"n_gpus": "8x"}, 1, 8, "A100-SXM4-80GB"),
+        ({"gpu": "v5e-16"}, 1, 16, "TPU-v5e-16GB"),
+        ({"gpu": "TPU v5p-32"}, 1, 16, "TPU-v5p-95GB"),
+        ({"gpu": "H100", "n_gpus": "8"}, 1, 8, "H100-SXM-80GB"),
+    ],
+)
+def test_counts_that_stand_with_what_they_count(columns, nodes, per_node, device):
+    cluster = case_of(**columns).cluster
+
+    assert (cluster.num_nodes, cluster.per_node, cluster.accelerator.name) == (nodes, per_node, device)
+
+
+def test_a_number_of_parameters_tells_which_of_a_family_it_is():
+    """GPT-3 is the one of 175B only where nothing else is said."""
+    shape = {"n_layers": None, "hidden": None, "n_heads": None, "vocab": None, "model": "GPT-3"}
+
+    assert case_of(**shape, params_b="2.7").architecture.name == "gpt3-2.7b"
+    assert case_of(**shape, params_b="175").architecture.name == "gpt3-175b"
+
+
+def test_adapters_that_are_not_modelled_are_refused_in_a_method_too():
+    assert "dora" in read_one(method="DoRA").error
 
 
 def test_accelerators_by_nodes():
@@ -76,6 +127,7 @@ def test_accelerators_by_nodes():
         ({"act_ckpt": "every 2 layers"}, 0.5),
         ({"act_ckpt": "every other layer"}, 0.5),
         ({"act_ckpt": "every 4th"}, 0.25),
+        ({"act_ckpt": "25%"}, 0.25),
         ({"act_ckpt": "3 of 4 layers"}, 0.75),
         ({"act_ckpt": "12/32 layers"}, 0.375),
         ({"act_ckpt": "block:2"}, 0.25),

@@ -1,0 +1,103 @@
+"""A table's header -> which of a row's cells say something of which column, and which names of it are not understood.
+
+A name is read as it stands, by its words in any order (`Micro batch size per GPU`), with a unit behind it (`Seq (K)`), or as
+several columns together (`TP/PP/DP`, `Nodes x GPUs`), whose cells then have as many numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from memadvisor.layout_table.columns import LETTERS, NAMES, ORDER, by_words, named
+
+_LAST = 10**3  # of several headers for one column, letters and compounds have the least say
+# Columns that stand together in one header, as numbers.
+_TOGETHER = frozenset((
+    "dp", "tp", "pp", "cp", "ep", "chunks", "ulysses", "shard", "replicate", "micro_batch_size", "global_batch_seqs",
+    "grad_accum", "nodes", "n_gpus", "gpus_per_node", "n_layers", "hidden", "n_heads", "seq_len", "zero_stage",
+))  # fmt: skip
+_SEPARATORS = ("/", ",", "\u00d7", " x ", "*", "|", "+", "-", "x", " ")
+_FRAME = re.compile(r"^[\s(\[{]+|[\s)\]}]+$")
+_WHAT = re.compile(
+    r"\b(parallelism|parallel|degrees?|layout|config(uration)?|sizes?|strategy)\b", re.IGNORECASE
+)
+# `Seq (K)`, `Global batch (M tokens)`: thousands of what the column counts.
+_SCALE = re.compile(r"^(.*?)[\s_]*[(\[]\s*(k|m)\s*(tokens|toks?)?\s*[)\]]\s*$", re.IGNORECASE)
+_SCALED = ("seq_len", "global_batch_tokens", "n_params")
+_OF_TOKENS = ("global_batch_seqs", "batch_size", "global_batch_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """One name of the header: its place, the columns that the cells below it are of, and what a bare number there is
+    followed by.
+    """
+
+    position: int
+    columns: tuple[str, ...]
+    order: int = _LAST
+    unit: str = ""
+
+
+def headings(names: list[str]) -> tuple[list[Heading], list[str]]:
+    """What is understood of a header, and the names that are not. Single letters say something beside other names alone."""
+    found = [_heading(position, name or "") for position, name in enumerate(names)]
+    if any(each is not None and each.order != _LAST for each in found):
+        for position, name in enumerate(names):
+            letter = LETTERS.get((name or "").strip())
+            if found[position] is None and letter is not None:
+                found[position] = Heading(position, (letter,))
+    unread = [name.strip() for name, each in zip(names, found, strict=True) if each is None and name.strip()]
+    return [each for each in found if each is not None], unread
+
+
+def _heading(position: int, name: str) -> Heading | None:
+    key = named(name)
+    if key in NAMES:
+        return Heading(position, (NAMES[key],), ORDER[key])
+    scaled = _scaled(position, name)
+    if scaled is not None:
+        return scaled
+    together = _together(name)
+    if together is not None:
+        return Heading(position, together)
+    column = by_words(name)
+    return None if column is None else Heading(position, (column,), _LAST - 1)
+
+
+def _scaled(position: int, name: str) -> Heading | None:
+    match = _SCALE.match(name)
+    if match is None:
+        return None
+    column = NAMES.get(named(match[1])) or by_words(match[1])
+    if match[3] and column in _OF_TOKENS:
+        return Heading(position, ("global_batch_tokens",), _LAST - 1, match[2])
+    return Heading(position, (column,), _LAST - 1, match[2]) if column in _SCALED else None
+
+
+def _together(name: str) -> tuple[str, ...] | None:
+    """The columns of `TP/PP/DP`, `(t, p, d)` and `Num nodes x GPUs`; of the last GPUs are those of a node."""
+    text = _FRAME.sub("", _WHAT.sub("", _FRAME.sub("", name)))
+    for separator in _SEPARATORS:
+        parts = [part.strip() for part in text.split(separator)]
+        if len(parts) < 2 or not all(parts):
+            continue
+        columns = [NAMES.get(named(part)) or by_words(part) or LETTERS.get(part) for part in parts]
+        if all(column in _TOGETHER for column in columns) and len(set(columns)) == len(columns):
+            is_grid = separator in ("\u00d7", " x ", "*", "x") and columns == ["nodes", "n_gpus"]
+            return ("nodes", "gpus_per_node") if is_grid else tuple(str(column) for column in columns)
+    return None
+
+
+def parted(text: str, columns: tuple[str, ...]) -> dict[str, str]:
+    """What a cell such as `8/4/2`, `(8, 4, 2)` or `8-4-2` says of each of several columns; words (`TP8 PP4`) are of the column
+    that is for them, and what is not understood of the first one, which will say so."""
+    plain = _FRAME.sub("", text)
+    for separator in _SEPARATORS:
+        parts = [part.strip() for part in plain.split(separator)]
+        if len(parts) == len(columns) and sum(part.isdigit() for part in parts) >= len(parts) - 1:
+            return dict(zip(columns, parts, strict=True))
+    if re.search(r"[a-z]{2}", plain, re.IGNORECASE):
+        return {"parallelism": text}
+    return {columns[0]: text}

@@ -1,0 +1,80 @@
+"""Headers as people publish them: one name, the same words in another order, a unit, several columns together, or not read."""
+
+import csv
+import io
+
+import pytest
+
+from memadvisor.layout_table.headers import headings
+from memadvisor.layout_table.read import read_table
+
+
+def columns_of(name):
+    found, unread = headings(["model", name])
+    return (found[1].columns if len(found) > 1 else None, unread)
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("Tensor MP size", ("tp",)),
+        ("Pipeline MP size", ("pp",)),
+        ("MP Degree", ("tp",)),
+        ("# micro-batch", ("grad_accum",)),
+        ("Micro batch per GPU", ("micro_batch_size",)),
+        ("Batch size (global)", ("global_batch_seqs",)),
+        ("Grad. Accum.", ("grad_accum",)),
+        ("TP/PP/DP", ("tp", "pp", "dp")),
+        ("(p, t, d)", ("pp", "tp", "dp")),
+        ("DP x TP x PP", ("dp", "tp", "pp")),
+        ("TP-PP-CP-EP", ("tp", "pp", "cp", "ep")),
+        ("Parallelism (TP/PP)", ("tp", "pp")),
+        ("Num nodes x GPUs", ("nodes", "gpus_per_node")),
+        ("Nodes / GPUs", ("nodes", "n_gpus")),
+        ("MBS/GBS", ("micro_batch_size", "global_batch_seqs")),
+    ],
+)
+def test_headers_that_are_understood(name, columns):
+    assert columns_of(name) == (columns, [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens/s/GPU", "Number of samples", "ckpt size", "recompute time", "Model size (GB)", "Params per GPU", "Peak memory (GB)",
+        "gpu mem", "Max batch size", "layers per stage", "Optimizer memory", "Training tokens", "TP/throughput",
+    ],
+)  # fmt: skip
+def test_headers_of_other_things_are_named_and_not_guessed_at(name):
+    assert columns_of(name) == (None, [name])
+
+
+def read(text):
+    return read_table(csv.reader(io.StringIO(text)), "a test")
+
+
+@pytest.mark.parametrize("cell", ["8/4/2", "(8, 4, 2)", "8-4-2", "8x4x2", "TP8 PP4 DP2", "tp=8, pp=4, dp=2"])
+def test_cells_of_several_columns(cell):
+    (row,) = read(f'model,GPUs,TP/PP/DP,mbs,seq\nllama2-70b,64,"{cell}",1,4096\n').rows
+    layout = row.case.step.layout
+
+    assert (layout.tensor, layout.pipeline, layout.data) == (8, 4, 2)
+
+
+def test_a_cell_that_has_other_numbers_than_its_header_is_refused():
+    (row,) = read("model,GPUs,TP/PP/DP,mbs,seq\nllama2-70b,64,8/4,1,4096\n").rows
+
+    assert row.error is not None and "'8/4'" in row.error
+
+
+def test_units_of_a_header():
+    (row,) = read("model,GPUs,Seq (K),Batch size (M tokens),mbs\nllama2-7b,8,4,0.524288,1\n").rows
+
+    assert (row.case.step.seq_len, row.case.step.global_batch_sequences) == (4096, 128)
+
+
+def test_names_that_are_not_read_are_handed_on():
+    assert read("model,tokens/s,Fused kernels,seq\nllama2-7b,1,yes,4096\n").unread == (
+        "tokens/s",
+        "Fused kernels",
+    )
