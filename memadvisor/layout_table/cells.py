@@ -130,5 +130,5 @@ def cells(headings: Iterable[Heading], row: list[str]) -> Cells:
 
 def _said(cell: str) -> str | None:
     """A cell without Markdown's emphasis and a footnote's mark; None where it says nothing."""
-    text = _MARKS.sub("", cell.strip())
+    text = _MARKS.sub("", cell.replace("\ufe0f", "").strip())  # of a tick, that it is drawn in colour
     return None if text.lower() in _EMPTY else text

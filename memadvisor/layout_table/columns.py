@@ -24,7 +24,7 @@ def _column(name: str, aliases: str, meaning: str, without: str) -> Column:
 
 
 MODEL = (
-    _column("model", "model_name model_type arch architecture", "name of the model; with no shape beside it, one that `memadvisor estimate --model` knows", "shape columns are needed"),
+    _column("model", "model_name model_type arch architecture model_config", "name of the model; with no shape beside it, one that `memadvisor estimate --model` knows", "shape columns are needed"),
     _column("n_layers", "num_layers layers n_layer num_hidden_layers number_of_layers n_blocks num_blocks num_transformer_layers layer_num depth", "transformer layers", "those of the named model, as is every shape that the row does not give"),
     _column("hidden", "hidden_size d_model n_embd embed_dim hidden_dim model_dim dim hidden_dimension n_hidden d_hidden width", "width of the residual stream", "that of the named model"),
     _column("n_heads", "num_heads num_attention_heads attention_heads n_head heads number_of_heads n_attention_heads num_q_heads n_q_heads head_num number_of_attention_heads attn_heads", "query heads", "hidden / 128"),
@@ -45,7 +45,7 @@ MODEL = (
     _column("encoder_layers", "num_encoder_layers", "of the layers, those of an encoder, which come first; the others then have cross attention", "0; of a named model its own"),
     _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size param_count parameter_count number_of_parameters model_parameters", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
     _column("params_b", "model_size_b size_b params_billion n_params_b parameters_b parameters_billion params_in_billions number_of_parameters_billion n_params_billion num_params_b", "the same in 10^9, rounded", "what the model's name says, such as 7b"),
-    _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len max_seq_length sequence_len max_length seq_length_tokens context ctx context_len context_window block_size tokens_per_sequence cutoff_len sequence", "tokens of a sequence; of an encoder-decoder the source's", "2048; of a vision transformer by name an image's"),
+    _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len max_seq_length sequence_len max_length seq_length_tokens context ctx context_len context_window block_size tokens_per_sequence cutoff_len sequence length max_context_length", "tokens of a sequence; of an encoder-decoder the source's", "2048; of a vision transformer by name an image's"),
     _column("target_len", "decoder_seq_length max_target_length decoder_seq_len", "tokens of the decoder's sequence, of an encoder-decoder alone", "seq_len"),
 )  # fmt: skip
 
@@ -56,7 +56,7 @@ MACHINE = (
     _column("gpu_bandwidth_gb_s", "hbm_bandwidth_gb_s memory_bandwidth_gb_s", "bandwidth of its memory in GB/s, where it is another than the data sheet's", "as the name says"),
     _column("n_gpus", "num_gpus world_size gpus ngpus n_devices num_devices total_gpus number_of_gpus num_gpu n_gpu gpu_count gpu_num number_gpus of_gpus devices chips n_chips num_chips n_accelerators num_accelerators num_cards cards total_devices gpu_number npus n_npus tpus number_of_accelerators number_of_chips number_of_cards number_of_devices gpu_counts gpu_total accelerators", "accelerators in all", "dp tp pp cp"),
     _column("nodes", "num_nodes n_nodes nnodes number_of_nodes node_count hosts servers machines", "nodes", "n_gpus / gpus_per_node"),
-    _column("gpus_per_node", "per_node devices_per_node num_gpus_per_node gpus_node gpu_per_node n_gpus_per_node accelerators_per_node", "accelerators of a node", "8 (72 for GB200), or all where they are fewer"),
+    _column("gpus_per_node", "per_node devices_per_node num_gpus_per_node gpus_node gpu_per_node n_gpus_per_node accelerators_per_node trainer_devices", "accelerators of a node", "8 (72 for GB200), or all where they are fewer"),
     _column("interconnect", "network section internode inter_node nic fabric inter_node_network inter_node_bandwidth", "network between nodes and links inside, in words: `NVLink; 4xHDR IB 800 Gb/s per node`, `RoCE 1600 Gbps`, `50 GB/s per gpu`", "the vendor's own node of such cards (docs/clusters.md); 25 GB/s a node where there is none"),
 )  # fmt: skip
 
@@ -74,13 +74,13 @@ SPREAD = (
     _column("shard", "dp_shard hsdp_shard shard_group_size fsdp_size data_parallel_shard_degree fsdp_shard_size fsdp_shards", "replicas among which ZeRO shards", "all; gpus_per_node for HYBRID_SHARD"),
     _column("replicate", "dp_replicate data_parallel_replicate_degree", "groups of such replicas; dp is shard replicate", "not used"),
     _column("zero_stage", "zero zero_equiv zero_level deepspeed_stage deepspeed_zero_stage zero_optimization_stage sharding_stage zero_dp zero_type ds_stage", "ZeRO stage 0 to 3", "of `strategy`; else the trainer's own"),
-    _column("fsdp", "use_fsdp fsdp_degree fsdp_config fully_sharded", "torch's FSDP: yes, a word of `strategy`, or how many replicas share a shard's parameters (`shard`)", "not used"),
+    _column("fsdp", "use_fsdp fsdp_degree fsdp_config fully_sharded enable_fsdp", "torch's FSDP: yes, a word of `strategy`, or how many replicas share a shard's parameters (`shard`)", "not used"),
     _column("distributed_optimizer", "dist_opt dist_optimizer use_distributed_optimizer distributed_optim", "that optimizer state is sharded (ZeRO stage 1), where `zero_stage` is not said", "the trainer's own"),
     _column("zeropp", "zero_plus_plus", "options of ZeRO++, of ZeRO stage 3, with commas: hpz, qwz, qgz (the last two are lossy)", "none"),
     _column("hpz_ranks", "zero_hpz_partition_size hpz_partition_size secondary_shard", "ranks that share hpZ's second copy of the parameters; more than 1 is hpz", "of hpz a node's part of those that share shards"),
     _column("strategy", "sharding_strategy fsdp_strategy sharding method parallel_method training_strategy dp_strategy technique setup distributed distributed_strategy parallel_technique scheme approach", "a word for it: NO_SHARD or DDP (0), SHARD_GRAD_OP (2), FULL_SHARD or FSDP (3), HYBRID_SHARD or HSDP (3 in groups), ZeRO-1 ...", "zero_stage"),
-    _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size local_batch_size batch_size_per_gpu micro_bs micro_bsz mini_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size per_gpu_batch_size batch_per_gpu batch_per_device batch_size_gpu batch_size_per_device local_batch local_bs bs_per_gpu device_batch_size per_device_bs mb lbs bs_gpu batch_size_device micro_batch_size_per_gpu mbsz batch_per_replica per_device_batch", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
-    _column("grad_accum", "gradient_accumulation_steps gradient_accumulation ga gas n_microbatches num_microbatches microbatches grad_acc grad_acc_steps grad_accum_steps gradient_acc_steps accumulation_steps accumulate_grad_batches accum_steps microbatches_per_step microbatch_count", "microbatches of a step and replica", "global_batch_seqs / (dp micro_batch_size), rounded up; where they disagree, the global batch counts"),
+    _column("micro_batch_size", "mbs microbatch_size micro_batch device_train_microbatch_size per_device_batch_size local_batch_size batch_size_per_gpu micro_bs micro_bsz mini_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size per_gpu_batch_size batch_per_gpu batch_per_device batch_size_gpu batch_size_per_device local_batch local_bs bs_per_gpu device_batch_size per_device_bs mb lbs bs_gpu batch_size_device micro_batch_size_per_gpu mbsz batch_per_replica per_device_batch batch_size_training batch_size_per_rank mbs_gpu mbs_per_gpu", "sequences of a microbatch and replica", "global_batch_seqs / (dp grad_accum); where that is open too, the fastest of 1, 2, 4 ... that fits"),
+    _column("grad_accum", "gradient_accumulation_steps gradient_accumulation ga gas n_microbatches num_microbatches microbatches grad_acc grad_acc_steps grad_accum_steps gradient_acc_steps accumulation_steps accumulate_grad_batches accum_steps microbatches_per_step microbatch_count accum", "microbatches of a step and replica", "global_batch_seqs / (dp micro_batch_size), rounded up; where they disagree, the global batch counts"),
     _column("global_batch_seqs", "global_batch_size gbs global_batch train_batch_size global_bs global_batch_sequences total_batch_size effective_batch_size batch_seqs gbsz global_bsz gbs_sequences total_batch", "sequences of a step", "dp micro_batch_size grad_accum"),
     _column("batch_size", "batch bs bsz", "sequences of a step; of a microbatch and replica where there is `grad_accum` beside it and no other size, or more replicas than that", "global_batch_seqs"),
     _column("global_batch_tokens", "tokens_per_step batch_tokens tokens_per_batch tokens_per_iteration tokens_per_iter global_batch_size_tokens global_tokens batch_size_tokens batch_size_in_tokens", "tokens of a step", "global_batch_seqs seq_len"),
@@ -89,12 +89,12 @@ SPREAD = (
     _column("layers_per_virtual_stage", "num_layers_per_virtual_pipeline_stage", "layers of such a part", "by chunks"),
     _column("sequence_parallel", "seq_parallel sp sequence_parallelism megatron_sp tp_sp", "norms and dropout share out tokens among tensor ranks", "the trainer's own"),
     _column("context_kind", "cp_kind cp_comm_type context_parallel_type cp_type sp_type attention_parallel", "ring (p2p) or ulysses (a2a)", "ring"),
-    _column("recompute", "act_ckpt act_ckpt_full activation_checkpointing recomputation ckpt checkpointing gradient_checkpointing recompute_granularity activation_recomputation act_recompute activation_recompute recompute_activations activation_checkpoint checkpoint_activations ac ac_mode act_checkpointing act_recomputation activation_ckpt gradient_ckpt grad_ckpt grad_checkpointing use_checkpoint remat rematerialization recompute_mode act_ckpt_mode full_recompute", "none, selective (scores; operator by operator of FSDP and torchtitan), pointwise (norms and the MLP's activation), full; true is full", "none"),
+    _column("recompute", "act_ckpt act_ckpt_full activation_checkpointing recomputation ckpt checkpointing gradient_checkpointing recompute_granularity activation_recomputation act_recompute activation_recompute recompute_activations activation_checkpoint checkpoint_activations ac ac_mode act_checkpointing act_recomputation activation_ckpt gradient_ckpt grad_ckpt grad_checkpointing use_checkpoint remat rematerialization recompute_mode act_ckpt_mode full_recompute fsdp_activation_checkpointing ac_type remat_policy", "none, selective (scores; operator by operator of FSDP and torchtitan), pointwise (norms and the MLP's activation), full; true is full", "none"),
     _column("recompute_method", "activations_checkpoint_method recompute_activation_method", "uniform (all layers, some together) or block (recompute_layers of them), of full recomputation", "all layers"),
     _column("recompute_layers", "recompute_num_layers activations_checkpoint_num_layers act_ckpt_layers activation_recompute_layers num_recompute_layers checkpoint_num_layers num_checkpointed_layers", "layers of each part of the model on a pipeline rank that run again, where that is not all; 1 without a method is Megatron's uniform, all of them", "all"),
     _column("offload", "offloading offloaded offload_device offload_target offload_to zero_offload offload_type", "what is on the host, in words: optimizer, parameters, activations, none; true and cpu are the optimizer, and under ZeRO stage 3 the parameters too", "not used"),
-    _column("offload_activations", "offload_alpha act_cpu_offload activation_offload activations_offload cpu_offload_activations act_offload", "share of saved activations on the host, 0 to 1; true is 1", "0"),
-    _column("offload_optimizer", "optimizer_offload cpu_offload optimizer_cpu_offload optim_offload", "optimizer state on the host", "false; with offload_parameters where the trainer has both together (FSDP)"),
+    _column("offload_activations", "offload_alpha act_cpu_offload activation_offload activations_offload cpu_offload_activations act_offload activation_cpuoffload act_cpuoffload", "share of saved activations on the host, 0 to 1; true is 1", "0"),
+    _column("offload_optimizer", "optimizer_offload cpu_offload optimizer_cpu_offload optim_offload offload_opt", "optimizer state on the host", "false; with offload_parameters where the trainer has both together (FSDP)"),
     _column("offload_parameters", "param_offload parameter_offload", "parameters on the host", "false; with offload_optimizer where the trainer has both together (FSDP)"),
 )  # fmt: skip
 
@@ -121,7 +121,7 @@ CODE = (
     _column("model_code", "modeling model_implementation", "reference (huggingface, transformers): the model is Hugging Face's class of it, operator by operator, with its dropouts; fused: the trainer's own code", "fused"),
     _column("dropout", "", "there is dropout", "the trainer's own"),
     _column("compile", "torch_compile compiled use_torch_compile use_compile", "torch.compile fuses what is pointwise; `model,loss` and `loss`: the loss too", "the trainer's own"),
-    _column("peft", "finetuning_type tuning_type sft_type train_type tuner tuning_method finetuning_method finetune_method", "lora or qlora: adapters beside frozen matrices are trained (arXiv:2106.09685); full: all parameters are", "lora where there is a rank; else as `strategy` or `framework` says; else full"),
+    _column("peft", "finetuning_type tuning_type sft_type train_type tuner tuning_method finetuning_method finetune_method use_peft", "lora or qlora: adapters beside frozen matrices are trained (arXiv:2106.09685); full: all parameters are", "lora where there is a rank; else as `strategy` or `framework` says; else full"),
     _column("lora_rank", "lora_r lora_dim rank adapter_rank peft_rank", "columns of an adapter's first matrix", "8"),
     _column("lora_targets", "lora_target lora_target_modules target_modules lora_modules lora_layers", "matrices with adapters, with commas: query, key, value, output, gate, up, down (qkv of one product; or by their names in trainers, q_proj for one), attention, mlp, all", "query, value; all beside a base in 4 bits"),
     _column("lora_dropout", "adapter_dropout", "there is dropout before the adapters", "false"),
@@ -146,10 +146,10 @@ LETTERS = {
 
 # What may stand behind a header without making it another: a symbol, or what is counted.
 _SYMBOL = re.compile(
-    r"[(\[]\s*(?:[abBdhlmnpstvV#]|tokens|seqs|sequences|samples|GB|GPUs)\s*[)\]]\s*$", re.ASCII
+    r"[(\[]\s*(?:[abBdhlmnpstTvV#]|tokens|seqs|sequences|samples|GB|GPUs)\s*[)\]]\s*$", re.ASCII
 )
 _OF_TOKENS = ("global_batch_seqs", "batch_size")
-_COUNTED = re.compile(r"^(?:number|num|no)of")
+_COUNTED = re.compile(r"^(?:number|num|no)?of")
 
 
 def named(header: str) -> str:
@@ -162,7 +162,7 @@ def named(header: str) -> str:
     column, unit = NAMES.get(bare), plain(header)[len(bare) :]
     if (column, unit) == ("n_params", "gb"):  # of bytes
         return plain(header)
-    if column in _OF_TOKENS and unit in ("tokens", "mtokens"):
+    if column in _OF_TOKENS and unit in ("tokens", "t"):
         return "globalbatchtokens"
     spellings = [plain(header), bare]
     spellings += [_COUNTED.sub("", spelling) for spelling in spellings]
@@ -172,7 +172,7 @@ def named(header: str) -> str:
 # Words that tell no column from another, and other spellings of those that do.
 _NO_WORDS = frozenset((
     "number", "num", "no", "nb", "of", "n", "the", "total", "size", "sizes", "degree", "degrees", "count", "per",
-    "in", "each", "using", "used", "way", "ways",
+    "in", "each", "using", "used", "use", "enable", "enabled", "way", "ways",
 ))  # fmt: skip
 _SPELLED = {
     "gpus": "gpu", "nodes": "node", "layer": "layers", "head": "heads", "microbatch": "micro", "seqlen": "seq", "sequence": "seq",
@@ -184,7 +184,7 @@ _SPELLED = {
 # Words that say enough by themselves; other single ones (`ckpt size`, `number of samples`) may be of something else.
 _ALONE = frozenset((
     "dp", "tp", "mp", "pp", "cp", "ep", "vpp", "vp", "mbs", "gbs", "lbs", "gas", "heads", "layers", "experts",
-    "chunks", "vocab", "hidden", "zero",
+    "chunks", "vocab", "hidden", "zero", "fp8", "float8", "compile", "attention",
 ))  # fmt: skip
 # Of these a word more or less makes another quantity: a measured peak, for one.
 _AS_THEY_STAND = ("gpu", "gpu_mem_gb", "gpu_power_w", "gpu_bandwidth_gb_s", "source", "model", "strategy")

@@ -24,6 +24,8 @@ _WHAT = re.compile(
 )
 # `Seq (K)`, `Global batch (M tokens)`: thousands of what the column counts.
 _SCALE = re.compile(r"^(.*?)[\s_]*[(\[]\s*(k|m)\s*(tokens|toks?)?\s*[)\]]\s*$", re.IGNORECASE)
+# What stands in brackets without making it another quantity; and `model.micro_batch_size` is an option of a trainer's `model`.
+_ASIDE = re.compile(r"\s*\((?:ring|ulysses|total|degree|stage|type|mode|yes/no|y/n)\)\s*$", re.IGNORECASE)
 _SCALED = ("seq_len", "global_batch_tokens", "n_params")
 _OF_TOKENS = ("global_batch_seqs", "batch_size", "global_batch_tokens")
 
@@ -62,7 +64,7 @@ def _heading(position: int, name: str) -> Heading | None:
     together = _together(name)
     if together is not None:
         return Heading(position, together)
-    column = by_words(name)
+    column = by_words(name) or by_words(_ASIDE.sub("", name)) or NAMES.get(named(name.rpartition(".")[2]))
     return None if column is None else Heading(position, (column,), _LAST - 1)
 
 

@@ -91,7 +91,7 @@ def _row(line: int, row: Cells) -> LayoutRow:
 
 
 def _case(row: Cells) -> LayoutCase:
-    row = spelled_out(row)
+    row = _of_one_length(spelled_out(row))
     degrees = degrees_of(row)
     seq_len = row.whole("seq_len")
     if seq_len is None:
@@ -101,6 +101,17 @@ def _case(row: Cells) -> LayoutCase:
     cluster = cluster_of(row, degrees.num_ranks)
     step, is_open = step_of(row, degrees, architecture, seq_len, cluster)
     return LayoutCase(architecture=architecture, step=step, cluster=cluster, micro_batch_is_open=is_open)
+
+
+def _of_one_length(row: Cells) -> Cells:
+    """A target's length alone is the sequence's, of a model without an encoder (MaxText's `max_target_length`)."""
+    known = named_architecture(row.text("model") or "")
+    has_encoder = known is not None and known.encoder_layers > 0
+    if "target_len" not in row.texts or "seq_len" in row.texts or row.count("encoder_layers") or has_encoder:
+        return row
+    texts = dict(row.texts)
+    texts["seq_len"] = texts.pop("target_len")
+    return Cells(texts, row.notes)
 
 
 def _usual_length(row: Cells) -> int:

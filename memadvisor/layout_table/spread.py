@@ -66,6 +66,10 @@ def step_of(
     sequence_parallel = _sequence_parallel(cells)
     zero_stage = _zero_stage(cells, preset)
     shard = cells.whole("shard")
+    if (
+        degrees.context > 1 and shard == degrees.data * degrees.context
+    ):  # all, with those that share a sequence
+        shard = None
     if shard is None and re.match("hybridshard|hsdp", plain_word(cells.text("strategy") or "")):
         shard = _hybrid(cells.text("strategy") or "", min(cluster.per_node, degrees.data), degrees.data)
     kind = (cells.text("tp_kind") or "1d").strip().lower()

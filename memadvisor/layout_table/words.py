@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.schedule_names import schedule_name
 
-_DEGREE = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs)\s*[-=:_]?\s*(\d+)", re.IGNORECASE)
+_NAMED = r"(dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs|(?:data|tensor|pipeline|context|expert|model)(?:[\s_-]*parallel(?:ism)?)?)"
+_DEGREE = re.compile(r"(?<![a-z])" + _NAMED + r"\s*[-=:_(]?\s*(\d+)", re.IGNORECASE)
+_WAYS = re.compile(r"(\d+)[\s-]*ways?[\s-]*" + _NAMED + r"(?![a-z])", re.IGNORECASE)
+# `D1T8P8`, `t=8, p=8, d=1`, `8D x 8T`: letters, where they are all that there is.
+_LETTERED = re.compile(r"(?:[dtpc]\s*[=:]?\s*\d+[\s,;x*\u00d7/_-]*){2,}", re.IGNORECASE)
+_LETTER = re.compile(r"([dtpc])\s*[=:]?\s*(\d+)", re.IGNORECASE)
+_BEHIND = re.compile(r"(?:\d+\s*[dtpc][\s,;x*\u00d7/_-]*){2,}", re.IGNORECASE)
 # FSDP2 is a name, FSDP 8 and FSDP=8 a degree.
 _FSDP = re.compile(r"(?<![a-z])fsdp(?:[12]?[\s=:(]+(\d+)|([3-9]|\d{2,}))", re.IGNORECASE)
 _SHARDED = re.compile(
@@ -23,9 +29,11 @@ _EACH = re.compile(
     re.IGNORECASE,
 )
 _COUNT = re.compile(r"(?<![\w.])(\d+)(?!\s*g(?:i?b)?\b)(?![\w.]*\d)\s*[x*\u00d7]?\s*(.*)", re.IGNORECASE)
+_IN_BRACKETS = re.compile(r"\((\d+)\s*[x*\u00d7]?\s*(?:gpus?|cards?)\)", re.IGNORECASE)
 _IN_FRONT = re.compile(r"\s*(\d+)\s*[x*\u00d7]\s*[a-z]", re.IGNORECASE)
 _DEGREES = {
-    "mp": "tp", "vpp": "chunks", "vp": "chunks", "sp": "ulysses", "mbs": "micro_batch_size", "gbs": "global_batch_seqs",
+    "data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "model": "tp", "d": "dp", "t": "tp", "p": "pp",
+    "c": "cp", "mp": "tp", "vpp": "chunks", "vp": "chunks", "sp": "ulysses", "mbs": "micro_batch_size", "gbs": "global_batch_seqs",
 }  # fmt: skip
 _CHUNKS = re.compile(
     r"(?:\bvpp|\bvp|\bv|chunks|stages)\s*[-=:]?\s*(\d+)|(\d+)\s*(?:chunks|virtual)", re.IGNORECASE
@@ -65,6 +73,9 @@ def spelled_out(cells: Cells) -> Cells:
         _batch,
     ):
         said |= reader(said)
+    words = cells.text("parallelism") or ""
+    if re.search(r"\d", words) and not (degrees_in(words) or _FSDP.search(words) or _SHARDED.search(words)):
+        cells.note(f"parallelism {words!r} is not understood")
     if "batch_size" in said and "micro_batch_size" in said and "micro_batch_size" not in cells.texts:
         cells.note("batch_size is taken for a replica's microbatch")
     return Cells(said, cells.notes)
@@ -93,13 +104,27 @@ def _number(said: Mapping[str, str], column: str) -> int | None:
 
 
 def _parallelism(said: Mapping[str, str]) -> dict[str, str]:
-    """Degrees of `TP4 PP2 DP8`, `dp=8-tp=4`, `PP2DP4TP1`, of a method `Megatron TP=8`."""
+    """Degrees of `TP4 PP2 DP8`, `dp=8-tp=4`, `PP2DP4TP1`, `8-way TP`, of a method `Megatron TP=8`."""
     words = " ".join(said.get(column, "") for column in ("parallelism", "strategy"))
-    text = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", words)
-    found = {_DEGREES.get(name.lower(), name.lower()): size for name, size in _DEGREE.findall(text)}
+    found = degrees_in(words)
     if (degree := _FSDP.search(words)) is not None:
         found["fsdp"] = degree[1] or degree[2]
     return {column: size for column, size in found.items() if column not in said}
+
+
+def degrees_in(words: str) -> dict[str, str]:
+    """What words say of degrees, by column."""
+    plain = words.strip().strip("()[]")
+    if _LETTERED.fullmatch(plain):
+        pairs = _LETTER.findall(plain)
+    elif _BEHIND.fullmatch(plain):
+        pairs = [(letter, size) for size, letter in re.findall(r"(\d+)\s*([a-z])", plain, re.IGNORECASE)]
+    else:
+        pairs = [(name, size) for size, name in _WAYS.findall(words)]
+        rest = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", _WAYS.sub(" ", words))
+        pairs += _DEGREE.findall(rest)
+    short = [(re.sub(r"[\s_-]*parallel(ism)?$", "", name.lower()), size) for name, size in pairs]
+    return {_DEGREES.get(name, name): size for name, size in short}
 
 
 def _fsdp(said: dict[str, str]) -> dict[str, str]:
@@ -125,6 +150,8 @@ def _nodes(said: dict[str, str]) -> dict[str, str]:
         rest = text[: nodes.start()] + " " + text[nodes.end() :]
         count = _COUNT.search(rest)
         found = {"nodes": nodes[1]}
+        if count is None and column == "gpu" and rest.strip():
+            found["gpu"] = rest.strip()
         if count is not None:
             is_each = column == "gpu" or _EACH.search(text) is not None
             found["gpus_per_node" if is_each else "n_gpus"] = count[1]
@@ -155,7 +182,7 @@ def _grid(said: dict[str, str]) -> dict[str, str]:
     text = re.sub(r"\s*[x*\u00d7]\s*$", "", said.get("n_gpus", ""))
     if text != said.get("n_gpus", ""):  # `8x`
         return {"n_gpus": text}
-    cards_in_front = _IN_FRONT.match(said.get("gpu", ""))
+    cards_in_front = _IN_FRONT.match(said.get("gpu", "")) or _IN_BRACKETS.search(said.get("gpu", ""))
     if not text and cards_in_front is not None and not {"nodes", "gpus_per_node", "dp"} & set(said):
         return {"n_gpus": cards_in_front[1]}
     grid, cards = _GRID.fullmatch(text), _CARDS.fullmatch(text)
@@ -176,8 +203,13 @@ def _method(said: dict[str, str]) -> dict[str, str]:
     return {} if "schedule" in said else {"schedule": text}
 
 
-def _precision(said: Mapping[str, str]) -> dict[str, str]:
+def _precision(said: dict[str, str]) -> dict[str, str]:
     """Flags by the name of a dtype, as Hugging Face's `bf16=True`."""
+    quantized = said.get("base_precision", "")
+    if re.search("fp8|float8", quantized, re.IGNORECASE) and not {"peft", "lora_rank", "precision"} & set(
+        said
+    ):
+        return {"precision": said.pop("base_precision")}  # MaxText's word for it
     named = [dtype for dtype in ("fp8", "bf16", "fp16") if said.get(dtype, "").lower() in YES]
     if not named and said.get("fp8", "").lower() not in ("", *NO):  # `rowwise`
         named = ["fp8"]
@@ -202,6 +234,8 @@ def _sharded(said: Mapping[str, str]) -> dict[str, str]:
     found = _SHARDED.search(said.get("parallelism", ""))
     if found is not None:
         return {"strategy": found[1]}
+    if (_number(said, "shard") or 1) > 1 and "framework" not in said:
+        return {"strategy": "FSDP"}  # torchtitan's degrees
     return {"zero_stage": "1"} if said.get("distributed_optimizer", "").lower() in YES else {}
 
 

@@ -31,6 +31,12 @@ def columns_of(name):
         ("Parallelism (TP/PP)", ("tp", "pp")),
         ("Num nodes x GPUs", ("nodes", "gpus_per_node")),
         ("Nodes / GPUs", ("nodes", "n_gpus")),
+        ("model.micro_batch_size", ("micro_batch_size",)),
+        ("float8_enabled", ("fp8",)),
+        ("CP degree (ring)", ("cp",)),
+        ("# of nodes", ("nodes",)),
+        ("SeqLen (T)", ("seq_len",)),
+        ("GlobalBatchSize (T)", ("global_batch_tokens",)),
         ("MBS/GBS", ("micro_batch_size", "global_batch_seqs")),
     ],
 )

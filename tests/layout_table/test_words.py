@@ -55,6 +55,17 @@ def layout_of(**columns):
         ({"fsdp": "shard_grad_op auto_wrap"}, {"zero_stage": 2}),
         ({"fsdp": "1", "tp": "8"}, {"tensor": 8, "zero_stage": 0}),
         ({"strategy": "HSDP (2x4)"}, {"zero_stage": 3, "shard": 4}),
+        ({"dp_shard": "4", "dp_replicate": "2"}, {"zero_stage": 3, "shard": 4, "data": 8}),
+        ({"fsdp": "8", "cp": "2"}, {"zero_stage": 3, "shard": None, "data": 4}),
+        ({"parallelism": "t=4, p=2, d=1"}, {"tensor": 4, "pipeline": 2}),
+        ({"parallelism": "D1T4P2"}, {"tensor": 4, "pipeline": 2}),
+        ({"parallelism": "2D x 4T"}, {"tensor": 4, "data": 2}),
+        ({"parallelism": "4-way TP + 2-way pipeline"}, {"tensor": 4, "pipeline": 2}),
+        ({"parallelism": "tensor=4, pipeline parallel = 2"}, {"tensor": 4, "pipeline": 2}),
+        ({"parallelism": "TP(4)PP(2)"}, {"tensor": 4, "pipeline": 2}),
+        ({"Quantization": "fp8", "gpu": "H100"}, {"data": 8}),
+        ({"seq_len": None, "max_target_length": "8192", "mbs": "1"}, {"data": 8}),
+        ({"act_ckpt": "\u2714\ufe0f"}, {"recompute": "full"}),
         ({"dist_opt": "yes"}, {"zero_stage": 1}),
         ({"dist_opt": "yes", "zero": "3"}, {"zero_stage": 3}),
         ({"zero_stage": "3 (offload)"}, {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}),
@@ -90,6 +101,8 @@ def test_accelerators_with_their_name_and_flags_of_dtypes():
         ({"n_gpus": "16 GPUs (2 nodes)"}, 2, 8, "A100-SXM4-80GB"),
         ({"n_gpus": "2 nodes"}, 2, 8, "A100-SXM4-80GB"),
         ({"n_gpus": "8x"}, 1, 8, "A100-SXM4-80GB"),
+        ({"gpu": "MI300X (8 GPUs)"}, 1, 8, "MI300X-192GB"),
+        ({"gpu": "1 node MI300X"}, 1, 8, "MI300X-192GB"),
         ({"gpu": "v5e-16"}, 1, 16, "TPU-v5e-16GB"),
         ({"gpu": "TPU v5p-32"}, 1, 16, "TPU-v5p-95GB"),
         ({"gpu": "H100", "n_gpus": "8"}, 1, 8, "H100-SXM-80GB"),
@@ -107,6 +120,14 @@ def test_a_number_of_parameters_tells_which_of_a_family_it_is():
 
     assert case_of(**shape, params_b="2.7").architecture.name == "gpt3-2.7b"
     assert case_of(**shape, params_b="175").architecture.name == "gpt3-175b"
+
+
+def test_degrees_without_names_are_said_not_to_be_understood():
+    assert "parallelism '(4,2,1)' is not understood" in read_one(n_gpus="8", parallelism="(4,2,1)").notes
+
+
+def test_a_targets_length_is_the_sequences_where_there_is_no_encoder():
+    assert case_of(seq_len=None, max_target_length="8192").step.seq_len == 8192
 
 
 def test_adapters_that_are_not_modelled_are_refused_in_a_method_too():
