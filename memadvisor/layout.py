@@ -67,7 +67,8 @@ class Software:
     `narrow_activations`: the gate keeps its inputs in one byte and not its result, attention's is kept once, in 12 bits (arXiv:2412.19437,
     section 3.3.3). `weighs_inside`: a token is weighed between its expert's two products, whose result is not kept. `repeats_latent`:
     pointwise recomputation has latent attention's queries, keys and values too. `loss_in_place`: the cross entropy's softmax takes the
-    place of the fp32 copy of the logits. `lora`: adapters alone are trained, and states are of them; None where all parameters are.
+    place of the fp32 copy of the logits. `logit_bytes`: of a logit at the loss's peak, where it is another. `casts_shards`: shards of ZeRO
+    stage 3 are the fp32 copies, cast for each gather. `lora`: adapters alone are trained, and states are of them; None where all are.
     """
 
     name: str = "default"
@@ -105,6 +106,8 @@ class Software:
     attention_speed: float = 1.0
     attention_backward_share: float | None = None
     fused_loss: bool = False
+    logit_bytes: float | None = None
+    casts_shards: bool = False
     linear_loss: bool = False
     update_passes: float = 1.0
     updates_lists: bool = False

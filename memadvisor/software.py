@@ -188,10 +188,17 @@ LLM_FOUNDRY = Preset(
         reduce_bytes=2,
         fused_mlp=False,
         fused_rotary=False,
+        repeats_keys=True,
         attention_backward_share=0.5,
+        logit_bytes=4.0,
+        casts_shards=True,
     ),
-    meaning="FSDP: shards in fp32, gathered and reduced in bf16 (PURE); DEFAULT reduces in fp32",
-    source="https://github.com/mosaicml/composer, composer/trainer/mosaic_fsdp_utils.py, get_mixed_precision",
+    meaning="FSDP: shards in fp32, gathered and reduced in bf16 (PURE); DEFAULT reduces in fp32; 16 B a parameter; queries, keys and "
+    "values kept once; a fused loss, which holds 16-bit logits and their gradient. Its metrics of a training batch go over the logits "
+    "again when the backward is through, in separate kernels: the loss takes the time of those",
+    source="https://github.com/mosaicml/composer, composer/trainer/mosaic_fsdp_utils.py, get_mixed_precision; trainer.py, "
+    "_eval_train_metrics; https://github.com/mosaicml/llm-foundry, llmfoundry/models/mpt/modeling_mpt.py (loss_fn: fused_crossentropy); "
+    "torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard)",
     names=("llm-foundry", "mosaicml", "composer", "mpt"),
     zero_stage=3,
 )
@@ -205,12 +212,15 @@ FSDP = Preset(
         whole_in_pipelines=True,
         gathers_narrow=True,
         offload_gradients=True,
+        casts_shards=True,
+        logit_bytes=14.0,
     ),
-    meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32; selective recomputation is "
+    meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32, 16 B a parameter; selective recomputation is "
     "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel; in a pipeline "
     "parameters stay gathered and gradients whole until the last microbatch, under looped schedules with two parts of the model "
-    "on each rank; parameters gathered in the 8 bits of products",
-    source="torch.distributed.fsdp.MixedPrecisionPolicy; https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, its "
+    "on each rank; parameters gathered in the 8 bits of products; of a logit three tensors in fp32 (the log-softmax, the gradient of the "
+    "mean, its own), and the block of the product in two bytes, which is too small for any of them",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, its "
     "activation checkpointing and pipelines (reshard_after_forward; generate_split_points: two stages a rank where no split is "
     "given) as of 2024 and 2025",
     names=(
@@ -237,6 +247,8 @@ TORCHTUNE = Preset(
         reduce_bytes=2,
         optimizer_bytes=4,
         linear_loss=True,
+        casts_shards=False,
+        logit_bytes=None,
     ),
     meaning="as fsdp, all of it in bf16, AdamW's moments too: 8 B a parameter; logits and their loss by pieces of the tokens",
     source="https://github.com/pytorch/torchtune, recipes/configs (dtype: bf16; CEWithChunkedOutputLoss since September 2024), "

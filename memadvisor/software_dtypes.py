@@ -71,7 +71,13 @@ def with_precision(software: Software, precision: str) -> Software:
         )
     if re.search(r"pure|true", precision.lower()) and re.search(r"16", precision):
         software = dataclasses.replace(
-            software, autocast=False, parameter_bytes=2, gradient_bytes=2, reduce_bytes=2, optimizer_bytes=4
+            software,
+            autocast=False,
+            parameter_bytes=2,
+            gradient_bytes=2,
+            reduce_bytes=2,
+            optimizer_bytes=4,
+            casts_shards=False,
         )
     word = _dtype_word(precision)
     if word == "fp4":

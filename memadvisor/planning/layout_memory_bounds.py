@@ -12,7 +12,7 @@ import numpy as np
 
 from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.chance import chance_beyond, memory_sigma
-from memadvisor.cost.layouts.memory import StageParameters
+from memadvisor.cost.layouts.memory import StageParameters, shards_masters
 from memadvisor.layout import Layout
 from memadvisor.planning.layout_shares import Share, deal_shares, whole_model
 from memadvisor.planning.layout_space import Split, States
@@ -161,6 +161,8 @@ class MemoryBounds:
             (sizes[0], 3), (gradient_bytes, 2), (optimizer_bytes, 1)
         ):  # fmt: skip
             found += size * np.where(stage >= sharded_from, part, shared + experts)
+        if shards_masters(software):  # of stage 3 there is none in two bytes beside the optimizer's
+            found -= np.where(stage == 3, sizes[0] * part, 0.0)
         if self.question.zeropp:
             found += sizes[0] * self._second_copy(split, ways, shared, experts)
         return found

@@ -284,12 +284,22 @@ def _communicators(layout: Layout) -> int:
     return sum(size > 1 for size in groups) + (1 < layout.shard_ranks < layout.data)
 
 
+def shards_masters(software: Software) -> bool:
+    """Whether shards of ZeRO stage 3 are the master copies themselves."""
+    return software.casts_shards and software.parameter_bytes == 2 and software.lora is None
+
+
+_MASTER_BYTES = 4.0
+
+
 def _held_states(step: TrainingStep, count: StageParameters) -> tuple[float, float, float]:
     """Bytes of parameters, gradients and optimizer state on one rank's device."""
     layout, software = step.layout, step.software
     stage, updated = layout.zero_stage, count.updated
     each, frozen = state_bytes(software), frozen_bytes(software)
     held_bytes = each.parameter.of(updated, layout, is_sharded=stage == 3)
+    if stage == 3 and shards_masters(software):
+        held_bytes = _MASTER_BYTES * updated.sharded(layout)
     held_bytes += each.parameter.of_secondary(updated, layout)
     if count.trained is not None:
         held_bytes += frozen.of(count, layout, is_sharded=stage == 3) + frozen.of_secondary(count, layout)
@@ -303,6 +313,8 @@ def _held_states(step: TrainingStep, count: StageParameters) -> tuple[float, flo
     optimizer_bytes = 0.0
     if not layout.offload_optimizer:
         optimizer_bytes = each.optimizer.of(updated, layout, is_sharded=stage >= 1)
+        if stage == 3 and shards_masters(software):
+            optimizer_bytes -= _MASTER_BYTES * updated.sharded(layout)
     return parameter_bytes, gradient_bytes, optimizer_bytes
 
 

@@ -273,6 +273,8 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
         norm_bytes = 2.0 + (fp32_norm_bytes(model) if step.software.reference_code else 4.0)
     elif step.software.reference_code:
         norm_bytes, logit_bytes = model.reference_code.norm_bytes, model.reference_code.logit_bytes
+    elif step.software.logit_bytes is not None:
+        logit_bytes = step.software.logit_bytes
     if step.software.loss_in_place:
         logit_bytes = _IN_PLACE_LOGIT_BYTES
     if step.software.loss_bytes == 2:

@@ -10,6 +10,8 @@ from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.memory import StageContents, stage_memory
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.software import FSDP
+from memadvisor.software_dtypes import with_precision
 
 LLAMA = Architecture(
     name="llama", n_layers=16, hidden=1024, n_heads=8, n_kv_heads=8, head_dim=128, ffn=2816, vocab=32000,
@@ -140,3 +142,22 @@ def test_matrices_of_narrow_products_are_kept_as_they_were_cast_and_transposed(d
         for software in (step.software, Software(compute_dtype=dtype))
     )
     assert found - plain == pytest.approx(copies * 2 * (4 * 1024**2 + 3 * 1024 * 2816))
+
+
+@pytest.mark.parametrize(("precision", "each"), [(None, 16.0), ("pure bf16", 8.0), ("fp32", 16.0)])
+def test_fsdp_shards_the_master_copies_and_casts_them_in_its_gathers(precision, each):
+    """torch/distributed/fsdp/flat_param.py frees the 16-bit shard behind each gather; DeepSpeed keeps one beside the master copy."""
+    software = FSDP.software if precision is None else with_precision(FSDP.software, precision)
+    step = TrainingStep(layout=Layout(data=8, zero_stage=3), seq_len=2048, software=software)
+    everything = StageContents(layers=tuple(range(16)), embeddings=1, heads=1)
+    memory = stage_memory(LLAMA, step, everything, 0.0, FITTED)
+
+    assert memory.states_bytes == pytest.approx(each * LLAMA.num_parameters() / 8, rel=1e-4)
+
+
+def test_stages_below_the_third_compute_with_whole_parameters_in_two_bytes():
+    step = TrainingStep(layout=Layout(data=8, zero_stage=2), seq_len=2048, software=FSDP.software)
+    everything = StageContents(layers=tuple(range(16)), embeddings=1, heads=1)
+    memory = stage_memory(LLAMA, step, everything, 0.0, FITTED)
+
+    assert memory.states_bytes == pytest.approx((2 + 16 / 8) * LLAMA.num_parameters(), rel=1e-4)
