@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from memadvisor.errors import UsageError
+from memadvisor.layout_table.columns import plain
 from memadvisor.layout_table.headers import Heading, parted
 
 # Beyond these a number is a slip of the pen, and would cost more memory and time than the whole table.
@@ -22,13 +23,25 @@ _LARGEST = {
 }
 # 8k tokens of a sequence are 8192; 4M tokens of a batch, and 7B parameters, are decimal.
 _BINARY = ("seq_len",)
+# Columns that several of a table may be names for, whose words go together or say the same in other words.
+_OF_WORDS = (
+    "parallelism",
+    "source",
+    "model",
+    "interconnect",
+    "strategy",
+    "attention",
+    "gpu",
+    "n_params",
+    "params_b",
+)
 _NUMBER = re.compile(
     r"[~\u2248]?\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmbtKMBT]?)"
     r"(?:\s*(?:[gG]i?[bB](?:/s)?|[gG]|W|tokens?|toks?|params?|parameters|[gG][pP][uU]s?|layers|seqs|sequences|samples))?",
     re.ASCII,
 )
 # `**8**`, `8*`, `8 [2]`: emphasis, and marks of footnotes.
-_MARKS = re.compile(r"^[*`]+|\s*(?:[*`\u2020\u2021\u00a7]+|\[\d+\]|<sup>.*?</sup>)+$")
+_MARKS = re.compile(r"^[*`]+|\s*(?:[*`\u2020\u2021\u00a7]+|\[\^?\d+\]|<sup>.*?</sup>)+$")
 _POWER = re.compile(r"(\d{1,2})\s*(?:\^|\*\*)\s*(\d{1,2})", re.ASCII)  # 2^14
 _ASIDE = re.compile(r"\s*\([^()]*\)$")  # `1 (OOM at 2)`
 _EMPTY = (
@@ -89,7 +102,7 @@ class Cells:
         match = _NUMBER.fullmatch(text)
         if match is None and (match := _NUMBER.fullmatch(_ASIDE.sub("", text))) is not None:
             self.note(f"of {column} {text!r} what stands in brackets is not read")
-        if match is None:
+        if match is None or (column == "n_params" and re.search(r"g(i?b)?\s*$", text.lower())):  # bytes
             return math.nan
         digits, suffix = match.groups()
         thousand = 1024.0 if column in _BINARY else 1000.0
@@ -114,6 +127,7 @@ class Cells:
 def cells(headings: Iterable[Heading], row: list[str]) -> Cells:
     """The cells of one row. A row shorter than the header has empty cells at its end."""
     texts: dict[str, str] = {}
+    notes: list[str] = []
     for heading in sorted(headings, key=lambda each: (each.order, each.position)):
         text = _said(row[heading.position]) if heading.position < len(row) else None
         if text is None:
@@ -124,8 +138,15 @@ def cells(headings: Iterable[Heading], row: list[str]) -> Cells:
         else:
             bare = heading.unit and re.fullmatch(r"[\d.,_]+", text)
             said = {heading.columns[0]: text + heading.unit if bare else text}
+        notes += [
+            f"{column} is said twice, {texts[column]!r} and {part!r}: the first is read"
+            for column, part in said.items()
+            if column not in _OF_WORDS and plain(part) != plain(texts.get(column, part))
+        ]
+        if "parallelism" in said and "parallelism" in texts:
+            texts["parallelism"] += f", {said['parallelism']}"
         texts = said | texts
-    return Cells(texts)
+    return Cells(texts, notes)
 
 
 def _said(cell: str) -> str | None:

@@ -5,6 +5,7 @@ docs/layout-table.md shows this list; a test compares them.
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ MODEL = (
     _column("shared_ffn", "shared_expert_ffn moe_shared_expert_intermediate_size", "inner width of what all tokens pass beside the experts", "0"),
     _column("first_dense", "first_k_dense_replace num_dense_layers", "layers without experts at the beginning", "0"),
     _column("encoder_layers", "num_encoder_layers", "of the layers, those of an encoder, which come first; the others then have cross attention", "0; of a named model its own"),
-    _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size param_count parameter_count number_of_parameters model_parameters", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
+    _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size param_count parameter_count number_of_parameters model_parameters size", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
     _column("params_b", "model_size_b size_b params_billion n_params_b parameters_b parameters_billion params_in_billions number_of_parameters_billion n_params_billion num_params_b", "the same in 10^9, rounded", "what the model's name says, such as 7b"),
     _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len max_seq_length sequence_len max_length seq_length_tokens context ctx context_len context_window block_size tokens_per_sequence cutoff_len sequence length max_context_length", "tokens of a sequence; of an encoder-decoder the source's", "2048; of a vision transformer by name an image's"),
     _column("target_len", "decoder_seq_length max_target_length decoder_seq_len", "tokens of the decoder's sequence, of an encoder-decoder alone", "seq_len"),
@@ -67,7 +68,7 @@ SPREAD = (
     _column("parallelism", "parallel parallel_strategy parallel_config layout parallel_layout parallel_setup config configuration", "degrees in words, for those that have no column of their own: `TP4 PP2 DP8`, `dp=8,tp=4`, `PP2DP4TP1`", "not used"),
     _column("tp_kind", "tensor_kind tensor_parallel_mode", "1d (Megatron's), 2d, 2.5d, 3d: grids of ranks (a square, tp_depth squares, a cube)", "1d"),
     _column("tp_depth", "tensor_depth tesseract_depth", "grids of 2.5d", "1"),
-    _column("cp", "context_parallel context_parallel_size cp_size cp_degree context_parallelism ring_degree ring_attention_degree", "ranks that share each sequence", "1"),
+    _column("cp", "context_parallel context_parallel_size cp_size cp_degree context_parallelism ring_degree ring_attention_degree ring", "ranks that share each sequence", "1"),
     _column("ulysses", "ulysses_degree ulysses_size ulysses_parallel_size sp_size sp_degree sequence_parallel_size seq_parallel_size sequence_parallel_degree ds_sequence_parallel_size", "ranks that share each sequence by heads (DeepSpeed-Ulysses): cp of that kind, times `cp` where that is given too; where it is tp, the sequence parallelism of tensor ranks", "1"),
     _column("ep", "expert_parallel expert_parallel_size expert_model_parallel_size ep_size ep_degree expert_parallelism", "ranks that share the experts", "1"),
     _column("expert_imbalance", "capacity_factor moe_expert_capacity_factor", "tokens of the fullest expert-parallel rank over the mean, or the capacity factor; 1 to ep", "1"),
@@ -146,7 +147,7 @@ LETTERS = {
 
 # What may stand behind a header without making it another: a symbol, or what is counted.
 _SYMBOL = re.compile(
-    r"[(\[]\s*(?:[abBdhlmnpstTvV#]|tokens|seqs|sequences|samples|GB|GPUs)\s*[)\]]\s*$", re.ASCII
+    r"[(\[]\s*(?:[abBdhlmnpstTvV#]|tokens|seqs|sequences|samples|instances|GB|GPUs)\s*[)\]]\s*$", re.ASCII
 )
 _OF_TOKENS = ("global_batch_seqs", "batch_size")
 _COUNTED = re.compile(r"^(?:number|num|no)?of")
@@ -190,6 +191,9 @@ _ALONE = frozenset((
 _AS_THEY_STAND = ("gpu", "gpu_mem_gb", "gpu_power_w", "gpu_bandwidth_gb_s", "source", "model", "strategy")
 
 
+_LONG = 14  # letters of a name that a slip leaves recognisable
+
+
 def _words(header: str) -> frozenset[str]:
     words = re.findall(r"[a-z0-9]+", header.lower().replace("micro-batch", "micro batch"))
     return frozenset(_SPELLED.get(word, word) for word in words if word not in _NO_WORDS)
@@ -199,7 +203,16 @@ def by_words(header: str) -> str | None:
     """The column one of whose names has the same words in any order, without those that only count; None where there is none,
     or several."""
     columns = _BY_WORDS.get(_words(header), frozenset())
-    return next(iter(columns)) if len(columns) == 1 else None
+    return next(iter(columns)) if len(columns) == 1 else _misspelled(header)
+
+
+def _misspelled(header: str) -> str | None:
+    """The column that a long name is meant for but for a letter or two (`Activation checkpoiting`)."""
+    word = plain(header)
+    if len(word) < _LONG:
+        return None
+    near = difflib.get_close_matches(word, [name for name in NAMES if len(name) >= _LONG], n=1, cutoff=0.95)
+    return NAMES[near[0]] if near and NAMES[near[0]] not in _AS_THEY_STAND else None
 
 
 NAMES = {plain(name): column.name for column in COLUMNS for name in (column.name, *column.aliases)}

@@ -134,6 +134,9 @@ def _of_size(cells: Cells) -> Architecture:
     gated = cells.flag("gated_mlp")
     if gated is None and "v100" in (cells.text("gpu") or "").lower():
         gated = gated_by_name(name or "") or False  # of before Llamas
+    trainer = (cells.text("framework") or "").lower()
+    if gated is None and (cells.text("mp_mode") or re.search("foundry|composer|mosaic", trainer)):
+        gated = False  # MPT
     found = architecture_of_size(billions, gated_by_name(name or "") if gated is None else gated)
     what = f"{found.n_layers} layers of {found.hidden}"
     cells.note(f"no shape but a size of {billions:g}B: that of {found.name} ({what}) is taken")

@@ -13,6 +13,8 @@ _ALL = re.compile(
     r"full|all|every|uniform|block|layer|per(layer|block)|transformer(layer|block)|ac$|(activation|gradient)?(re|check).*|(act|grad)ckpt|ckpt|half|partial"
 )
 _EVERY = re.compile(r"every (\d+)|every (?:other|second)|half|(\d+) ?(?:of|in|out of|/) ?([1-9]\d*)")
+# torchtitan's `selective` by layer: every second one, or as many as are said, as a whole (its activation checkpointing).
+_SELECTED_LAYERS = re.compile(r"selective\W*(?:ac\W*)?layers?\W*([1-9]\d?)?", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")  # of the layers
 _COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers")
 
@@ -25,6 +27,8 @@ def recomputation(cells: Cells, layers_of_part: float) -> tuple[str, float]:
     """
     text, method = _plain_text(cells.text("recompute")), plain_word(cells.text("recompute_method") or "")
     count = cells.count("recompute_layers")
+    if (of_layers := _SELECTED_LAYERS.search(text or "")) is not None:
+        return "full", 1 / int(of_layers[1] or 2)
     is_asked = method in ("uniform", "block") or bool(count)
     word = recompute_word(text if text is not None or not is_asked else "full")
     if word != "full" or method == "uniform":

@@ -24,6 +24,7 @@ _SHARDED = re.compile(
     r"(?<![a-z])(hsdp|fsdp|ddp|zero[\s_-]*(?:stage)?[\s_-]*[0-3]|z[1-3](?!\d))", re.IGNORECASE
 )
 _NODES = re.compile(r"(\d+)\s*[x*\u00d7-]?\s*(?:nodes?|hosts?|servers?|machines?)\b", re.IGNORECASE)
+_NODES_OF_CARDS = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)\s*(?:[x*\u00d7]\s*)?([a-z]\w.*)?", re.IGNORECASE)
 _EACH = re.compile(
     r"(?:nodes?|hosts?|servers?|machines?)\W*(?:[x*\u00d7]|of|with|each)|(?:per|/|each|a)[\s-]*node",
     re.IGNORECASE,
@@ -49,7 +50,7 @@ _OTHER_ADAPTERS = re.compile(
 )
 _FULL = re.compile(r"full([\s_-]*(param\w*|weights?|model|sft|ft))?([\s_-]*fine[\s_-]*tun\w*)?")
 # A slice of TPUs by its name; of v4 and v5p the number is of cores, two a chip (cloud.google.com/tpu/docs, of each version).
-_SLICE = re.compile(r"(?:tpu[\s-]*)?(v[2-6][ep]?)-(\d+)", re.IGNORECASE)
+_SLICE = re.compile(r"(?:(\d+)\s*[x*\u00d7]\s*)?(?:tpu[\s-]*)?(v[2-6][ep]?)-(\d+)", re.IGNORECASE)
 _TWO_CORES = ("v2", "v3", "v4", "v5p")
 _NOTHING = ("none", "no", "false", "off", "0", "0.0")
 
@@ -144,6 +145,11 @@ def _nodes(said: dict[str, str]) -> dict[str, str]:
     """`8 nodes x 8 H100`, `16 GPUs (2 nodes)`, `8 x A100`: counts that stand with what they count, whichever column has them."""
     for column in ("n_gpus", "nodes", "gpu"):
         text = said.get(column, "")
+        grid = None if column == "n_gpus" else _NODES_OF_CARDS.fullmatch(text.strip())
+        if grid is not None:  # `8 x 8xH100`
+            del said[column]
+            found = {"nodes": grid[1], "gpus_per_node": grid[2]} | ({"gpu": grid[3]} if grid[3] else {})
+            return {name: word for name, word in found.items() if name not in said}
         nodes = _NODES.search(text)
         if nodes is None:
             continue
@@ -174,8 +180,8 @@ def _grid(said: dict[str, str]) -> dict[str, str]:
         said["gpu"] = said.pop("n_gpus")  # `Accelerators`: A100
     tpus = _SLICE.fullmatch(said.get("gpu", ""))
     if tpus is not None:
-        said["gpu"] = f"TPU {tpus[1]}"
-        number = int(tpus[2]) // (2 if tpus[1].lower() in _TWO_CORES else 1)
+        said["gpu"] = f"TPU {tpus[2]}"
+        number = int(tpus[1] or 1) * int(tpus[3]) // (2 if tpus[2].lower() in _TWO_CORES else 1)
         return {} if {"n_gpus", "nodes", "dp"} & set(said) else {"n_gpus": str(max(1, number))}
     if "n_gpus" not in said and re.fullmatch(r"\d{1,3}", said.get("gpu", "")):
         return {"n_gpus": said.pop("gpu")}

@@ -35,6 +35,7 @@ def columns_of(name):
         ("float8_enabled", ("fp8",)),
         ("CP degree (ring)", ("cp",)),
         ("# of nodes", ("nodes",)),
+        ("Activation checkpoiting", ("recompute",)),
         ("SeqLen (T)", ("seq_len",)),
         ("GlobalBatchSize (T)", ("global_batch_tokens",)),
         ("MBS/GBS", ("micro_batch_size", "global_batch_seqs")),
@@ -48,7 +49,7 @@ def test_headers_that_are_understood(name, columns):
     "name",
     [
         "tokens/s/GPU", "Number of samples", "ckpt size", "recompute time", "Model size (GB)", "Params per GPU", "Peak memory (GB)",
-        "gpu mem", "Max batch size", "layers per stage", "Optimizer memory", "Training tokens", "TP/throughput",
+        "gpu mem", "Gradient checkpoints written", "Max batch size", "layers per stage", "Optimizer memory", "Training tokens", "TP/throughput",
     ],
 )  # fmt: skip
 def test_headers_of_other_things_are_named_and_not_guessed_at(name):
@@ -77,6 +78,13 @@ def test_units_of_a_header():
     (row,) = read("model,GPUs,Seq (K),Batch size (M tokens),mbs\nllama2-7b,8,4,0.524288,1\n").rows
 
     assert (row.case.step.seq_len, row.case.step.global_batch_sequences) == (4096, 128)
+
+
+def test_a_column_that_is_said_twice_in_two_ways_says_so():
+    (row,) = read("model,GPUs,mbs,LBS,config,Parallelism,seq\nllama2-7b,8,1,2,bf16,TP2,4096\n").rows
+
+    assert row.case.step.layout.micro_batch_size == 1 and row.case.step.layout.tensor == 2
+    assert "micro_batch_size is said twice, '1' and '2': the first is read" in row.notes
 
 
 def test_names_that_are_not_read_are_handed_on():
