@@ -9,11 +9,18 @@ import re
 from collections.abc import Mapping
 
 from memadvisor.layout_table.cells import NO, YES, Cells
+from memadvisor.layout_table.counts import counted_cards, counted_nodes, slice_of_tpus
 from memadvisor.schedule_names import schedule_name
 
-_NAMED = r"(dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs|(?:data|tensor|pipeline|context|expert|model)(?:[\s_-]*parallel(?:ism)?)?)"
-_DEGREE = re.compile(r"(?<![a-z])" + _NAMED + r"\s*[-=:_(]?\s*(\d+)", re.IGNORECASE)
-_WAYS = re.compile(r"(\d+)[\s-]*ways?[\s-]*" + _NAMED + r"(?![a-z])", re.IGNORECASE)
+_SHORT = r"dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs"
+_WHOLE = r"(?:data|tensor|pipeline|context|expert|model)[\s_-]*parallel(?:ism)?"
+# `tensor=8` is one, `model 13B` none.
+_DEGREE = re.compile(
+    rf"(?<![a-z])({_SHORT}|{_WHOLE}|(?:data|tensor|pipeline)(?=\s*[=:(]))\s*[-=:_(]?\s*(\d+)", re.IGNORECASE
+)
+_WAYS = re.compile(
+    rf"(\d+)[\s-]*ways?[\s-]*({_SHORT}|{_WHOLE}|data|tensor|pipeline|expert)(?![a-z])", re.IGNORECASE
+)
 # `D1T8P8`, `t=8, p=8, d=1`, `8D x 8T`: letters, where they are all that there is.
 _LETTERED = re.compile(r"(?:[dtpc]\s*[=:]?\s*\d+[\s,;x*\u00d7/_-]*){2,}", re.IGNORECASE)
 _LETTER = re.compile(r"([dtpc])\s*[=:]?\s*(\d+)", re.IGNORECASE)
@@ -23,15 +30,6 @@ _FSDP = re.compile(r"(?<![a-z])fsdp(?:[12]?[\s=:(]+(\d+)|([3-9]|\d{2,}))", re.IG
 _SHARDED = re.compile(
     r"(?<![a-z])(hsdp|fsdp|ddp|zero[\s_-]*(?:stage)?[\s_-]*[0-3]|z[1-3](?!\d))", re.IGNORECASE
 )
-_NODES = re.compile(r"(\d+)\s*[x*\u00d7-]?\s*(?:nodes?|hosts?|servers?|machines?)\b", re.IGNORECASE)
-_NODES_OF_CARDS = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)\s*(?:[x*\u00d7]\s*)?([a-z]\w.*)?", re.IGNORECASE)
-_EACH = re.compile(
-    r"(?:nodes?|hosts?|servers?|machines?)\W*(?:[x*\u00d7]|of|with|each)|(?:per|/|each|a)[\s-]*node",
-    re.IGNORECASE,
-)
-_COUNT = re.compile(r"(?<![\w.])(\d+)(?!\s*g(?:i?b)?\b)(?![\w.]*\d)\s*[x*\u00d7]?\s*(.*)", re.IGNORECASE)
-_IN_BRACKETS = re.compile(r"\((\d+)\s*[x*\u00d7]?\s*(?:gpus?|cards?)\)", re.IGNORECASE)
-_IN_FRONT = re.compile(r"\s*(\d+)\s*[x*\u00d7]\s*[a-z]", re.IGNORECASE)
 _DEGREES = {
     "data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "model": "tp", "d": "dp", "t": "tp", "p": "pp",
     "c": "cp", "mp": "tp", "vpp": "chunks", "vp": "chunks", "sp": "ulysses", "mbs": "micro_batch_size", "gbs": "global_batch_seqs",
@@ -39,8 +37,6 @@ _DEGREES = {
 _CHUNKS = re.compile(
     r"(?:\bvpp|\bvp|\bv|chunks|stages)\s*[-=:]?\s*(\d+)|(\d+)\s*(?:chunks|virtual)", re.IGNORECASE
 )
-_GRID = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)")
-_CARDS = re.compile(r"(\d+)\s*(?:[x*\u00d7]\s*|\s)((?!gpu)[a-z].*)", re.IGNORECASE)
 _STAGE = re.compile(
     r"\bz(?:ero)?[\s_-]*(?:stage)?[\s_-]*[0-3]\b|shard_grad_op|no_shard|zero[\s_-]*(?:offload|infinity)"
 )
@@ -49,9 +45,6 @@ _OTHER_ADAPTERS = re.compile(
     r"\bq?dora\b|adalora|\bia3\b|prefix[\s_-]?tuning|prompt[\s_-]?tuning|bitfit|galore|\blora[\s_-]?fa\b|\blora\+"
 )
 _FULL = re.compile(r"full([\s_-]*(param\w*|weights?|model|sft|ft))?([\s_-]*fine[\s_-]*tun\w*)?")
-# A slice of TPUs by its name; of v4 and v5p the number is of cores, two a chip (cloud.google.com/tpu/docs, of each version).
-_SLICE = re.compile(r"(?:(\d+)\s*[x*\u00d7]\s*)?(?:tpu[\s-]*)?(v[2-6][ep]?)-(\d+)", re.IGNORECASE)
-_TWO_CORES = ("v2", "v3", "v4", "v5p")
 _NOTHING = ("none", "no", "false", "off", "0", "0.0")
 
 
@@ -62,8 +55,9 @@ def spelled_out(cells: Cells) -> Cells:
         _adapters,
         _parallelism,
         _fsdp,
-        _nodes,
-        _grid,
+        counted_nodes,
+        slice_of_tpus,
+        counted_cards,
         _method,
         _precision,
         _chunks,
@@ -139,65 +133,6 @@ def _fsdp(said: dict[str, str]) -> dict[str, str]:
     elif text.lower() not in YES and found:
         found["strategy"] = text
     return {column: word for column, word in found.items() if column not in said}
-
-
-def _nodes(said: dict[str, str]) -> dict[str, str]:
-    """`8 nodes x 8 H100`, `16 GPUs (2 nodes)`, `8 x A100`: counts that stand with what they count, whichever column has them."""
-    for column in ("n_gpus", "nodes", "gpu"):
-        text = said.get(column, "")
-        grid = None if column == "n_gpus" else _NODES_OF_CARDS.fullmatch(text.strip())
-        if grid is not None:  # `8 x 8xH100`
-            del said[column]
-            found = {"nodes": grid[1], "gpus_per_node": grid[2]} | ({"gpu": grid[3]} if grid[3] else {})
-            return {name: word for name, word in found.items() if name not in said}
-        nodes = _NODES.search(text)
-        if nodes is None:
-            continue
-        rest = text[: nodes.start()] + " " + text[nodes.end() :]
-        count = _COUNT.search(rest)
-        found = {"nodes": nodes[1]}
-        if count is None and column == "gpu" and rest.strip():
-            found["gpu"] = rest.strip()
-        if count is not None:
-            is_each = column == "gpu" or _EACH.search(text) is not None
-            found["gpus_per_node" if is_each else "n_gpus"] = count[1]
-            name = re.sub(
-                r"^(?:gpus?|cards?|devices?|chips?|accelerators?)\b|[(),]|\bper\b.*",
-                "",
-                count[2],
-                flags=re.IGNORECASE,
-            )
-            if name.strip():
-                found["gpu"] = name.strip()
-        del said[column]
-        return {name: word for name, word in found.items() if name not in said}
-    return {}
-
-
-def _grid(said: dict[str, str]) -> dict[str, str]:
-    """`4x8` accelerators: four nodes of eight; `8 x A100` with their name. A count in the name's place is their number."""
-    if "gpu" not in said and re.fullmatch(r"[a-z].*", said.get("n_gpus", ""), re.IGNORECASE):
-        said["gpu"] = said.pop("n_gpus")  # `Accelerators`: A100
-    tpus = _SLICE.fullmatch(said.get("gpu", ""))
-    if tpus is not None:
-        said["gpu"] = f"TPU {tpus[2]}"
-        number = int(tpus[1] or 1) * int(tpus[3]) // (2 if tpus[2].lower() in _TWO_CORES else 1)
-        return {} if {"n_gpus", "nodes", "dp"} & set(said) else {"n_gpus": str(max(1, number))}
-    if "n_gpus" not in said and re.fullmatch(r"\d{1,3}", said.get("gpu", "")):
-        return {"n_gpus": said.pop("gpu")}
-    text = re.sub(r"\s*[x*\u00d7]\s*$", "", said.get("n_gpus", ""))
-    if text != said.get("n_gpus", ""):  # `8x`
-        return {"n_gpus": text}
-    cards_in_front = _IN_FRONT.match(said.get("gpu", "")) or _IN_BRACKETS.search(said.get("gpu", ""))
-    if not text and cards_in_front is not None and not {"nodes", "gpus_per_node", "dp"} & set(said):
-        return {"n_gpus": cards_in_front[1]}
-    grid, cards = _GRID.fullmatch(text), _CARDS.fullmatch(text)
-    if grid is None and cards is not None:
-        return {"n_gpus": cards.group(1)} | ({} if "gpu" in said else {"gpu": cards.group(2)})
-    if grid is None:
-        return {}
-    nodes, per_node = (int(number) for number in grid.groups())
-    return {"n_gpus": str(nodes * per_node), "nodes": str(nodes), "gpus_per_node": str(per_node)}
 
 
 def _method(said: dict[str, str]) -> dict[str, str]:

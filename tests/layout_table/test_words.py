@@ -62,6 +62,7 @@ def layout_of(**columns):
         ({"parallelism": "2D x 4T"}, {"tensor": 4, "data": 2}),
         ({"parallelism": "4-way TP + 2-way pipeline"}, {"tensor": 4, "pipeline": 2}),
         ({"parallelism": "tensor=4, pipeline parallel = 2"}, {"tensor": 4, "pipeline": 2}),
+        ({"strategy": "FSDP, model 7B, context 4096"}, {"tensor": 1, "context": 1, "zero_stage": 3}),
         ({"parallelism": "TP(4)PP(2)"}, {"tensor": 4, "pipeline": 2}),
         ({"Quantization": "fp8", "gpu": "H100"}, {"data": 8}),
         ({"seq_len": None, "max_target_length": "8192", "mbs": "1"}, {"data": 8}),
