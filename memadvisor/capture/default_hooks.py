@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch._C import _autograd
 
+from memadvisor.own_hooks import unseen_by_checkpoints
+
 _Hook = Callable[[Any], Any]
 
 
@@ -25,6 +27,7 @@ class DefaultHooks:
         self._is_aside = False
         self._disable = _autograd._saved_tensors_hooks_disable
         self._enable = _autograd._saved_tensors_hooks_enable
+        self._seen_again = unseen_by_checkpoints()
         _autograd._push_saved_tensors_default_hooks(*self._pair)
         _autograd._saved_tensors_hooks_disable = self._forbid
         _autograd._saved_tensors_hooks_enable = self._allow
@@ -35,6 +38,7 @@ class DefaultHooks:
         # Each thread has a stack of its own: another's is not ours to take from.
         if not self._is_aside and threading.get_ident() == self._thread:
             _autograd._pop_saved_tensors_default_hooks()
+        self._seen_again()
 
     def _forbid(self, message: str, *rest: Any, **options: Any) -> None:
         if threading.get_ident() == self._thread and not self._is_aside and self._are_on_top():

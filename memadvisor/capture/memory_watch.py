@@ -24,7 +24,7 @@ from memadvisor.capture.operator_kinds import NAMESPACES_OF_COLLECTIVES
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import without_cycle
 from memadvisor.capture.tensor_storage import describe, has_wrapper, storage_address, tensors_in
-from memadvisor.own_hooks import own_hooks_aside
+from memadvisor.own_hooks import own_hooks_aside, unseen_by_checkpoints
 from memadvisor.units import format_bytes
 
 REFUSED = "memadvisor's --memory-limit"  # in the message of every error that is raised here
@@ -79,6 +79,7 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start(self) -> None:
         self._is_active = True
         self.__enter__()  # type: ignore[no-untyped-call]
+        self._seen_again = unseen_by_checkpoints()
         _push_saved_tensors_default_hooks(self._pack, _same)
 
     def stop(self) -> None:
@@ -87,6 +88,7 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _get_current_dispatch_mode() is self:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             _pop_saved_tensors_default_hooks()
+            self._seen_again()
         self._blocks.clear()
 
     @never_compiled_itself

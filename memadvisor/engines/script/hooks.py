@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memadvisor.cuda_graphs import is_capturing
 from memadvisor.engines.script.undo import Undo
 from memadvisor.errors import PlanError
+from memadvisor.own_hooks import unseen_by_checkpoints
 
 _COMPILED = "This plan cannot be applied to a model compiled by torch.compile."
 _NOT_COMPILED = "run without torch.compile, or use --zero 0 to 2 without recomputation."
@@ -60,6 +61,7 @@ class Hooks:
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         )
+        undo.add(unseen_by_checkpoints())  # the saved-tensor hooks of whom these hooks tell
         undo.add(self.leave_modules)
         undo.add(register_optimizer_step_pre_hook(steps.before_step).remove)
         undo.add(register_optimizer_step_post_hook(self._after_step).remove)
