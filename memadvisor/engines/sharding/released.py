@@ -197,7 +197,8 @@ def _borrow(value: Any, writes: bool = False) -> Any:
     if not writes:  # else what is written would go to a copy of the copy
         lent = lent.to(_seen_dtype(value))
     if torch.is_grad_enabled() and value.requires_grad:
-        return _Borrow.apply(value, lent)  # type: ignore[no-untyped-call]
+        function: Any = _Borrow  # whose `apply` has types from torch 2.14 on alone
+        return function.apply(value, lent)
     return lent
 
 
