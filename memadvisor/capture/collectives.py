@@ -46,6 +46,7 @@ _OPERATIONS: dict[str, tuple[str, int | None]] = {
     "_reduce_scatter_base_": ("reduce_scatter", 1),
     "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
     "gather_": ("gather", 0),
+    "gather_into_tensor_": ("gather", 0),
     "scatter_": ("scatter", 1),
     "alltoall_": ("all_to_all", 1),
     "alltoall_base_": ("all_to_all", 1),
@@ -74,14 +75,14 @@ _FUNCTIONAL: dict[str, tuple[str, int]] = {
     "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
     "all_to_all_single": ("all_to_all", 0),
 }
-# Methods of ProcessGroup that the functions of torch.distributed call, by the names of torch 2.11 to 2.13.
+# Methods of ProcessGroup that the functions of torch.distributed call, by the names of torch 2.11 to 2.14.
 _METHODS = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base"),
     *("allgather_coalesced", "allgather_into_tensor_coalesced", "reduce_scatter", "_reduce_scatter_base"),
     *("reduce_scatter_tensor_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "send", "recv"),
     *("recv_anysource", "barrier", "monitored_barrier", "_end_coalescing", "all_gather_single"),
     *("all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
-    "all_to_all_single",
+    *("all_to_all_single", "gather_single", "gather_into_tensor"),
 )
 _TORCHS_OWN = "torch.distributed.distributed_c10d"  # whose functions wait by themselves unless asked not to
 

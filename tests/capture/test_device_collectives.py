@@ -80,6 +80,30 @@ def test_what_the_device_has_not_come_to_has_no_end_although_the_host_has_waited
     assert calls[0].is_over
 
 
+@pytest.fixture
+def gathers_into_one_tensor():
+    """`gather_single` (torch 2.14), which of torch's backends NCCL alone has, by Gloo's `gather`."""
+
+    def gather(output, value, group, root, *rest):
+        return output, torch.ops.c10d.gather_([[output]], [value], group, root)
+
+    with torch.library._scoped_library("c10d", "IMPL") as library:
+        library.impl("gather_into_tensor_", gather, "CPU", allow_override=True)
+        yield
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="new in torch 2.14")
+def test_a_gather_into_one_tensor_is_a_gather(group, gathers_into_one_tensor):
+    gathered = torch.zeros(4)
+    calls = traced(Device(), lambda: dist.gather_single(torch.ones(4), gathered, async_op=True).wait())
+    (row,) = rows(calls)
+
+    assert gathered.tolist() == [1.0] * 4
+    assert (row.operation, row.size_bytes, row.asynchronous) == ("gather", 16, True)
+    assert row.issue_s <= row.wait_start_s <= row.wait_end_s
+
+
 @pytest.mark.timeout(60)
 def test_without_a_callback_the_mark_follows_the_wait(group, monkeypatch):
     monkeypatch.setattr(module, "_is_on_device", lambda *_: True)
