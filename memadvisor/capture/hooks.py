@@ -236,7 +236,7 @@ class Hooks:
 
         def undo() -> None:
             handle.remove()
-            # torch forgets these two (up to 2.13), and would for ever say that there are global hooks.
+            # torch forgets these two (up to 2.14), and would for ever say that there are global hooks.
             for marks in ("_global_forward_hooks_always_called", "_global_forward_hooks_with_kwargs"):
                 getattr(module, marks, {}).pop(handle.id, None)
 

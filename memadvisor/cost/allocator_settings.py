@@ -1,6 +1,6 @@
 """The settings of PyTorch's CUDA caching allocator, and how they round what is asked for.
 
-Names, limits and defaults are those of torch 2.11 to 2.13 (c10/core/AllocatorConfig.h; documented in
+Names, limits and defaults are those of torch 2.11 to 2.14 (c10/core/AllocatorConfig.h; documented in
 "CUDA semantics", "Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF"). All sizes are bytes.
 """
 
