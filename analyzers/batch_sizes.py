@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Set
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from itertools import combinations
 from math import prod
 
 from memadvisor.analyzers.inner_workspaces import INSIDE, workspaces
+from memadvisor.analyzers.shapes import dimensions
 from memadvisor.analyzers.slow_convolutions import slow_modules, slow_workspaces
 from memadvisor.run.records import Parameter, Step, Storage
 from memadvisor.run.run import RankRun
 
-_SHAPE = re.compile(r"\d+")
 _KEPT = ("parameter", "gradient", "optimizer_state", "communication")
 _MOST_DIMENSIONS = 7
 # Recurrent layers keep what their backward needs of every sample and time as bytes without a shape of their own.
 _OF_EVERY_SAMPLE = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn")
-
-
-@cache  # a step's storages have few shapes
-def dimensions(shape: str) -> tuple[int, ...]:
-    """The whole numbers of a shape as it was recorded: `[8, 128]` or `(8, 128)`."""
-    return tuple(int(number) for number in _SHAPE.findall(shape))
 
 
 def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int, int]:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from memadvisor.activation_bits import FLOATING, STATISTIC_SHARE
-from memadvisor.analyzers.batch_sizes import dimensions
 from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.analyzers.shapes import dimensions
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Save
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.run.run import RankRun

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from memadvisor.analyzers.batch_sizes import dimensions
 from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.analyzers.shapes import dimensions
 from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES, SMALL_BYTES
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.step import STATES, BoundaryTensor, StepStorage

@@ -33,6 +33,25 @@ def test_copies_of_maps_go_with_the_samples_and_copies_of_filters_do_not():
         assert found == [plain, in_eights, in_sixteens, 0, 0]
 
 
+def test_one_copy_of_weights_that_are_as_large_as_maps_is_of_weights():
+    """A generator's maps shrink as its filters grow, so sizes are alike; where samples are copied without doubt, filters are
+    once, behind them. With channels last, where nothing else is copied, several may be of filters."""
+    maps = 4 * SAMPLES * 6 * 14 * 14
+    alike = 4 * SAMPLES * 16 * 14 * 14
+    shapes = "[[4, 6, 14, 14], [16, 16, 7, 7]]"  # filters of 16 * 16 * 49 elements, as maps of 16 channels
+    name = "aten::convolution"
+    assert alike == 4 * 16 * 16 * 7 * 7
+    assert of_samples(name, shapes, f"inside {name}", maps, alike, alike) == [maps, 0, alike]
+    assert of_samples(name, shapes, f"inside {name}", alike, alike, maps) == [alike, 0, maps]
+    assert of_samples(name, shapes, f"inside {name}", alike, alike) == [0, 0]
+
+
+def test_onednns_own_buffer_has_a_rest_that_stays():
+    maps = 4 * SAMPLES * 16 * 14 * 14
+    name = "aten::convolution"
+    assert of_samples(name, FILTERS, f"inside {name}", maps + 128) == [maps]
+
+
 def test_a_recurrent_layers_workspace_goes_with_the_samples_but_for_what_is_over():
     """[sequence, batch, input] and [gates x hidden, input]: whole states of all samples and times, and a rest."""
     states = 4 * 32 * SAMPLES * 64
