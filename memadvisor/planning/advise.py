@@ -200,6 +200,7 @@ def _found(search: Search, splits: Iterable[tuple[CapturedStep, bool]]) -> list[
     for step, is_last in splits:
         steps.append(step)
         found += search.plans(step, splits_further=not is_last)
+    found += search.moved_splits(tuple(found))
     if not any(ranked.fits for ranked in found):
         found += search.paged_splits(steps)
     return sorted(_worth_showing(found), key=order)

@@ -156,12 +156,29 @@ def choose_arrangement(
             return lowest
         fitting = [lowest]
     fitting.sort(key=lambda start: evaluate(start).step_time_s)
-    ends = [
-        _hurried(space, evaluate, start, budget_bytes, num_moves, _neighbours)
-        for start in fitting[:_MAX_STARTS]
-    ]
+    ends = [hurried(space, evaluate, start, budget_bytes, num_moves) for start in fitting[:_MAX_STARTS]]
     best = min(ends, key=lambda end: evaluate(end).step_time_s)
-    return _hurried(space, evaluate, best, budget_bytes, num_moves, _with_pairs)
+    return hurried(space, evaluate, best, budget_bytes, num_moves, _with_pairs)
+
+
+def hurried(
+    space: Space,
+    evaluate: Evaluate,
+    start: Arrangement,
+    budget_bytes: int,
+    num_moves: int,
+    neighbours: Neighbours | None = None,
+) -> Arrangement:
+    """Go to faster neighbours within the budget, until there is none or enough was tried; `neighbours`: by default one
+    change away."""
+
+    def is_better(found: Outcome, current: Outcome) -> bool:
+        return found.peak_bytes <= budget_bytes and found.step_time_s < current.step_time_s * (1 - 1e-9)
+
+    def limit(current: Outcome) -> Limit:
+        return Limit(current.step_time_s * (1 - 1e-9), budget_bytes)
+
+    return _walked(space, evaluate, start, is_better, limit, num_moves, neighbours or _neighbours)
 
 
 def _rank(outcome: Outcome, budget_bytes: int) -> tuple[bool, float]:
@@ -182,25 +199,6 @@ def _grid(space: Space) -> Iterator[Arrangement]:
             for position in positions:
                 units[position] = _as(option, units[position].name)
         yield Arrangement(tuple(units), space.overlaps[-1], depth, space.groups[0])
-
-
-def _hurried(
-    space: Space,
-    evaluate: Evaluate,
-    start: Arrangement,
-    budget_bytes: int,
-    num_moves: int,
-    neighbours: Neighbours,
-) -> Arrangement:
-    """Go to faster neighbours within the budget, until there is none or enough was tried."""
-
-    def is_better(found: Outcome, current: Outcome) -> bool:
-        return found.peak_bytes <= budget_bytes and found.step_time_s < current.step_time_s * (1 - 1e-9)
-
-    def limit(current: Outcome) -> Limit:
-        return Limit(current.step_time_s * (1 - 1e-9), budget_bytes)
-
-    return _walked(space, evaluate, start, is_better, limit, num_moves, neighbours)
 
 
 def _descended(

@@ -24,7 +24,7 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Plan, UnitPlan
-from memadvisor.planning.arrangement import Arrangement, Space, choose_arrangement, classes_of
+from memadvisor.planning.arrangement import Arrangement, Space, choose_arrangement, classes_of, hurried
 from memadvisor.planning.operators import products_of
 from memadvisor.planning.outcomes import Outcomes
 from memadvisor.write_schedule import write_schedule
@@ -68,6 +68,21 @@ class OffloadSearch:
         ):  # none is (much) faster, as none is faster than the plain step; of these, that which moves least
             return min(free, key=lambda start: len(start.away))
         return choose_arrangement(self._space, self._evaluate, first, budget_bytes, num_moves)
+
+    def faster(
+        self, budget_bytes: int, starts: Iterable[Arrangement], limit_s: float, num_moves: int
+    ) -> Arrangement | None:
+        """The fastest found within the budget that takes less time than this; None where none was found."""
+        if not self.movable:
+            return None
+        limit = Limit(limit_s, budget_bytes)
+        first = [self._with(self.movable, ()), *self._windows(budget_bytes), *starts]
+        first.append(self._with(self.movable, self._taking))
+        fitting = [one for one in dict.fromkeys(first) if not self._evaluate(one, limit).passes(limit)]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda one: self._evaluate(one).step_time_s)
+        return hurried(self._space, self._evaluate, best, budget_bytes, num_moves)
 
     @cached_property
     def _taking(self) -> frozenset[str]:
@@ -126,7 +141,7 @@ class OffloadSearch:
         yield self._with(hidden, rest[:fewest])
 
     def _fits(self, arrangement: Arrangement, budget_bytes: int) -> bool:
-        return self._evaluate(arrangement).peak_bytes <= budget_bytes
+        return self._evaluate(arrangement, Limit(peak_bytes=budget_bytes)).peak_bytes <= budget_bytes
 
     def _fewest(self, taken: Callable[[int], Arrangement], most: int, budget_bytes: int) -> int:
         """How many are needed to fit, if more never need more memory."""

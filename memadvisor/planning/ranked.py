@@ -14,7 +14,7 @@ _RUNGS = 8  # budgets between the smallest peak and that without recomputation
 _WORTH_EARLY = 0.01
 # The same of activations elsewhere: what transfers take from compute is not predicted, and was 3 to 4 % of a step more
 # than what second runs are predicted too low by (docs/planning.md).
-_WORTH_MOVING = 0.05
+WORTH_MOVING = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def worthier(usual: RankedPlan, other: RankedPlan) -> RankedPlan:
     """A plan that updates in the backward, or moves activations, where it is needed to fit, or clearly faster; else the
     usual one."""
     if usual.fits and other.fits:
-        worth = _WORTH_EARLY if other.plan.activation_tiers == {"device"} else _WORTH_MOVING
+        worth = _WORTH_EARLY if other.plan.activation_tiers == {"device"} else WORTH_MOVING
         limit_s = usual.prediction.step_time_s * (1 - worth)
         return other if other.prediction.step_time_s < limit_s else usual
     return min(usual, other, key=order)

@@ -15,6 +15,7 @@ from memadvisor.planning.arrangement import (
     proper_divisors,
     space_for,
 )
+from memadvisor.planning.moved_splits import MovedSplits
 from memadvisor.planning.offload import OffloadSearch, offload_choice
 from memadvisor.planning.one_way import OneWay
 from memadvisor.planning.outcomes import Outcomes
@@ -41,6 +42,7 @@ class Search:
         self.stages = stages[max(0, plays.precision.least_stage - stages[0]) :]
         self.needs: list[int] = []
         self._bounds = SplitBounds(plays.times)
+        self._moved_splits = MovedSplits(plays)
         self._splits_further = False
         self._tables: Tables = {}  # of the chain of the recorded step
         self._kinds: list[Kind] = []  # of what leaves the script alone
@@ -63,6 +65,11 @@ class Search:
             found += self._paging(step)
         self._bounds.found(found)
         return found
+
+    def moved_splits(self, known: Iterable[RankedPlan]) -> Iterator[RankedPlan]:
+        """Of the steps of more micro-batches, some whose activations lie elsewhere, where that is worth it beside what is
+        known of all steps."""
+        return self._moved_splits.plans(known, self._best)
 
     def paged_splits(self, steps: Iterable[CapturedStep]) -> Iterator[RankedPlan]:
         """Where no plan fits at all: of the steps of more micro-batches, some whose parameters lie elsewhere."""
@@ -163,6 +170,7 @@ class Search:
         low = one.evaluate if self._bounds.brief(step) is step else self._low(step, way)
         if (fitting := self._split_that_fits(step, way, one)) is not None:
             self._ask_least(step, low)
+            self._moved_splits.saw(step, way, fitting)
             return fitting
         smallest = Nested(smallest_peak(step, low).recomputed, ())
         found.append(one.arranged(smallest))
@@ -171,6 +179,7 @@ class Search:
         if least is not None:
             smallest = min(smallest, least, key=lambda nested: one.play(nested).peak_bytes)
         best = self._best(step, one.choose, one.predict, one.arranged(smallest), found)
+        self._moved_splits.saw(step, way, best)
         if step.repeats == 1 and not way.early:
             largest = one.arranged(Nested(frozenset(), ()))
             offload, keeps = None, one.keep if self.plays.settings is None else None
