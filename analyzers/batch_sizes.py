@@ -46,7 +46,12 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
             and (not row.shape or dimensions(row.shape) not in weights)
         }
     sizes = {size for size in _batch_sizes(rank, step, weights) if size % divisor == 0}
-    shrinking = {row.storage_id: row for row in rank.storages if _has_batch(row, sizes, weights)}
+    stacks = _stacks(rank, step, weights, divisor)
+    shrinking = {
+        row.storage_id: row
+        for row in rank.storages
+        if _has_batch(row, sizes, weights) or (_may_shrink(row) and dimensions(row.shape) in stacks)
+    }
     outlasting = {(row.size_bytes, row.dtype) for row in shrinking.values() if row.death_s is None}
     shrinking |= {
         row.storage_id: row
@@ -108,15 +113,43 @@ def _batch_sizes(rank: RankRun, step: Step, weights: Set[tuple[int, ...]]) -> se
 def _flattened(rank: RankRun, samples: int, weights: Set[tuple[int, ...]]) -> set[int]:
     """Samples times other dimensions of a tensor of samples: the rows of a linear layer over images' patches, the
     matrices of a batched product of attention. None that is a dimension itself, of such a tensor or of a parameter."""
+    of_samples = _of_samples(rank, samples, weights)
+    own = {size for shape in (*of_samples, *weights) for size in shape}
+    return _products(of_samples, samples) - {samples} - own
+
+
+def _stacks(
+    rank: RankRun, step: Step, weights: Set[tuple[int, ...]], divisor: int | Fraction
+) -> set[tuple[int, ...]]:
+    """Shapes of tensors that are stacked, as nn.MultiheadAttention does: three of [time, samples, width], and matrices of all
+    samples and heads, also where these are as many as a width of the model (as many samples as a head has channels). None
+    of the latter has as many elements as a parameter: it may be one."""
+    samples = (step.num_samples or 0) // max(1, step.num_micro_batches)
+    if samples < 2 or samples % divisor:
+        return set()
+    shapes = {dimensions(row.shape) for row in rank.storages if row.phase != "baseline"} - weights
+    in_time = {shape for shape in shapes if len(shape) == 3 and shape[1] == samples}
+    widths = {(shape[0], prod(shape[1:])) for shape in in_time}
+    heads = {s[1] for s in shapes if len(s) == 3 and s[1] % samples == 0 and (s[0], prod(s[1:])) in widths}
+    folded = (heads - {samples}) | _products(_of_samples(rank, samples, weights), samples)
+    elements = {prod(shape) for shape in weights}
+    matrices = {s for s in shapes if len(s) == 3 and not folded.isdisjoint(s[:2]) and prod(s) not in elements}
+    return matrices | {shape for shape in shapes if len(shape) == 4 and shape[1:] in in_time}
+
+
+def _of_samples(rank: RankRun, samples: int, weights: Set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Shapes of tensors of samples, of which these are the first dimension, without it."""
     shapes = {dimensions(row.shape)[:_MOST_DIMENSIONS] for row in rank.storages if row.phase != "baseline"}
-    of_samples = {shape[1:] for shape in shapes if shape[:1] == (samples,)} - {shape[1:] for shape in weights}
-    found = {
+    return {shape[1:] for shape in shapes if shape[:1] == (samples,)} - {shape[1:] for shape in weights}
+
+
+def _products(of_samples: Iterable[tuple[int, ...]], samples: int) -> set[int]:
+    return {
         samples * prod(chosen)
         for shape in of_samples
         for count in range(1, len(shape) + 1)
         for chosen in combinations(shape, count)
     }
-    return found - {samples} - {size for shape in (*of_samples, *weights) for size in shape}
 
 
 def is_weight_cast(row: Storage, parameters: Iterable[Parameter]) -> bool:
@@ -129,8 +162,12 @@ def is_weight_cast(row: Storage, parameters: Iterable[Parameter]) -> bool:
 
 def _has_batch(row: Storage, sizes: Set[int], weights: Set[tuple[int, ...]]) -> bool:
     shape = dimensions(row.shape)
-    if row.phase == "baseline" or row.category in _KEPT or not shape or shape in weights:
+    if not _may_shrink(row) or not shape or shape in weights:
         return False
     if row.operator in _OF_EVERY_SAMPLE and row.dtype == "uint8":
         return True
     return not sizes.isdisjoint(shape[:2])
+
+
+def _may_shrink(row: Storage) -> bool:
+    return row.phase != "baseline" and row.category not in _KEPT

@@ -71,3 +71,12 @@ def test_the_last_steps_output_shrinks_where_this_steps_takes_its_place():
     assert shrunk({**output, "death_s": None}, {**before, "death_s": 1.0}) == [True, True]
     assert shrunk({**output, "death_s": None}, {**before, "death_s": None}) == [True, False]
     assert shrunk({**output, "death_s": 1.0}, {**before, "death_s": 1.0}) == [True, False]
+
+
+def test_attention_stacks_samples_and_heads_and_three_tensors_of_them():
+    """nn.MultiheadAttention works on [time, samples, width]; two heads of a width of 10 are 8 matrices of 5 channels."""
+    wide = {"shape": f"[48, {SAMPLES}, 10]"}
+    heads, scores = {"shape": f"[48, {SAMPLES * 2}, 5]"}, {"shape": f"[{SAMPLES * 2}, 48, 48]"}
+    assert shrunk(wide, {"shape": f"[3, 48, {SAMPLES}, 10]"}, heads, scores) == [True] * 4
+    assert shrunk({"shape": f"[3, 48, {SAMPLES}, 10]"}, heads, scores) == [False] * 3
+    assert shrunk(wide, heads, {"shape": f"[{SAMPLES * 3}, 48, 48]"}) == [True, True, False]
