@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memadvisor.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
@@ -214,3 +216,18 @@ class Architecture:
         idle = self.experts.num_experts - self.experts.experts_per_token
         sparse = sum(self.has_experts(layer) for layer in range(self.n_layers))
         return self.num_parameters() - sparse * idle * self.mlp_parameters(self.experts.expert_ffn)
+
+
+def target_length(model: Architecture, given: int | None, seq_len: int) -> int | None:
+    """Tokens that an encoder-decoder's decoder sees: as many as the source's where nothing is given; None for other models.
+
+    Raises UsageError for a length that other models do not have.
+    """
+    if model.encoder_layers:
+        return seq_len if given is None else given
+    if given is not None:
+        raise UsageError(
+            f"{model.name} has no encoder, and a target of {given} tokens is given.",
+            hint="leave the target's length out; the sequence's is all there is.",
+        )
+    return None

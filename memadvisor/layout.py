@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import gcd
 
-from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 from memadvisor.lora import Lora
 
@@ -387,18 +386,3 @@ class TrainingStep:
     def tokens(self) -> int:
         """Of a source and of its target alike."""
         return self.global_batch_sequences * (self.seq_len + (self.target_len or 0))
-
-
-def target_length(model: Architecture, given: int | None, seq_len: int) -> int | None:
-    """Tokens that an encoder-decoder's decoder sees: as many as the source's where nothing is given; None for other models.
-
-    Raises UsageError for a length that other models do not have.
-    """
-    if model.encoder_layers:
-        return seq_len if given is None else given
-    if given is not None:
-        raise UsageError(
-            f"{model.name} has no encoder, and a target of {given} tokens is given.",
-            hint="leave the target's length out; the sequence's is all there is.",
-        )
-    return None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from memadvisor.architecture import Architecture
+from memadvisor.architecture import Architecture, target_length
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cli.estimate_arguments import adapted, add_code, add_layout, offloaded_activations
 from memadvisor.cli.estimate_batch import batch_of, degree_of, positive, read_batch_tokens, recompute_share
@@ -26,7 +26,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.cluster_file import load_cluster
 from memadvisor.hardware.clusters import parse_cluster
-from memadvisor.layout import Layout, Software, TrainingStep, target_length
+from memadvisor.layout import Layout, Software, TrainingStep
 from memadvisor.layout_table.read import LayoutCase
 from memadvisor.layout_table.training_code import is_fused, is_reference
 from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits

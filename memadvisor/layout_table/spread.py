@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from memadvisor.architecture import Architecture
+from memadvisor.architecture import Architecture, target_length
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
-from memadvisor.layout import Layout, TrainingStep, target_length
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.machine import usual_per_node
 from memadvisor.layout_table.recomputation import recomputation

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from memadvisor.architecture import target_length
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.cost.layouts.flops import forward_flops
 from memadvisor.cost.layouts.saved import chunk_saved_bytes
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout, TrainingStep, target_length
+from memadvisor.layout import Layout, TrainingStep
 from tests.cost.layouts.nodes import make_cluster
 
 MODEL = load_architecture("bart-base")  # 6 layers of an encoder, 6 of a decoder
