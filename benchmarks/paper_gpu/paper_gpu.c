@@ -17,13 +17,14 @@ hooks run as on a device of PAPER_GPU_GIB, and nothing that is computed means an
 #define MIB ((size_t)1 << 20)
 #define CONTEXT_BYTES (500 * MIB)
 #define MOST_BLOCKS 65536
+#define MOST_DEVICES 16
 
 enum kind { DEVICE, HOST };
-struct block { char *start; size_t size; enum kind kind; };
+struct block { char *start; size_t size; enum kind kind; int device; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block blocks[MOST_BLOCKS];
-static size_t num_blocks, used_bytes;
+static size_t num_blocks, used_bytes[MOST_DEVICES];
 static __thread int current_device;
 static __thread cudaError_t last_error;
 
@@ -39,10 +40,10 @@ static int capability(void) {
 }
 
 /* ---- memory ---- */
-static void note_block(void *start, size_t size, enum kind kind) {
+static void note_block(void *start, size_t size, enum kind kind, int device) {
     pthread_mutex_lock(&lock);
     if (num_blocks == MOST_BLOCKS) abort();
-    blocks[num_blocks++] = (struct block){start, size, kind};
+    blocks[num_blocks++] = (struct block){start, size, kind, device};
     pthread_mutex_unlock(&lock);
 }
 static size_t drop_block(void *start) {
@@ -51,7 +52,7 @@ static size_t drop_block(void *start) {
     for (size_t i = 0; i < num_blocks; i++)
         if (blocks[i].start == (char *)start) {
             size = blocks[i].size;
-            if (blocks[i].kind == DEVICE) used_bytes -= size;
+            if (blocks[i].kind == DEVICE) used_bytes[blocks[i].device] -= size;
             blocks[i] = blocks[--num_blocks];
             break;
         }
@@ -75,10 +76,10 @@ static void *map(size_t size, int protection) {
     return (char *)start + skip;
 }
 static size_t pages(size_t size) { return (size + 4095) & ~(size_t)4095; }
-static int take_bytes(size_t size) {
+static int take_bytes(size_t size, int device) {
     pthread_mutex_lock(&lock);
-    int fits = used_bytes + size + CONTEXT_BYTES <= total_bytes();
-    if (fits) used_bytes += size;
+    int fits = used_bytes[device] + size + CONTEXT_BYTES <= total_bytes();
+    if (fits) used_bytes[device] += size;
     pthread_mutex_unlock(&lock);
     return fits;
 }
@@ -86,9 +87,9 @@ cudaError_t cudaMalloc(void **pointer, size_t size) {
     /* A device gives memory in pieces of 2 MiB. */
     size = (size + 2 * MIB - 1) & ~(2 * MIB - 1);
     *pointer = NULL;
-    if (!take_bytes(size)) return fail(cudaErrorMemoryAllocation);
+    if (!take_bytes(size, current_device)) return fail(cudaErrorMemoryAllocation);
     *pointer = map(size, PROT_READ | PROT_WRITE);
-    note_block(*pointer, size, DEVICE);
+    note_block(*pointer, size, DEVICE, current_device);
     return 0;
 }
 cudaError_t cudaFree(void *pointer) {
@@ -101,22 +102,22 @@ cudaError_t cudaFreeAsync(void *p, cudaStream_t s) { return cudaFree(p); }
 cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags) {
     size = pages(size ? size : 1);
     *pointer = map(size, PROT_READ | PROT_WRITE);
-    note_block(*pointer, size, HOST);
+    note_block(*pointer, size, HOST, 0);
     return 0;
 }
 cudaError_t cudaFreeHost(void *pointer) { return cudaFree(pointer); }
-cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) { note_block(pointer, size, HOST); return 0; }
+cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) { note_block(pointer, size, HOST, 0); return 0; }
 cudaError_t cudaHostUnregister(void *pointer) { drop_block(pointer); return 0; }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
     *total = total_bytes();
-    *free = *total - used_bytes - CONTEXT_BYTES;
+    *free = *total - used_bytes[current_device] - CONTEXT_BYTES;
     return 0;
 }
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
     struct block block = find_block(pointer);
     memset(attributes, 0, sizeof *attributes);
     attributes->type = !block.start ? cudaMemoryTypeUnregistered : block.kind == DEVICE ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
-    attributes->device = 0;
+    attributes->device = block.device;
     attributes->devicePointer = block.start ? (void *)pointer : NULL;
     attributes->hostPointer = block.start && block.kind == HOST ? (void *)pointer : NULL;
     return 0;
@@ -145,10 +146,15 @@ cudaError_t cudaGetSymbolAddress(void **at, const void *symbol) {
 }
 
 /* ---- device ---- */
-cudaError_t cudaGetDeviceCount(int *count) { *count = 1; return 0; }
+static int num_devices(void) {
+    const char *count = getenv("PAPER_GPU_COUNT");
+    int number = count ? atoi(count) : 1;
+    return number < 1 ? 1 : number > MOST_DEVICES ? MOST_DEVICES : number;
+}
+cudaError_t cudaGetDeviceCount(int *count) { *count = num_devices(); return 0; }
 cudaError_t cudaGetDevice(int *device) { *device = current_device; return 0; }
 cudaError_t cudaSetDevice(int device) {
-    if (device != 0) return fail(cudaErrorInvalidDevice);
+    if (device < 0 || device >= num_devices()) return fail(cudaErrorInvalidDevice);
     current_device = device;
     return 0;
 }
@@ -158,7 +164,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     memset(p, 0, sizeof *p);
     const char *name = getenv("PAPER_GPU_NAME");
     snprintf(p->name, sizeof p->name, "%s", name ? name : "Paper GPU");
-    memset(&p->uuid, 0x5a, sizeof p->uuid);
+    memset(&p->uuid, 0x50 + device, sizeof p->uuid);
     p->totalGlobalMem = total_bytes();
     p->sharedMemPerBlock = 48 << 10;
     p->sharedMemPerBlockOptin = 163 << 10;
@@ -298,29 +304,33 @@ static CUresult reserve(CUdeviceptr *at, size_t size, size_t alignment, CUdevice
     return *at ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 static CUresult address_free(CUdeviceptr at, size_t size) { munmap((void *)at, size); return 0; }
+struct piece { size_t size; int device; };
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *p, unsigned long long f) {
-    if (!take_bytes(size)) return CUDA_ERROR_OUT_OF_MEMORY;
-    size_t *kept = malloc(sizeof *kept);
-    *kept = size;
+    int device = p->location.id;
+    if (!take_bytes(size, device)) return CUDA_ERROR_OUT_OF_MEMORY;
+    struct piece *kept = malloc(sizeof *kept);
+    *kept = (struct piece){size, device};
     *handle = (CUmemGenericAllocationHandle)kept;
     return 0;
 }
 static CUresult release(CUmemGenericAllocationHandle handle) {
     pthread_mutex_lock(&lock);
-    used_bytes -= *(size_t *)handle;
+    struct piece *piece = (struct piece *)handle;
+    used_bytes[piece->device] -= piece->size;
     pthread_mutex_unlock(&lock);
     free((void *)handle);
     return 0;
 }
 static CUresult mem_map(CUdeviceptr at, size_t size, size_t offset, CUmemGenericAllocationHandle h, unsigned long long f) {
     mprotect((void *)at, size, PROT_READ | PROT_WRITE);
-    note_block((void *)at, size, DEVICE);
+    note_block((void *)at, size, DEVICE, ((struct piece *)h)->device);
     return 0;
 }
 static CUresult mem_unmap(CUdeviceptr at, size_t size) {
+    int device = find_block((void *)at).device;
     size_t dropped = drop_block((void *)at);
     pthread_mutex_lock(&lock);
-    used_bytes += dropped; /* its handle gives it back */
+    used_bytes[device] += dropped; /* its handle gives it back */
     pthread_mutex_unlock(&lock);
     madvise((void *)at, size, MADV_DONTNEED);
     return 0;

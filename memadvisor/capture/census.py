@@ -13,6 +13,7 @@ from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import (
     describe,
+    is_on,
     is_shared,
     plain_tensors,
     sparse_parts,
@@ -99,7 +100,7 @@ def _take(
     cpu: CpuAccount | None,
 ) -> None:
     try:
-        if tensor.device.type != device.type:
+        if not is_on(tensor, device):
             return
         if tensor.layout != torch.strided:
             for part in sparse_parts(tensor):
@@ -149,6 +150,13 @@ def parameter_rows(
         else replace(row, in_optimizer=id(parameter) in in_groups, has_gradient=parameter.grad is not None)
         for row in models.parameter_rows(updated)
     ]
+
+
+def what_is_elsewhere(models: Models, device: torch.device) -> str | None:
+    """What to say of a model that lies on several GPUs of this process."""
+    devices = {str(p.device) for *_, p in models.parameters() if p.device.type == "cuda"}
+    others = ", ".join(sorted(devices - {str(device)}))
+    return f"The model lies on {device} and {others}: memory is that of {device} alone." if others else None
 
 
 def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> list[OptimizerState]:

@@ -11,7 +11,7 @@ whatever is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from time import time_ns
 from typing import Any
@@ -39,6 +39,7 @@ from memadvisor.capture.tensor_storage import (
     data_address,
     describe,
     has_wrapper,
+    is_on,
     plain_tensors,
     storage_address,
 )
@@ -76,8 +77,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._flat, self.sightings = log.flat, log.sightings
         self._collectives = collectives
         self._position = position
-        # tensor.is_cpu, tensor.is_cuda; None where all tensors with memory are in the host's.
-        self._is_here = None if _has_host_memory_alone() else attrgetter(f"is_{device.type}")
+        self._is_here = _presence(device)
         self._may_be_shared = device.type == "cpu"
         self._nodes = NodePlaces()
         self._described: dict[tuple[torch.dtype, torch.Size], tuple[str, str]] = {}
@@ -357,5 +357,10 @@ def _known_product(products: dict[Any, Arithmetic], tensors: tuple[Any, ...]) ->
         return None
 
 
-def _has_host_memory_alone() -> bool:
-    return torch.accelerator.current_accelerator() is None
+def _presence(device: torch.device) -> Callable[[torch.Tensor], bool] | None:
+    """Whether a tensor is on the device; None where all tensors with memory are in the host's."""
+    if torch.accelerator.current_accelerator() is None:
+        return None
+    if device.type == "cpu" or torch.accelerator.device_count() == 1:
+        return attrgetter(f"is_{device.type}")
+    return lambda tensor: is_on(tensor, device)

@@ -87,3 +87,8 @@ def tensors_in(values: Any) -> Iterable[torch.Tensor]:
     elif isinstance(values, (list, tuple)):
         for value in values:
             yield from tensors_in(value)
+
+
+def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is in this device's memory; where the device has no number, in that of any of its type."""
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)

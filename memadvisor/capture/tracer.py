@@ -24,7 +24,7 @@ from memadvisor.capture.memory_watch import MemoryWatch
 from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import SavedTensorHooks
-from memadvisor.capture.tensor_storage import plain_tensors, storage_address
+from memadvisor.capture.tensor_storage import is_on, plain_tensors, storage_address
 from memadvisor.capture.truth import AllocatorAccount, is_profiler_free
 
 
@@ -156,7 +156,7 @@ class Tracer:
             Named(end_ns, storage_address(plain), category, unit)
             for tensor, category, unit in self._known()
             for plain in plain_tensors(tensor)
-            if plain.device.type == self._device.type and storage_address(plain)
+            if is_on(plain, self._device) and storage_address(plain)
         ]
         self._stop_labels()
         self.log.gather()

@@ -10,7 +10,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 from memadvisor.capture.allocator_snapshot import take_snapshot
-from memadvisor.capture.census import Labelled
+from memadvisor.capture.census import Labelled, what_is_elsewhere
 from memadvisor.capture.collectives import Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.models import Models
@@ -154,6 +154,8 @@ class Tracing:
             self._give_up(tracer)
             return None
         trace = tracer.finish()
+        if (elsewhere := what_is_elsewhere(models, device)) is not None:
+            self._note("warning", elsewhere)
         snapshot = take_snapshot(device, step, nvml)
         if snapshot is not None:
             self._writer.write_allocator(snapshot)

@@ -1,13 +1,16 @@
 """What is alive at a boundary is found behind every kind of tensor."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from memadvisor.capture import census
 from memadvisor.capture.allocator import DeviceBlock
-from memadvisor.capture.census import optimizer_state_rows, residents
+from memadvisor.capture.census import optimizer_state_rows, residents, what_is_elsewhere
 from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.capture.models import Models
+from memadvisor.capture.tensor_storage import is_on
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
@@ -79,3 +82,22 @@ def test_state_that_two_optimizers_show_counts_once_as_the_outer_ones(is_outer_f
 
     assert [(row.component, row.num_elements) for row in rows] == [("momentum_buffer", 1000)] * 2
     assert [row.optimizer.rsplit(".", 1)[1] for row in rows] == ["Outer", "SGD"]
+
+
+def test_memory_is_that_of_one_gpu_and_says_so():
+    """What lay on another one was counted against the first one's total: 188 MiB of 176 were "unexplained", less than none."""
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    on_first, on_second = (SimpleNamespace(device=device) for device in (first, second))
+    alone, both = (
+        SimpleNamespace(parameters=lambda given=given: [("", "", each) for each in given])
+        for given in ([on_first], [on_first, on_second])
+    )
+
+    assert is_on(on_first, first)
+    assert not is_on(on_second, first)
+    assert is_on(on_second, torch.device("cuda"))
+    assert what_is_elsewhere(alone, first) is None
+    assert (
+        what_is_elsewhere(both, first)
+        == "The model lies on cuda:0 and cuda:1: memory is that of cuda:0 alone."
+    )
