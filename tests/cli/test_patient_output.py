@@ -70,7 +70,14 @@ def test_ctrl_c_ends_a_command_without_a_traceback(tmp_path):
     pipe = tmp_path / "plan.json"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "memadvisor", "export", str(pipe), "--to", "deepspeed"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs, and all that they start, ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         deadline_s = time.monotonic() + 10
         while not _waits(process.pid) and time.monotonic() < deadline_s:
             time.sleep(0.05)
