@@ -21,6 +21,7 @@ DATA = (
     "memadvisor.architectures",
     "memadvisor.layout",
     "memadvisor.layout_table",
+    "memadvisor.json_field",
     "memadvisor.lora",
     "memadvisor.zeropp_options",
     "memadvisor.software",

@@ -256,6 +256,45 @@ def test_a_wrong_value_anywhere_is_refused_or_still_a_plan_of_right_types(path, 
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "again") == plan
 
 
+def named(path):
+    """`units[0].kept` of ("units", 0, "kept")."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)[1:]
+
+
+@pytest.mark.parametrize("path", [path for path in PLACES if path != ("format",)], ids=named)
+def test_what_is_of_no_type_that_a_plan_has_is_named_by_its_place(path):
+    value = as_json()
+    parent_of(value, path)[path[-1]] = [None]
+    with pytest.raises(PlanError) as caught:
+        plan_from_json(value, "some file")
+    assert str(caught.value).startswith(f"some file is not a plan: {named(path)}")
+
+
+def test_a_wrong_field_of_the_fourth_unit_says_so_and_what_belongs_there():
+    value = as_json()
+    value["units"] = [{**value["units"][0], "name": f"blocks.{index}"} for index in range(4)]
+    value["units"][3]["zero_stage"] = False
+    with pytest.raises(PlanError, match=r"units\[3\]\.zero_stage is false, where a whole number belongs"):
+        plan_from_json(value, "some file")
+    value["units"][3] = None
+    with pytest.raises(PlanError, match=r"units\[3\] is null, where an object belongs"):
+        plan_from_json(value, "some file")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_plan(tmp_path):
+    text = json.dumps(as_json())
+    (tmp_path / "plan.json").write_text(text, encoding="utf-8-sig")
+    assert load_plan(tmp_path / "plan.json") == plan_from_json(as_json(), "it")
+
+
+def test_a_plan_whose_json_is_broken_says_in_which_line(tmp_path):
+    broken = json.dumps(as_json(), indent=1).replace('"policy":', '"policy"')
+    line = next(number for number, text in enumerate(broken.splitlines(), 1) if '"policy"' in text)
+    (tmp_path / "plan.json").write_text(broken)
+    with pytest.raises(PlanError, match=rf"is not JSON: .*, line {line}, column "):
+        load_plan(tmp_path / "plan.json")
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)))  # fmt: skip
 def test_no_json_value_raises_anything_but_a_plan_error(value):
     with pytest.raises(PlanError):

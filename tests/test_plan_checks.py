@@ -97,7 +97,7 @@ def with_parts(*parts, **more):
             "in the backward with ZeRO stage 0",
         ),
         ({"update_in_backward": True, "units": [], "num_ranks": 1}, "in the backward with one rank"),
-        ({"update_in_backward": 1}, "1 stands where bool belongs"),
+        ({"update_in_backward": 1}, "update_in_backward is 1, where true or false belongs"),
         ({"optimizer_tier": "tape"}, "names the optimizer tier 'tape'"),
         ({"delayed_update": True, "num_ranks": 1}, "delays updates, with all optimizer state on the device"),
         (
@@ -112,7 +112,7 @@ def with_parts(*parts, **more):
             "parts of 'a' that run again, with operators that it keeps",
         ),
         ({"optimizer_bits": 4}, "optimizer_bits 4"),
-        ({"optimizer_bits": "8"}, "'8' stands where int belongs"),
+        ({"optimizer_bits": "8"}, 'optimizer_bits is "8", where a whole number belongs'),
         (
             {"optimizer_bits": 8, "optimizer_tier": "disk"},
             "in 8 bits, and keeps optimizer state on host or disk",

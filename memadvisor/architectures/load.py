@@ -29,6 +29,7 @@ from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.llama_family import LLAMA_FAMILY
 from memadvisor.architectures.vision_transformers import VISION_TRANSFORMERS
 from memadvisor.errors import UsageError
+from memadvisor.json_field import where_broken
 from memadvisor.run.files import may_be_there
 
 ARCHITECTURES: tuple[Architecture, ...] = GPT_FAMILY + LLAMA_FAMILY + ENCODER_DECODERS + VISION_TRANSFORMERS
@@ -142,7 +143,7 @@ def load_architecture(name_or_path: str) -> Architecture:
 
 def _read(path: Path) -> Architecture:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         value = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise UsageError(
@@ -151,7 +152,8 @@ def _read(path: Path) -> Architecture:
     except (ValueError, RecursionError) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise UsageError(
-            f"{str(path)!r} is not {kind}.", hint="docs/estimate.md shows what is read."
+            f"{str(path)!r} is not {kind}: {where_broken(error)}.",
+            hint="docs/estimate.md shows what is read.",
         ) from error
     if not isinstance(value, Mapping):
         raise UsageError(f"{str(path)!r} holds no fields.", hint="docs/estimate.md shows what is read.")

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ from memadvisor.hardware.hardware import (
     PagingCost,
     TierBandwidth,
 )
+from memadvisor.json_field import JsonField, read_json
 from memadvisor.run.files import may_be_there, write_output
 
 FORMAT = 1
@@ -96,85 +98,84 @@ def save_hardware(hardware: Hardware, path: str | Path) -> None:
 
 def _read(path: Path) -> Hardware:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path).value
     except OSError as error:
         raise UsageError(
             f"{str(path)!r} cannot be read: {error.strerror}.",
             hint="write one with `memadvisor calibrate -o hardware.json`.",
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(
-            f"{str(path)!r} is not JSON.", hint="write one with `memadvisor calibrate -o hardware.json`."
+            f"{str(path)!r} is not JSON: {error}.",
+            hint="write one with `memadvisor calibrate -o hardware.json`.",
         ) from error
     return hardware_from_json(value, repr(str(path)))
 
 
 def hardware_from_json(value: Any, source: str) -> Hardware:
-    """Hardware from the JSON object described above. Raises UsageError, naming `source`, for anything else."""
+    """Hardware from the JSON object described above. Raises UsageError, naming `source` and the field, for anything
+    else."""
     try:
-        if value["format"] != FORMAT:
-            raise ValueError(f"format {value['format']!r} is not {FORMAT}")
-        if value["kind"] not in KINDS:
-            raise ValueError(f"kind {value['kind']!r} is none of {', '.join(KINDS)}")
-        memory_bytes = value["memory_bytes"]
-        bandwidth = value["memory_bandwidth_bytes_per_s"]
-        return Hardware(
-            name=_text(value["name"]),
-            kind=value["kind"],
-            source=_text(value["source"]),
-            memory_bytes=None if memory_bytes is None else _whole(memory_bytes),
-            memory_bandwidth_bytes_per_s=None if bandwidth is None else _positive(bandwidth),
-            peak_flops_per_s={
-                _text(dtype): _positive(rate) for dtype, rate in value["peak_flops_per_s"].items()
-            },
-            collectives=tuple(_curve(item) for item in value["collectives"]),
-            alternatives=tuple(_curve(item) for item in value.get("alternatives", ())),
-            page_cache=_page_cache(value.get("page_cache")),
-            overlap=_overlap(value.get("overlap")),
-            engine=_seconds(EngineCost, value.get("engine")),
-            paging=_seconds(PagingCost, value.get("paging")),
-            matmuls=tuple(_matmul(item) for item in value.get("matmuls", ())),
-            optimizers=tuple(_optimizer(item) for item in value.get("optimizers", ())),
-            **{name: _tier(value.get(name)) for name in _TIERS},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        return _hardware_from_json(JsonField(value))
+    except ValueError as error:
         raise UsageError(
-            f"{source} is not a hardware file: {what}.",
+            f"{source} is not a hardware file: {error}.",
             hint="write one with `memadvisor calibrate -o hardware.json`.",
         ) from error
 
 
-def _curve(value: Any) -> CollectiveCurve:
+def _hardware_from_json(value: JsonField) -> Hardware:
+    for name, known in (("format", (FORMAT,)), ("kind", KINDS)):
+        if value[name].value not in known:
+            value[name].refuse(" or ".join(map(json.dumps, known)))
+    return Hardware(
+        name=value["name"].typed(str),
+        kind=value["kind"].value,
+        source=value["source"].typed(str),
+        memory_bytes=value["memory_bytes"].maybe(_whole),
+        memory_bandwidth_bytes_per_s=value["memory_bandwidth_bytes_per_s"].maybe(_positive),
+        peak_flops_per_s={dtype: _positive(rate) for dtype, rate in value["peak_flops_per_s"].items()},
+        collectives=tuple(_curve(item) for item in value["collectives"]),
+        alternatives=tuple(_curve(item) for item in value.get("alternatives", ())),
+        page_cache=value.get("page_cache").maybe(_page_cache),
+        overlap=value.get("overlap").maybe(_overlap),
+        engine=value.get("engine").maybe(partial(_seconds, EngineCost)),
+        paging=value.get("paging").maybe(partial(_seconds, PagingCost)),
+        matmuls=tuple(_matmul(item) for item in value.get("matmuls", ())),
+        optimizers=tuple(_optimizer(item) for item in value.get("optimizers", ())),
+        **{name: value.get(name).maybe(_tier) for name in _TIERS},
+    )
+
+
+def _curve(value: JsonField) -> CollectiveCurve:
     sizes = tuple(_whole(size) for size in value["sizes_bytes"])
     durations = tuple(_positive(duration) for duration in value["durations_s"])
     if len(sizes) != len(durations) or not sizes:
-        raise ValueError("a collective needs as many durations as sizes, and at least one")
+        raise ValueError(f"{value.place} needs as many durations as sizes, and at least one")
     if any(after <= before for before, after in pairwise(sizes)):
-        raise ValueError("a collective's sizes must ascend")
+        raise ValueError(f"{value.place}.sizes_bytes must ascend")
     return CollectiveCurve(
-        operation=_text(value["operation"]),
+        operation=value["operation"].typed(str),
         num_ranks=_whole(value["num_ranks"]),
         sizes_bytes=sizes,
         durations_s=durations,
         pieces=tuple(_piece(item) for item in value.get("pieces", ())),
-        algorithm=None if value.get("algorithm") is None else _text(value["algorithm"]),
+        algorithm=value.get("algorithm").typed(str, optional=True),
     )
 
 
-def _piece(value: Any) -> LinkPiece:
-    alpha_s, residual = value["alpha_s"], value["residual_fraction"]
+def _piece(value: JsonField) -> LinkPiece:
     return LinkPiece(
         from_bytes=_whole(value["from_bytes"]),
-        alpha_s=_positive(alpha_s) if alpha_s else 0.0,
+        alpha_s=_zero_or_more(value["alpha_s"]),
         bytes_per_s=_positive(value["bytes_per_s"]),
-        residual_fraction=_positive(residual) if residual else 0.0,
+        residual_fraction=_zero_or_more(value["residual_fraction"]),
     )
 
 
-def _matmul(value: Any) -> MatmulRate:
+def _matmul(value: JsonField) -> MatmulRate:
     return MatmulRate(
-        dtype=_text(value["dtype"]),
+        dtype=value["dtype"].typed(str),
         rows=_whole(value["rows"]),
         columns=_whole(value["columns"]),
         depth=_whole(value["depth"]),
@@ -182,72 +183,55 @@ def _matmul(value: Any) -> MatmulRate:
     )
 
 
-def _optimizer(value: Any) -> OptimizerRate:
+def _optimizer(value: JsonField) -> OptimizerRate:
     return OptimizerRate(
-        optimizer=_text(value["optimizer"]),
-        implementation=_text(value["implementation"]),
+        optimizer=value["optimizer"].typed(str),
+        implementation=value["implementation"].typed(str),
         elements_per_s=_positive(value["elements_per_s"]),
     )
 
 
-def _tier(value: Any) -> TierBandwidth | None:
-    if value is None:
-        return None
+def _tier(value: JsonField) -> TierBandwidth:
     return TierBandwidth(
         read_bytes_per_s=_positive(value["read_bytes_per_s"]),
         write_bytes_per_s=_positive(value["write_bytes_per_s"]),
     )
 
 
-def _overlap(value: Any) -> OverlapSlowdown | None:
-    if value is None:
-        return None
-    late_s, spread = (_not_negative(value.get(name)) for name in ("late_s", "spread"))
+def _overlap(value: JsonField) -> OverlapSlowdown:
     found = OverlapSlowdown(
         compute=_positive(value["compute"]),
         collective=_positive(value["collective"]),
-        late_s=late_s,
-        spread=spread,
+        late_s=value.get("late_s").maybe(_zero_or_more),
+        spread=value.get("spread").maybe(_zero_or_more),
     )
     if min(found.compute, found.collective) < 1:
         raise ValueError("at the same time nothing is faster than alone: overlap's factors are 1 or more")
     return found
 
 
-def _not_negative(value: Any) -> float | None:
-    return value if value is None else 0.0 if value == 0 else _positive(value)
+def _zero_or_more(value: JsonField) -> float:
+    return 0.0 if value.value == 0 and value.value is not False else _positive(value)
 
 
-def _seconds(kind: type[_Cost], value: Any) -> _Cost | None:
+def _seconds(kind: type[_Cost], value: JsonField) -> _Cost:
     """A record all of whose fields are seconds."""
-    if value is None:
-        return None
     names = (field.name for field in dataclasses.fields(kind))
-    return kind(**{name: _positive(value[name]) if value[name] != 0 else 0.0 for name in names})
+    return kind(**{name: _zero_or_more(value[name]) for name in names})
 
 
-def _page_cache(value: Any) -> PageCache | None:
-    bandwidth = None if value is None else _tier(value["bandwidth"])
-    if value is None or bandwidth is None:
-        return None
-    return PageCache(bandwidth=bandwidth, size_bytes=_whole(value["size_bytes"]))
+def _page_cache(value: JsonField) -> PageCache:
+    return PageCache(bandwidth=_tier(value["bandwidth"]), size_bytes=_whole(value["size_bytes"]))
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} stands where text belongs")
-    return value
+def _whole(value: JsonField) -> int:
+    if value.typed(int) <= 0:
+        value.refuse("a positive whole number")
+    return int(value.value)
 
 
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"{value!r} stands where a positive whole number belongs")
-    return value
-
-
-def _positive(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{value!r} stands where a number belongs")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{value!r} is not a positive number")
-    return float(value)
+def _positive(value: JsonField) -> float:
+    rate = value.value
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= sys.float_info.max:
+        value.refuse("a positive number")
+    return float(rate)

@@ -104,6 +104,19 @@ def test_broken_files_are_one_line(tmp_path, text):
     assert "\n" not in caught.value.one_line()
 
 
+def test_a_byte_order_mark_is_read_over_and_a_broken_line_is_named(tmp_path):
+    text = "n_layers = 2\nhidden = 64\nn_heads = 4\nvocab = 100\n"
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8-sig")
+    assert load_architecture(str(tmp_path / "mine.toml")).hidden == 64
+
+    (tmp_path / "mine.toml").write_text(text.replace("n_heads =", "n_heads"))
+    with pytest.raises(UsageError, match=r"is not TOML: .*line 3, column"):
+        load_architecture(str(tmp_path / "mine.toml"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama",\n "hidden_size" 64}')
+    with pytest.raises(UsageError, match=r"is not JSON: .*, line 2, column 16"):
+        load_architecture(str(tmp_path))
+
+
 def test_what_is_neither_a_name_nor_a_file():
     with pytest.raises(UsageError, match=r"llama3-9b") as caught:
         load_architecture("llama3-9b")

@@ -49,6 +49,21 @@ def test_what_is_left_out_is_published():
     )
 
 
+def test_a_byte_order_mark_is_read_over_and_other_text_than_utf_8_is_said_to_be_none(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(WHOLE, encoding="utf-8-sig")
+    with_mark = load_cluster(path)
+    path.write_text(WHOLE)
+    assert load_cluster(path) == with_mark
+
+    path.write_text(WHOLE, encoding="utf-16")
+    with pytest.raises(MemadvisorError, match=r"is not TOML: it is not text in UTF-8\."):
+        load_cluster(path)
+    path.write_text("x = " + "[" * 100_000)
+    with pytest.raises(MemadvisorError, match="it nests too deeply"):
+        load_cluster(path)
+
+
 @pytest.mark.parametrize(
     "change",
     [("[cluster]", "[clusters]"), ("nodes = 4", "nodes = 0"), ("nodes = 4", "nodes = 1.5"), ("rails = 4", "rail = 4"),

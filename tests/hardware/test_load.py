@@ -60,6 +60,7 @@ MEASURED = Hardware(
     optimizers=(OptimizerRate(optimizer="AdamW", implementation="fused", elements_per_s=2e9),),
     page_cache_both_ways=TierBandwidth(read_bytes_per_s=4e9, write_bytes_per_s=2e9),
 )
+ENGINE = ("gradient_s", "collective_s", "lane_s", "piece_s", "shown_s")
 
 
 def test_a_saved_file_reads_back_the_same(tmp_path):
@@ -136,7 +137,13 @@ def test_an_unknown_device_is_refused_and_not_replaced_by_another():
         ({"memory_bytes": -1}, "positive"),
         ({"memory_bandwidth_bytes_per_s": "fast"}, "number"),
         ({"peak_flops_per_s": {"float32": float("inf")}}, "positive"),
-        ({"collectives": [{"operation": "all_reduce"}]}, "missing"),
+        ({"collectives": [{"operation": "all_reduce"}]}, r"'collectives\[0\]\.sizes_bytes' is missing"),
+        ({"collectives": None}, "collectives is null, where a list belongs"),
+        ({"name": 4}, "name is 4, where text belongs"),
+        ({"peak_flops_per_s": {"float32": "x" * 99}}, r'peak_flops_per_s\.float32 is "x+\.\.\., where a pos'),
+        ({"engine": dict.fromkeys(ENGINE, False)}, r"engine\.gradient_s is false"),
+        ({"disk": 5}, "disk is 5, where an object belongs"),
+        ({"overlap": {"compute": 1.0, "collective": 1.0, "late_s": []}}, r"overlap\.late_s is \[\]"),
     ],
 )
 def test_a_broken_file_is_one_line(tmp_path, change, message):
@@ -155,6 +162,18 @@ def test_sizes_that_do_not_ascend_are_refused():
     value |= {"memory_bandwidth_bytes_per_s": None, "peak_flops_per_s": {}, "collectives": [curve]}
     with pytest.raises(UsageError, match="ascend"):
         hardware_from_json(value, "it")
+
+
+def test_a_byte_order_mark_is_read_over_and_a_broken_line_is_named(tmp_path):
+    path = tmp_path / "hardware.json"
+    save_hardware(MEASURED, path)
+    path.write_text(text := path.read_text(), encoding="utf-8-sig")
+    assert load_hardware(str(path)) == MEASURED
+
+    path.write_text(text.replace('"kind":', "kind:"))
+    line = 1 + text[: text.index('"kind":')].count("\n")
+    with pytest.raises(UsageError, match=rf"is not JSON: .*, line {line}, column "):
+        load_hardware(str(path))
 
 
 def test_a_missing_file_and_a_file_that_is_no_json_are_one_line(tmp_path):
