@@ -32,6 +32,7 @@ from memadvisor.errors import MemadvisorError
 from memadvisor.executors import can_double
 from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
 from memadvisor.hardware.pieces import fit_pieces
+from memadvisor.run.helpers import started
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 _BY_DOUBLING = "all_gather by doubling"
@@ -57,9 +58,8 @@ def measure_collectives(
             context.Process(target=_rank_main, args=(rank, *arguments), daemon=True)
             for rank in range(num_ranks)
         ]
-        for process in processes:
-            process.start()
-        _join(processes, budget_s + _TIMEOUT.total_seconds())
+        with started(processes):
+            _join(processes, budget_s + _TIMEOUT.total_seconds())
         result = Path(directory) / "durations.json"
         if not result.exists():
             raise MemadvisorError(
@@ -90,13 +90,12 @@ def _never_longer_than_larger(durations_s: Sequence[float]) -> tuple[float, ...]
 
 
 def _join(processes: list[multiprocessing.context.SpawnProcess], limit_s: float) -> None:
-    """Wait for all of them; once one has failed or time is up, end the rest."""
+    """Wait for all of them, until one has failed or time is up."""
     deadline_s = time.monotonic() + limit_s
     while any(process.is_alive() for process in processes):
         failed = any(process.exitcode not in (None, 0) for process in processes)
         if failed or time.monotonic() > deadline_s:
-            for process in processes:
-                process.terminate()
+            return
         processes[0].join(0.05)
         time.sleep(0.05)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 from memadvisor import __version__
@@ -97,8 +100,25 @@ def _run(arguments: argparse.Namespace) -> int:
         code = command.run(arguments)
         return code
     try:
-        with patient_stdout():
+        with _signals_unwind(), patient_stdout():
             code = command.run(arguments)
     except KeyboardInterrupt:
         return 130  # as shells count it: a traceback of ours would tell nobody anything
     return code
+
+
+@contextlib.contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """SIGTERM and a closed terminal end a command as Ctrl-C does, through what takes its processes and temporary files away."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    # `nohup` is heeded.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

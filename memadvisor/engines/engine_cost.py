@@ -30,6 +30,7 @@ from memadvisor.errors import MemadvisorError
 from memadvisor.hardware.cores import share_cores
 from memadvisor.hardware.hardware import EngineCost
 from memadvisor.plan import Plan
+from memadvisor.run.helpers import started
 
 _MODELS = ((2, 2), (8, 2), (4, 8), (8, 8))  # blocks, and linear layers in each, of a weight and a bias
 _STAGES = (0, 1, 3)  # stage 2 does nothing that they do not
@@ -59,14 +60,10 @@ def measure_engine_cost(num_ranks: int) -> EngineCost | None:
             context.Process(target=_rank_main, args=(rank, num_ranks, directory), daemon=True)
             for rank in range(num_ranks)
         ]
-        for process in processes:
-            process.start()
-        deadline_s = time.monotonic() + _LIMIT_S
-        for process in processes:
-            process.join(max(0.0, deadline_s - time.monotonic()))
-        for process in processes:
-            if process.is_alive():
-                process.terminate()
+        with started(processes):
+            deadline_s = time.monotonic() + _LIMIT_S
+            for process in processes:
+                process.join(max(0.0, deadline_s - time.monotonic()))
         result = Path(directory) / "cost.json"
         if not result.exists():
             raise MemadvisorError(

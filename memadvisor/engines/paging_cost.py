@@ -23,6 +23,7 @@ from memadvisor.engines.cost_fit import BATCH, WIDTH, least_squares, make_blocks
 from memadvisor.errors import MemadvisorError
 from memadvisor.hardware.hardware import PagingCost
 from memadvisor.plan import Plan
+from memadvisor.run.helpers import started
 
 _MODELS = ((2, 2), (12, 1), (4, 8))  # blocks, and linear layers in each, of a weight and a bias
 _MICRO_BATCHES = (1, 3)
@@ -53,11 +54,8 @@ def measure_paging_cost() -> PagingCost | None:
         result = Path(scratch) / "cost.json"
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_main, args=(result,), daemon=True)
-        process.start()
-        process.join(_LIMIT_S)
-        if process.is_alive():
-            process.terminate()
-            process.join()
+        with started([process]):
+            process.join(_LIMIT_S)
         if not result.exists():
             raise MemadvisorError(
                 "A process could not train with its parameters on disk.",

@@ -1,5 +1,14 @@
 """`memadvisor calibrate`: figures on the screen and in a file that `--hardware` reads."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
 from memadvisor.cli.main import main
 from memadvisor.hardware.load import load_hardware
 
@@ -23,3 +32,45 @@ def test_what_was_measured_is_printed_and_kept(tmp_path, capsys):
 def test_a_number_of_ranks_that_is_none_is_one_line(capsys):
     assert main(["calibrate", "--ranks", "0"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the ranks")
+def test_ended_by_a_signal_it_leaves_neither_ranks_nor_files(tmp_path):
+    """Its ranks would compute on, in a directory that nobody takes away."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memadvisor", "calibrate", "--ranks", "2"],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        wait_until(lambda: list(scratch.glob("memadvisor-*/store")))  # the ranks have found each other
+        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(ranks) >= 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        wait_until(lambda: not any(map(works, ranks)))
+        assert list(scratch.glob("memadvisor-*")) == []
+        assert process.stderr.read() == b""
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def works(pid):
+    """Nothing is left of a zombie but its number."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
