@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from memadvisor.errors import UsageError
-from memadvisor.run.files import may_be_there
+from memadvisor.run.files import may_be_there, working_directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class Target:
 
 def check_target(target: Target) -> None:
     """Raise UsageError for a script that is not there; a missing module is found out by running it."""
-    path = Path(target.name)
+    path, here = Path(target.name), working_directory()
     if target.is_module:
         package = target.name.partition(".")[0]
         if package not in sys.builtin_module_names and not PathFinder.find_spec(
-            package, [str(Path.cwd()), *sys.path]
+            package, [str(here), *sys.path]
         ):
             raise UsageError(f"There is no module {target.name!r}.", hint="name it as for `python -m`.")
         return

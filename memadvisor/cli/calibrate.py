@@ -12,6 +12,7 @@ from rich.text import Text
 
 from memadvisor.hardware.hardware import CollectiveCurve, Hardware, LinkPiece, TierBandwidth
 from memadvisor.hardware.load import save_hardware
+from memadvisor.run.files import working_directory
 from memadvisor.units import format_bytes, format_count, format_seconds
 
 
@@ -32,12 +33,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    here = working_directory()
     # torch takes seconds to import
     from memadvisor.calibrate.calibrate import calibrate
     from memadvisor.engines.engine_cost import measure_engine_cost
     from memadvisor.engines.paging_cost import measure_paging_cost
 
-    hardware = calibrate(arguments.ranks, directory=arguments.disk)
+    hardware = calibrate(arguments.ranks, directory=arguments.disk or here)
     if hardware.collectives:
         num_ranks = hardware.collectives[0].num_ranks
         hardware = replace(hardware, engine=measure_engine_cost(num_ranks))

@@ -11,12 +11,12 @@ import shutil
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 from memadvisor.cli.visible import visible
 from memadvisor.doctor.findings import Finding, findings, trial_finding
 from memadvisor.doctor.host import host_facts
 from memadvisor.doctor.probe_torch import probe_torch
+from memadvisor.run.files import working_directory
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _look() -> Iterator[Finding]:
-    host, torch = host_facts(Path.cwd()), probe_torch()
+    host, torch = host_facts(working_directory()), probe_torch()
     yield from findings(host, torch)
     if isinstance(torch, str) or None in host.package_versions.values():
         return

@@ -68,13 +68,21 @@ def read_layout_table(path: str | Path) -> LayoutTable:
 def read_table(lines: Iterable[list[str]], source: str) -> LayoutTable:
     """As read_layout_table, of rows that are split already. The first is the header."""
     rows = iter(lines)
-    found, unread = headings(next((row for row in rows if any(row)), []))
+    header = next((row for row in rows if any(row)), [])
+    found, unread = headings(header)
     if not found:
         raise UsageError(
-            f"{source!r} has no header with a column of layouts.", hint="docs/layout-table.md lists them."
+            f"{source!r} has no header with a column of layouts: {_first_row(header)}.",
+            hint="name the columns there, as in model,gpus,tp,pp,micro_batch_size; docs/layout-table.md lists them.",
         )
     read = [_row(number, cells(found, row)) for number, row in enumerate(rows, start=2) if row]
     return LayoutTable(rows=read, unread=tuple(unread))
+
+
+def _first_row(row: list[str]) -> str:
+    text = ",".join(row)
+    shown = text if len(text) <= 60 else f"{text[:60]}..."
+    return f"its first row is {shown!r}" if row else "it is empty"
 
 
 def read_rows(lines: Iterable[list[str]], source: str) -> list[LayoutRow]:

@@ -8,7 +8,7 @@ from memadvisor.errors import UsageError
 from memadvisor.run.run import Run
 from memadvisor.units import parse_bytes
 
-_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 
 
 def budget_bytes(text: str | None, run: Run) -> int:
@@ -19,9 +19,10 @@ def budget_bytes(text: str | None, run: Run) -> int:
             "--memory is missing.",
             hint="give the budget of one rank: --memory 24GiB, or --memory 60% of the run's own peak.",
         )
-    share = _SHARE.fullmatch(text)
-    if share is None:
+    if not text.rstrip().endswith("%"):
         return parse_bytes(text)
+    match = _SHARE.fullmatch(text)
+    percent = float(match.group(1)) if match is not None else 0.0
     peaks = [rank.traced_step.peak_allocated_bytes for rank in run.ranks if rank.traced_step is not None]
     known = [peak for peak in peaks if peak is not None]
     if not known:
@@ -29,4 +30,10 @@ def budget_bytes(text: str | None, run: Run) -> int:
             f"{text} is a share of the run's peak, which was not recorded: no step of it was traced.",
             hint="give a size, such as 24GiB.",
         )
-    return parse_bytes(str(int(max(known) * float(share.group(1)) / 100)))
+    budget = max(known) * percent / 100
+    if not 1 <= budget < 2**60:
+        raise UsageError(
+            f"{text!r} is no usable share of the run's peak.",
+            hint="write it as 60%: it must be more than 0.",
+        )
+    return int(budget)

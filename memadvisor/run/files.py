@@ -54,6 +54,16 @@ def _is_written_into(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
+def working_directory() -> Path:
+    """Raises UsageError where somebody has deleted it: torch cannot be loaded from there either."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise UsageError(
+            "The working directory has been deleted.", hint="change into one that is there."
+        ) from error
+
+
 def may_be_there(path: Path) -> bool:
     """Whether something of that name is there, or nobody can tell for want of permission: then opening it says why."""
     try:

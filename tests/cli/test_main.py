@@ -1,6 +1,8 @@
 """What the command line says of words that no command can take."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -45,3 +47,20 @@ def test_a_model_file_of_numbers_past_any_float(field, what, tmp_path, capsys):
     line = said(["estimate", "--model", str(path), *SHAPE[3:]], capsys)
 
     assert "config.json' has more than" in line and f"{what}. Hint: look for a digit too many" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["profile", "-m", "json.tool"], ["profile", "--out", "{run}", "-m", "json.tool"], ["calibrate", "--ranks", "1"], ["doctor"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_working_directory_that_was_deleted_is_one_line(tmp_path, words):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = [word.format(run=tmp_path / "run") for word in words]
+    # torch itself cannot be loaded from there: only what says so is started in this process.
+    code = f"import os, sys; from memadvisor.cli.main import main; os.rmdir({str(gone)!r}); sys.exit(main({words!r}))"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=gone, text=True, capture_output=True, timeout=60)
+
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.count("\n") == 1 and "The working directory has been deleted." in ended.stderr

@@ -5,6 +5,7 @@ import io
 
 import pytest
 
+from memadvisor.errors import UsageError
 from memadvisor.layout_table.headers import headings
 from memadvisor.layout_table.read import read_table
 
@@ -58,6 +59,17 @@ def test_headers_of_other_things_are_named_and_not_guessed_at(name):
 
 def read(text):
     return read_table(csv.reader(io.StringIO(text)), "a test")
+
+
+def test_a_table_without_a_header_is_told_what_its_first_row_is_for():
+    with pytest.raises(UsageError, match=r"its first row is 'gpt2,8,2'") as caught:
+        read("gpt2,8,2\nllama3-8b,8,2\n")
+    columns = caught.value.hint.partition("as in ")[2].partition(";")[0]
+    (row,) = read(f"{columns}\nllama3-8b,8,2,2,1\n").rows
+    assert row.error is None and row.case.step.layout.tensor == 2
+
+    with pytest.raises(UsageError, match="it is empty"):
+        read("")
 
 
 @pytest.mark.parametrize("cell", ["8/4/2", "(8, 4, 2)", "8-4-2", "8x4x2", "TP8 PP4 DP2", "tp=8, pp=4, dp=2"])
