@@ -170,7 +170,8 @@ class RunApp(App[RunFormatError | None]):
             num_missing = len(view.run.missing_ranks)
             headline.append(f"{num_missing} rank{'s' if num_missing > 1 else ''} missing  ", "#e5484d")
         if view is not None:
-            newest = f"step {view.rank.steps[-1].index}" if view.rank.steps else "no step yet"
+            none = "no step" if view.has_ended else "no step yet"
+            newest = f"step {view.rank.steps[-1].index}" if view.rank.steps else none
             rank = f"rank {view.rank.process.rank} of {view.run.manifest.world_size}"
             headline.append(f"{rank}  {newest}  ")
             headline.append(plain(PurePath(view.run.manifest.script).name), "dim")

@@ -15,7 +15,7 @@ from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, refill, row_table
 from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
 from memadvisor.tui.view import View
-from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
+from memadvisor.units import format_bytes, format_fraction, format_seconds
 
 _EXPOSED, _OVERLAPPED = "#e5484d", "#2ec4a6"
 _OPERATIONS = (
@@ -145,7 +145,7 @@ def _share_row(row: TrafficShare, without_name: str) -> Row:
 
 
 def _rate(bytes_per_s: float | None) -> str:
-    return "-" if bytes_per_s is None else format_count(bytes_per_s, "B/s")
+    return "-" if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"
 
 
 def _skew_line(skew: Skew | None) -> Text:

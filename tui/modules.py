@@ -48,7 +48,9 @@ class ModulesPane(Pane):
         yield SearchTable("modules-list")
 
     def missing(self, view: View) -> str | None:
-        return None if view.rank.modules else "No model has been seen yet."
+        if view.rank.modules:
+            return None
+        return "No model was seen." if view.has_ended else "No model has been seen yet."
 
     @on(SearchTable.Changed)
     def _changed(self) -> None:

@@ -13,7 +13,8 @@ from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.utilization import Utilization
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, bar, stacked_bar
-from memadvisor.tui.pane import Pane, why_untraced
+from memadvisor.tui.out_of_memory import out_of_memory_rows
+from memadvisor.tui.pane import Pane, why_no_step, why_untraced
 from memadvisor.tui.text import flow, lines, paragraph
 from memadvisor.tui.view import View
 from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
@@ -41,10 +42,8 @@ class OverviewPane(Pane):
         self.set_class(is_wide, "wide")
         width = max(40, (self.size.width - 8) // 2 if is_wide else self.size.width - 4)
         self.query_one("#overview-figures", Static).update(lines(flow(_figures(view), self.size.width - 4)))
-        memory.update(lines(_memory(view, width)))
-        time.update(
-            lines([*_time(view, width), *_utilization(view.result.utilization), Text(""), *_run(view)])
-        )
+        memory.update(lines([*out_of_memory_rows(view), *_memory(view, width)]))
+        time.update(lines([*_time(view, width), *_utilization(view), Text(""), *_run(view)]))
 
 
 def _figures(view: View) -> list[Text]:
@@ -123,7 +122,7 @@ def _time(view: View, width: int) -> list[Text]:
     if time is None:
         return [
             paragraph(("Step time    not recorded", "bold")),
-            paragraph(("No timed step has ended yet.", "dim")),
+            paragraph((_why_no_time(view), "dim")),
         ]
     rows = [
         paragraph(
@@ -142,6 +141,12 @@ def _time(view: View, width: int) -> list[Text]:
         block = bar(seconds, time.median_s, room)
         rows.append(paragraph(f"{name:<{_NAME_WIDTH}}", figures, (block, PHASE_COLORS.get(name, ""))))
     return [*rows, *_throughput(view, time)]
+
+
+def _why_no_time(view: View) -> str:
+    if view.rank.steps:
+        return "No timed step has ended." if view.has_ended else "No timed step has ended yet."
+    return why_no_step(view)
 
 
 def _throughput(view: View, time: StepTime) -> list[Text]:
@@ -166,9 +171,10 @@ def _rate(per_s: float) -> str:
     return f"{format_count(float(f'{per_s:.3g}'))}/s"
 
 
-def _utilization(utilization: Utilization) -> list[Text]:
+def _utilization(view: View) -> list[Text]:
+    utilization = view.result.utilization
     if utilization.mfu is None:
-        rows = [_fact("MFU", f"not recorded: {_why_no_mfu(utilization)}")]
+        rows = [_fact("MFU", f"not recorded: {_why_no_mfu(utilization, view.has_ended)}")]
     else:
         rows = [
             _fact(
@@ -189,11 +195,11 @@ def _utilization(utilization: Utilization) -> list[Text]:
     return rows
 
 
-def _why_no_mfu(utilization: Utilization) -> str:
+def _why_no_mfu(utilization: Utilization, has_ended: bool) -> str:
     if utilization.model_flops_per_step is None:
-        return "FLOPs come with the traced step"
+        return "no traced step counted FLOPs" if has_ended else "FLOPs come with the traced step"
     if utilization.step_time_s is None:
-        return "no timed step yet"
+        return "no timed step" if has_ended else "no timed step yet"
     return "no peak FLOP/s known (see `memadvisor calibrate`)"
 
 

@@ -9,9 +9,9 @@ from textual.widgets import Static
 
 from memadvisor.tui.text import paragraph
 from memadvisor.tui.view import View
-from memadvisor.tui.watch import State
 
 NOT_TRACED = "No traced step yet. It follows the warm-up; what is timed already stands under Steps."
+NO_STEP = "No step has ended yet."
 NEVER_TRACED = "The run ended before a step was traced, so this was not recorded."
 
 
@@ -65,4 +65,18 @@ def why_untraced(view: View) -> str | None:
     """The sentence for figures that only a traced step has; None once there is one."""
     if view.rank.traced_step is not None:
         return None
-    return NOT_TRACED if view.state in (State.RUNNING, State.SILENT) else NEVER_TRACED
+    return f"{NEVER_TRACED} {_why_ended(view)}".rstrip() if view.has_ended else NOT_TRACED
+
+
+def why_no_step(view: View) -> str:
+    """The sentence where no step has ended."""
+    return f"The run ended before a step had. {_why_ended(view)}".rstrip() if view.has_ended else NO_STEP
+
+
+def _why_ended(view: View) -> str:
+    """What is known of that: memory, or the recorder's warnings where it met no step; else "", as under Notes."""
+    if view.result.out_of_memory:
+        return "It ran out of memory: Overview says where, and what held it."
+    if view.rank.steps:
+        return ""
+    return " ".join(note.text for note in view.rank.notes if note.level in ("warning", "error"))

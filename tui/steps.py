@@ -12,7 +12,7 @@ from textual.widgets import DataTable, Static
 from memadvisor.analyzers.pieces import cut_step
 from memadvisor.run.records import Span, Step
 from memadvisor.tui.drawing import PHASE_COLORS, sparkline, stacked_bar
-from memadvisor.tui.pane import Pane
+from memadvisor.tui.pane import Pane, why_no_step
 from memadvisor.tui.table import Column, Row, refill, row_table
 from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
 from memadvisor.tui.view import View
@@ -36,7 +36,7 @@ class StepsPane(Pane):
         yield row_table("steps-table")
 
     def missing(self, view: View) -> str | None:
-        return None if view.rank.steps else "No step has ended yet."
+        return None if view.rank.steps else why_no_step(view)
 
     def fill(self, view: View) -> None:
         self.query_one("#steps-summary", Static).update(lines(_summary(view, max(20, self.size.width - 4))))

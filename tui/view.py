@@ -27,6 +27,11 @@ class View:
     def result(self) -> RankAnalysis:
         return self.analysis.ranks[self.position]
 
+    @property
+    def has_ended(self) -> bool:
+        """Nothing more will come."""
+        return self.state not in (State.WAITING, State.RUNNING, State.SILENT)
+
     def shows_the_same_as(self, other: View | None) -> bool:
         """Whether `other` is of the same reading; comparing the rows of two readings would take seconds."""
         return (

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from memadvisor.analyzers.analysis import Analysis
-from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, way_on
+from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.cli.tables import grid, heading, name_of, shorten_left
+from memadvisor.tui.out_of_memory import held_by, sentence
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.units import format_bytes
 
@@ -22,7 +23,7 @@ def out_of_memory(analysis: Analysis, width: int) -> Iterator[RenderableType]:
             continue
         event = rank.out_of_memory[-1]
         of_rank = f" on rank {rank.rank}" if len(analysis.ranks) > 1 else ""
-        yield heading("Out of memory", (*sentence(event, of_rank), "bold red"))
+        yield heading("Out of memory", (sentence(event, of_rank), "bold red"))
         earlier = len(rank.out_of_memory) - 1
         if earlier:
             yield paragraph((f"  {earlier} time{'s' if earlier > 1 else ''} before that in this run", "dim"))
@@ -49,35 +50,10 @@ def short(analysis: Analysis) -> Iterator[RenderableType]:
         if rank.out_of_memory:
             event = rank.out_of_memory[-1]
             of_rank = f" on rank {rank.rank}" if len(analysis.ranks) > 1 else ""
-            yield paragraph(("out of memory ", "bold red"), sentence(event, of_rank)[0])
+            yield paragraph(("out of memory ", "bold red"), sentence(event, of_rank))
             yield paragraph(("held by      ", "bold"), held_by(event))
             if event.hint is not None:
                 yield paragraph(("hint         ", "bold"), event.hint)
     text = way_on(analysis.run)
     if text is not None:
         yield paragraph(("next         ", "bold"), text)
-
-
-def sentence(event: OutOfMemoryEvent, of_rank: str) -> tuple[str]:
-    """`in forward of blocks.3 (aten::relu), step 0: asked for 4 MiB, had 21 MiB of 24 MiB (--memory-limit)`."""
-    operator = f" ({event.operator})" if event.operator else ""
-    step = "" if event.step is None else f", step {event.step}"
-    asked = f"asked for {format_bytes(event.requested_bytes)}"
-    had = "" if event.allocated_bytes is None else f", with {format_bytes(event.allocated_bytes)} allocated"
-    limit = "" if event.limit_bytes is None else f" of {format_bytes(event.limit_bytes)} ({event.limit})"
-    return (f"in {event.position}{operator}{step}{of_rank}: {asked}{had}{limit}",)
-
-
-def held_by(event: OutOfMemoryEvent) -> str:
-    """Categories from the largest on, and what is not told apart."""
-    sizes = sorted(event.by_category_bytes.items(), key=lambda part: -part[1])
-    parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in sizes if size]
-    if event.basis == "known":
-        parts.append(f"activation and others (not recorded) {_or_unknown(event.unlabelled_bytes)}")
-    elif event.unlabelled_bytes:
-        parts.append(f"unexplained {format_bytes(event.unlabelled_bytes)}")
-    return ", ".join(parts)
-
-
-def _or_unknown(size_bytes: int | None) -> str:
-    return "of unknown size" if size_bytes is None else format_bytes(size_bytes)
