@@ -33,7 +33,10 @@ def _trouble(view: RankView) -> Iterator[str]:
     if way is not None:
         yield f"Memory ran out before a step was traced: {way}"
     elif view.recorded.traced_step is None:
-        yield "No step was traced, so memory is not explained: profile a run of more steps."
+        # More steps of a script that takes none would explain nothing.
+        warnings = [note.text for note in view.recorded.notes if note.level == "warning"]
+        said = " ".join(warnings) if not view.recorded.steps else ""
+        yield said or "No step was traced, so memory is not explained: profile a run of more steps."
     if view.analysis.larger_steps is not None:
         yield view.analysis.larger_steps.in_words
     compared = view.analysis.comparison

@@ -9,6 +9,7 @@ import memadvisor
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.report.page import render
 from memadvisor.run.parallel_records import PipelineStage
+from memadvisor.run.records import Note
 from tests.make_run import make_run
 
 
@@ -58,3 +59,19 @@ def test_a_pipelines_states_are_no_matter_of_zero():
 
     assert "a pipeline of more stages leaves each rank fewer of them" in page
     assert "ZeRO shards them" not in page
+
+
+def test_a_run_without_a_step_is_told_why_and_not_to_take_more_of_them():
+    why = "No training step was seen: a model was called, with no backward pass and no step of an optimizer."
+    run = make_run(num_ranks=1, traced_step=None)
+    note = Note(level="warning", text=why, time_s=None)
+    without = dataclasses.replace(run.ranks[0], steps=(), spans=(), notes=(note,))
+
+    page = render(analyze(dataclasses.replace(run, ranks=(without,))))
+    assert "What to do next" in page and "profile a run of more steps" not in page
+    steps = page.partition("What to do next")[2].partition("</ol>")[0]
+    assert "No training step was seen" in steps
+
+    short = dataclasses.replace(run.ranks[0], notes=(note,))
+    page = render(analyze(dataclasses.replace(run, ranks=(short,))))
+    assert "profile a run of more steps" in page
