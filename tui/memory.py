@@ -100,7 +100,7 @@ def _row(storage: Storage) -> Row:
         key=str(storage.storage_id),
         cells=(
             number(format_bytes(storage.size_bytes)),
-            words(storage.category, CATEGORY_COLORS.get(storage.category, "")),
+            words(storage.category.replace("_", " "), CATEGORY_COLORS.get(storage.category, "")),
             words(storage.module or storage.unit or "(model)"),
             words(storage.operator or ("before the step" if storage.phase == "baseline" else "")),
             words(storage.shape),

@@ -294,6 +294,8 @@ def test_what_is_listed_under_the_cursor_is_alive_there(run_directory):
         born_before = {str(s.storage_id) for s in app.view.rank.storages if s.birth_s <= step.start_s}
         table = app.query_one("#memory-alive", DataTable)
         assert {key.value for key in table.rows} == born_before
+        categories = {table.get_row_at(row)[1].plain for row in range(table.row_count)}
+        assert {"parameter", "optimizer state"} <= categories  # in words, as in the line above them
 
     drive(run_directory, scenario)
 
