@@ -37,9 +37,13 @@ def step_waterfall(view: RankView) -> Block:
     predicted_s = None if compared is None else compared.step_time_s.predicted
     factor, unit = seconds_scale([time.median_s, predicted_s or 0.0])
     traces = [_waterfall(time, factor)]
-    names = [*(PHASE_NAMES[phase] for phase in time.by_phase_s), "step, measured"]
+    # Beside their names: at the end of a bar they would leave a narrow page.
+    names = [
+        *(f"{PHASE_NAMES[phase]}<br>{_share(s, time)}" for phase, s in time.by_phase_s.items()),
+        f"step, measured<br>{format_seconds(time.median_s)}",
+    ]
     if predicted_s is not None:
-        names.append("step, predicted")
+        names.append(f"step, predicted<br>{format_seconds(predicted_s)}")
         traces.append(_predicted_step(predicted_s, len(names) - 1, factor))
     return Figure(
         name="waterfall",
@@ -52,7 +56,7 @@ def step_waterfall(view: RankView) -> Block:
         layout={
             "xaxis": {
                 "title": {"text": f"time ({unit})"},
-                "range": [0, 1.2 * max(time.median_s, predicted_s or 0.0) / factor],
+                "range": [0, 1.02 * max(time.median_s, predicted_s or 0.0) / factor],
             },
             "yaxis": {
                 "tickvals": list(range(len(names))),
@@ -91,11 +95,7 @@ def _waterfall(time: StepTime, factor: float) -> dict[str, Any]:
     for spent_s in time.by_phase_s.values():
         stretches.append((reached, reached + spent_s))
         reached += spent_s
-    words = [
-        f"{format_seconds(spent_s)} · {format_fraction(spent_s / time.median_s if time.median_s else None)}"
-        for spent_s in time.by_phase_s.values()
-    ]
-    words.append(format_seconds(time.median_s))
+    words = [*(_share(spent_s, time) for spent_s in time.by_phase_s.values()), format_seconds(time.median_s)]
     num_rows = len(words)
     return bars(
         [*stretches, (0.0, time.median_s)],
@@ -103,27 +103,28 @@ def _waterfall(time: StepTime, factor: float) -> dict[str, Any]:
         heights=[0.66] * num_rows,
         factor=factor,
         colors=[*(color_of(phase) for phase in time.by_phase_s), "var(--dim)"],
-        texts=words,
         hovers=words,
-        more={"textposition": "auto", "cliponaxis": False},
+        more={},
     )
 
 
+def _share(spent_s: float, time: StepTime) -> str:
+    share = spent_s / time.median_s if time.median_s else None
+    return f"{format_seconds(spent_s)} · {format_fraction(share)}"
+
+
 def _predicted_step(predicted_s: float, row: int, factor: float) -> dict[str, Any]:
-    words = format_seconds(predicted_s)
     trace = bars(
         [(0.0, predicted_s)],
         rows=[row],
         heights=[0.66],
         factor=factor,
         colors="var(--card)",
-        texts=[words],
-        hovers=[f"predicted {words}"],
-        more={"textposition": "auto"},
+        hovers=[f"predicted {format_seconds(predicted_s)}"],
+        more={},
     )
     trace["marker"]["line"] = {"width": 2, "color": "var(--optimizer-state)"}
     trace["marker"]["pattern"] = {"shape": "/", "fgcolor": "var(--optimizer-state)", "size": 6}
-    trace["textposition"] = "outside"
     return trace
 
 

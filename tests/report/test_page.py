@@ -153,6 +153,16 @@ def test_phases_of_the_waterfall_add_up_to_the_median_step():
     assert bars["x"][-1] == pytest.approx(100.0)  # ms
 
 
+def test_figures_of_the_waterfall_stand_beside_its_names_and_leave_no_page_however_narrow():
+    figure = _page(make_run(num_ranks=1, plan=PLAN)).figures["waterfall-rank0"]
+
+    assert not any(trace.get("text") for trace in figure["traces"])
+    *phases, measured, predicted = (label.split("<br>") for label in figure["layout"]["yaxis"]["ticktext"])
+    assert (measured[0], predicted[0]) == ("step, measured", "step, predicted")
+    shares = [float(figures.partition("·")[2].removesuffix(" %")) for _, figures in phases]
+    assert sum(shares) == pytest.approx(100.0, abs=0.1 * len(shares))
+
+
 def test_every_figure_says_where_its_numbers_come_from():
     html = render(analyze(make_run(plan=PLAN), HARDWARE))
 
