@@ -56,6 +56,7 @@ class ModelStates:
         1  # ranks that hold parts of one layer (tensor parallelism); counts are of this rank's part
     )
     idle: IdleParameters | None = None
+    unused: IdleParameters | None = None
 
     @property
     def theory_text(self) -> str:
@@ -115,8 +116,8 @@ class ModelStates:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know of differences from theory."""
-        idle = None if self.idle is None else self.idle.text
-        return tuple(note for note in (self.outside_text, idle) if note is not None)
+        idle = [found.text for found in (self.idle, self.unused) if found is not None]
+        return (*([] if self.outside_text is None else [self.outside_text]), *idle)
 
     @property
     def bytes_per_parameter(self) -> float | None:
@@ -125,22 +126,29 @@ class ModelStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleParameters:
-    """Trainable parameters that no optimizer had when the first step had ended, and that had no gradient then.
+    """Trainable parameters that had no gradient when the first step had ended, and that no optimizer had then.
 
-    A reference model or a teacher that is called under `no_grad` alone. Theory has a gradient for each.
+    A reference model or a teacher that is called under `no_grad` alone. Theory has a gradient for each. With `in_optimizer`:
+    those that one had, a head that no loss reaches. They got none in the traced step either, and have no state.
     """
 
     num_elements: int
     size_bytes: int
     units: tuple[str, ...]
+    in_optimizer: bool = False
 
     @property
     def text(self) -> str:
         named = ", ".join(unit or "(root)" for unit in self.units[:MAX_UNITS])
         more = f" and {len(self.units) - MAX_UNITS} more" if len(self.units) > MAX_UNITS else ""
+        what = (
+            "are trainable and in an optimizer, but got no gradient"
+            if self.in_optimizer
+            else "are trainable, but got no gradient and are in no optimizer"
+        )
         return (
-            f"{format_bytes(self.size_bytes)} of parameters ({named}{more}) are trainable, but got no gradient and are in "
-            "no optimizer; theory has gradients for them. Where they are not to be trained, requires_grad_(False) says so."
+            f"{format_bytes(self.size_bytes)} of parameters ({named}{more}) {what}; theory has gradients for them. "
+            "Where they are not to be trained, requires_grad_(False) says so."
         )
 
 
@@ -173,6 +181,7 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
     own = own_parameters(rank)
     return ModelStates(
         idle=_idle(own),
+        unused=_unused(own, rank),
         num_params=sum(p.num_elements for p in own),
         num_trainable=sum(p.num_elements for p in own if p.requires_grad),
         num_ranks=num_ranks,
@@ -189,19 +198,40 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
 
 
 def _idle(own: list[Parameter]) -> IdleParameters | None:
-    """None too where no parameter was seen with a gradient in an optimizer: where another keeps both, as DeepSpeed does
-    with its masters, the script's own parameters tell nothing."""
-    if not any(p.in_optimizer and p.has_gradient for p in own):
+    """Those in no optimizer. None too where no parameter was seen with a gradient in an optimizer: where another keeps
+    both, as DeepSpeed does with its masters, the script's own parameters tell nothing."""
+    return _found(own, [p for p in own if p.requires_grad and p.in_optimizer is False], in_optimizer=False)
+
+
+def _unused(own: list[Parameter], rank: RankRun) -> IdleParameters | None:
+    """Those in an optimizer. One whose turn the first step was not has a gradient in the traced step, or a state."""
+    # A bias's gradient is a sum that keeps the dimension it sums over.
+    reached = {
+        (row.unit, row.shape.removeprefix("[1, ").lstrip("["), row.dtype)
+        for row in rank.storages
+        if row.category == "gradient"
+    }
+    updated = {row.parameter for row in rank.optimizer_states}
+    unused = [
+        p
+        for p in own
+        if p.requires_grad
+        and p.in_optimizer
+        and p.name not in updated
+        and (p.unit, p.shape.removeprefix("[1, ").lstrip("["), p.dtype) not in reached
+    ]
+    return _found(own, unused, in_optimizer=True)
+
+
+def _found(own: list[Parameter], candidates: list[Parameter], *, in_optimizer: bool) -> IdleParameters | None:
+    idle = [p for p in candidates if p.has_gradient is False]
+    if not idle or not any(p.in_optimizer and p.has_gradient for p in own):
         return None
-    idle = [p for p in own if p.requires_grad and p.in_optimizer is False and p.has_gradient is False]
-    return (
-        IdleParameters(
-            num_elements=sum(p.num_elements for p in idle),
-            size_bytes=sum(p.size_bytes for p in idle),
-            units=tuple(dict.fromkeys(p.unit for p in idle)),
-        )
-        if idle
-        else None
+    return IdleParameters(
+        num_elements=sum(p.num_elements for p in idle),
+        size_bytes=sum(p.size_bytes for p in idle),
+        units=tuple(dict.fromkeys(p.unit for p in idle)),
+        in_optimizer=in_optimizer,
     )
 
 

@@ -76,6 +76,40 @@ def test_a_reference_model_that_is_left_trainable_says_why_it_has_no_gradients(t
     assert "got no gradient and are in no optimizer" in states.idle.text
 
 
+class WithHeads(torch.nn.Module):
+    """One head is used in each step, one in every second, one in none."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.turn, self.never = (torch.nn.Linear(64, width) for width in (8, 16, 24))
+        self.num_calls = 0
+
+    def forward(self, inputs):
+        self.num_calls += 1
+        outputs = self.used(inputs).sum()
+        return outputs if self.num_calls % 2 else outputs + self.turn(inputs).sum()
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam])
+def test_a_head_that_no_loss_reaches_says_why_it_has_no_gradients(tmp_path, optimizer_class):
+    model = WithHeads()
+    optimizer = optimizer_class(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 64)).backward()
+            optimizer.step()
+
+    states = model_states(prof.run.ranks[0], None)
+
+    missing_bytes = 4 * (64 * 24 + 24)
+    assert states.expected_gradient_bytes - states.gradient_bytes == missing_bytes
+    assert states.idle is None
+    assert (states.unused.num_elements, states.unused.size_bytes) == (64 * 24 + 24, missing_bytes)
+    assert states.notes == (states.unused.text,)
+    assert "are trainable and in an optimizer, but got no gradient; theory has" in states.unused.text
+
+
 def _parameter(name, *, in_optimizer=True, has_gradient=True, requires_grad=True):
     return Parameter(name, name, "(10,)", "float32", 10, 40, requires_grad, "", in_optimizer, has_gradient)
 
