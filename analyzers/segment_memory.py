@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate
 from typing import NamedTuple
 
+from memadvisor.analyzers.first_asked import FirstAsked, first_asked
 from memadvisor.analyzers.gradient_buffers import Buffers, buffers_of
 from memadvisor.analyzers.inner_workspaces import is_made_within
+from memadvisor.analyzers.levels import apply, highest, missed_by_deaths, plain
 from memadvisor.analyzers.movable import boundary_tensors, cached_keys, inner_storages
 from memadvisor.analyzers.placement import Placed, Placement, Stretch
 from memadvisor.analyzers.roundable import roundable_storages
@@ -103,15 +104,18 @@ def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
     levels, timelines = [], []
     missed: dict[int, int] = {}
     operators = {}
+    asked = first_asked(rank.saved, passes, placed)
     for position, piece in enumerate(pieces):
         unsaved = _without_saving(piece, events[position], placed, freed, casts)
-        level, timeline = _levels(piece, start, events[position], unsaved, placed, gradients, buffers)
+        around = asked.get(position)
+        level, timeline = _levels(piece, start, events[position], unsaved, placed, gradients, buffers, around)
         levels.append(level)
         timelines.append(timeline)
-        missed.update(_missed_by_deaths(start, events[position]))
+        counts = level.captured.peak if around is None else level.captured.peak_unsaved
+        missed.update(missed_by_deaths(start, events[position], sum(counts.values())))
         if position in forwards:
             operators[position] = forwards[position].operators(start, unsaved, events[position], placed)
-        _apply(start, events[position])
+        apply(start, events[position])
     boundaries = boundary_tensors(placed, freed, casts, passes, missed)
     saved = saved_storages(rank, placed, casts, passes)
     return Memory(
@@ -171,34 +175,6 @@ def _add_residuals(
             events[position].append(_Event(residual.time_s, delta_bytes, UNEXPLAINED, -1, False))
 
 
-def _apply(level: dict[str, int], events: Iterable[_Event]) -> None:
-    for _, delta_bytes, category, _, _ in events:
-        level[category] = level.get(category, 0) + delta_bytes
-
-
-def _highest(start: Mapping[str, int], events: Sequence[_Event]) -> dict[str, int]:
-    """The composition at the highest instant, the first one if there are several."""
-    totals = list(accumulate((event.delta_bytes for event in events), initial=sum(start.values())))
-    level = dict(start)
-    _apply(level, events[: totals.index(max(totals))])
-    return _plain(level)
-
-
-def _missed_by_deaths(start: Mapping[str, int], events: Sequence[_Event]) -> Iterable[tuple[int, int]]:
-    """By number of each storage that dies here: what the highest instant would be above what it is, if it lived on."""
-    levels = list(accumulate((event.delta_bytes for event in events), initial=sum(start.values())))
-    highest = max(levels)
-    after = 0
-    for event, level in zip(reversed(events), reversed(levels[1:]), strict=True):
-        after = max(after, level)
-        if event.delta_bytes < 0 and event.number >= 0:
-            yield event.number, max(0, after - event.delta_bytes - highest)
-
-
-def _plain(level: Mapping[str, int]) -> dict[str, int]:
-    return {category: size for category, size in level.items() if size}
-
-
 def _levels(
     piece: Stretch,
     start: Mapping[str, int],
@@ -207,6 +183,7 @@ def _levels(
     placed: Sequence[Placed],
     gradients: Gradients,
     buffers: Buffers,
+    asked: FirstAsked | None,
 ) -> tuple[SegmentLevels, Timeline]:
     others = {category: size for category, size in start.items() if category not in STATES}
     units, passing = _handed_over(piece, events, placed, gradients, buffers, collect=False)
@@ -220,12 +197,12 @@ def _levels(
     own = _own_gradients(events)
     views = {"captured": events, "own_gradients": own, "passing_gradients": passing}
     timeline = Timeline(piece.start_s, {**views, "collected_gradients": collected})
-    passing_level = collected_level = _level(others, passing, lean)
+    passing_level = collected_level = _level(others, passing, lean, asked)
     if collected is not passing:
-        collected_level = _level(others, collected, collected if same else lean)
+        collected_level = _level(others, collected, collected if same else lean, asked)
     levels = SegmentLevels(
-        captured=_level(start, events, unsaved),
-        own_gradients=_level(others, own, _own_gradients(unsaved)),
+        captured=_level(start, events, unsaved, asked),
+        own_gradients=_level(others, own, _own_gradients(unsaved), asked),
         passing_gradients=passing_level,
         collected_gradients=collected_level,
         gradient_units=units,
@@ -234,12 +211,19 @@ def _levels(
     return levels, timeline
 
 
-def _level(start: Mapping[str, int], events: Sequence[_Event], unsaved: Sequence[_Event]) -> Level:
-    peak = _highest(start, events)
+def _level(
+    start: Mapping[str, int],
+    events: Sequence[_Event],
+    unsaved: Sequence[_Event],
+    asked: FirstAsked | None,
+) -> Level:
+    if asked is not None:
+        return asked.level(start, events)
+    peak = highest(start, events)
     return Level(
-        start=_plain(start),
+        start=plain(start),
         peak=peak,
-        peak_unsaved=peak if unsaved is events else _highest(start, unsaved),
+        peak_unsaved=peak if unsaved is events else highest(start, unsaved),
     )
 
 
@@ -391,4 +375,4 @@ def _growth(piece: Stretch, events: Sequence[_Event], placed: Sequence[Placed]) 
         ),
         default=piece.start_s,
     )
-    return _highest({}, [event for event in own if event.time_s <= last_saved_s])
+    return highest({}, [event for event in own if event.time_s <= last_saved_s])

@@ -91,16 +91,16 @@ class Activations:
         if self.rounded is not None or position in self._places or position in self.parted:
             return sum(self.peak(position, view).values())
         totals = self.step.totals[view]
-        forgets = self._forgets(self.step.segments[position])
-        return (totals.peak_unsaved if forgets else totals.peak)[position] + self._during_bytes[position]
+        return (totals.peak_unsaved if self._forgets(position) else totals.peak)[
+            position
+        ] + self._during_bytes[position]
 
     def peak(self, position: int, view: View) -> dict[str, int]:
         """Alive at the segment's highest instant."""
-        segment = self.step.segments[position]
-        level = _level(segment, view)
+        level = _level(self.step.segments[position], view)
         if self.rounded is not None and self.rounded.changes_in(position):
             return _sum(self.rounded.peak(position, view, level.start), self._during, position)
-        peak = self._peak_as_saved(segment, level, position, view)
+        peak = self._peak_as_saved(level, position, view)
         return peak if self.rounded is None else added(peak, self.rounded.at_start[position])
 
     def rounding_s(self, position: int) -> float:
@@ -108,18 +108,31 @@ class Activations:
         cost = self.step.rounding_cost
         return 0.0 if self.rounded is None or cost is None else self.rounded.seconds(position, cost)
 
-    def _peak_as_saved(self, segment: Segment, level: Level, position: int, view: View) -> dict[str, int]:
+    def _peak_as_saved(self, level: Level, position: int, view: View) -> dict[str, int]:
         if position in self.parted:
             return _sum(self.parted.peak(position, view, level.start), self._during, position)
         if position in self._places:
             reached = self.step.operators[position].forward_peak(self._places[position])
             shown = reached if view == "captured" else {c: n for c, n in reached.items() if c not in STATES}
             return _sum(shown, self._during, position)
-        return _sum(level.peak_unsaved if self._forgets(segment) else level.peak, self._during, position)
+        return _sum(level.peak_unsaved if self._forgets(position) else level.peak, self._during, position)
 
-    def _forgets(self, segment: Segment) -> bool:
-        """Whether it is a forward that keeps nothing but its inputs."""
-        return segment.phase == "forward" and segment.unit in self.stretches
+    def _forgets(self, position: int) -> bool:
+        """Whether it is a forward that keeps nothing but its inputs, or a backward that has to run one again."""
+        segment = self.step.segments[position]
+        if segment.unit not in self.stretches:
+            return False
+        return segment.phase == "forward" or self._runs_again(position)
+
+    def _runs_again(self, position: int) -> bool:
+        unit = self.step.segments[position].unit
+        return position in self.step.first_backwards and bool(self.stretches.ending(unit or ""))
+
+    def beside_again(self, position: int, view: View, growth: Bytes) -> Bytes:
+        """What a run again of this growth has beside a segment's start; or what that has before it, if that is more."""
+        level = _level(self.step.segments[position], view)
+        reached = added(level.until_asked, growth)
+        return max(reached, level.most_until_asked, key=lambda sizes: sum(sizes.values()))
 
     def recomputations(self, position: int) -> list[tuple[Stretch, Bytes]]:
         """`_recomputations`, worked out once for all schedules that are played with this choice."""
@@ -129,7 +142,7 @@ class Activations:
 
     def _recomputations(self, position: int) -> list[tuple[Stretch, Bytes]]:
         """Stretches that are run again before this backward, and what each has at its highest instant beside what is
-        there when the segment begins."""
+        there when the backward first asks for something (`beside_again`)."""
         backward = self.step.segments[position]
         level: dict[str, int] = {}  # of the stretches before
         found: list[tuple[Stretch, Bytes]] = []

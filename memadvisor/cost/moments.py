@@ -21,6 +21,7 @@ class Moment:
     segment: int  # of the captured step
     by_category_bytes: Bytes
     total_bytes: int
+    view: View
 
 
 class Moments:
@@ -86,6 +87,7 @@ class Moments:
             segment=self.segments[place],
             by_category_bytes=added(activations, self._states[place]),
             total_bytes=self.totals_bytes[place],
+            view=view,
         )
 
     def __iter__(self) -> Iterator[Moment]:

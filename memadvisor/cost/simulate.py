@@ -169,7 +169,8 @@ class _Player:
         for stretch, beside in self.activations.recomputations(position):
             name = f"recomputation of {stretch[0]}"
             name += f" to {stretch[-1]}" if len(stretch) > 1 else ""
-            self._moment(name, position, position, view, beside)
+            reached = self.activations.beside_again(position, view, beside)
+            self._moment(name, position, position, view, reached)
             self.lanes.compute(name, self.activations.again_s(stretch, number))
             if self.watcher is not None:
                 self.watcher.recomputation(position)

@@ -34,13 +34,17 @@ VIEWS = ("captured", "own_gradients", "passing_gradients", "collected_gradients"
 class Level:
     """Bytes alive in a segment, at its start and at its highest instant.
 
-    `peak_unsaved`: the highest instant had this forward kept nothing for the backward but its inputs.
-    It equals `peak` for segments that are not a unit's forward.
+    `peak_unsaved`: the highest instant had this forward kept nothing for the backward but its inputs; of a unit's backward,
+    the highest from when it first asks for what the unit has kept. It equals `peak` for all other segments.
+    `until_asked`, of such a backward: what has come since its start, less what has gone, when it asks; `most_until_asked`:
+    the most of that before it does.
     """
 
     start: Bytes
     peak: Bytes
     peak_unsaved: Bytes
+    until_asked: Bytes = field(default_factory=dict)
+    most_until_asked: Bytes = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

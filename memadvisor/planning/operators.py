@@ -14,6 +14,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -188,7 +189,8 @@ class Programme:
             change = np.array([moment.total_bytes for moment in own], dtype=float) - levels
             first = len(columns)
             self._first.append(first)
-            start = np.array(Activations(step, Stretches.alone([unit])).start_changes(), dtype=float)
+            activations = Activations(step, Stretches.alone([unit]))
+            start = np.array(activations.start_changes(), dtype=float)
             added_s = alone.step_time_s - plain.step_time_s
             for choice in choices:
                 self._variables.append(_Variable(unit, choice, max(0.0, added_s - choice.seconds)))
@@ -196,8 +198,9 @@ class Programme:
                 starts.append(start + self._kept_at_start(unit, choice))
             for moment in alone.moments:
                 if _is_again(moment):
-                    base = moment.total_bytes - start[moment.segment] - self._growth_bytes(unit, (), moment)
-                    reached = [self._growth_bytes(unit, choice.names, moment) for choice in choices]
+                    beside = partial(self._beside_bytes, activations, unit, moment)
+                    base = moment.total_bytes - start[moment.segment] - beside(())
+                    reached = [beside(choice.names) for choice in choices]
                     again.append((first, moment.segment, float(base), reached))
         changes = np.array(columns).T if columns else np.zeros((len(levels), 0))
         rows = [changes]
@@ -236,14 +239,18 @@ class Programme:
                 last = len(self._step.segments)
                 yield position, self._step.backwards.get((unit, segment.pass_number), last), operators
 
-    def _growth_bytes(self, unit: str, names: tuple[str, ...], moment: Moment) -> float:
-        """What a unit's run again adds to the level that it begins with."""
+    def _beside_bytes(
+        self, activations: Activations, unit: str, moment: Moment, names: tuple[str, ...]
+    ) -> float:
+        """What a unit's run again adds to the level that its backward begins with."""
         micro_batch = self._step.segments[moment.segment].micro_batch
         position = self._step.forward_at[unit, micro_batch]
         operators = self._step.operators.get(position)
         if operators is None:
-            return float(sum(self._step.segments[position].growth.values()))
-        return float(sum(operators.growth(operators.places(names)).values()))
+            growth = self._step.segments[position].growth
+        else:
+            growth = operators.growth(operators.places(names))
+        return float(sum(activations.beside_again(moment.segment, moment.view, growth).values()))
 
     def solve(self, budget_bytes: int, gap_fraction: float, max_nodes: int = _MAX_NODES) -> Selection | None:
         """The choice whose levels add up to no more than the budget, and which adds no more time than the least by
