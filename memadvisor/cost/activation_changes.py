@@ -71,8 +71,8 @@ def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterab
         yield SegmentChange(own, last + 1, back, -size_bytes, ends_inside=True)
         if step.device == "cpu" and (item.unit, item.death_segment) not in remembered:
             remembered.add((item.unit, item.death_segment))
-            last = item.death_segment + _goes_on(step, item.death_segment)
-            yield SegmentChange("temporary", item.birth_segment, last, RNG_STATE_BYTES)
+            yield _random_state(step, item.birth_segment, item.death_segment)
+    yield from _states_of_others(step, stretches)
     for item in step.cached:
         if item.unit in stretches:
             yield SegmentChange(item.category, item.birth_segment + 1, item.death_segment, -item.size_bytes)
@@ -92,6 +92,21 @@ def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterab
             continue
         for first, last in _made_again(step, tensor, stretches, maker, needed):
             yield SegmentChange(tensor.category, first, last, size_bytes, begins_inside=True)
+
+
+def _states_of_others(step: CapturedStep, stretches: Stretches) -> Iterable[SegmentChange]:
+    """Units that save something, but nothing that is theirs alone: a layer that keeps what it is called with."""
+    if step.device != "cpu":
+        return
+    for key, run in step.second_runs.items():
+        keeps = key[0] in stretches and run.num_saved and key not in step.inner_of
+        if keeps and key in step.backwards:
+            yield _random_state(step, step.forward_at[key], step.backwards[key])
+
+
+def _random_state(step: CapturedStep, forward: int, backward: int) -> SegmentChange:
+    last = backward + _goes_on(step, backward)
+    return SegmentChange("temporary", forward, last, RNG_STATE_BYTES)
 
 
 def _goes_on(step: CapturedStep, position: int) -> bool:
