@@ -275,7 +275,8 @@ class _Alone:
         hooks = torch.autograd.graph.saved_tensors_hooks(filling, as_packed)
         given = self._kept.second_run() if self._kept is not None else contextlib.nullcontext()
         parts = self._within(filling)
-        with contextlib.suppress(Enough), self._conditions.again(), self._around(), hooks, given, parts:
+        # Innermost: what is cut short holds its local variables until it is caught, and they are of the run.
+        with self._conditions.again(), self._around(), hooks, given, parts, contextlib.suppress(Enough):
             self._forward(*args, **kwargs)
 
 

@@ -126,8 +126,9 @@ class _Call:
         saving = (
             contextlib.nullcontext() if hooks is None else torch.autograd.graph.saved_tensors_hooks(*hooks)
         )
-        with contextlib.suppress(Enough), self.conditions.again(), self.around(), saving:
+        with self.conditions.again(), self.around(), saving, contextlib.suppress(Enough):
             return self.forward(*args, **kwargs)
+        return None
 
     def _leaf(self, leaf: Any, made: dict[_Call, list[Any]]) -> Any:
         if not isinstance(leaf, _Made):
