@@ -303,10 +303,11 @@ def test_state_in_eight_bits_is_shown_and_chosen_where_it_is_asked_for_alone():
 
 def test_optimizer_state_goes_to_disk_where_nothing_else_fits_and_the_disk_is_known():
     disk = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
-    alone = advise(RUN, memory_bytes=1, hardware=MEASURED).plans
+    run = make_run(num_ranks=1)
+    alone = advise(run, memory_bytes=1, hardware=MEASURED).plans
     smallest = min(p.prediction.peak_bytes for p in alone if not p.changes_script)
     fits, tight = (
-        advise(RUN, memory_bytes=smallest - less, hardware=dataclasses.replace(MEASURED, disk=disk))
+        advise(run, memory_bytes=smallest - less, hardware=dataclasses.replace(MEASURED, disk=disk))
         for less in (0, 1)
     )
 
@@ -317,7 +318,7 @@ def test_optimizer_state_goes_to_disk_where_nothing_else_fits_and_the_disk_is_kn
     assert any("bandwidths (a test)" in note for note in tight.notes)
     assert tight.best.prediction.exposed_transfer_s > 0
     assert plan_from_json(plan_to_json(tight.best), "it") == tight.best
-    unknown = advise(RUN, memory_bytes=smallest - 1, hardware=MEASURED)
+    unknown = advise(run, memory_bytes=smallest - 1, hardware=MEASURED)
     assert not any(p.fits and not p.changes_script for p in unknown.plans)
 
 
