@@ -205,12 +205,7 @@ def _idle(own: list[Parameter]) -> IdleParameters | None:
 
 def _unused(own: list[Parameter], rank: RankRun) -> IdleParameters | None:
     """Those in an optimizer. One whose turn the first step was not has a gradient in the traced step, or a state."""
-    # A bias's gradient is a sum that keeps the dimension it sums over.
-    reached = {
-        (row.unit, row.shape.removeprefix("[1, ").lstrip("["), row.dtype)
-        for row in rank.storages
-        if row.category == "gradient"
-    }
+    reached = {(row.unit, _bare(row.shape), row.dtype) for row in rank.storages if row.category == "gradient"}
     updated = {row.parameter for row in rank.optimizer_states}
     unused = [
         p
@@ -218,9 +213,14 @@ def _unused(own: list[Parameter], rank: RankRun) -> IdleParameters | None:
         if p.requires_grad
         and p.in_optimizer
         and p.name not in updated
-        and (p.unit, p.shape.removeprefix("[1, ").lstrip("["), p.dtype) not in reached
+        and (p.unit, _bare(p.shape), p.dtype) not in reached
     ]
     return _found(own, unused, in_optimizer=True)
+
+
+def _bare(shape: str) -> str:
+    """A bias's gradient is a sum that keeps the dimension it sums over."""
+    return shape.removeprefix("[1, ").lstrip("[")
 
 
 def _found(own: list[Parameter], candidates: list[Parameter], *, in_optimizer: bool) -> IdleParameters | None:

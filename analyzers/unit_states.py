@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from memadvisor.coded_states import is_coded
 from memadvisor.cost.owners import is_elementwise
@@ -102,13 +102,13 @@ def _given_beyond(rank: RankRun, step: Step) -> Counter[tuple[str, str]]:
     return +given
 
 
-def constant_states(rank: RankRun, step: Step, states: Collection[str]) -> dict[str, int]:
+def constant_states(rank: RankRun, step: Step, states: Mapping[str, UnitStates]) -> dict[str, int]:
     """Parameter and optimizer bytes that were alive through the step, but belong to no parameter of these units."""
     alive: Counter[str] = Counter()
     for row in _kept(rank, step):
         alive[row.category] += row.size_bytes
-    for (category, unit), size_bytes in _given_beyond(rank, step).items():
-        alive[category] -= size_bytes if unit in states else 0
+    alive["parameter"] -= sum(each.given_parameter_bytes for each in states.values())
+    alive["optimizer_state"] -= sum(each.given_optimizer_bytes for each in states.values())
     counted = {p.name: p.size_bytes for p in rank.parameters if not p.tied_to and p.unit in states}
     listed = {
         "parameter": sum(counted.values()),

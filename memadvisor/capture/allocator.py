@@ -75,12 +75,8 @@ def device_blocks(device: torch.device) -> dict[int, DeviceBlock]:
 def workspace_sizes(device: torch.device) -> set[int]:
     """Bytes of the workspaces that torch takes from the caching allocator for cuBLAS, and keeps: one for each thread's
     handle and stream (`CublasHandlePool.cpp`, which newer versions of torch can be asked for)."""
-    asked = [
-        getattr(torch._C, name, None)
-        for name in ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
-    ]
-    if all(asked):
-        return {ask() for ask in asked if ask is not None}
+    if hasattr(torch._C, "_cuda_getCublasWorkspaceSize"):
+        return {torch._C._cuda_getCublasWorkspaceSize(), torch._C._cuda_getCublasLtWorkspaceSize()}
     is_hopper = torch.cuda.get_device_capability(device) >= (9, 0)
     return {2**25 if is_hopper else (2 * 4096 + 8 * 16) * 2**10}
 

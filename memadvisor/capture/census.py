@@ -78,7 +78,7 @@ def residents(
                 _take(plain, category, unit, device, found, given, cpu)
         for tensor in living(torch.Tensor):
             _take(tensor, "other", "", device, found, given, cpu)
-    for address, size_bytes in [*cublas_workspaces(device, found, given)]:
+    for address, size_bytes in cublas_workspaces(device, found, given).items():
         found[address] = Resident(address, size_bytes, "other", "", "", "", operator=CUBLAS)
     if cpu is None or not is_profiler_free() or _sum_bytes(found.values()) <= cpu.allocated_bytes():
         return list(found.values())
@@ -126,13 +126,11 @@ def _take(
 
 def cublas_workspaces(
     device: torch.device, found: Container[int], given: Mapping[int, DeviceBlock]
-) -> Iterator[tuple[int, int]]:
-    """Address and bytes of what nobody has `found`, and is as large as torch makes cuBLAS's workspaces."""
+) -> dict[int, int]:
+    """Bytes of what nobody has `found`, and is as large as torch makes cuBLAS's workspaces, by address."""
     unnamed = {address: block for address, block in given.items() if address not in found}
     sizes = workspace_sizes(device) if unnamed else set()
-    for address, block in unnamed.items():
-        if block.requested_bytes in sizes:
-            yield address, block.size_bytes
+    return {a: block.size_bytes for a, block in unnamed.items() if block.requested_bytes in sizes}
 
 
 def parameter_rows(

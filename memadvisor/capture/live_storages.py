@@ -37,7 +37,7 @@ def rows_of_known(
                     found[address] = LiveStorage(
                         event, size_bytes, 1, category, module, unit, "", "", *describe(plain)
                     )
-    for address, size_bytes in [*cublas_workspaces(device, found, device_blocks(device))]:
+    for address, size_bytes in cublas_workspaces(device, found, device_blocks(device)).items():
         found[address] = LiveStorage(event, size_bytes, 1, "other", "", "", "", CUBLAS, "", "")
     return found
 

@@ -91,9 +91,8 @@ class Activations:
         if self.rounded is not None or position in self._places or position in self.parted:
             return sum(self.peak(position, view).values())
         totals = self.step.totals[view]
-        return (totals.peak_unsaved if self._forgets(position) else totals.peak)[
-            position
-        ] + self._during_bytes[position]
+        peaks = totals.peak_unsaved if self._forgets(position) else totals.peak
+        return peaks[position] + self._during_bytes[position]
 
     def peak(self, position: int, view: View) -> dict[str, int]:
         """Alive at the segment's highest instant."""
