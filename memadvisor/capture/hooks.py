@@ -367,9 +367,11 @@ def _keywords_of_call() -> Mapping[str, Any]:
     for _ in range(_FRAMES_OF_CALL):
         if frame is None:
             break
-        if frame.f_globals is torch.nn.modules.module.__dict__ and "kwargs" in frame.f_locals:
-            keywords: Mapping[str, Any] = frame.f_locals["kwargs"]
-            return keywords
+        if frame.f_globals is torch.nn.modules.module.__dict__:
+            values = frame.f_locals  # a dict that Python fills whenever it is asked for
+            if "kwargs" in values:
+                keywords: Mapping[str, Any] = values["kwargs"]
+                return keywords
         frame = frame.f_back
     return {}
 

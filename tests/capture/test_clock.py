@@ -1,6 +1,7 @@
-"""The monotonic clock against the wall's."""
+"""The monotonic clock against the wall's, and marks on a device's stream (a fake one here)."""
 
 import pytest
+import torch
 
 from memadvisor.capture import clock
 
@@ -19,3 +20,61 @@ def test_a_thread_that_waited_between_the_clocks_is_asked_again(monkeypatch, lat
     monkeypatch.setattr(clock.time, "time_ns", lambda: read() + 7_000)
 
     assert clock.monotonic_less_wall_ns() == -7_000
+
+
+class Event:
+    """Takes a moment of a stream whose time passes by 1 ms from record to record."""
+
+    num_made = 0
+    now_ms = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        Event.num_made += 1
+
+    def record(self, stream):
+        Event.now_ms += 1.0
+        self.at_ms, self.stream = Event.now_ms, stream
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return later.at_ms - self.at_ms
+
+
+@pytest.fixture
+def device_clock(monkeypatch):
+    monkeypatch.setattr(Event, "num_made", 0)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream {stream[0]}")
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", lambda index: tuple(stream), raising=False)
+    stream = [7, 0, 1]
+    made = clock.clock_for(torch.device("cuda", 0))
+    made.stream = stream
+    return made
+
+
+def test_marks_that_somebody_holds_keep_their_moments(device_clock):
+    marks = [device_clock.mark() for _ in range(3)]
+    first, second, third = (mark.seconds() for mark in marks)
+
+    assert (second - first, third - second) == pytest.approx((1e-3, 1e-3))
+
+
+def test_an_event_is_used_again_when_its_mark_is_gone(device_clock):
+    held = device_clock.mark()
+    for _ in range(100):
+        device_clock.mark()
+
+    assert Event.num_made == 3  # the clock's own, the held one's, and one for all the others
+    assert device_clock.mark().seconds() - held.seconds() == pytest.approx(101e-3)
+
+
+def test_a_mark_is_on_the_stream_that_is_current_then(device_clock):
+    marks = [device_clock.mark()]
+    device_clock.stream[0] = 8
+    marks.append(device_clock.mark())
+
+    assert [mark._event.stream for mark in marks] == ["stream 7", "stream 8"]
