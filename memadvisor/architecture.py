@@ -18,6 +18,7 @@ class Experts:
     """Feed-forward blocks of which each token passes `experts_per_token`, and `shared_ffn` columns that all pass.
 
     `first_dense` layers at the beginning have the plain feed-forward block. `shared_gate`: a vector weighs the shared columns.
+    `router_bias`: the router has one number more of each expert, a bias, or what balances them.
     `groups_per_token` of `groups` of experts, side by side, may have a token (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
     """
 
@@ -27,6 +28,7 @@ class Experts:
     shared_ffn: int = 0
     first_dense: int = 0
     shared_gate: bool = False
+    router_bias: bool = False
     groups: int = 1
     groups_per_token: int = 1
 
@@ -76,9 +78,9 @@ class Architecture:
     """One transformer. `gated_mlp`: three matrices (SwiGLU) in place of two. `positions`: rows of a learned table of
     positions, 0 for none. `norm_vectors`: parameters of a norm, in units of `hidden` (1 RMSNorm, 2 LayerNorm).
     `causal` is False for encoders. `biases`: all linear layers of a block have them; `qkv_biases`, `output_bias`,
-    `mlp_biases`: those alone. `qk_norm`: parameters of a layer's norms over queries and keys. `embedding_norm`: a norm over
-    the embedded tokens. `head_bias`: the output projection has one. `code`: how Hugging Face's class of it is written, None
-    where it is as most with such norms are.
+    `mlp_biases`: those alone. `qk_norm`: parameters of a layer's norms over queries and keys. `attention_sinks`: each head
+    has a number that takes part in its softmax. `embedding_norm`: a norm over the embedded tokens. `head_bias`: the output
+    projection has one. `code`: how Hugging Face's class of it is written, None where it is as most with such norms are.
 
     `encoder_layers`: so many of `n_layers`, the first ones, are an encoder's, whose result every layer behind them attends
     to besides (cross attention, with a norm of its own); tables of positions, the norm of the embedding and the last norm
@@ -104,6 +106,7 @@ class Architecture:
     mlp_biases: bool = False
     norms_per_layer: int = 2
     qk_norm: int = 0
+    attention_sinks: bool = False
     embedding_norm: bool = False
     head_bias: bool = False
     experts: Experts | None = None
@@ -140,7 +143,8 @@ class Architecture:
         columns = queries_columns + 2 * self.n_kv_heads * self.head_dim
         biases = columns if self.biases or self.qkv_biases else 0
         biases += self.hidden if self.biases or self.output_bias else 0
-        return self.hidden * columns + queries_columns * self.hidden + biases + self.qk_norm
+        sinks = self.n_heads if self.attention_sinks else 0
+        return self.hidden * columns + queries_columns * self.hidden + biases + self.qk_norm + sinks
 
     def mlp_parameters(self, ffn: int) -> int:
         """One feed-forward block with `ffn` inner columns."""
@@ -177,7 +181,7 @@ class Architecture:
             count += self.attention_parameters() + self.norm_parameters()
         if not self.has_experts(layer) or self.experts is None:
             return count + self.mlp_parameters(self.ffn)
-        router = self.hidden * self.experts.num_experts
+        router = (self.hidden + self.experts.router_bias) * self.experts.num_experts
         shared = self.mlp_parameters(self.experts.shared_ffn) if self.experts.shared_ffn else 0
         gate = self.hidden if self.experts.shared_gate else 0
         return count + router + shared + gate

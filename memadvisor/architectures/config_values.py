@@ -10,15 +10,16 @@ from memadvisor.errors import UsageError
 Config = Mapping[str, Any]
 
 
-def whole(config: Config, *keys: str, default: int | None = None) -> int:
+def whole(config: Config, *keys: str, default: int | None = None, least: int = 1) -> int:
     """The first of these keys that has a number. Raises KeyError where none has and there is no default, UsageError where it
-    is no positive whole number.
+    is no whole number of `least` or more.
     """
     for key in keys:
         value = config.get(key)
         if value is not None:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{key} is {value!r}.", hint="it is a positive whole number.")
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                kind = "positive whole number" if least else "whole number"
+                raise UsageError(f"{key} is {value!r}.", hint=f"it is a {kind}.")
             return value
     if default is None:
         raise KeyError(keys[0])

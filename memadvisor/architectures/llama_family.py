@@ -78,6 +78,11 @@ def _sparse(num: int, per_token: int, ffn: int, shared: int = 0, first_dense: in
     )
 
 
+def _gpt_oss(name: str, n_layers: int, num_experts: int) -> Architecture:
+    experts = Experts(num_experts=num_experts, experts_per_token=4, expert_ffn=2880, router_bias=True)
+    return _llama(name, n_layers, 2880, (64, 8), 2880, 201088, head_dim=64, biases=True, attention_sinks=True, experts=experts)  # fmt: skip
+
+
 # arXiv:2302.13971, table 2.
 _LLAMA1 = (
     _llama("llama-7b", 32, 4096, (32, 32), 11008, 32000),
@@ -178,22 +183,28 @@ _DEEPSEEK = (
 )
 # https://huggingface.co/openai/gpt-oss-120b and -20b, config.json. Every second layer sees 128 tokens alone; here all see all.
 _GPT_OSS = (
-    _llama(
-        "gpt-oss-20b", 24, 2880, (64, 8), 2880, 201088, head_dim=64, biases=True, experts=_sparse(32, 4, 2880)
-    ),
-    _llama(
-        "gpt-oss-120b",
-        36,
-        2880,
-        (64, 8),
-        2880,
-        201088,
-        head_dim=64,
-        biases=True,
-        experts=_sparse(128, 4, 2880),
-    ),
+    _gpt_oss("gpt-oss-20b", 24, 32),
+    _gpt_oss("gpt-oss-120b", 36, 128),
 )
+# arXiv:2508.06471, table 1, and https://huggingface.co/zai-org/GLM-4.5, config.json; without the layer that predicts two ahead.
+_GLM = (
+    _llama("glm-4.5", 92, 5120, (96, 8), 12288, 151552, head_dim=128, qkv_biases=True, qk_norm=256, experts=_sparse(160, 8, 1536, 1536, 3)),
+    _llama("glm-4.5-air", 46, 4096, (96, 8), 10944, 151552, head_dim=128, qkv_biases=True, experts=_sparse(128, 8, 1408, 1408, 1)),
+)  # fmt: skip
 _OTHER = (
+    # https://huggingface.co/MiniMaxAI/MiniMax-M2 and https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base, config.json.
+    _llama(
+        "minimax-m2",
+        62,
+        3072,
+        (48, 8),
+        1536,
+        200064,
+        head_dim=128,
+        qk_norm=7168,
+        experts=_sparse(256, 8, 1536),
+    ),
+    _llama("seed-oss-36b", 64, 5120, (80, 8), 27648, 155136, head_dim=128, qkv_biases=True),
     # https://huggingface.co/HuggingFaceTB, config.json of each.
     _llama("smollm-135m", 30, 576, (9, 3), 1536, 49152, tied=True),
     _llama("smollm-360m", 32, 960, (15, 5), 2560, 49152, tied=True),
@@ -227,5 +238,5 @@ _OTHER = (
 )
 
 LLAMA_FAMILY: tuple[Architecture, ...] = (
-    *_LLAMA1, *_LLAMA2, *_LLAMA3, *_MISTRAL, *_QWEN2, *_QWEN3, *_GEMMA, *_DEEPSEEK, *_GPT_OSS, *_OTHER,
+    *_LLAMA1, *_LLAMA2, *_LLAMA3, *_MISTRAL, *_QWEN2, *_QWEN3, *_GEMMA, *_DEEPSEEK, *_GPT_OSS, *_GLM, *_OTHER,
 )  # fmt: skip

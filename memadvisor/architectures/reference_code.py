@@ -23,11 +23,12 @@ _ACTIVATION_TENSORS = {
 }
 # The activation that a class takes, or always has, where config.json names none.
 _ACTIVATIONS = {"gpt2": "gelu_new", "gptj": "gelu_new", "phi": "gelu_new", "opt": "relu"}
-_DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", "opt", "starcoder2")
-_SCORE_DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode")
-_PLAIN_SOFTMAX = ("gpt2", "gptj", "falcon")
+_ENCODERS = ("bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta")
+_DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", "opt", "starcoder2", *_ENCODERS)
+_SCORE_DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", *_ENCODERS)
+_PLAIN_SOFTMAX = ("gpt2", "gptj", "falcon", *_ENCODERS)
 _FUSED_QKV = ("gpt2",)
-_NORM_BYTES = {"gemma": 10.0, "gemma2": 10.0, "gemma3_text": 10.0, "olmo": 6.0, "olmo2": 10.0, "cohere": 14.0}
+_NORM_BYTES = {"gemma": 10.0, "gemma2": 10.0, "gemma3_text": 10.0, "olmo": 6.0, "olmo2": 10.0, "olmo3": 10.0, "cohere": 14.0, "cohere2": 14.0}  # fmt: skip
 
 
 def code_of(config: Mapping[str, Any], found: Architecture) -> ReferenceCode | None:
@@ -47,10 +48,16 @@ def code_of(config: Mapping[str, Any], found: Architecture) -> ReferenceCode | N
             "resid_pdrop",
             "residual_dropout",
             "hidden_dropout",
+            "hidden_dropout_prob",
             "dropout",
         ),
         score_dropout=_drops(
-            config, kind in _SCORE_DROPOUT_BY_DEFAULT, "attn_pdrop", "attention_dropout", "attn_dropout"
+            config,
+            kind in _SCORE_DROPOUT_BY_DEFAULT,
+            "attn_pdrop",
+            "attention_dropout",
+            "attention_probs_dropout_prob",
+            "attn_dropout",
         ),
         inner_dropout=_drops(config, False, "activation_dropout"),
         fused_qkv=kind in _FUSED_QKV,

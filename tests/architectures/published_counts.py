@@ -85,6 +85,8 @@ EXACT = {
     "yi-34b": 34_388_917_248,
     "olmo2-7b": 7_298_617_344,
     "olmo2-13b": 13_716_198_400,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
 }
 # In 10**9, as the papers print them.
 ROUNDED = {
@@ -145,7 +147,11 @@ ROUNDED = {
     "chatglm3-6b": 6.2,
     "olmo-1b": 1.18,
     "olmo-7b": 6.9,
+    "glm-4.5": 355.0,
+    "glm-4.5-air": 106.0,
+    "minimax-m2": 230.0,
+    "seed-oss-36b": 36.0,
 }
 # Parameters that one token meets, in 10**9, as the papers print them.
 ACTIVE = {"dbrx": 36.0, "llama4-scout": 17.0, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
-          "qwen1.5-moe-a2.7b": 2.7, "deepseek-v2": 21.0, "deepseek-v2-lite": 2.4, "deepseek-v3": 37.0}  # fmt: skip
+          "qwen1.5-moe-a2.7b": 2.7, "deepseek-v2": 21.0, "deepseek-v2-lite": 2.4, "deepseek-v3": 37.0, "glm-4.5": 32.0, "glm-4.5-air": 12.0, "minimax-m2": 10.0}  # fmt: skip

@@ -1,0 +1,200 @@
+"""Decoders with experts out of a Hugging Face config.json. What a key's absence means is what the model's own class takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from memadvisor.architecture import Architecture, Experts, LatentAttention
+from memadvisor.architectures.config_dense import olmo2, qwen2, qwen3
+from memadvisor.architectures.config_shapes import base, llama
+from memadvisor.architectures.config_values import Config, whole
+from memadvisor.errors import UsageError
+
+_IN_SOME_LAYERS = "experts in some layers alone ({}) are not known, but for dense layers at the beginning."
+
+
+def _experts(config: Config, ffn: int) -> Experts:
+    """In all layers, each as wide as a dense layer's block."""
+    return Experts(
+        num_experts=whole(config, "num_local_experts", "num_experts"),
+        experts_per_token=whole(config, "num_experts_per_tok"),
+        expert_ffn=ffn,
+    )
+
+
+def _mixtral(config: Config, name: str) -> Architecture:
+    found = base(config, name, gated=True, tied=False)
+    return dataclasses.replace(found, experts=_experts(config, found.ffn))
+
+
+def _granite(config: Config, name: str) -> Architecture:
+    found = llama(config, name)
+    experts = _experts({"num_local_experts": 8, "num_experts_per_tok": 2, **config}, found.ffn)
+    shared_ffn = whole(config, "shared_intermediate_size", default=0, least=0)
+    return dataclasses.replace(found, experts=dataclasses.replace(experts, shared_ffn=shared_ffn))
+
+
+def _phimoe(config: Config, name: str) -> Architecture:
+    found = llama(config, name)
+    return dataclasses.replace(
+        found,
+        norm_vectors=2,
+        head_bias=bool(config.get("lm_head_bias", False)),
+        experts=_experts(config, found.ffn),
+    )
+
+
+def _gpt_oss(config: Config, name: str) -> Architecture:
+    found = base({"head_dim": 64, **config}, name, gated=True, tied=False)
+    attention = bool(config.get("attention_bias", True))
+    return dataclasses.replace(
+        found,
+        qkv_biases=attention,
+        output_bias=attention,
+        mlp_biases=True,
+        attention_sinks=True,
+        experts=dataclasses.replace(_experts(config, found.ffn), router_bias=True),
+    )
+
+
+def _olmoe(config: Config, name: str) -> Architecture:
+    found = olmo2(config, name)
+    return dataclasses.replace(found, experts=_experts(config, found.ffn))
+
+
+def _minimax_m2(config: Config, name: str) -> Architecture:
+    return _olmoe({"head_dim": 128, **config}, name)
+
+
+def _hunyuan(config: Config, name: str) -> Architecture:
+    if isinstance(config.get("num_experts"), list) or isinstance(config.get("moe_topk"), list):
+        raise UsageError("a list of numbers of experts (num_experts, moe_topk) is not known.")
+    found = qwen3(config, name)
+    experts = Experts(
+        num_experts=whole(config, "num_experts"),
+        experts_per_token=whole(config, "moe_topk"),
+        expert_ffn=found.ffn,
+        shared_ffn=found.ffn,
+    )
+    return dataclasses.replace(found, experts=experts)
+
+
+def _qwen_experts(config: Config, shared_ffn: int) -> Experts:
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise UsageError(_IN_SOME_LAYERS.format("mlp_only_layers, decoder_sparse_step"))
+    return Experts(
+        num_experts=whole(config, "num_experts", "num_local_experts"),
+        experts_per_token=whole(config, "num_experts_per_tok"),
+        expert_ffn=whole(config, "moe_intermediate_size"),
+        shared_ffn=shared_ffn,
+        shared_gate=shared_ffn > 0,
+    )
+
+
+def _qwen2_moe(config: Config, name: str) -> Architecture:
+    shared = whole(config, "shared_expert_intermediate_size", default=0, least=0)
+    return dataclasses.replace(qwen2(config, name), experts=_qwen_experts(config, shared))
+
+
+def _qwen3_moe(config: Config, name: str) -> Architecture:
+    return dataclasses.replace(qwen3(config, name), experts=_qwen_experts(config, 0))
+
+
+def _deepseek_experts(config: Config, shared: int = 0) -> Experts:
+    """Dense layers first, and shared experts (`shared`, where the config does not say) beside the others."""
+    if config.get("moe_layer_freq", 1) != 1:
+        raise UsageError(_IN_SOME_LAYERS.format("moe_layer_freq"))
+    expert_ffn = whole(config, "moe_intermediate_size")
+    return Experts(
+        num_experts=whole(config, "n_routed_experts", "num_local_experts", "num_experts"),
+        experts_per_token=whole(config, "num_experts_per_tok"),
+        expert_ffn=expert_ffn,
+        shared_ffn=expert_ffn * whole(config, "n_shared_experts", default=shared, least=0),
+        first_dense=whole(config, "first_k_dense_replace", default=0, least=0),
+        groups=whole(config, "n_group", default=1),
+        groups_per_token=whole(config, "topk_group", default=1),
+    )
+
+
+def _deepseek(config: Config, name: str) -> Architecture:
+    rope, nope = whole(config, "qk_rope_head_dim"), whole(config, "qk_nope_head_dim")
+    latent = LatentAttention(
+        kv_rank=whole(config, "kv_lora_rank"),
+        q_rank=whole(config, "q_lora_rank", default=0) or None,
+        rope_head_dim=rope,
+        nope_head_dim=nope,
+        value_head_dim=whole(config, "v_head_dim"),
+    )
+    found = base({**config, "head_dim": rope + nope}, name, gated=True, tied=False)
+    return dataclasses.replace(found, latent=latent, experts=_deepseek_experts(config))
+
+
+def _glm4_moe(config: Config, name: str) -> Architecture:
+    first_dense = {"first_k_dense_replace": 1, "head_dim": 128, **config}
+    found = base(first_dense, name, gated=True, tied=False)
+    return dataclasses.replace(
+        found,
+        qkv_biases=bool(config.get("attention_bias", False)),
+        qk_norm=2 * found.head_dim if config.get("use_qk_norm", False) else 0,
+        experts=_deepseek_experts(first_dense, shared=1),
+    )
+
+
+def _solar_open(config: Config, name: str) -> Architecture:
+    found = _mixtral({"head_dim": 128, "num_experts": config.get("n_routed_experts"), **config}, name)
+    return dataclasses.replace(found, experts=_deepseek_experts(config, shared=1))
+
+
+def _dots1(config: Config, name: str) -> Architecture:
+    return dataclasses.replace(qwen3(config, name), experts=_deepseek_experts(config))
+
+
+def _ernie_moe(config: Config, name: str) -> Architecture:
+    found = base(config, name, gated=True, tied=True)
+    last = config.get("moe_layer_end_index", -1)
+    if config.get("moe_layer_interval", 1) != 1 or last not in (-1, found.n_layers - 1):
+        raise UsageError(_IN_SOME_LAYERS.format("moe_layer_interval, moe_layer_end_index"))
+    expert_ffn = whole(config, "moe_intermediate_size")
+    experts = Experts(
+        num_experts=whole(config, "moe_num_experts"),
+        experts_per_token=whole(config, "moe_k"),
+        expert_ffn=expert_ffn,
+        shared_ffn=expert_ffn * whole(config, "moe_num_shared_experts", default=2, least=0),
+        first_dense=whole(config, "moe_layer_start_index", default=1, least=0),
+        router_bias=True,
+    )
+    return dataclasses.replace(found, biases=bool(config.get("use_bias", False)), experts=experts)
+
+
+def _llama4(config: Config, name: str) -> Architecture:
+    found = llama({"head_dim": 128, **config, "intermediate_size": config.get("intermediate_size_mlp")}, name)
+    if config.get("interleave_moe_layer_step", 1) != 1 or config.get("moe_layers") not in (
+        None, list(range(found.n_layers)),
+    ):  # fmt: skip
+        raise UsageError(_IN_SOME_LAYERS.format("moe_layers, interleave_moe_layer_step"))
+    expert_ffn = whole(config, "intermediate_size")
+    experts = dataclasses.replace(_experts(config, expert_ffn), shared_ffn=expert_ffn)
+    return dataclasses.replace(found, experts=experts)
+
+
+EXPERT_READERS: dict[str, Callable[[Config, str], Architecture]] = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "dots1": _dots1,
+    "ernie4_5_moe": _ernie_moe,
+    "flex_olmo": _olmoe,
+    "glm4_moe": _glm4_moe,
+    "gpt_oss": _gpt_oss,
+    "granitemoe": _granite,
+    "granitemoeshared": _granite,
+    "hunyuan_v1_moe": _hunyuan,
+    "llama4_text": _llama4,
+    "minimax_m2": _minimax_m2,
+    "mixtral": _mixtral,
+    "olmoe": _olmoe,
+    "phimoe": _phimoe,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "solar_open": _solar_open,
+}
