@@ -1,6 +1,6 @@
 """Whether the script leaves gradients and parameters alone between its last backward and the optimizer step.
 
-Units can be updated inside the backward only if it does (docs/engines.md). The engine finds that out on the live
+Units can be updated inside the backward only if it does (docs/engines/optimizers.md). The engine finds that out on the live
 training too; here it is read off the traced step, so that no plan counts on what the script will not let be.
 """
 

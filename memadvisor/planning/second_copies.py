@@ -1,4 +1,4 @@
-"""When plans may gather for the backward among near ranks, from second copies (hpZ, docs/engines.md)."""
+"""When plans may gather for the backward among near ranks, from second copies (hpZ, docs/engines/sharding.md)."""
 
 from __future__ import annotations
 

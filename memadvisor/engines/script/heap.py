@@ -2,7 +2,7 @@
 
 What is gathered, reduced and computed with comes and goes many times a step. As it is, glibc maps each large block
 afresh and unmaps it when it is freed, so the kernel fills the same pages with zeros again and again: on a GPT of 51 M
-parameters with 2 ranks, a fifth of a step (docs/engines.md has the numbers). CUDA's allocator keeps what is freed too.
+parameters with 2 ranks, a fifth of a step (docs/engines/measured.md). CUDA's allocator keeps what is freed too.
 
 The price is resident memory, up to the heap's highest use and its gaps; what torch's allocator counts, and so every
 peak that memadvisor predicts or measures, stays as it is. Who shards because memory is short must not pay it: it is kept

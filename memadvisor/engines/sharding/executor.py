@@ -1,7 +1,7 @@
 """The executor: plays a schedule on one live model, at the boundaries of its units.
 
 Forward boundaries come from global module hooks, backward ones from hooks on output tensors and from
-gradients that have been accumulated. docs/engines.md says which buffers exist when.
+gradients that have been accumulated. docs/engines/sharding.md says which buffers exist when.
 
 Two kinds of reading a stage-3 parameter: in a training pass through DDP all ranks gather together; in
 any other (evaluation, a pass on one rank, a look at a parameter) a rank asks the others' service
