@@ -7,9 +7,10 @@ bytes that were there before the step and that nobody knows are "unexplained".
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from types import MappingProxyType
 
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, SavedTensor
 from memadvisor.capture.truth import AllocatorEvent
@@ -82,10 +83,14 @@ class Account:
 
 
 class Ledger:
-    """All blocks of a step, found by address and time."""
+    """All blocks of a step, found by address and time.
 
-    def __init__(self, residents: Iterable[Resident], start_ns: int) -> None:
+    `given_bytes`: of what was alive when the step began, what the allocator gave for it, where it gives more than it is asked for.
+    """
+
+    def __init__(self, residents: Iterable[Resident], given_bytes: Mapping[int, int], start_ns: int) -> None:
         self.blocks: list[_Block] = []
+        self._given_bytes = given_bytes
         self._by_address: dict[int, list[_Block]] = {}  # in order of birth
         self._start_ns = start_ns
         for resident in residents:
@@ -174,6 +179,7 @@ class Ledger:
         block = self.at(address, time_ns)
         lived = self._by_address.get(address)
         if block is None and not (lived and lived[0].birth_ns <= time_ns):
+            size_bytes = self._given_bytes.get(address, size_bytes)
             block = self._add(address, size_bytes, self._start_ns, _BASELINE, "")
         if block is not None and not block.dtype:
             block.dtype, block.shape = dtype, shape
@@ -182,6 +188,7 @@ class Ledger:
 def make_account(
     *,
     residents: Iterable[Resident],
+    given_bytes: Mapping[int, int] = MappingProxyType({}),
     events: Sequence[AllocatorEvent],
     log: LabelLog,
     final: Iterable[Named],
@@ -197,7 +204,7 @@ def make_account(
     as they are at the end of the step; `start_allocated_bytes` is the allocator's total at its start.
     """
 
-    ledger = Ledger(residents, start_ns)
+    ledger = Ledger(residents, given_bytes, start_ns)
     ledger.play(events, sorted(log.places, key=lambda entry: entry[0]))
     saved_blocks = _apply_log(ledger, log, final)
     residuals, peak_bytes, peak_reserved_bytes = _residuals(

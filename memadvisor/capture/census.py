@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
 from memadvisor.capture.account import Resident
-from memadvisor.capture.allocator import DeviceBlock, device_blocks, workspace_sizes
+from memadvisor.capture.allocator import DeviceBlock, workspace_sizes
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import (
@@ -62,15 +63,18 @@ def state_tensors(state: object) -> Iterator[torch.Tensor]:
 
 
 def residents(
-    known: Iterable[Labelled], device: torch.device, cpu: CpuAccount | None = None
+    known: Iterable[Labelled],
+    device: torch.device,
+    cpu: CpuAccount | None = None,
+    given: Mapping[int, DeviceBlock] = MappingProxyType({}),
 ) -> list[Resident]:
-    """Every storage of the allocator's on `device` that Python can reach, once; the first label wins.
+    """Every storage of the allocator's on `device` that Python can reach, once; the first label wins. `given` are the
+    allocator's live blocks there.
 
     A storage that cannot be resized is numpy's or another library's, or the allocator's and was shown to
     numpy; one that is shared between processes never is the allocator's. The CPU allocator's account tells.
     """
     found: dict[int, Resident] = {}
-    given = device_blocks(device)
     # A subclass may do anything when it is asked something: the script's own work, or an engine's collective.
     with torch._C.DisableTorchFunctionSubclass():
         for tensor, category, unit in known:
@@ -96,7 +100,7 @@ def _take(
     unit: str,
     device: torch.device,
     found: dict[int, Resident],
-    given: dict[int, DeviceBlock],
+    given: Mapping[int, DeviceBlock],
     cpu: CpuAccount | None,
 ) -> None:
     try:

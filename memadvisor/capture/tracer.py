@@ -12,6 +12,7 @@ from torch._C import _current_graph_task_id
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture.account import Account, Resident, make_account
+from memadvisor.capture.allocator import device_blocks
 from memadvisor.capture.census import Labelled, residents
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.collectives import CollectiveCall, CollectiveLog, Mark
@@ -79,7 +80,9 @@ class Tracer:
             self.mode, self.log, also=mode.mark_saved if isinstance(mode, MemoryWatch) else None
         )
         self.module_calls = ModuleCallLog(self.mode.address)
-        self._residents: list[Resident] = residents(known(), device, cpu)
+        given = device_blocks(device)
+        self._given_bytes = {address: block.size_bytes for address, block in given.items()}
+        self._residents: list[Resident] = residents(known(), device, cpu, given)
         self._start_allocated_bytes: int | None = None
         self.offset_ns = monotonic_less_wall_ns()
         self._default_hooks: DefaultHooks | None = None
@@ -169,6 +172,7 @@ class Tracer:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
         account = make_account(
             residents=self._residents,
+            given_bytes=self._given_bytes,
             events=[event for event in events if event.time_ns <= end_ns],
             log=self.log,
             final=final,

@@ -1,5 +1,7 @@
 """Joining the allocator's events with the labels, on events small enough to work out by hand."""
 
+from types import MappingProxyType
+
 from memadvisor.capture.account import Resident, make_account
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, SavedTensor, Sighting
 from memadvisor.capture.truth import AllocatorEvent
@@ -13,9 +15,10 @@ def event(time_ms, address, delta, total, operator="aten::addmm"):
     return AllocatorEvent(time_ms * MS, address, delta, total, 0, operator)
 
 
-def account(events, log=None, residents=(), final=(), total=0):
+def account(events, log=None, residents=(), given_bytes=MappingProxyType({}), final=(), total=0):
     return make_account(
         residents=residents,
+        given_bytes=given_bytes,
         events=events,
         log=log or LabelLog(),
         final=final,
@@ -88,6 +91,16 @@ def test_a_storage_met_in_the_step_but_never_born_there_was_there_before():
 
     (bucket,) = [row for row in result.storages if row.phase == "baseline"]
     assert (bucket.category, bucket.size_bytes) == ("communication", 80)
+    assert [row.unexplained_bytes for row in result.residuals] == [0]
+
+
+def test_a_storage_met_later_is_as_large_as_the_block_that_the_allocator_gave_for_it():
+    """CUDA's gives a whole block of the large pool where less than 1 MiB of it would be left: a bucket of DDP's."""
+    log = LabelLog(named=[Named(5 * MS, 0xC, "communication", "")])
+    log.sightings = {0xC: Sighting(5 * MS, 80, "float32", "[20]")}
+    result = account([event(2, 0xA, 10, 130)], log, given_bytes={0xC: 120}, total=120)
+
+    assert [row.size_bytes for row in result.storages if row.phase == "baseline"] == [120]
     assert [row.unexplained_bytes for row in result.residuals] == [0]
 
 

@@ -45,9 +45,8 @@ def test_what_the_allocator_does_not_know_is_not_alive():
 def test_cublas_workspaces_are_named_by_their_size(monkeypatch):
     """No tensor names them: every training on a GPU had 8 to 32 MiB unexplained for each thread that multiplies."""
     blocks = {0x100: DeviceBlock(1024, 1000), 0x200: DeviceBlock(2048, 2000), 0x300: DeviceBlock(4096, None)}
-    monkeypatch.setattr(census, "device_blocks", lambda device: blocks)
     monkeypatch.setattr(census, "workspace_sizes", lambda device: {2000})
-    found = residents((), torch.device("meta"))
+    found = residents((), torch.device("meta"), None, blocks)
 
     assert [(row.address, row.size_bytes, row.category, row.operator) for row in found if row.operator] == [
         (0x200, 2048, "other", "cuBLAS workspace")
