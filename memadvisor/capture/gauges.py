@@ -6,7 +6,7 @@ import torch
 
 from memadvisor.capture.allocator import RunningPeak, counter, device_totals, open_nvml
 from memadvisor.capture.census import residents
-from memadvisor.capture.cpu_account import open_cpu_account
+from memadvisor.capture.cpu_account import CpuAccount, open_cpu_account
 from memadvisor.capture.truth import is_profiler_free
 from memadvisor.run.records import Counter
 
@@ -14,7 +14,11 @@ _COUNT_EVERY_S = 0.1
 
 
 class Gauges:
-    """`cpu` is the CPU allocator's account while it is open; `device` is whose allocator the peaks are of."""
+    """`cpu` is the CPU allocator's account while it is open; `device` is whose allocator the peaks are of.
+
+    Where that is a GPU's, the CPU's account is of no use but one: with none, torch says on stderr that a profiler does not
+    know how large a block is that was there before it, for a batch of the script's as a rule.
+    """
 
     def __init__(self) -> None:
         alive = residents((), torch.device("cpu"))
@@ -30,6 +34,11 @@ class Gauges:
         """The model is on this CUDA device."""
         self.device = device
         self.nvml = open_nvml(device)
+
+    @property
+    def device_account(self) -> CpuAccount | None:
+        """The CPU allocator's account where the model is on the CPU."""
+        return self.cpu if self.device.type == "cpu" else None
 
     def read(self, now_s: float) -> Counter | None:
         """The step has ended: set `allocated_bytes` and `peaks` (allocated, reserved); a counter's row now and then."""

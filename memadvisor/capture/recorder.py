@@ -291,8 +291,7 @@ class Recorder:
         first = next(self._models.parameters(), None)
         if first is not None and first[2].device.type == "cuda":
             self._gauges.meet(first[2].device)
-            self._close_cpu_account()
-        self._memory.meet_device(self._gauges.device, self._gauges.cpu)
+        self._memory.meet_device(self._gauges.device, self._gauges.device_account)
         self._spans = SpanLog(self._position, clock_for(self._gauges.device).mark, self.reach_backward_of)
         self._spans.on_first_batch = self.on_first_batch
         self.hooks.on_first_call = self._spans.see_first_call
@@ -368,7 +367,9 @@ class Recorder:
 
     def _start_trace(self) -> None:
         gauges = self._gauges
-        if not self._tracing.start(gauges.device, gauges.cpu, self._spans.mark if self._spans else None):
+        if not self._tracing.start(
+            gauges.device, gauges.device_account, self._spans.mark if self._spans else None
+        ):
             self._close_cpu_account()
 
     def _close_cpu_account(self) -> None:
