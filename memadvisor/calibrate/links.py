@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.calibrate.overlap import MESSAGE_BYTES, measure_overlap
+from memadvisor.engines.collectives import native
 from memadvisor.engines.collectives.exchanges import (
     gather_by_doubling,
     gather_pairwise,
@@ -171,8 +172,8 @@ def _collective(
         return lambda: dist.all_reduce(full)
     if device.type == "cuda":
         if operation == "all_gather":
-            return lambda: dist.all_gather_into_tensor(full, shard)
-        return lambda: dist.reduce_scatter_tensor(shard, full)
+            return lambda: native.all_gather(full, shard)
+        return lambda: native.reduce_scatter(shard, full)
     slices, rank = full.chunk(num_ranks), dist.get_rank()
     if operation == _TOGETHER:
         others = torch.zeros((num_ranks - 2) * shard.numel()).chunk(num_ranks - 2)

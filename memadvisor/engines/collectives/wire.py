@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.backends import uses_nccl
+from memadvisor.engines.collectives import native
 from memadvisor.engines.collectives.exchanges import (
     gather_by_doubling,
     gather_pairwise,
@@ -169,7 +170,7 @@ class Wire:
         """Work of a lane."""
         if way == "native":
             with self._named("reduce-scatter", unit):
-                dist.reduce_scatter_tensor(staging, full, group=self.group)
+                native.reduce_scatter(staging, full, group=self.group)
             return staging
         slices = full.chunk(self.num_ranks)
         exchange = partial(self._begin_exchange, "reduce-scatter", unit, tag=2 * number + 1)
@@ -237,7 +238,7 @@ class Wire:
         """Work of a lane."""
         if way == "native":
             with self._named("all-gather", unit):
-                dist.all_gather_into_tensor(full, shard, group=self.group)
+                native.all_gather(full, shard, group=self.group)
             return
         slices = full.chunk(self.num_ranks)
         own = None if slices[self.rank].data_ptr() == shard.data_ptr() else shard
