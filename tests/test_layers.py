@@ -66,6 +66,7 @@ ALLOWED = {
         "memadvisor.engines.lanes.dynamic_code",
         "memadvisor.engines.lanes.thread_lane",
         "memadvisor.engines.collectives.exchanges",
+        "memadvisor.engines.collectives.native",
     ),
     COST: DATA,
     ANALYZERS: (*DATA, COST),

@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.calibrate.overlap import MESSAGE_BYTES, measure_overlap
-from memadvisor.engines.collectives import native
 from memadvisor.engines.collectives.exchanges import (
     gather_by_doubling,
     gather_pairwise,
     reduce_pairwise,
     reduce_together,
 )
+from memadvisor.engines.collectives.native import all_gather, reduce_scatter
 from memadvisor.errors import MemadvisorError
 from memadvisor.executors import can_double
 from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
@@ -172,8 +172,8 @@ def _collective(
         return lambda: dist.all_reduce(full)
     if device.type == "cuda":
         if operation == "all_gather":
-            return lambda: native.all_gather(full, shard)
-        return lambda: native.reduce_scatter(shard, full)
+            return lambda: all_gather(full, shard)
+        return lambda: reduce_scatter(shard, full)
     slices, rank = full.chunk(num_ranks), dist.get_rank()
     if operation == _TOGETHER:
         others = torch.zeros((num_ranks - 2) * shard.numel()).chunk(num_ranks - 2)

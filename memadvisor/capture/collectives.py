@@ -11,7 +11,7 @@ else the end of the wait; what neither saw stays None.
 What NCCL runs is queued when the host has done its part, so neither tells when it is over. There the start is a
 mark on the current stream before the call, and the end one in the future's callback: torch runs that at once, on a
 stream that waits for the operation's own. Nothing is synchronised. Where there is no such callback, the mark
-follows the wait. Not verified on a GPU.
+follows the wait; and where NCCL is asked to wait itself, and gives no Work, it follows the call. Not verified on a GPU.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from memadvisor.backends import uses_nccl
-from memadvisor.capture.clock import DeviceMark, seconds_of
+from memadvisor.capture.collective_call import CollectiveCall, Mark
 from memadvisor.cuda_graphs import is_capturing
 from memadvisor.run.torch_names import dtype_name
 
@@ -80,58 +79,18 @@ _METHODS = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base"),
     *("allgather_coalesced", "allgather_into_tensor_coalesced", "reduce_scatter", "_reduce_scatter_base"),
     *("reduce_scatter_tensor_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "send", "recv"),
-    *("recv_anysource", "barrier", "monitored_barrier", "_end_coalescing", "all_gather_single"),
+    *(
+        "recv_anysource",
+        "barrier",
+        "monitored_barrier",
+        "_start_coalescing",
+        "_end_coalescing",
+        "all_gather_single",
+    ),
     *("all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
     *("all_to_all_single", "gather_single", "gather_into_tensor"),
 )
 _TORCHS_OWN = "torch.distributed.distributed_c10d"  # whose functions wait by themselves unless asked not to
-
-
-Mark = float | DeviceMark
-
-
-@dataclass(slots=True, eq=False)
-class CollectiveCall:
-    """One operation, growing while it runs; times in wall-clock nanoseconds.
-
-    `peer` and `tag` are those of a send or receive: the other side's rank in the world, None where any will do.
-    """
-
-    operation: str
-    group: str
-    group_size: int
-    sequence: int
-    size_bytes: int
-    dtype: str
-    phase: str
-    module: str
-    unit: str
-    issue_ns: int
-    peer: int | None = None
-    tag: int | None = None
-    asynchronous: bool = True
-    is_on_device: bool = False
-    start_mark: Mark | None = None  # of an operation on the device alone, as is `end_mark`
-    end_mark: Mark | None = None
-    end_ns: int | None = None
-    wait_start_ns: int | None = None
-    wait_end_ns: int | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the device, if it runs the operation, has passed its marks."""
-        marks = [mark for mark in (self.start_mark, self.end_mark) if mark is not None]
-        return all(seconds_of(mark) is not None for mark in marks)
-
-    def finish(self, _: object = None) -> None:
-        if self.end_ns is None:
-            self.end_ns = time.time_ns()
-
-    def waited(self, start_ns: int, end_ns: int) -> None:
-        if self.wait_start_ns is None:
-            self.wait_start_ns, self.wait_end_ns = start_ns, end_ns
-        if self.end_ns is None and not self.is_on_device:
-            self.end_ns = end_ns
 
 
 class CollectiveLog:
@@ -148,6 +107,7 @@ class CollectiveLog:
         self._by_work: dict[int, list[CollectiveCall]] = {}
         self._by_address: dict[int, CollectiveCall] = {}
         self._num_coalesced = 0  # calls before the coalescing that is under way
+        self._is_coalescing = False
         self._undo: list[Callable[[], None]] = []
 
     def mark(self) -> Mark | None:
@@ -283,13 +243,26 @@ class CollectiveLog:
             else:
                 with thread_mode:  # a thread of the script's own
                     work = original(*args, **kwargs)
+            self._is_coalescing = name == "_start_coalescing" or (
+                self._is_coalescing and name != "_end_coalescing"
+            )
             if name == "_end_coalescing":
                 self._num_coalesced = len(self.calls)
             if work is not None and len(self.calls) > first:
                 self._by_work[id(work)] = self.calls[first:]
+            elif work is None and not self._is_coalescing:
+                self._note_waited_inside(self.calls[first:])
             return work
 
         return method
+
+    def _note_waited_inside(self, calls: Iterable[CollectiveCall]) -> None:
+        """NCCL gives no Work where it is asked to wait: its stream is the current one, or that waits for it already."""
+        for call in calls:
+            call.asynchronous = False
+            self._mark_end(call)
+            if not call.is_on_device:
+                call.finish()
 
     def _timed_wait(self, original: Any) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memadvisor.capture.clock import seconds_of
-from memadvisor.capture.collectives import Mark
+from memadvisor.capture.collective_call import Mark
 from memadvisor.capture.label_log import OperatorCall
 from memadvisor.capture.tracer import Trace
 from memadvisor.run.records import CallTensor, Collective, ModuleCall, Operator

@@ -15,7 +15,8 @@ from memadvisor.capture.account import Account, Resident, make_account
 from memadvisor.capture.allocator import device_blocks
 from memadvisor.capture.census import Labelled, residents
 from memadvisor.capture.clock import monotonic_less_wall_ns
-from memadvisor.capture.collectives import CollectiveCall, CollectiveLog, Mark
+from memadvisor.capture.collective_call import CollectiveCall, Mark
+from memadvisor.capture.collectives import CollectiveLog
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.default_hooks import DefaultHooks
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall

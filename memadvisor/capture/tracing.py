@@ -11,7 +11,7 @@ from torch._C._autograd import _get_sequence_nr
 
 from memadvisor.capture.allocator_snapshot import take_snapshot
 from memadvisor.capture.census import Labelled, what_is_elsewhere
-from memadvisor.capture.collectives import Mark
+from memadvisor.capture.collective_call import Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.models import Models
 from memadvisor.capture.module_info import ModuleInfo

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from memadvisor.engines.collectives import native
+from memadvisor.engines.collectives.native import all_gather, reduce_scatter
 from memadvisor.engines.collectives.wire import Wire
 from memadvisor.engines.lanes.lanes import Ticket
 
@@ -56,7 +56,7 @@ class Gather(_Allocating, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         if self.wire.algorithm("all_gather", output_tensor) == "native":
-            native.all_gather(output_tensor, input_tensor, group=group)
+            all_gather(output_tensor, input_tensor, group=group)
             return _Arriving(None)
         if not self.is_ahead:
             self.wire.gather(output_tensor, input_tensor, self.name, self.number)
@@ -82,7 +82,7 @@ class Scatter(_Allocating, ReduceScatter):
     ) -> dist.Work | None:
         is_known = op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
         if not is_known or self.wire.algorithm("reduce_scatter", input_tensor) == "native":
-            native.reduce_scatter(output_tensor, input_tensor, op=op, group=group)
+            reduce_scatter(output_tensor, input_tensor, op=op, group=group)
             return None
         self.wire.reduce_scatter(input_tensor, self.name, self.number, into=output_tensor)
         if op == dist.ReduceOp.AVG:

@@ -81,6 +81,27 @@ def test_what_the_device_has_not_come_to_has_no_end_although_the_host_has_waited
 
 
 @pytest.fixture
+def waits_inside(monkeypatch):
+    """As NCCL does where it is asked to wait: the method returns no Work."""
+    original = dist.ProcessGroup.allreduce
+    monkeypatch.setattr(dist.ProcessGroup, "allreduce", lambda *args: original(*args).wait() and None)
+
+
+@pytest.mark.timeout(60)
+def test_what_the_backend_waited_for_itself_has_an_end_and_is_not_asynchronous(
+    group, waits_inside, monkeypatch
+):
+    """FSDP2's reductions over NCCL had none, and no plan was made for such a script."""
+    monkeypatch.setattr(module, "_is_on_device", lambda *_: True)
+    monkeypatch.setattr(module, "_when_done", lambda *_: None)
+    device = Device()
+    device.has_run = True
+    (row,) = rows(traced(device, lambda: dist.all_reduce(torch.ones(4))))
+
+    assert (row.device_start_s, row.end_s, row.asynchronous) == (1000.0, 1001.0, False)
+
+
+@pytest.fixture
 def gathers_into_one_tensor():
     """`gather_single` (torch 2.14), which of torch's backends NCCL alone has, by Gloo's `gather`."""
 

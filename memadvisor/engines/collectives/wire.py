@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.backends import uses_nccl
-from memadvisor.engines.collectives import native
 from memadvisor.engines.collectives.exchanges import (
     gather_by_doubling,
     gather_pairwise,
@@ -28,6 +27,7 @@ from memadvisor.engines.collectives.exchanges import (
     reduce_together,
 )
 from memadvisor.engines.collectives.groups import give_back, of_host, split
+from memadvisor.engines.collectives.native import all_gather, reduce_scatter
 from memadvisor.engines.collectives.works import CollectiveError, Work, there
 from memadvisor.engines.lanes.lane_for import lane_for
 from memadvisor.engines.lanes.lanes import Chain, Lane, Ticket
@@ -170,7 +170,7 @@ class Wire:
         """Work of a lane."""
         if way == "native":
             with self._named("reduce-scatter", unit):
-                native.reduce_scatter(staging, full, group=self.group)
+                reduce_scatter(staging, full, group=self.group)
             return staging
         slices = full.chunk(self.num_ranks)
         exchange = partial(self._begin_exchange, "reduce-scatter", unit, tag=2 * number + 1)
@@ -238,7 +238,7 @@ class Wire:
         """Work of a lane."""
         if way == "native":
             with self._named("all-gather", unit):
-                native.all_gather(full, shard, group=self.group)
+                all_gather(full, shard, group=self.group)
             return
         slices = full.chunk(self.num_ranks)
         own = None if slices[self.rank].data_ptr() == shard.data_ptr() else shard
