@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.analyzers.shapes import dimensions
@@ -38,6 +40,7 @@ def step_storages(
     weights that autocast has cast.
     """
     last_saved_s = _last_saved(placed, passes)
+    stream_of = _streams(rank, step)
     storages = []
     for number, item in enumerate(placed):
         row, unit = item.row, passes.forward.get(item.birth, (None, 0))[0]
@@ -60,6 +63,7 @@ def step_storages(
                     and row.category not in STATES
                     and row.birth_s <= last_saved_s.get(item.birth, -math.inf)
                 ),
+                stream=stream_of(row),
             )
         )
     return (*storages, *_unexplained(rank, step, len(passes.pieces)))
@@ -85,6 +89,29 @@ def _unsaved_death(item: Placed, passes: Passes, *, is_cast: bool) -> tuple[int,
         return passes.end_of_forward(item.birth), math.inf
     end_s = item.needed_until_s
     return item.birth, math.inf if end_s is None else max(end_s, item.row.birth_s)
+
+
+def _streams(rank: RankRun, step: Step) -> Callable[[Storage], int]:
+    """Numbers of the streams whose memory a GPU's storages are, by the segments that there are when the step ends: 0 is the
+    one that has most of it, as it is where a segment is gone again.
+    """
+    segments = sorted(
+        (row for row in rank.segments if row.step == step.index), key=lambda segment: segment.address
+    )
+    starts = [segment.address for segment in segments]
+    sizes: Counter[int] = Counter()
+    for segment in segments:
+        sizes[segment.stream] += segment.total_bytes
+    numbers = {stream: number for number, (stream, _) in enumerate(sizes.most_common())}
+
+    def stream_of(row: Storage) -> int:
+        place = -1 if row.address is None else bisect_right(starts, row.address) - 1
+        if row.address is None or place < 0:
+            return 0
+        segment = segments[place]
+        return numbers[segment.stream] if row.address < segment.address + segment.total_bytes else 0
+
+    return stream_of
 
 
 def _requested_bytes(row: Storage) -> int:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from memadvisor.cost.activation_changes import needed_until
 from memadvisor.cost.allocator_replay import Change
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.delayed_memory import memory_of
+from memadvisor.cost.fsdp2_memory import streams_of
 from memadvisor.cost.moved_activations import Absence, absence_of, units_away
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import STATES, CapturedStep, StepStorage
@@ -77,7 +79,12 @@ def planned_sequence(
         if item.saved is not None and (absence := absence_of(item.saved, step, away, stretches)) is not None
     }
     log = AllocationLog(
-        step.storages, step.segments, recomputed, models_states=models_states, absences=absences
+        step.storages,
+        step.segments,
+        recomputed,
+        models_states=models_states,
+        absences=absences,
+        streams=streams_of(step, schedule),
     )
     if models_states:
         log.states(memory_of(step, schedule).tensors())
@@ -93,7 +100,7 @@ class AllocationLog:
 
     `models_states`: parameters, gradients and optimizer state are those of `tensors`; the captured ones are left
     out, but for gradients at their birth, which are there until something takes them over. `absences`: by number of the
-    storage, what is on another tier meanwhile.
+    storage, what is on another tier meanwhile. `streams`: of `tensors`, by how their names begin; 0 of the others.
     """
 
     def __init__(
@@ -104,9 +111,11 @@ class AllocationLog:
         *,
         models_states: bool,
         absences: Mapping[int, Absence] | None = None,
+        streams: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> None:
         self.changes: list[Change] = []
         self._storages = storages
+        self._streams = streams
         self._absences = absences or {}
         self._segments = segments
         self._models_states = models_states
@@ -123,7 +132,7 @@ class AllocationLog:
         self._place(frozenset(recomputed))
         for number, item in enumerate(storages):
             if item.birth_segment < 0 and self._is_there_first(number):
-                self._allocate((number, False), item.size_bytes)
+                self._allocate((number, False), item.size_bytes, item.stream)
 
     # ---- what a simulation tells -------------------------------------------------------------------
 
@@ -138,7 +147,7 @@ class AllocationLog:
             if size != had:
                 gone += self._pieces.pop(key, []) if size < had else []
                 owner = ("piece", self._num_allocated)
-                self._allocate(owner, size - had if size > had else size)
+                self._allocate(owner, size - had if size > had else size, self._stream_of(key))
                 self._pieces.setdefault(key, []).append(owner)
         for key in self._tensors.keys() - wanted.keys():
             gone += self._pieces.pop(key)
@@ -166,7 +175,7 @@ class AllocationLog:
             if self._models_states and item.category in STATES:
                 if is_birth and number in gradients:
                     passing.append(("passing", number))
-                    self._allocate(passing[-1], item.size_bytes)
+                    self._allocate(passing[-1], item.size_bytes, item.stream)
                 continue
             if is_birth and passing:
                 self.states(tensors)  # the buffer that collects them
@@ -212,7 +221,7 @@ class AllocationLog:
         self._has_stepped = True
         for number, item in enumerate(self._storages):
             if item.birth_segment < 0 and item.category == "optimizer_state" and not self._models_states:
-                self._allocate((number, False), item.size_bytes)
+                self._allocate((number, False), item.size_bytes, item.stream)
 
     def _exists(self, what: str) -> bool:
         if what == "gradient":
@@ -271,17 +280,28 @@ class AllocationLog:
     def _play(self, event: _Event, share: float) -> None:
         _, kind, number, is_again = event
         if kind == _BIRTH:
-            size_bytes = self._storages[number].size_bytes
-            self._allocate((number, is_again), max(1, math.ceil(size_bytes * share)))
+            item = self._storages[number]
+            self._allocate((number, is_again), max(1, math.ceil(item.size_bytes * share)), item.stream)
         else:
             self._free((number, is_again))
 
-    def _allocate(self, owner: _Owner, size_bytes: int) -> None:
+    def _stream_of(self, key: tuple[str, str]) -> int:
+        what, where = key
+        return next(
+            (
+                stream
+                for (kind, begin), stream in self._streams.items()
+                if what == kind and where.startswith(begin)
+            ),
+            0,
+        )
+
+    def _allocate(self, owner: _Owner, size_bytes: int, stream: int) -> None:
         """An owner that has something already drops it once the new one is there."""
         old = self._alive.get(owner)
         self._num_allocated += 1
         self._alive[owner] = self._num_allocated
-        self.changes.append(Change(self._num_allocated, size_bytes))
+        self.changes.append(Change(self._num_allocated, size_bytes, stream))
         if old is not None:
             self.changes.append(Change(old, 0))
 

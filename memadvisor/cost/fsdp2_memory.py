@@ -10,6 +10,8 @@ of the ranks in its first dimension.
 - Gradients stay as autograd makes them until the group's backward is over. Then the parameters go, the gradients are
   copied to the reduction's input and freed, and this rank's shards come out. The input stays until the next
   group's reduction, or the backward's end.
+- On a GPU gathers' outputs are of the memory of the stream that gathers, and shards of gradients of the one that reduces;
+  all else is of the one that computes. The caching allocator gives none of a stream's to another.
 
 Shards and optimizer state are as captured: no plan changes them.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memadvisor.cost.activations import View
@@ -29,6 +31,9 @@ from memadvisor.precision import bytes_in
 from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import Parameter
 from memadvisor.schedule import Action, ActionKind, Point, Schedule
+
+# Tensors that are of another stream's memory than the one that computes, by how their names begin.
+_ASIDE = (("communication", "output of "), ("gradient", "shards of "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class Fsdp2Memory:
         return held
 
     def tensors(self) -> dict[tuple[str, str], int]:
-        pieces = {(f"constant {name}", ""): size for name, size in self._resting.items()}
+        pieces = _constants(self.step, self._resting)
         pieces |= {
             ("gathered" if what == "parameter" else what, where): size
             for (what, where), size in self._pieces().items()
@@ -99,7 +104,7 @@ class Fsdp2Memory:
         pieces |= {("communication", f"output of {name}"): self.groups[name].full for name in self._outputs}
         if self._last_output is not None:
             name = self._last_output
-            pieces["communication", f"last output {name}"] = self.groups[name].full
+            pieces["communication", f"output of {name}"] = self.groups[name].full
         if self._input is not None:
             pieces["communication", f"input of {self._input}"] = self.groups[self._input].reduced
         pieces |= {("gradient", name): self._gradient_bytes(name) for name in self._whole}
@@ -220,6 +225,32 @@ class Fsdp2Memory:
 
     def update_share(self, names: Iterable[str]) -> float:
         return 1.0
+
+
+def streams_of(step: CapturedStep, schedule: Schedule) -> Mapping[tuple[str, str], int]:
+    """Streams whose memory tensors are, by how their names begin: those of the captured ones of their category that most
+    are of. What is not there is of the stream that computes.
+    """
+    if schedule.executor != "fsdp2" or step.device == "cpu":
+        return {}
+    streams = {}
+    for kind, begin in _ASIDE:
+        seen = Counter(item.stream for item in step.storages if item.category == kind and item.stream)
+        streams[kind, begin] = seen.most_common(1)[0][0] if seen else 0
+    return streams
+
+
+def _constants(step: CapturedStep, resting: Mapping[str, int]) -> dict[tuple[str, str], int]:
+    """What rests from step to step, as the pieces that were captured of it, where there are any."""
+    pieces: dict[tuple[str, str], int] = {}
+    for name, size_bytes in resting.items():
+        sizes = [
+            item.size_bytes
+            for item in step.storages
+            if item.category == name and item.birth_segment < 0 and item.death_segment >= len(step.segments)
+        ]
+        pieces |= {(f"constant {name}", str(i)): size for i, size in enumerate(sizes or [size_bytes])}
+    return pieces
 
 
 def group_bytes(step: CapturedStep) -> dict[str, GroupBytes]:

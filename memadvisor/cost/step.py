@@ -143,6 +143,7 @@ class StepStorage:
     Segments are as above (-1: before the step; their number: after it); times order what happens within one.
     `freed_by`: the unit whose recomputation sets it free; it then dies at `unsaved_death` (segment, time).
     `boundary` is set for what flows between units, `saved` for what an engine may take meanwhile. `runs_again`: a recomputation of its unit allocates it too.
+    `stream`: whose memory of the allocator's it is; 0 is the one that computes.
     """
 
     category: str
@@ -156,6 +157,7 @@ class StepStorage:
     boundary: BoundaryTensor | None = None
     saved: SavedStorages | None = None
     runs_again: bool = False
+    stream: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
