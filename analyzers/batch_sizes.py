@@ -1,4 +1,4 @@
-"""What a storage's shape tells: whether it shrinks with the micro-batch, whether it is a cast weight."""
+"""What a storage's shape tells: whether it shrinks with the micro-batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import prod
 from memadvisor.analyzers.inner_workspaces import INSIDE, workspaces
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.analyzers.slow_convolutions import slow_modules, slow_workspaces
-from memadvisor.run.records import Parameter, Step, Storage
+from memadvisor.run.records import Step, Storage
 from memadvisor.run.run import RankRun
 
 _KEPT = ("parameter", "gradient", "optimizer_state", "communication")
@@ -150,14 +150,6 @@ def _products(of_samples: Iterable[tuple[int, ...]], samples: int) -> set[int]:
         for count in range(1, len(shape) + 1)
         for chosen in combinations(shape, count)
     }
-
-
-def is_weight_cast(row: Storage, parameters: Iterable[Parameter]) -> bool:
-    """Whether a storage is the copy of a parameter of its unit in another dtype, as autocast makes them."""
-    return row.operator == "aten::_to_copy" and any(
-        parameter.unit == row.unit and parameter.dtype != row.dtype and parameter.shape == row.shape
-        for parameter in parameters
-    )
 
 
 def _has_batch(row: Storage, sizes: Set[int], weights: Set[tuple[int, ...]]) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from memadvisor.analyzers.batch_sizes import is_weight_cast
+from memadvisor.analyzers.weight_casts import cached_casts, is_weight_cast
 from memadvisor.run.records import ModuleCall, Operator, Saved, Step, Storage
 from memadvisor.run.run import RankRun
 
@@ -69,6 +69,7 @@ class TracedCalls:
         self._save_times = [row.saved_s for row in self.saves]
         self._births = sorted((r for r in own if r.phase != "baseline"), key=lambda r: r.birth_s)
         self._birth_times = [row.birth_s for row in self._births]
+        self._cached_casts = cached_casts(rank)
         self._read_calls()
 
     def _read_calls(self) -> None:
@@ -120,7 +121,7 @@ class TracedCalls:
         """Until when the forward itself needs a storage, as far as operators and arguments tell."""
         uses = [storage.birth_s, storage.last_forward_use_s, self._argument_until.get(storage.storage_id)]
         end_s = max(use for use in uses if use is not None)
-        if is_weight_cast(storage, self.rank.parameters):  # in autocast's cache until its context is left
+        if storage.storage_id in self._cached_casts:
             end_s = max(end_s, self.backward_after(storage.birth_s))
         return end_s
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from memadvisor.analyzers.batch_sizes import is_weight_cast
+from memadvisor.analyzers.weight_casts import is_weight_cast
 from memadvisor.precision import ITEM_BYTES, Precision
 from memadvisor.run.records import Storage
 from memadvisor.run.run import RankRun

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
-from memadvisor.analyzers.batch_sizes import is_weight_cast, shrink_batch
+from memadvisor.analyzers.batch_sizes import shrink_batch
 from memadvisor.analyzers.narrow_shares import narrow_shares
+from memadvisor.analyzers.weight_casts import cached_casts, is_weight_cast
 from memadvisor.cost.step import STATES
 from memadvisor.precision import Precision
 from memadvisor.run.records import CallTensor, ModuleCall, Saved, Step, Storage
@@ -154,8 +155,8 @@ def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch]) -> list
 class Placement:
     """Storages of a step's pieces, and all of them that does not change with the size of its micro-batches.
 
-    `freed`: numbers of those that recomputing their unit would free; `casts`: of weights that autocast has cast and that
-    autograd keeps. Their sizes are those that they would have in this precision.
+    `freed`: numbers of those that recomputing their unit would free; `casts`: of weights that autocast has cast, that its
+    cache holds and that autograd keeps. Their sizes are those that they would have in this precision.
     """
 
     def __init__(self, rank: RankRun, step: Step, pieces: Sequence[Stretch], precision: Precision) -> None:
@@ -167,9 +168,8 @@ class Placement:
         self._whole = place_storages(rank, step, pieces)
         self._shares = narrow_shares(rank, pieces, precision)
         self.freed = {n for n, one in enumerate(self._whole) if self.passes.unit_that_frees(one) is not None}
-        self.casts = {
-            n for n, one in enumerate(self._whole) if one.saved and is_weight_cast(one.row, rank.parameters)
-        }
+        cached = cached_casts(rank)
+        self.casts = {n for n, one in enumerate(self._whole) if one.saved and one.row.storage_id in cached}
 
     def with_micro_batches(self, divisor: int | Fraction) -> list[Placed]:
         """All storages, with micro-batches of 1/divisor of their size."""
