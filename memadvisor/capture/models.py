@@ -44,6 +44,11 @@ class Models:
             return replace(info, unit=around[-1].unit)
         return info
 
+    def set_aside(self, infos: Sequence[ModuleInfo]) -> None:
+        """Calls of these modules are no forwards from now on (around.py)."""
+        around = {key: replace(info, is_around=True) for key, info in self._infos.items() if info in infos}
+        self._infos.update(around)
+
     def discover(self, module: torch.nn.Module, *, is_outermost: bool, is_traced: bool = False) -> ModuleInfo:
         """Name a module that is called for the first time; the outermost one with parameters is a model.
 

@@ -21,6 +21,7 @@ class ModuleInfo:
     is_plain: bool = False  # inside a unit: it has no span of its own
     is_of_model: bool = True  # else a loss function, or made inside a forward
     is_shared: bool = False  # without parameters, in several units: it works for the one that calls it
+    is_around: bool = False  # its call holds steps of the training (around.py)
     may_be_length_first: bool = False  # it holds a layer that takes [length, samples, ...]
 
 

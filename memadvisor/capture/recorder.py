@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from memadvisor.capture.around import Around
 from memadvisor.capture.census import Labelled, known_tensors
 from memadvisor.capture.clock import DeviceMark, clock_for
 from memadvisor.capture.gauges import Gauges
@@ -42,6 +43,7 @@ class Recorder:
         self._pid = os.getpid()
         self._models = Models()
         self._position = Position()
+        self._around = Around(self._models, self._position)
         self._updates = Updates(lambda: [parameter for *_, parameter in self._models.parameters()])
         self._has_updated_in_pass = False  # an optimizer stepped inside the backward that is running
         self._is_end_of_step = False  # the last update is
@@ -85,6 +87,8 @@ class Recorder:
                 spans.spend_since(begin_s)
             elif info.is_root:
                 spans = self._meet_first_model()
+        if info.is_around:
+            return
         timing = spans.begin_timing() if spans is not None else None
         position.push(info)
         if spans is not None:
@@ -100,7 +104,7 @@ class Recorder:
         # (kwargs, output); after an exception torch leaves the kwargs out.
         kwargs, output = rest if len(rest) == 2 else ({}, rest[-1])
         position, spans = self._position, self._spans
-        if not position.stack:
+        if not position.stack or self._around.holds(module):
             return
         if len(rest) == 1:
             self.see_failure(sys.exc_info()[1])
@@ -165,6 +169,7 @@ class Recorder:
         if self._updates.is_inside_another:
             return
         begin_s = time.monotonic()
+        self._around.see_update(optimizer, self._spans)
         self._position.in_optimizer = True
         if self._spans is not None:
             self._spans.enter_optimizer()
@@ -285,7 +290,10 @@ class Recorder:
         note = self._models.meet_uncalled(parameters)
         if note is not None:
             self._meet_first_model()
-            self.note("warning", note)
+            if (
+                not self._around.is_known
+            ):  # what it called inside itself is the model, and will be seen from now on
+                self.note("warning", note)
 
     def _meet_first_model(self) -> SpanLog:
         first = next(self._models.parameters(), None)

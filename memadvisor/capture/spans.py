@@ -226,6 +226,10 @@ class SpanLog:
                 if tensor is not None and tensor.grad_fn is not None:
                     tensor.grad_fn.register_prehook(self._start_of(info.unit))
 
+    def forget_units(self) -> None:
+        """What is open turned out to be no forward."""
+        self._units.clear()
+
     def enter_backward(self) -> None:
         self._backward = self._open("backward", "")
         self._look_for_gradients(self._backward, None)
