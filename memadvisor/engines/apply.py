@@ -30,6 +30,7 @@ from memadvisor.engines.notes import note_on_owners, notes_on, touched_activatio
 from memadvisor.engines.script.heap import keep_freed_memory
 from memadvisor.engines.script.hooks import Hooks
 from memadvisor.engines.script.live import LiveModel, check_shardable
+from memadvisor.engines.script.new_optimizers import NewOptimizers
 from memadvisor.engines.script.planned import NotPlannedError, PlannedModels, unmet
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding import local_sgd, sources
@@ -129,6 +130,7 @@ class Applied:
         self._awaits_closure = plan.num_ranks == 1 and plan.leaves_updates_alone
         self._other_model: PlanError | None = None
         self._hooks = Hooks(self, self._undo)
+        self._new = NewOptimizers(self._hooks, self._undo)
         self._alone: Executor | None = None  # of a model of one process, which lives as long as it
         self._directory = directory = Path(plan.disk_directory or tempfile.gettempdir())
         self._activations = OffloadedActivations(self._hooks, self._label, self._note, self._undo, directory)
@@ -221,7 +223,7 @@ class Applied:
     def unknown_module(self, module: torch.nn.Module) -> None:
         """The outermost call of a module that no executor knows: perhaps a model without DDP."""
         root, is_done = unwrap(module), self._attached and self._planned.is_complete
-        if not torch.is_grad_enabled() or (is_done and not self._planned.is_further_stage(root)):
+        if not torch.is_grad_enabled() or (is_done and not self._planned.is_further(root, self._new)):
             return
         if self.plan.num_ranks > 1 and is_for_fsdp2(self.plan, root):
             model, schedule = attach(
@@ -269,8 +271,8 @@ class Applied:
             self._follow(self._alone)
         self._attach_others(model, schedule)
         if self.plan.num_ranks == 1 and not self._is_paged and self._planned.is_complete:
-            # There is nothing to do at a module's call, and no other model to meet.
-            self._hooks.leave_modules()
+            # There is nothing to do at a module's call, and no other model to meet before an optimizer is made.
+            self._new.wait()
 
     def _wrap(self, wrapper: DistributedDataParallel, any_order: bool) -> Executor | None:
         num_ranks = wrapper.process_group.size()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from memadvisor.cuda_graphs import is_capturing
 from memadvisor.engines.script.undo import Undo
@@ -57,10 +58,8 @@ class Hooks:
         self._observers: weakref.WeakSet[ModuleObserver] = weakref.WeakSet()
         self._depth = 0
         self._calls = 0
-        self._of_modules = (
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        )
+        self._of_modules: tuple[RemovableHandle, ...] = ()
+        self.listen_to_modules()
         undo.add(unseen_by_checkpoints())  # the saved-tensor hooks of whom these hooks tell
         undo.add(self.leave_modules)
         undo.add(register_optimizer_step_pre_hook(steps.before_step).remove)
@@ -71,10 +70,20 @@ class Hooks:
     def in_backward(self) -> bool:
         return self._depth > 0
 
+    def listen_to_modules(self) -> None:
+        """Not inside of a module's call."""
+        self.leave_modules()
+        self._calls = 0
+        self._of_modules = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+
     def leave_modules(self) -> None:
         """Nobody asks for modules any more: from now on their calls cost what they cost without us."""
         for handle in self._of_modules:
             handle.remove()
+        self._of_modules = ()
 
     def observe(self, observer: ModuleObserver, modules: set[int]) -> None:
         reference = weakref.ref(observer)

@@ -13,6 +13,7 @@ import weakref
 import torch
 
 from memadvisor.engines.script.live import LiveModel, model_fingerprint, read_model
+from memadvisor.engines.script.new_optimizers import NewOptimizers
 from memadvisor.engines.script.stages import is_stage
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
@@ -53,6 +54,7 @@ class PlannedModels:
         self.plan = plan
         self._due = list(plan.models)
         self._met: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._kinds: set[tuple[str, bool]] = set()  # of those that have been met
         self._others: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
         self._num_looks: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._is_stage: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -74,7 +76,20 @@ class PlannedModels:
             return False
         return bool(self._due) and self._others.get(root) is not is_trainable
 
-    def is_further_stage(self, root: torch.nn.Module) -> bool:
+    def is_further(self, root: torch.nn.Module, new: NewOptimizers) -> bool:
+        """Whether a model is to follow the plan, too, though all of the plan's have been met."""
+        if root in self._met and new.is_waiting:
+            new.wait()  # a new optimizer for the same model
+        return self._is_further_stage(root) or self._is_made_anew(root, new)
+
+    def _is_made_anew(self, root: torch.nn.Module, new: NewOptimizers) -> bool:
+        """A model of the same kind as one that was met, which a new optimizer trains; it is due again."""
+        if root in self._met or not new.train(root) or _kind(root) not in self._kinds:
+            return False
+        self.expect_again(root)
+        return True
+
+    def _is_further_stage(self, root: torch.nn.Module) -> bool:
         """Whether a plan made by hand is for this model too: another stage of the pipeline whose stage it has met."""
         return bool(self._stages) and root not in self._stages and self._is_a_stage(root)
 
@@ -97,11 +112,12 @@ class PlannedModels:
             )
         self._due = [model for model in self._due if model.name != name]
         self._met.add(root)
+        self._kinds.add(_kind(root))
         return model, write_schedule(plan, model.rows)
 
     def expect_again(self, root: torch.nn.Module) -> None:
         """A model of the plan has been given back to the script, which is about to train it in another way."""
-        found = (model_fingerprint(root), _is_trainable(root))
+        found = _kind(root)
         known = {model.name for model in self._due}
         again = (
             m for m in self.plan.models if m.name not in known and (m.fingerprint, m.is_trainable) == found
@@ -171,6 +187,10 @@ class PlannedModels:
         for root in list(self._others):
             if any(id(parameter) in own for parameter in root.parameters()):
                 self._plan_for(root)
+
+
+def _kind(root: torch.nn.Module) -> tuple[str, bool]:
+    return model_fingerprint(root), _is_trainable(root)
 
 
 def _is_trainable(root: torch.nn.Module) -> bool:
