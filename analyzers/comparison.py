@@ -62,19 +62,22 @@ class Comparison:
         words, whose = [], "Its" if size.differs else "The plan's"
         if size.differs:
             words.append(
-                f"The plan is for micro-batches of {size.predicted:.0f} samples, and the traced step had {size.measured:.0f}: "
+                f"The plan is for micro-batches of {_many(size.predicted, 'sample')}, and the traced step had "
+                f"{size.measured:.0f}: "
                 f"set {size.predicted:.0f} in the script."
             )
         if number.differs:
             words.append(
-                f"{whose} steps have {_many(number.predicted)}, and the traced one had {_many(number.measured)}: let the script "
+                f"{whose} steps have {_many(number.predicted, 'micro-batch')}, and the traced one had "
+                f"{_many(number.measured, 'micro-batch')}: let the script "
                 f"accumulate gradients over {number.predicted:.0f}, or step times are of different steps."
             )
         return " ".join(words) or None
 
 
-def _many(number: float | None) -> str:
-    return f"{number:.0f} micro-batch{'' if number == 1 else 'es'}"
+def _many(number: float | None, what: str) -> str:
+    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{number:.0f} {what if number == 1 else plural}"
 
 
 def comparison(

@@ -77,7 +77,7 @@ def takes_length_first(module: torch.nn.Module) -> bool:
 def batch_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, is_length_first: bool = False
 ) -> tuple[int | None, int | None]:
-    """Samples are the first dimension of the first input, tokens the elements of a 2-D whole-number one.
+    """Samples are the first dimension of the first input, or of all in a dictionary, tokens the elements of a 2-D whole-number one.
 
     `is_length_first`: samples are the second dimension. A float vector is no batch: one sample's features, or a number
     beside each of another input's samples.
@@ -85,7 +85,7 @@ def batch_of(
     says that the first one's rows are the nodes of a graph. Of these half a batch is no smaller graph, and nobody knows how many graphs there are.
     """
     values = (*args, *kwargs.values())
-    tensors = _shaped(values)
+    tensors = _shaped(values) or _alike_in_dictionary(values)
     if not tensors or any(hasattr(type(value), name) for value in values for name in _OF_GRAPHS):
         return None, None
     first = tensors[0]
@@ -118,6 +118,14 @@ def _num_elements(values: Iterable[Any], depth: int) -> int:
         elif depth and isinstance(value, Mapping):
             num_elements += _num_elements(value.values(), depth - 1)
     return num_elements
+
+
+def _alike_in_dictionary(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Of a model that takes a dictionary and no tensor beside it; none where they differ in their rows, as images and the
+    boxes of all of them do: nobody knows which are the samples."""
+    whole = next((value for value in values if isinstance(value, Mapping)), {})
+    inside = _shaped(tuple(islice(whole.values(), _MOST_VALUES)))
+    return inside if len({tensor.size(0) for tensor in inside}) == 1 else []
 
 
 def _shaped(values: Sequence[Any]) -> list[torch.Tensor]:

@@ -66,7 +66,11 @@ def _check_batch(plan: Plan, num_samples: int, note: Callable[[str, str], None])
     if plan.micro_batch_size is not None and plan.micro_batch_size != num_samples:
         note(
             "warning",
-            f"The plan's prediction is for micro-batches of {plan.micro_batch_size} samples, and the script's first "
+            f"The plan's prediction is for micro-batches of {_samples(plan.micro_batch_size)}, and the script's first "
             f"has {num_samples}: set the script's own micro-batch to {plan.micro_batch_size} and its gradient "
             f"accumulation to {plan.grad_accum}.",
         )
+
+
+def _samples(number: int) -> str:
+    return f"{number} sample{'' if number == 1 else 's'}"

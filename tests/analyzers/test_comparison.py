@@ -147,6 +147,7 @@ NUMBER = (
     [
         (4, 2, SIZE),
         (4, None, SIZE),
+        (1, None, SIZE.replace("4 samples", "1 sample").replace("set 4", "set 1")),
         (16, 2, None),
         (None, None, None),
         (4, 8, f"{SIZE} Its steps {NUMBER}"),

@@ -60,6 +60,27 @@ def test_samples_are_the_rows_of_the_first_input(inputs, found):
     assert batch_of(inputs, {}) == found
 
 
+IMAGES, BOXES = torch.randn(8, 3, 16, 16), torch.randn(30, 4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "found"),
+    [
+        (({"input_ids": WORDS, "attention_mask": torch.ones(30, 7)},), (30, 210)),
+        (
+            ({"images": IMAGES, "labels": torch.zeros(8, dtype=torch.long), "weight": torch.tensor(1.0)},),
+            (8, None),
+        ),
+        (({"boxes": BOXES, "images": IMAGES},), (None, None)),
+        (({"names": ["a", "b"]},), (None, None)),
+        ((WORDS, {"mask": torch.ones(7, 7)}), (30, 210)),
+    ],
+)
+def test_samples_are_the_rows_of_all_tensors_of_a_dictionary(inputs, found):
+    """A batch as it comes from a loader; YOLO's has boxes of all images, and images."""
+    assert batch_of(inputs, {}) == found
+
+
 def test_a_float_vector_is_no_batch():
     """A policy's one state, a number beside each sample."""
     assert batch_of((torch.randn(4),), {}) == (None, None)
