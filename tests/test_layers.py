@@ -47,6 +47,7 @@ TORCH = (
     "memadvisor.cuda_graphs",
     "memadvisor.backends",
     "memadvisor.key_value_caches",
+    "memadvisor.in_making",
 )  # what capture and engines know of it
 ENGINES = {  # the rooms of the engines, and those below each
     "lanes": (),

@@ -13,6 +13,7 @@ from memadvisor.capture.module_info import ModuleInfo, module_infos
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
 from memadvisor.capture.unstepped import LOOSE, UNCALLED
+from memadvisor.in_making import is_in_making
 from memadvisor.run.cut import ModuleNode, cut_units, innermost, inside_wrapper, module_tree, unwrap
 from memadvisor.run.living import living, living_modules
 from memadvisor.run.parallel_records import ShardGroup, TensorParallel
@@ -34,7 +35,7 @@ class Models:
         self._kinds: dict[str, ModuleNode] = {}
         self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._loose: list[weakref.ref[torch.Tensor]] = []  # trained, and no module's
-        self._num_prefixes = self._num_searches = 0
+        self.num_prefixes = self._num_searches = 0
         self._order: dict[str, None] = {}  # units in order of first execution
 
     def info(self, module: torch.nn.Module, around: Sequence[ModuleInfo] = ()) -> ModuleInfo | None:
@@ -56,11 +57,11 @@ class Models:
         an encoder, and then a decoder. Not in a traced step, whose names stand.
         """
         root = unwrap(module) if is_outermost else module
-        if is_outermost and id(root) not in self._infos and any(True for _ in root.parameters()):
+        is_new = is_outermost and id(root) not in self._infos and any(True for _ in root.parameters())
+        if is_new and not is_in_making(root):
             former = self._former_of(root)
-            owner = None
-            if former is None and torch.is_grad_enabled() and not is_traced:
-                owner = self._owner_of(root)
+            may_join = former is None and torch.is_grad_enabled() and not is_traced
+            owner = self._owner_of(root) if may_join else None
             self._add_root(root, former) if owner is None else self._join(owner)
         info = self._infos.get(id(root))
         if info is None:
@@ -122,14 +123,15 @@ class Models:
         self._order.setdefault(unit)
 
     def _owner_of(self, part: torch.nn.Module) -> torch.nn.Module | None:
-        """The smallest module around a trainable one and a model that is known, all trained by optimizers that live.
+        """The smallest module around a trainable one and a known model, all trained by optimizers that live, or `part` itself.
 
-        None: there is none. Each search asks for all objects there are, so a script that makes models all the time is
-        not followed for ever.
+        None: there is none. Each search asks for all objects, so a script that makes models all the time is not followed.
         """
         known = {id(root) for _, root in self.roots()}
         if not known or not any(parameter.requires_grad for parameter in part.parameters()):
             return None
+        if not known.isdisjoint(map(id, part.modules())):
+            return part
         self._num_searches += 1
         if self._num_searches > _MOST_SEARCHES:
             return None
@@ -216,13 +218,11 @@ class Models:
 
     def _new_prefix(self) -> str:
         """ "" for the first model, then a name that no module of the models before has."""
-        taken = (
-            {info.name.partition(".")[0] for info in self._infos.values()} if self._num_prefixes else set()
-        )
-        number = self._num_prefixes
+        taken = {info.name.partition(".")[0] for info in self._infos.values()} if self.num_prefixes else set()
+        number = self.num_prefixes
         while number and f"model{number}" in taken:
             number += 1
-        self._num_prefixes = number + 1
+        self.num_prefixes = number + 1
         return f"model{number}" if number else ""
 
     def _remember(self, module: torch.nn.Module, info: ModuleInfo) -> None:

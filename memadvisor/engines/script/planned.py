@@ -16,6 +16,7 @@ from memadvisor.engines.script.live import LiveModel, model_fingerprint, read_mo
 from memadvisor.engines.script.new_optimizers import NewOptimizers
 from memadvisor.engines.script.stages import is_stage
 from memadvisor.errors import PlanError
+from memadvisor.in_making import is_in_making
 from memadvisor.plan import Plan
 from memadvisor.run.cut import unwrap
 from memadvisor.run.living import living_modules
@@ -67,7 +68,7 @@ class PlannedModels:
 
     def may_be_due(self, root: torch.nn.Module) -> bool:
         """Whether a model that is called may be one of the plan's, as far as is known without a look at all of it."""
-        if not any(True for _ in root.parameters()):
+        if not any(True for _ in root.parameters()) or is_in_making(root):
             return False
         is_trainable = _is_trainable(root)
         if not self.plan.models:

@@ -1,0 +1,32 @@
+"""Whether a module is called while what it is a part of is being made, and so for no training.
+
+Models run a forward of made-up inputs in their `__init__` to learn shapes and strides (YOLO's layers, BYOL's encoders,
+convolutions in front of a linear layer): such calls of parts do not make each part a model.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+
+
+def is_in_making(part: torch.nn.Module) -> bool:
+    """Asked inside of the call, on the thread that calls."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and _makes_module_with(frame, part):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _makes_module_with(frame: FrameType, part: torch.nn.Module) -> bool:
+    first = frame.f_code.co_varnames[:1]  # self, whatever it is called
+    made: Any = frame.f_locals.get(first[0]) if first else None
+    # An object whose class lies about itself may do anything when it is asked, and one that is half made has no parts.
+    if made is None or not issubclass(type(made), torch.nn.Module) or "_modules" not in vars(made):
+        return False
+    return any(module is part for module in made.modules())
