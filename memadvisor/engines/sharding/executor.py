@@ -94,6 +94,7 @@ class Executor:
         self.loans = Loans(self)
         self.lates = Lates(self)
         self.arrivals = Arrivals(self)
+        self.note = note
         self.early = EarlyUpdates(self, note)
         self.gradient_hooks = GradientHooks(self)
         pages(self)

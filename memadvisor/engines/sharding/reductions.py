@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from memadvisor.engines.sharding.executor import Executor
 
 
+# Each rank updates a share of the parameters for all: what a rank alone would step on is in no other's.
+_NOT_AVERAGED = (
+    "An optimizer steps on gradients that DistributedDataParallel was told not to average (no_sync), as local SGD does. With "
+    "ZeRO stages 1 to 3 ranks cannot part, so losses differ from those without the plan, unless the script averages "
+    "gradients by itself: --zero 0 leaves the steps as they are."
+)
+
+
 @dataclass(slots=True, eq=False)
 class _Backward:
     """The backward under way: which units have all their gradients, and whose reductions were begun."""
@@ -54,6 +62,8 @@ class Reductions:
         self._order_known = False
         self._sync = True  # whether the backward to come ends in a reduction (no_sync, local SGD)
         self._through_ddp = True
+        self._is_averaged = True  # as DDP was to do with the gradients that came last
+        self._has_warned = False
         self._missing: list[str] = []
         self._backward = _Backward()
         self._met_after = -1  # how many backwards there had been when all ranks met last
@@ -166,6 +176,7 @@ class Reductions:
         flat, parameter = slot.flat, slot.parameter
         if not self._backward.touched:
             self._backward.touched = True
+            self._is_averaged = self._sync
             self._executor.early.backward_begins(self._sync)
         if self.has_come(unit):
             self._executor.early.late_gradient(unit)
@@ -348,8 +359,11 @@ class Reductions:
             self._executor.meet()
 
     def step_begins(self) -> None:
-        """All ranks have met for an optimizer step."""
+        """All ranks have met for an optimizer step on sharded gradients or states."""
         self.have_met()
+        if not self._is_averaged and not self._has_warned:
+            self._has_warned = True
+            self._executor.note("warning", _NOT_AVERAGED)
         self._stepped_after = self._executor.num_backwards
 
     def have_met(self) -> None:
