@@ -57,6 +57,7 @@ class ModelStates:
     )
     idle: IdleParameters | None = None
     unused: IdleParameters | None = None
+    later_gradient_bytes: int = 0  # of gradients that come into being behind that moment
 
     @property
     def theory_text(self) -> str:
@@ -114,10 +115,22 @@ class ModelStates:
         )
 
     @property
+    def later_text(self) -> str | None:
+        """Of a script that updates one model after another, as those that train two against each other do."""
+        missing_bytes = min(self.expected_gradient_bytes - self.gradient_bytes, self.later_gradient_bytes)
+        if missing_bytes <= 0:
+            return None
+        return (
+            f"{format_bytes(missing_bytes)} of gradients come later in the step, which has several updates: figures are of the "
+            "moment at which the first one begins."
+        )
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know of differences from theory."""
         idle = [found.text for found in (self.idle, self.unused) if found is not None]
-        return (*([] if self.outside_text is None else [self.outside_text]), *idle)
+        texts = (self.outside_text, self.later_text)
+        return (*(text for text in texts if text is not None), *idle)
 
     @property
     def bytes_per_parameter(self) -> float | None:
@@ -182,6 +195,11 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
     return ModelStates(
         idle=_idle(own),
         unused=_unused(own, rank),
+        later_gradient_bytes=sum(
+            row.size_bytes
+            for row in rank.storages
+            if row.category == "gradient" and row.device == rank.process.device and row.birth_s > begins_s
+        ),
         num_params=sum(p.num_elements for p in own),
         num_trainable=sum(p.num_elements for p in own if p.requires_grad),
         num_ranks=num_ranks,

@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,15 @@ from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.living import living
 from memadvisor.run.process import own_mark
-from memadvisor.run.records import Counter, Ending, Note, ProcessInfo, Span, Step
+from memadvisor.run.records import Counter, Ending, Module, Note, Parameter, ProcessInfo, Span, Step, Unit
 from memadvisor.run.run import DEFAULT_TRACE_STEP
 from memadvisor.run.say import say
 from memadvisor.run.store import journal_path
 from memadvisor.units import format_bytes
 
 _FLUSH_EVERY_S = 0.25
+# Beyond so many, those that the script goes on to call are not written.
+_MOST_MODELS = 64
 # A row of a trace takes less than this in the file.
 _BYTES_OF_A_ROW = 40
 # A reader takes only so much of a journal; the steps and the ending must still fit.
@@ -84,7 +86,9 @@ class RankWriter:
         self._last_flush_s = self._start_s
         self._steps: list[ClosedStep] = []
         self._traced: tuple[int, Trace] | None = None  # whose operations the device may not have finished
-        self._has_models = False
+        self._num_models = -1  # when they were written last
+        self._has_trace = self._knows_traced_models = False
+        self._written: set[tuple[str, str]] = set()  # rows of models: table, name
         self._counters: list[Counter] = []
         self._has_room = True
         self._engines_s: tuple[float, ...] | None = None
@@ -125,19 +129,30 @@ class RankWriter:
         self._journal.write_rows("out_of_memory", [event])
 
     def write_models(self, models: Models, optimizers: Callable[[], Iterable[torch.optim.Optimizer]]) -> None:
-        """Once, when the first step has run every unit that it runs."""
-        if self._has_models:
+        """When the first step has run every unit that it runs, and what is new where a later one calls further models, up to
+        the traced one: of models behind it no storage is known."""
+        is_first, is_new = self._num_models < 0, models.num_prefixes != self._num_models
+        is_over, self._knows_traced_models = self._knows_traced_models, self._has_trace
+        if not is_first and (is_over or not is_new or self._num_models > _MOST_MODELS):
             return
-        self._has_models = True
+        self._num_models = models.num_prefixes
         updated = {id(p) for optimizer in optimizers() for p, state in optimizer.state.items() if state}
-        self._journal.write_rows("modules", models.module_rows())
-        self._journal.write_rows("units", models.unit_rows(updated))
+        self._write_new("modules", models.module_rows())
+        self._write_new("units", models.unit_rows(updated))
         # Some may step later, as the generator's does where the discriminator's steps end a step.
         with_later = [*optimizers(), *existing_optimizers()]
-        self._journal.write_rows("parameters", parameter_rows(models, updated, with_later))
+        self._write_new("parameters", parameter_rows(models, updated, with_later))
+        if not is_first:
+            return
         self._journal.write_rows("shard_groups", models.shard_group_rows())
         self._journal.write_rows("pipeline_stages", pipeline_stages(models.roots()))
         self._journal.write_rows("tensor_parallel", models.tensor_parallel_rows())
+
+    def _write_new(self, table: str, rows: Sequence[Module] | Sequence[Unit] | Sequence[Parameter]) -> None:
+        """Rows of names that have none yet."""
+        new = [row for row in rows if (table, row.name) not in self._written]
+        self._written.update((table, row.name) for row in new)
+        self._journal.write_rows(table, new)
 
     def write_trace(
         self, step: int, trace: Trace, models: Models, optimizers: Iterable[torch.optim.Optimizer]
@@ -155,7 +170,7 @@ class RankWriter:
         journal.write_rows("residuals", account.residuals)
         journal.write_rows("saved", account.saved)
         journal.write_rows("operators", operator_rows(trace))
-        self._traced = step, trace
+        self._traced, self._has_trace = (step, trace), True
         self._write_collectives()
         calls, tensors = module_call_rows(trace)
         journal.write_rows("module_calls", calls)

@@ -110,6 +110,31 @@ def test_a_head_that_no_loss_reaches_says_why_it_has_no_gradients(tmp_path, opti
     assert "are trainable and in an optimizer, but got no gradient; theory has" in states.unused.text
 
 
+def test_gradients_of_a_second_update_are_said_to_come_later(tmp_path):
+    """Two networks that are trained in turn, the second of which is first called in the second step."""
+    first, second = torch.nn.Linear(64, 8), torch.nn.Linear(64, 24)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    averaged = torch.nn.Linear(
+        64, 8
+    )  # first called when the traced step is over, of which nothing of it is known
+    with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
+        for step in range(4):
+            if step == 3:
+                averaged(torch.randn(4, 64))
+            for model, optimizer in zip((first, second), optimizers, strict=True):
+                model(torch.randn(4, 64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    states = model_states(prof.run.ranks[0], None)
+    missing_bytes = 4 * (64 * 8 + 8)
+    assert states.num_params == 64 * 8 + 8 + 64 * 24 + 24
+    assert states.expected_gradient_bytes - states.gradient_bytes == missing_bytes
+    assert states.later_gradient_bytes == missing_bytes
+    assert states.notes == (states.later_text,)
+    assert states.later_text.startswith("2.03 KiB of gradients come later in the step")
+
+
 def _parameter(name, *, in_optimizer=True, has_gradient=True, requires_grad=True):
     return Parameter(name, name, "(10,)", "float32", 10, 40, requires_grad, "", in_optimizer, has_gradient)
 
