@@ -65,7 +65,7 @@ def run_target(target: Target) -> None:
     sys.argv = [target.name, *target.arguments]
     if target.is_module:
         _replace_first_path(str(Path.cwd()))
-        runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+        _run_module(target.name)
         return
     path = Path(target.name)
     if path.is_file() and not zipfile.is_zipfile(path):
@@ -74,6 +74,24 @@ def run_target(target: Target) -> None:
     else:
         _replace_first_path(str(path.resolve()))
         runpy.run_path(target.name, run_name="__main__")
+
+
+def _run_module(name: str) -> None:
+    """As `python -m`, which ends with one line where there is no such module to run, and code 1."""
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        if not _is_of_runpy_alone(error.__traceback__):
+            raise
+        raise SystemExit(f"{sys.executable}: {error}") from None
+
+
+def _is_of_runpy_alone(traceback: TracebackType | None) -> bool:
+    """Whether runpy itself raised it, before anything of the module ran: the module may raise ImportErrors of its own."""
+    frames = traceback.tb_next if traceback is not None else None
+    while frames is not None and _is_launching(frames):
+        frames = frames.tb_next
+    return frames is None
 
 
 def _run_file(path: Path) -> None:
@@ -135,7 +153,7 @@ def _without_passing_frames(traceback: TracebackType | None) -> TracebackType | 
 def _is_launching(traceback: TracebackType) -> bool:
     code = traceback.tb_frame.f_code
     return (
-        code is _run_file.__code__
+        code in (_run_file.__code__, _run_module.__code__)
         or code.co_filename == "<frozen runpy>"
         or code.co_filename == runpy.__file__
     )

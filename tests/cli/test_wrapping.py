@@ -216,6 +216,38 @@ def test_a_module_runs_as_with_python_m(out):
     assert "argv ['train.py', '--epochs', '3']" in ours[1]
 
 
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("found.py", "Try using 'found' instead of 'found.py'"),
+        ("os.nope", "for 'os.nope'"),
+        ("folder", "'folder' is a package and cannot be directly executed"),
+    ],
+)
+def test_a_module_that_cannot_be_run_is_the_one_line_of_python_m(out, tmp_path, module, text):
+    """Of the same code; `python -m found.py` has run found.py by then, and so have we."""
+    (tmp_path / "found.py").write_text("print('imported')\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__init__.py").write_text("")
+    # The executable's name begins the line.
+    plain, ours = run_both(out, "-m", module, cwd=tmp_path)
+    line = plain[2].strip()
+
+    assert plain[0] == 1
+    assert ours[:2] == plain[:2]
+    assert text in line and "\n" not in line
+    assert ours[2].splitlines()[-1].partition(": ")[2] == line.partition(": ")[2]
+    assert "Traceback" not in ours[2]
+
+
+def test_an_import_error_of_the_modules_own_keeps_its_traceback(out, tmp_path):
+    (tmp_path / "inner.py").write_text("import runpy\nrunpy.run_module('os.nope')\n")
+    plain, ours = run_both(out, "-m", "inner", cwd=tmp_path)
+
+    assert ours[:2] == plain[:2]
+    assert "inner.py" in ours[2] and ours[2].splitlines()[-1] == plain[2].splitlines()[-1]
+
+
 def test_two_ranks_and_the_code_of_the_one_that_fails(out, tmp_path):
     """The first failure ends the launch with its code, and every rank's journal is there."""
     script = tmp_path / "ranks.py"
