@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from memadvisor.run.files import read_input
+
 _T = TypeVar("_T")
 
 _WORDS = {
@@ -71,7 +73,7 @@ class JsonField:
 def read_json(path: Path) -> JsonField:
     """A file's whole value. Raises OSError, and ValueError saying where it is broken."""
     try:
-        return JsonField(json.loads(path.read_text(encoding="utf-8-sig")))
+        return JsonField(json.loads(read_input(path)))
     except (ValueError, RecursionError) as error:
         raise ValueError(where_broken(error)) from error
 

@@ -30,7 +30,7 @@ from memadvisor.architectures.llama_family import LLAMA_FAMILY
 from memadvisor.architectures.vision_transformers import VISION_TRANSFORMERS
 from memadvisor.errors import UsageError
 from memadvisor.json_field import where_broken
-from memadvisor.run.files import may_be_there
+from memadvisor.run.files import may_be_there, read_input
 
 ARCHITECTURES: tuple[Architecture, ...] = GPT_FAMILY + LLAMA_FAMILY + ENCODER_DECODERS + VISION_TRANSFORMERS
 
@@ -143,7 +143,7 @@ def load_architecture(name_or_path: str) -> Architecture:
 
 def _read(path: Path) -> Architecture:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_input(path)
         value = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise UsageError(

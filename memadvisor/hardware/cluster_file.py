@@ -32,6 +32,7 @@ from memadvisor.hardware.clusters import make_cluster
 from memadvisor.hardware.links import NETWORK_LATENCY_S, NVLINK_LATENCY_S, PCIE_LATENCY_S
 from memadvisor.hardware.load import load_hardware
 from memadvisor.json_field import where_broken
+from memadvisor.run.files import read_input
 from memadvisor.units import parse_rate
 
 _HINT = "docs/clusters.md shows one."
@@ -46,7 +47,7 @@ _KEYS = {
 def load_cluster(path: str | Path) -> Cluster:
     """The cluster of a file. Raises UsageError where it cannot be read or is not one."""
     try:
-        value = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        value = tomllib.loads(read_input(Path(path)))
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}.", hint=_HINT) from error
     except (ValueError, RecursionError) as error:

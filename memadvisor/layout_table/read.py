@@ -20,6 +20,7 @@ from memadvisor.layout_table.model import architecture_of
 from memadvisor.layout_table.separated import separated_rows
 from memadvisor.layout_table.spread import degrees_of, step_of
 from memadvisor.layout_table.words import spelled_out
+from memadvisor.run.files import read_input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class LayoutTable:
 def read_layout_table(path: str | Path) -> LayoutTable:
     """All rows of a file. Raises UsageError where the file is no table of layouts; a row that is not one has its error."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_input(Path(path))
         return read_table(separated_rows(text), str(path))
     except OSError as error:
         raise UsageError(

@@ -1,15 +1,33 @@
-"""Files that appear whole or not at all, for their owner alone."""
+"""Files that appear whole or not at all, for their owner alone; and files of others, which are read within bounds."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
 import tempfile
 from pathlib import Path
 
 from memadvisor.errors import UsageError
+
+MOST_INPUT_BYTES = 64 * 2**20  # a plan of 10,000 units has 3 MB
+
+
+def read_input(path: Path) -> str:
+    """The text of a file or pipe that a user has named: a plan, a table, a configuration. Raises OSError, UnicodeDecodeError.
+
+    What has no end (/dev/zero) would take all memory before anybody could say that it is no plan.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):  # not a pipe, which `<(command)` is
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with path.open("rb") as file:
+        data = file.read(MOST_INPUT_BYTES + 1)
+    if len(data) > MOST_INPUT_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MOST_INPUT_BYTES // 2**20} MiB", str(path))
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
 
 
 def write_private_file(path: Path, text: str, *, replace: bool = True) -> None:

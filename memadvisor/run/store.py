@@ -288,8 +288,8 @@ def _load_manifest(directory: Path, ranks: tuple[RankRun, ...], problems: list[s
 
 
 def _read_manifest(path: Path) -> Manifest:
-    if path.stat().st_size > _MAX_MANIFEST_BYTES:
-        raise ValueError("too large for a manifest")
+    if not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
+        raise ValueError("no manifest: too large, or a pipe that would be waited for")
     value = json.loads(path.read_text(encoding="utf-8"))
     return Manifest(
         format=(_checked(value["format"][0], int), _checked(value["format"][1], int)),
@@ -304,6 +304,9 @@ def _read_manifest(path: Path) -> Manifest:
 def _load_plan(directory: Path, problems: list[str]) -> Plan | None:
     path = directory / "plan.json"
     if not may_be_there(path):
+        return None
+    if path.is_fifo():  # nothing that a run holds may make its reader wait
+        problems.append("plan.json: it is no regular file")
         return None
     try:
         return load_plan(path)

@@ -51,6 +51,27 @@ def test_a_model_file_of_numbers_past_any_float(field, what, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "words",
+    [
+        ["run", "--plan", "{zero}", __file__],
+        ["export", "{zero}", "--to", "fsdp2"],
+        ["estimate", "--model", "{zero}", *SHAPE[3:]],
+        [*SHAPE[:3], "--gpus", "2x{zero}", *SHAPE[5:]],
+        [*SHAPE[:3], "--cluster", "{zero}", *SHAPE[5:]],
+        ["estimate", "--table", "{zero}", "-o", "{zero}.csv"],
+    ],
+    ids=" ".join,
+)
+def test_a_device_in_place_of_a_file_is_one_line(words, tmp_path, capsys):
+    zero = tmp_path / "zero.json"
+    zero.symlink_to("/dev/zero")
+
+    line = said([word.format(zero=zero) for word in words], capsys)
+
+    assert f"'{zero}' cannot be read: it is no regular file. Hint: " in line
+
+
+@pytest.mark.parametrize(
+    "words",
     [["profile", "-m", "json.tool"], ["profile", "--out", "{run}", "-m", "json.tool"], ["calibrate", "--ranks", "1"], ["doctor"]],
     ids=" ".join,
 )  # fmt: skip

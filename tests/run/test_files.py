@@ -1,13 +1,16 @@
-"""Files that a user names are whole or absent, and what is no file of theirs is left what it is."""
+"""Files that a user names are written whole or not at all, and what is no file of theirs is left what it is; what they
+name to be read is read within bounds."""
 
+import contextlib
 import os
 import stat
 import threading
+from pathlib import Path
 
 import pytest
 
 from memadvisor.errors import UsageError
-from memadvisor.run.files import write_output
+from memadvisor.run.files import MOST_INPUT_BYTES, read_input, write_output
 
 
 def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path):
@@ -45,3 +48,37 @@ def test_what_cannot_be_written_is_named(name, tmp_path, monkeypatch):
         write_output(name, "text")
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+def test_a_device_is_no_input_and_a_file_larger_than_any_plan_neither(tmp_path):
+    """/dev/zero would be read until memory is full."""
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(MOST_INPUT_BYTES + 1)
+
+    with pytest.raises(OSError, match="no regular file"):
+        read_input(Path("/dev/zero"))
+    with pytest.raises(OSError, match="larger than 64 MiB"):
+        read_input(large)
+
+
+def test_a_pipe_is_read_to_its_end_and_one_without_end_is_refused(tmp_path):
+    """`--plan <(command)` names a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def write(pieces, piece):
+        with contextlib.suppress(BrokenPipeError), pipe.open("wb") as file:
+            for _ in range(pieces):
+                file.write(piece)
+
+    for pieces, piece in ((1, b"\xef\xbb\xbf{}\r\n"), (10**9, bytes(2**20))):
+        writer = threading.Thread(target=write, args=(pieces, piece), daemon=True)
+        writer.start()
+        if pieces == 1:
+            assert read_input(pipe) == "{}\n"
+        else:
+            with pytest.raises(OSError, match="larger than 64 MiB"):
+                read_input(pipe)
+        writer.join(timeout=60)
+        assert not writer.is_alive()

@@ -237,6 +237,17 @@ def test_a_pipe_called_journal_does_not_stop_the_reader(directory):
     assert load_run(directory).ranks == RUN.ranks
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "plan.json"])
+def test_pipes_and_devices_in_a_run_are_problems_and_nobody_waits_for_them(directory, name):
+    for put in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (directory / name).unlink(missing_ok=True)
+        put(directory / name)
+        loaded = load_run(directory)
+
+        assert loaded.ranks == RUN.ranks
+        assert [problem for problem in loaded.problems if name in problem]
+
+
 def test_a_frame_of_a_later_major_version_is_reported(directory):
     journal = journals_of(directory)[0]
     data = journal.read_bytes()
