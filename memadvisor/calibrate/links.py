@@ -33,7 +33,7 @@ from memadvisor.errors import MemadvisorError
 from memadvisor.executors import can_double
 from memadvisor.hardware.hardware import CollectiveCurve, OverlapSlowdown
 from memadvisor.hardware.pieces import fit_pieces
-from memadvisor.run.helpers import started
+from memadvisor.run.helpers import end_with_parent, started
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 _BY_DOUBLING = "all_gather by doubling"
@@ -104,6 +104,7 @@ def _join(processes: list[multiprocessing.context.SpawnProcess], limit_s: float)
 def _rank_main(
     rank: int, directory: str, device_type: str, num_ranks: int, sizes_bytes: tuple[int, ...], budget_s: float
 ) -> None:
+    end_with_parent()
     # torch 2.13 gave the tensor collectives new names, which 2.11 does not know.
     warnings.filterwarnings("ignore", category=FutureWarning)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))

@@ -30,7 +30,7 @@ from memadvisor.errors import MemadvisorError
 from memadvisor.hardware.cores import share_cores
 from memadvisor.hardware.hardware import EngineCost
 from memadvisor.plan import Plan
-from memadvisor.run.helpers import started
+from memadvisor.run.helpers import end_with_parent, started
 
 _MODELS = ((2, 2), (8, 2), (4, 8), (8, 8))  # blocks, and linear layers in each, of a weight and a bias
 _STAGES = (0, 1, 3)  # stage 2 does nothing that they do not
@@ -74,6 +74,7 @@ def measure_engine_cost(num_ranks: int) -> EngineCost | None:
 
 
 def _rank_main(rank: int, num_ranks: int, directory: str) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

@@ -23,7 +23,7 @@ from memadvisor.engines.cost_fit import BATCH, WIDTH, least_squares, make_blocks
 from memadvisor.errors import MemadvisorError
 from memadvisor.hardware.hardware import PagingCost
 from memadvisor.plan import Plan
-from memadvisor.run.helpers import started
+from memadvisor.run.helpers import end_with_parent, started
 
 _MODELS = ((2, 2), (12, 1), (4, 8))  # blocks, and linear layers in each, of a weight and a bias
 _MICRO_BATCHES = (1, 3)
@@ -65,6 +65,7 @@ def measure_paging_cost() -> PagingCost | None:
 
 
 def _main(result: Path) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     result.write_text(json.dumps(asdict(_fit())))
 

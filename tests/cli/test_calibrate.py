@@ -35,8 +35,9 @@ def test_a_number_of_ranks_that_is_none_is_one_line(capsys):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the ranks")
-def test_ended_by_a_signal_it_leaves_neither_ranks_nor_files(tmp_path):
-    """Its ranks would compute on, in a directory that nobody takes away."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_by_a_signal_it_leaves_neither_ranks_nor_files(tmp_path, number):
+    """Its ranks would compute on, in a directory that nobody takes away. Killed, it can take away nothing itself."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     process = subprocess.Popen(
@@ -50,10 +51,10 @@ def test_ended_by_a_signal_it_leaves_neither_ranks_nor_files(tmp_path):
         wait_until(lambda: list(scratch.glob("memadvisor-*/store")))  # the ranks have found each other
         ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(ranks) >= 2
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 128 + signal.SIGTERM
-        wait_until(lambda: not any(map(works, ranks)))
-        assert list(scratch.glob("memadvisor-*")) == []
+        process.send_signal(number)
+        assert process.wait(timeout=60) == (-number if number == signal.SIGKILL else 128 + number)
+        wait_until(lambda: not any(map(works, ranks)), 10)  # they would measure for twenty seconds more
+        assert number == signal.SIGKILL or list(scratch.glob("memadvisor-*")) == []
         assert process.stderr.read() == b""
     finally:
         process.kill()
@@ -61,8 +62,8 @@ def test_ended_by_a_signal_it_leaves_neither_ranks_nor_files(tmp_path):
         process.stderr.close()
 
 
-def wait_until(condition):
-    deadline_s = time.monotonic() + 60
+def wait_until(condition, limit_s=60):
+    deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
