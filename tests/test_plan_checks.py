@@ -6,12 +6,13 @@ from memadvisor.errors import PlanError
 from memadvisor.plan_file import plan_from_json
 from tests.test_plan import as_json
 
+UNIT = {"name": "a", "zero_stage": 0, "recompute": True}
 # What one rank of a pipeline does.
-OF_RANK = {"rank": 0, "fingerprint": "0" * 16, "units": [{"name": "a", "zero_stage": 0, "recompute": True}]}
+OF_RANK = {"rank": 0, "fingerprint": "0" * 16, "units": [UNIT]}
 
 
 def with_parts(*parts, **more):
-    return {"name": "a", "zero_stage": 0, "recompute": True, "parts": list(parts), **more}
+    return {**UNIT, "parts": list(parts), **more}
 
 
 @pytest.mark.parametrize(
@@ -19,8 +20,22 @@ def with_parts(*parts, **more):
     [
         ({"format": 2}, "format 2"),
         ({"num_ranks": 0}, "0 ranks"),
-        ({"zero_stage": 4}, "stage 4"),
-        ({"zero_stage": -1}, "stage"),
+        ({"zero_stage": 4}, r"has zero_stage 4\."),
+        ({"zero_stage": -1}, r"has zero_stage -1\."),
+        *(
+            (
+                {"units": [UNIT, UNIT | {"name": "b", field: value}]},
+                rf"has units\[1\]\.{field} {value!r} of 'b'",
+            )
+            for field, value in (
+                ("zero_stage", -1),
+                ("optimizer_tier", "tape"),
+                ("activation_tier", "tape"),
+                ("parameter_tier", "tape"),
+                ("activation_bits", 3),
+                ("optimizer_bits", 4),
+            )
+        ),
         ({"policy": "all"}, "'all'"),
         ({"policy": "kwai", "units": []}, "no tier for it"),
         ({"micro_batch_size": 0}, "micro_batch_size 0"),
@@ -90,15 +105,15 @@ def with_parts(*parts, **more):
             },
             "local SGD and compressed gradients",
         ),
-        ({"units": [{"name": "a", "zero_stage": 0, "recompute": True}] * 2}, "twice"),
+        ({"units": [UNIT] * 2}, "the unit 'a' twice"),
         ({"update_in_backward": True, "units": [], "zero_stage": 1}, "in the backward with ZeRO stage 1"),
         (
-            {"update_in_backward": True, "units": [{"name": "a", "zero_stage": 0, "recompute": True}]},
+            {"update_in_backward": True, "units": [UNIT]},
             "in the backward with ZeRO stage 0",
         ),
         ({"update_in_backward": True, "units": [], "num_ranks": 1}, "in the backward with one rank"),
         ({"update_in_backward": 1}, "update_in_backward is 1, where true or false belongs"),
-        ({"optimizer_tier": "tape"}, "names the optimizer tier 'tape'"),
+        ({"optimizer_tier": "tape"}, "has optimizer_tier 'tape'"),
         ({"delayed_update": True, "num_ranks": 1}, "delays updates, with all optimizer state on the device"),
         (
             {"delayed_update": True, "optimizer_tier": "disk", "num_ranks": 2},
