@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memadvisor.capture.compiled import never_compiled, never_compiled_itself
+from memadvisor.capture.optimizer_hooks import tell_of_updates
 from memadvisor.capture.position import Position
 from memadvisor.capture.training_thread import OTHERS, TrainingThread
 
@@ -83,12 +83,9 @@ class Hooks:
         )
         self._undo: list[Callable[[], None]] = []
         self.quiet_call_s = self._install_module_hooks()
-        self._undo += [
-            register_optimizer_step_pre_hook(
-                self._optimizer(self._beginning(observer.enter_optimizer))
-            ).remove,
-            register_optimizer_step_post_hook(self._optimizer(self._end(observer.leave_optimizer))).remove,
-        ]
+        before = self._guarded(self._beginning(observer.enter_optimizer))
+        after = self._guarded(self._end(observer.leave_optimizer))
+        self._undo.append(tell_of_updates(before, after))
         self._wrap_backward()
         self._wrap_profiler()
         self._silence_compile()
@@ -241,10 +238,6 @@ class Hooks:
                 getattr(module, marks, {}).pop(handle.id, None)
 
         self._undo.append(undo)
-
-    def _optimizer(self, call: Callable[[torch.optim.Optimizer], None]) -> Callable[..., None]:
-        call = self._guarded(call)
-        return never_compiled(lambda optimizer, args, kwargs: call(optimizer))
 
     def _wrap_backward(self) -> None:
         # torch.autograd.backward and .grad both call the engine through this name of their module.

@@ -68,6 +68,19 @@ def test_a_full_disk_is_one_line(plain, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_disk_that_fills_under_a_plan_ends_no_training(plain, tmp_path):
+    """The recorder's hooks go inside the optimizer's step then, where the engine's stand beside them."""
+    words = f"run --policy every-layer --out {tmp_path / 'run'} ticking.py 12 0.03"
+    command = f"ulimit -f 16; exec {sys.executable} -m memadvisor {words}"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=SCRIPTS, env=ENVIRONMENT, text=True, capture_output=True, timeout=120
+    )
+
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    assert "stopped recording: OSError: [Errno 27] File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_after_kills_at_random_moments_a_run_lacks_a_quarter_second_at_most(tmp_path):
     """benchmarks/survival.py does it some hundred times."""
     rng = random.Random(7)
