@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from memadvisor import __version__
+from memadvisor.api_arguments import of_kind, path_of, whole, whole_or_none
 from memadvisor.cli.measuring import measure_engines
 from memadvisor.compression import UNCOMPRESSED, Compression
+from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.hardware.load import load_hardware
 from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan
 from memadvisor.plan_file import load_plan
@@ -19,12 +24,12 @@ from memadvisor.run.run import DEFAULT_TRACE_STEP, NOTEBOOK, PROMPT, Run
 from memadvisor.run.store import load_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from memadvisor.analyzers.analysis import Analysis
     from memadvisor.engines.apply import Applied
-    from memadvisor.hardware.hardware import Hardware
     from memadvisor.planning.advise import Advice
+
+
+_recording: dict[Profile, int] = {}  # those that have begun and not ended, by the thread that began them
 
 
 class Profile:
@@ -33,12 +38,29 @@ class Profile:
     def __init__(self, directory: Path, trace_step: int) -> None:
         self.directory = directory
         self._trace_step = trace_step
+        self._is_used = False
         self._recorder: Any = None
 
     def __repr__(self) -> str:
         return f"<profile in {self.directory}>"
 
     def __enter__(self) -> Profile:
+        if self._is_used:
+            raise UsageError(
+                f"The profile in {str(self.directory)!r} is used already, and a run is of one `with` block.",
+                hint="call memadvisor.profile() again.",
+            )
+        _require_no_other_thread()
+        self._is_used = True
+        _recording[self] = threading.get_ident()
+        try:
+            self._recorder = self._begin()
+        except BaseException:
+            del _recording[self]
+            raise
+        return self
+
+    def _begin(self) -> Any:
         from memadvisor.capture.recorder import Recorder
         from memadvisor.capture.script import Target
         from memadvisor.capture.session import rank_identity, start_manifest
@@ -47,7 +69,6 @@ class Profile:
         identity = rank_identity()
         name, arguments = _program()
         target = Target(name=name, is_module=False, arguments=arguments)
-        start_manifest(self.directory, target, identity.world_size, __version__)
         options = RecorderOptions(
             directory=self.directory,
             trace_step=self._trace_step,
@@ -57,13 +78,29 @@ class Profile:
             rank_is_guess=identity.is_guess,
             measure_engines=measure_engines,
         )
-        self._recorder = Recorder(options)
-        return self
+        try:
+            start_manifest(self.directory, target, identity.world_size, __version__)
+            return Recorder(options)
+        except OSError as error:
+            raise UsageError(
+                f"{str(self.directory)!r} cannot be written: {error.strerror}.",
+                hint="name another directory.",
+            ) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._recorder.finish(0 if error is None else 1, kind.__name__ if kind is not None else None)
+        if self._recorder is None:
+            raise UsageError(
+                "This profile has not begun.", hint="use it as `with memadvisor.profile() as prof:`."
+            )
+        from memadvisor.capture.script import exit_code_of
+
+        _recording.pop(self, None)
+        failure = None if isinstance(error, GeneratorExit) else error  # a closed generator has not failed
+        named = None if failure is None or isinstance(failure, SystemExit) else type(failure).__name__
+        self._recorder.see_failure(failure)
+        self._recorder.finish(exit_code_of(failure), named)
 
     @property
     def run(self) -> Run:
@@ -77,6 +114,15 @@ class Profile:
         return analyze(self.run)
 
 
+def _require_no_other_thread() -> None:
+    """torch's hooks and profiler are the process's: two threads' recordings would each see, and disturb, the other's steps."""
+    living = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    if living.intersection(_recording.values()):
+        raise UsageError(
+            "Another thread of this process is recording a profile.", hint="record one training at a time."
+        )
+
+
 def profile(out: str | Path | None = None, *, trace_step: int = DEFAULT_TRACE_STEP) -> Profile:
     """Record the training inside a `with` block into the directory `out` (default: memadvisor-runs/...).
 
@@ -85,8 +131,10 @@ def profile(out: str | Path | None = None, *, trace_step: int = DEFAULT_TRACE_ST
     """
     from memadvisor.capture.session import rank_identity
 
+    step = whole(trace_step, "trace_step", least=0)
+    path = None if out is None else path_of(out, "out", "name the run directory to make.")
     label = Path(_program()[0].strip("()").replace(" ", "-")).stem
-    return Profile(take_run_directory(out, label, rank=rank_identity().rank), trace_step)
+    return Profile(take_run_directory(path, label, rank=rank_identity().rank), step)
 
 
 def _program() -> tuple[str, tuple[str, ...]]:
@@ -99,7 +147,7 @@ def _program() -> tuple[str, tuple[str, ...]]:
 
 def load(path: str | Path) -> Run:
     """Read a run directory. Raises RunFormatError when it is none."""
-    return load_run(path)
+    return load_run(path_of(path, "path", "name the directory of a run."))
 
 
 def advise(
@@ -107,36 +155,62 @@ def advise(
     *,
     memory: int | str,
     gpus: int | None = None,
-    hardware: Hardware | None = None,
+    hardware: Hardware | str | Path | None = None,
     precision: Precision = FULL_PRECISION,
     compression: Compression = UNCOMPRESSED,
     local_sgd: LocalSgd | None = None,
     optimizer_bits: int | None = None,
     policy: str | None = None,
-    learn: Sequence[Run | str | Path] = (),
+    learn: Run | str | Path | list[Run | str | Path] | tuple[Run | str | Path, ...] = (),
     near_ranks: int | None = None,
     micro_batch: int | None = None,
 ) -> Advice:
-    """Rank the plans for a memory budget a rank (`"24GiB"`, `"60%"` of the run's own peak, or bytes). `learn`: runs of plans that correct predicted times. `micro_batch`: samples of each, more than were recorded.
-    Raises MemadvisorError."""
+    """Rank the plans for a memory budget a rank (`"24GiB"`, `"60%"` of the run's own peak, or bytes).
+
+    `gpus`: ranks, by default those of the run. `hardware`: a device's name, or what `memadvisor calibrate` wrote. `learn`:
+    runs of plans that correct predicted times. `micro_batch`: samples of each, more than were recorded. The best plan is
+    `.plans[0].plan`. Raises MemadvisorError.
+    """
     from memadvisor.planning.advise import advise as plan_advice
     from memadvisor.planning.budget import budget_bytes
 
-    recorded = run if isinstance(run, Run) else load_run(run)
+    recorded = _run_of(run, "run")
+    runs = learn if isinstance(learn, list | tuple) else [learn]
     return plan_advice(
         recorded,
-        memory_bytes=budget_bytes(memory, recorded) if isinstance(memory, str) else memory,
-        num_ranks=gpus,
-        hardware=hardware,
-        precision=precision,
-        compression=compression,
-        local_sgd=local_sgd,
-        optimizer_bits=optimizer_bits,
+        memory_bytes=budget_bytes(memory, recorded)
+        if isinstance(memory, str)
+        else whole(memory, "memory", least=1, most=2**60),
+        num_ranks=whole_or_none(gpus, "gpus", least=1),
+        hardware=_hardware_of(hardware),
+        precision=of_kind(precision, Precision, "precision", "give a memadvisor.precision.Precision."),
+        compression=of_kind(
+            compression, Compression, "compression", "give a memadvisor.compression.Compression."
+        ),
+        local_sgd=None
+        if local_sgd is None
+        else of_kind(local_sgd, LocalSgd, "local_sgd", "give a memadvisor.local_sgd.LocalSgd."),
+        optimizer_bits=whole_or_none(optimizer_bits, "optimizer_bits", least=1),
         policy=policy,
-        learn_from=[each if isinstance(each, Run) else load_run(each) for each in learn],
-        near_ranks=near_ranks,
-        micro_batch=micro_batch,
+        learn_from=[_run_of(each, "learn") for each in runs],
+        near_ranks=whole_or_none(near_ranks, "near_ranks", least=2),
+        micro_batch=whole_or_none(micro_batch, "micro_batch", least=1),
     )
+
+
+def _run_of(value: Run | str | Path, name: str) -> Run:
+    return (
+        value
+        if isinstance(value, Run)
+        else load_run(path_of(value, name, "give a run, such as prof.run, or its directory."))
+    )
+
+
+def _hardware_of(value: Hardware | str | Path | None) -> Hardware | None:
+    if value is None or isinstance(value, Hardware):
+        return value
+    hint = "give a device's name, or a file of `memadvisor calibrate`."
+    return load_hardware(str(path_of(value, "hardware", hint)))
 
 
 def apply(plan: Plan | str | Path, model: Any, optimizer: Any) -> Applied:
@@ -144,5 +218,6 @@ def apply(plan: Plan | str | Path, model: Any, optimizer: Any) -> Applied:
     from memadvisor.capture.session import rank_identity
     from memadvisor.engines.apply import apply as apply_plan
 
-    read = plan if isinstance(plan, Plan) else load_plan(plan)
+    hint = "give a plan, such as advice.plans[0].plan, or a file of one."
+    read = plan if isinstance(plan, Plan) else load_plan(path_of(plan, "plan", hint))
     return apply_plan(read.of_rank(rank_identity().rank) if read.ranks else read, model, optimizer)

@@ -9,6 +9,10 @@ class MemadvisorError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint is not None:
+            self.add_note(
+                f"Hint: {hint}"
+            )  # for whoever sees it in a traceback, as callers of the Python interface do
 
     def one_line(self) -> str:
         """Message and hint on one line, as the command line prints them."""

@@ -84,6 +84,15 @@ def apply(
 ) -> Applied:
     """Apply a plan to a live model, wrapped in DDP if the plan is for several ranks. Raises PlanError."""
     check_plan(plan, "The plan")
+    for name, value, kind in (
+        ("model", model, torch.nn.Module),
+        ("optimizer", optimizer, torch.optim.Optimizer | None),
+    ):
+        if not isinstance(value, kind):
+            raise PlanError(
+                f"The {name} is of type {type(value).__name__}.",
+                hint="call apply(plan, model, optimizer), of a torch.nn.Module and the torch.optim optimizer that trains it.",
+            )
     if any(parameter.grad is not None for parameter in model.parameters()):
         raise PlanError("The model has gradients.", hint="apply the plan right after optimizer.zero_grad().")
     applied = Applied(plan, label, note)
