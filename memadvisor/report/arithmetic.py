@@ -47,8 +47,9 @@ def roofline_figure(view: RankView) -> Block | None:
         + (f"; the ridge is at {ridge:.3g} FLOP/byte" if ridge else "; the hardware's roofs are not known"),
         traces=[*lines, *traces],
         layout={
-            "xaxis": {"type": "log", "title": {"text": "arithmetic intensity (FLOP/byte)"}},
-            "yaxis": {"type": "log", "title": {"text": "FLOP/s"}, "exponentformat": "SI"},
+            # A format of its own: without one plotly writes bare digits between powers of ten.
+            "xaxis": {"type": "log", "title": {"text": "FLOP/byte"}, "tickformat": "~g"},
+            "yaxis": {"type": "log", "title": {"text": "FLOP/s"}, "tickformat": "~s"},
             "hovermode": "closest",
             "showlegend": False,
         },

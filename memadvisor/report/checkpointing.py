@@ -8,6 +8,7 @@ from memadvisor.report.view import RankView
 from memadvisor.units import format_bytes, format_seconds
 
 MAX_ROWS = 40
+WORTH_SHOWING = 1e-3  # of the peak: a row that lowers it by less tells nobody what to do
 
 
 def checkpointing_table(view: RankView) -> Block | None:
@@ -15,7 +16,9 @@ def checkpointing_table(view: RankView) -> Block | None:
     found = view.result.checkpointing
     if found is None or not found.rows:
         return None
-    shown = found.rows[:MAX_ROWS]
+    least_bytes = WORTH_SHOWING * found.peak_bytes
+    telling = [row for row in found.rows if row.obstacle or (row.peak_saved_bytes or 0) >= least_bytes]
+    shown = (telling or found.rows[:3])[:MAX_ROWS]
     more = len(found.rows) - len(shown) + found.num_left_out
     return table(
         "If checkpointed",
@@ -25,7 +28,8 @@ def checkpointing_table(view: RankView) -> Block | None:
         basis=f"{view.traced_basis}, seconds from the timed forwards",
         num_text=2,
         note="As if torch.utils.checkpoint stood around each call; * stands for every number. What it frees is not "
-        "alive when the backward begins. " + (f"{more} more are left out." if more else ""),
+        "alive when the backward begins. "
+        + (f"{more} more are left out: they lower the peak less, or not at all." if more else ""),
     )
 
 

@@ -9,6 +9,7 @@ from memadvisor.report.words import bytes_scale, seconds_scale
 from memadvisor.run.records import Counter
 from memadvisor.units import format_bytes
 
+_ENDS_EARLY = " On a CPU the allocator is asked until the traced step has ended: asking slows it."
 _SERIES = (
     ("resident_bytes", "process, resident", "var(--dim)", "dot"),
     ("device_used_bytes", "device, all processes", "var(--optimizer-state)", "dashdot"),
@@ -58,8 +59,14 @@ def counters_over_run(view: RankView) -> Block:
             "showlegend": True,
         },
         height_px=270,
-        note="The resident memory of the process holds the interpreter and libraries too.",
+        note="The resident memory of the process holds the interpreter and libraries too."
+        + (_ENDS_EARLY if _ends_early(samples) else ""),
     )
+
+
+def _ends_early(samples: tuple[Counter, ...]) -> bool:
+    known = [sample.time_s for sample in samples if sample.allocated_bytes is not None]
+    return bool(known) and known[-1] < samples[-1].time_s
 
 
 def _points(samples: tuple[Counter, ...], field: str) -> list[tuple[float, float]]:

@@ -36,6 +36,8 @@ def _trouble(view: RankView) -> Iterator[str]:
         # More steps of a script that takes none would explain nothing.
         warnings = [note.text for note in view.recorded.notes if note.level == "warning"]
         said = " ".join(warnings) if not view.recorded.steps else ""
+        if run.problems:
+            said = said or "No traced step is in what can be read of this run: profile the script again."
         yield said or "No step was traced, so memory is not explained: profile a run of more steps."
     if view.analysis.larger_steps is not None:
         yield view.analysis.larger_steps.in_words

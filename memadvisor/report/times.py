@@ -15,6 +15,7 @@ from memadvisor.report.words import PHASE_NAMES, color_of, seconds_scale, unit_n
 from memadvisor.units import format_fraction, format_seconds
 
 MAX_UNITS = 60
+_MOST_NAMED_STEPS = 12  # up to so many each has its number: plotly would name halves of a step, rounded
 _NO_TIMED_STEP = "No timed step was finished."
 
 
@@ -230,7 +231,8 @@ def every_step(view: RankView) -> Block:
             if members
         ],
         layout={
-            "xaxis": {"title": {"text": "step"}, "zeroline": False, "tickformat": "d"},
+            "xaxis": {"title": {"text": "step"}, "zeroline": False, "tickformat": "d"}
+            | ({"dtick": 1} if len(steps) <= _MOST_NAMED_STEPS else {}),
             "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
             "hovermode": "closest",
         },

@@ -50,7 +50,11 @@ def communication_lanes(view: RankView, matched: Mapping[Key, Matched]) -> Block
             "xaxis": time_axis(view, factor, unit),
             "yaxis": {
                 "tickvals": list(range(num_lanes)),
-                "ticktext": ["compute" if is_cpu else "launches", *["collectives"] * (num_lanes - 1)],
+                "ticktext": [
+                    "compute" if is_cpu else "launches",
+                    "collectives",
+                    *[""] * (num_lanes - 2),  # those under way at the same time
+                ][:num_lanes],
                 "range": [num_lanes - 0.5, -0.5],
                 "showgrid": False,
                 "zeroline": False,

@@ -40,6 +40,8 @@ class RankView:
         if self.recorded.traced_step is not None:
             return f"The traced step {self.step.index} left no record of this."
         steps = f"{num_steps} step{'' if num_steps == 1 else 's'}"
+        if self.analysis.run.problems:  # it may have been there
+            return f"What can be read of this run holds {steps} of this rank, and no traced one."
         return f"No step was traced: this rank finished {steps}. One is traced after the warm-up."
 
     def spans(self) -> list[Span]:

@@ -75,3 +75,16 @@ def test_a_run_without_a_step_is_told_why_and_not_to_take_more_of_them():
     short = dataclasses.replace(run.ranks[0], notes=(note,))
     page = render(analyze(dataclasses.replace(run, ranks=(short,))))
     assert "profile a run of more steps" in page
+
+
+def test_of_a_damaged_run_more_steps_are_not_asked_for():
+    """Its traced step may have been there."""
+    run = dataclasses.replace(
+        make_run(num_ranks=1, traced_step=None), problems=("rank0.journal: checksum mismatch",)
+    )
+    page = render(analyze(run))
+    steps = page.partition("What to do next")[2].partition("</ol>")[0]
+
+    assert "profile the script again" in steps and "more steps" not in steps
+    assert "One is traced after the warm-up" not in page
+    assert f"What can be read of this run holds {len(run.ranks[0].steps)} steps of this rank" in page
