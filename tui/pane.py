@@ -13,6 +13,7 @@ from memadvisor.tui.view import View
 NOT_TRACED = "No traced step yet. It follows the warm-up; what is timed already stands under Steps."
 NO_STEP = "No step has ended yet."
 NEVER_TRACED = "The run ended before a step was traced, so this was not recorded."
+LOST = "No traced step is in what can be read of this run: part of it is damaged, as Notes says."
 
 
 class Pane(Vertical):
@@ -65,7 +66,10 @@ def why_untraced(view: View) -> str | None:
     """The sentence for figures that only a traced step has; None once there is one."""
     if view.rank.traced_step is not None:
         return None
-    return f"{NEVER_TRACED} {_why_ended(view)}".rstrip() if view.has_ended else NOT_TRACED
+    if not view.has_ended:
+        return NOT_TRACED
+    why = _why_ended(view)
+    return LOST if view.run.problems and not why else f"{NEVER_TRACED} {why}".rstrip()
 
 
 def why_no_step(view: View) -> str:

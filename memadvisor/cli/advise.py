@@ -16,6 +16,7 @@ from memadvisor.analyzers.captured_pipeline import is_pipeline
 from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
+from memadvisor.cli.printing import stdout_console
 from memadvisor.cli.tables import printable
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
@@ -124,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(advice_to_json(advice), indent=1))
     else:
-        _print(advice, recorded, Console(), arguments.output)
+        _print(advice, recorded, stdout_console(), arguments.output)
     return 0 if chosen is not None else 1
 
 

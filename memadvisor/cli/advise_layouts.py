@@ -15,6 +15,7 @@ from rich.text import Text
 from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.estimate_view import layout_words
 from memadvisor.cli.layout_rows import layouts_table, some_of
+from memadvisor.cli.printing import stdout_console
 from memadvisor.cli.tables import printable
 from memadvisor.errors import UsageError
 from memadvisor.hardware.clusters import parse_cluster
@@ -51,7 +52,7 @@ def run_layouts(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(advice_to_json(advice), indent=1))
     else:
-        _print(advice, run, Console(), arguments.output)
+        _print(advice, run, stdout_console(), arguments.output)
     return 0 if advice.found.best else 1
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.cli.advise_by_rank import OTHERS, print_ending, refuse_others
+from memadvisor.cli.printing import stdout_console
 from memadvisor.cli.tables import printable
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan_file import save_plan
@@ -33,7 +34,7 @@ def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
     if arguments.json:
         print(json.dumps(pipeline_advice_to_json(advice), indent=1))
     else:
-        _print(advice, run, Console(), arguments.output)
+        _print(advice, run, stdout_console(), arguments.output)
     return 0 if advice.plan is not None else 1
 
 

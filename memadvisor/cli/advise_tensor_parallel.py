@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memadvisor.cli.advise_by_rank import OTHERS, print_ending, refuse_others
+from memadvisor.cli.printing import stdout_console
 from memadvisor.cli.tables import printable
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.budget import budget_bytes
@@ -30,7 +31,7 @@ def run_tensor_parallel(arguments: argparse.Namespace, run: Run) -> int:
     if arguments.json:
         print(json.dumps(tensor_advice_to_json(advice), indent=1))
     else:
-        _print(advice, run, Console(), arguments.output)
+        _print(advice, run, stdout_console(), arguments.output)
     return 0 if advice.plan is not None else 1
 
 

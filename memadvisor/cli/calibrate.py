@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memadvisor.cli.printing import stdout_console
 from memadvisor.hardware.hardware import CollectiveCurve, Hardware, LinkPiece, TierBandwidth
 from memadvisor.hardware.load import save_hardware
 from memadvisor.run.files import working_directory
@@ -48,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     _print(hardware)
     if arguments.output is not None:
         save_hardware(hardware, arguments.output)
-        Console().print(Text(f"Written to {arguments.output}"))
+        stdout_console().print(Text(f"Written to {arguments.output}"))
     return 0
 
 
 def _print(hardware: Hardware) -> None:
-    console = Console()
+    console = stdout_console()
     console.print(Text(f"{hardware.name} ({hardware.kind}: {hardware.source})"))
     for dtype, rate in hardware.peak_flops_per_s.items():
         console.print(

@@ -8,8 +8,6 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from memadvisor.architecture import Architecture, target_length
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cli.estimate_arguments import adapted, add_code, add_layout, offloaded_activations
@@ -20,6 +18,7 @@ from memadvisor.cli.estimate_table import predict_table
 from memadvisor.cli.estimate_view import estimate_to_json, print_estimate
 from memadvisor.cli.estimate_what_if import outcome_to_json, print_outcomes
 from memadvisor.cli.pipeline_drawing import print_pipeline
+from memadvisor.cli.printing import stdout_console
 from memadvisor.cost.pipelines.costs import PipelineTimes
 from memadvisor.cost.pipelines.schedules import canonical_name
 from memadvisor.errors import UsageError
@@ -142,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(estimate_to_json(case, prediction), indent=1))
     else:
-        print_estimate(case, prediction, Console())
+        print_estimate(case, prediction, stdout_console())
     if arguments.show_schedule:
         _show_schedule(prediction.estimate.pipeline, arguments)
     return 0 if prediction.estimate.fits else 1
@@ -150,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show_schedule(pipeline: PipelineTimes, arguments: argparse.Namespace) -> None:
     if not arguments.json:
-        print_pipeline(pipeline, Console())
+        print_pipeline(pipeline, stdout_console())
     if arguments.output is not None:
         from memadvisor.report.pipeline import write_pipeline_report  # nothing else here needs the report
 
@@ -206,11 +205,11 @@ def _search(arguments: argparse.Namespace) -> int:
             answer["what_if"] = [outcome_to_json(one) for one in outcomes]
         print(json.dumps(answer, indent=1))
     else:
-        print_found(question, found, reasons, Console())
+        print_found(question, found, reasons, stdout_console())
         if nearest is not None:
-            print_nearest(question, nearest, Console())
+            print_nearest(question, nearest, stdout_console())
         if outcomes:
-            print_outcomes(outcomes, Console())
+            print_outcomes(outcomes, stdout_console())
     return 0 if found.best else 1
 
 
@@ -257,7 +256,7 @@ def _largest(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(largest_to_json(question, answers), indent=1))
     else:
-        print_largest(question, answers, Console())
+        print_largest(question, answers, stdout_console())
     return 0 if any(answer.fit for answer in answers) else 1
 
 

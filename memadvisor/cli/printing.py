@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 PLAIN_WIDTH = 110  # of text that goes to a file or a pipe
+LEAST_WIDTH = 60
+_LABEL_WIDTH = 13
+_NEAREST = "memadvisor-nearest"
+_BLOCKS = "\u2588\u2589\u258a\u258b\u258c\u258d\u258e\u258f\u25a0"  # of which bars and legends are made
 
 # Sections that are one line still stand apart; notes and problems stay together.
 _TITLES_OF_LINES = ("Peak", "Model", "Step", "Utilization", "Units", "Communication", "What differs")
 
 
 def stdout_console() -> Console:
-    """The terminal as wide as it is; a file or pipe gets plain text of a fixed width."""
-    if hasattr(sys.stdout, "reconfigure"):  # a terminal that cannot show a character gets a question mark
-        sys.stdout.reconfigure(errors="replace")
-    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, force_terminal=False)
+    """The terminal as wide as it is, but for narrow ones, which break lines themselves: tables would be cut to nothing. A
+    file or pipe gets plain text of a fixed width."""
+    if hasattr(sys.stdout, "reconfigure"):
+        codecs.register_error(_NEAREST, _nearest)
+        sys.stdout.reconfigure(errors=_NEAREST)
+    if not sys.stdout.isatty():
+        return Console(width=PLAIN_WIDTH, force_terminal=False)
+    return Console(width=max(Console().width, LEAST_WIDTH))
+
+
+def _nearest(error: UnicodeError) -> tuple[str, int]:
+    """Of characters that the terminal's encoding lacks: bars of #, else a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join("#" if char in _BLOCKS else "?" for char in lacking), error.end
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A word in bold, and beside it text whose further lines stand beneath its first."""
+
+    label: str
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width - _LABEL_WIDTH
+        for number, line in enumerate(self.text.wrap(console, width) if width > 0 else [self.text]):
+            head = "" if number else self.label
+            line.rstrip()
+            yield Text.assemble((f"{head:<{_LABEL_WIDTH}}", "bold"), line)
 
 
 def print_sections(sections: Iterable[RenderableType], console: Console) -> None:

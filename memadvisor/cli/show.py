@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console, RenderableType
-from rich.text import Text
 
 from memadvisor.analyzers.analysis import Analysis, analysis_to_json, analyze
 from memadvisor.analyzers.conventions import CONVENTIONS
 from memadvisor.analyzers.utilization import compute_dtype
 from memadvisor.cli import summary, summary_failures, summary_memory, summary_time
 from memadvisor.cli.printing import (
+    Labelled,
     print_json,
     print_plainly,
     print_sections,
@@ -113,42 +113,46 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     yield from summary.larger(analysis)
     states, kept, time = rank.model_states, rank.activations, rank.step_time
     if states is not None and kept is not None:
-        yield paragraph(
-            ("states       ", "bold"),
+        yield _labelled(
+            "states",
             f"{format_bytes(states.measured_bytes)} (theory {format_bytes(states.expected_bytes)}); ",
             f"kept for the backward {format_bytes(kept.saved_bytes)}",
             summary_time.moved_text(kept),
         )
     if time is None:
-        yield paragraph(("step         ", "bold"), "not recorded")
+        yield _labelled("step", "not recorded")
     else:
         phases = " + ".join(f"{name} {format_seconds(spent)}" for name, spent in time.by_phase_s.items())
-        yield paragraph(
-            ("step         ", "bold"),
+        yield _labelled(
+            "step",
             f"{format_seconds(time.median_s)} = {phases}; {summary_time.throughput(analysis, rank)}",
         )
     used = rank.utilization
     if used.mfu is not None:
-        yield paragraph(
-            ("utilization  ", "bold"),
+        yield _labelled(
+            "utilization",
             f"MFU {format_fraction(used.mfu)}, HFU {format_fraction(used.hfu)} ({used.convention}, ",
             f"{used.hardware_name} {used.hardware_kind}, {used.dtype})",
         )
     traffic = rank.communication
     if traffic is not None and traffic.num_calls:
-        yield paragraph(
-            ("traffic      ", "bold"),
+        yield _labelled(
+            "traffic",
             f"{format_bytes(traffic.bytes)} a step, exposed {format_seconds(traffic.exposed_s)}, ",
             f"waiting {format_seconds(traffic.waiting_s)} (traced step)",
         )
     yield from _short_prediction(analysis)
 
 
-def _short_peak(analysis: Analysis) -> Text:
+def _labelled(label: str, *pieces: str | tuple[str, str]) -> Labelled:
+    return Labelled(label, paragraph(*pieces))
+
+
+def _short_peak(analysis: Analysis) -> Labelled:
     rank = analysis.largest_rank
     if rank.peak is None:
         known = summary_memory.without_breakdown(rank, summary.record_of(rank, analysis))
-        return paragraph(("peak         ", "bold"), known)
+        return _labelled("peak", known)
     parts = summary_memory.peak_parts(rank.peak)
     largest = [
         part for part in sorted(parts, key=lambda part: -part[1]) if part[1] and part[0] != "unexplained"
@@ -161,8 +165,8 @@ def _short_peak(analysis: Analysis) -> Text:
         largest[few:] = [("all else", sum(sizes[few:]))]
     shares = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest)
     of_rank = f", rank {rank.rank}" if len(analysis.ranks) > 1 else ""
-    return paragraph(
-        ("peak         ", "bold"),
+    return _labelled(
+        "peak",
         (format_bytes(rank.peak.allocated_bytes), "bold"),
         f" in {rank.peak.position}{of_rank}: {shares}, ",
         f"unexplained {format_bytes(rank.peak.unexplained_bytes)}",

@@ -182,7 +182,7 @@ def test_what_the_closing_summary_leaves_unnamed_of_the_peak_is_less_than_what_i
     peak = dataclasses.replace(rank.peak, by_category_bytes={**sizes, "input": 2, "other": 1})
     analysis = dataclasses.replace(analysis, ranks=(dataclasses.replace(rank, peak=peak),))
 
-    assert "communication 20 B, all else 3 B" in _short_peak(analysis).plain
+    assert "communication 20 B, all else 3 B" in _short_peak(analysis).text.plain
 
 
 def test_the_straggler_is_named():

@@ -106,3 +106,15 @@ def test_nothing_is_still_to_come_of_a_run_that_has_ended(without_a_step, out_of
     for directory in (without_a_step, out_of_memory):
         for text in said_under(directory).values():
             assert " yet" not in text and "come with the traced step" not in text
+
+
+def test_of_a_damaged_run_nobody_says_that_its_traced_step_was_not_there(tmp_path):
+    directory = write_run(ended_before_a_step(0), tmp_path / "run")
+    [journal] = directory.glob("*.journal")
+    data = bytearray(journal.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    journal.write_bytes(bytes(data))
+
+    said = said_under(directory)["memory"]
+    assert "No traced step is in what can be read of this run" in said
+    assert "ended before a step was traced" not in said

@@ -1,0 +1,62 @@
+"""What a terminal cannot show, for want of letters or of width, is shown as near as may be."""
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from memadvisor.cli.printing import LEAST_WIDTH, PLAIN_WIDTH, Labelled, print_plainly, stdout_console
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def stdout(monkeypatch):
+    def make(kind, encoding):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", kind(written, encoding=encoding))
+        return written
+
+    return make
+
+
+def test_bars_are_of_hashes_where_the_encoding_has_no_blocks(stdout):
+    written = stdout(io.TextIOWrapper, "ascii")
+    print_plainly("parameter ███▋ 数 layers[/0]", stdout_console())
+    sys.stdout.flush()
+
+    assert written.getvalue() == b"parameter #### ? layers[/0]\n"
+
+
+@pytest.mark.parametrize(("columns", "width"), [("20", LEAST_WIDTH), ("90", 90)])
+def test_a_narrow_terminal_breaks_lines_itself(stdout, monkeypatch, columns, width):
+    """Tables that are made to fit twenty columns lose all that is in them."""
+    monkeypatch.setenv("COLUMNS", columns)
+    stdout(Terminal, "utf-8")
+
+    assert stdout_console().width == width
+
+
+def test_a_file_gets_one_width_whatever_the_terminal(stdout, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    stdout(io.TextIOWrapper, "utf-8")
+
+    assert stdout_console().width == PLAIN_WIDTH
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_lines_beside_a_label_stand_beneath_each_other(width):
+    written = io.StringIO()
+    text = "activation 193 MiB, optimizer state 37.7 MiB, parameter 18.8 MiB, temporary 10.0 MiB"
+    print_plainly(Labelled("peak", Text(text)), Console(file=written, width=width))
+    first, *further = written.getvalue().splitlines()
+
+    assert first.startswith("peak         activation")
+    assert further and all(line[:13] == " " * 13 and line[13] != " " for line in further)
+    assert all(len(line) <= width for line in (first, *further))
+    assert " ".join(line[13:] for line in (first, *further)) == text
