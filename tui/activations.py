@@ -14,7 +14,7 @@ from memadvisor.analyzers.checkpointing import Checkpointing
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, SearchTable, matcher
-from memadvisor.tui.text import number, paragraph, words
+from memadvisor.tui.text import number, operator, paragraph, words
 from memadvisor.tui.view import View
 from memadvisor.units import format_bytes, format_seconds
 
@@ -123,7 +123,7 @@ def _row(life: Lifetime) -> Row:
             number(format_seconds(life.born_s)),
             number(format_seconds(life.kept_s) if life.kept_s is not None else "-"),
             number(format_seconds(life.released_s) if life.released_s is not None else "-"),
-            words(life.operator),
+            operator(life.operator),
             words(", ".join(life.saved_by)),
             words(_others(life)),
             words(life.shape),

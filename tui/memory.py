@@ -17,7 +17,7 @@ from memadvisor.tui.chart import MemoryChart, PhaseSpan
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, refill, row_table
-from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
+from memadvisor.tui.text import flow, legend, lines, number, operator, paragraph, words
 from memadvisor.tui.view import View
 from memadvisor.units import format_bytes, format_seconds
 
@@ -102,7 +102,7 @@ def _row(storage: Storage) -> Row:
             number(format_bytes(storage.size_bytes)),
             words(storage.category.replace("_", " "), CATEGORY_COLORS.get(storage.category, "")),
             words(storage.module or storage.unit or "(model)"),
-            words(storage.operator or ("before the step" if storage.phase == "baseline" else "")),
+            operator(storage.operator or ("before the step" if storage.phase == "baseline" else "")),
             words(storage.shape),
             words(storage.dtype),
         ),

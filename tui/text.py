@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 # Controls, invisible formatting (bidirectional overrides among it), lone surrogates, line separators.
+_LONGEST_OPERATOR = 30  # characters
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -26,6 +27,11 @@ def plain(text: str) -> str:
 def words(text: str, style: str = "") -> Text:
     """One piece of text, shown as it stands."""
     return Text(plain(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def operator(name: str) -> Text:
+    """A long one by its end, which tells it from others: columns after it must be on the screen."""
+    return words(name if len(name) <= _LONGEST_OPERATOR else f"...{name[3 - _LONGEST_OPERATOR :]}")
 
 
 def number(text: str, style: str = "") -> Text:

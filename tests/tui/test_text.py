@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memadvisor.tui.text import flow, legend, number, paragraph, plain, words
+from memadvisor.tui.text import flow, legend, number, operator, paragraph, plain, words
 
 HOSTILE = ["layers[/0]", "[red]x", "\x1b[31mred", "a\nb", "\u202eevil", "\ud800", "\x9b31m", "[/]", "\\[x"]
 
@@ -34,3 +34,8 @@ def test_a_legend_flows_without_breaking_an_item():
 
 def test_an_item_wider_than_the_row_has_a_row_of_its_own():
     assert [row.plain for row in flow([words("long" * 9), words("b")], 10)] == ["long" * 9, "b"]
+
+
+def test_a_long_operator_is_told_by_its_end():
+    assert operator("aten::mm").plain == "aten::mm"
+    assert operator("aten::_scaled_dot_product_flash_attention_for_cpu").plain == "...uct_flash_attention_for_cpu"
