@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 from memadvisor.analyzers.analysis import analysis_to_json, analyze
 from memadvisor.analyzers.checkpointing import Checkpointing
@@ -113,6 +114,27 @@ def test_every_command_line_that_is_shown_can_be_parsed(name, line):
             pytest.fail(f"{name}: {line}: {said.getvalue()}")
 
     assert strange == []
+
+
+def test_the_python_that_the_readme_shows_runs(tmp_path, monkeypatch):
+    [program] = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train():
+        for _ in range(4):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    said = io.StringIO()
+    names = {"train": train, "model": model, "optimizer": optimizer}
+    with contextlib.redirect_stdout(said):
+        exec(compile(program, "README.md", "exec"), names)
+
+    assert said.getvalue().strip() == str(names["prof"].directory)
+    assert names["advice"].plans[0].fits
 
 
 def keys_of(value):
