@@ -19,7 +19,7 @@ from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan
 from memadvisor.plan_file import load_plan
 from memadvisor.precision import FULL_PRECISION, Precision
-from memadvisor.run.launch import take_run_directory
+from memadvisor.run.launch import launch_id, take_run_directory
 from memadvisor.run.run import DEFAULT_TRACE_STEP, NOTEBOOK, PROMPT, Run
 from memadvisor.run.store import load_run
 
@@ -79,7 +79,9 @@ class Profile:
             measure_engines=measure_engines,
         )
         try:
-            start_manifest(self.directory, target, identity.world_size, __version__)
+            start_manifest(
+                self.directory, target, identity.world_size, __version__, is_alone=launch_id() is None
+            )
             return Recorder(options)
         except OSError as error:
             raise UsageError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memadvisor.capture.attach import when_torch_is_imported
 from memadvisor.capture.children import Continuation, Followed, of_other_processes
 from memadvisor.capture.script import Target, exit_code_of, hide_our_frames, run_target
-from memadvisor.errors import MemadvisorError
+from memadvisor.errors import MemadvisorError, UsageError
 from memadvisor.run.frames import MAJOR, MINOR
 from memadvisor.run.run import Manifest
 from memadvisor.run.say import say
@@ -53,8 +53,9 @@ def rank_identity() -> RankIdentity:
     return RankIdentity(number("RANK", local_rank), world_size, local_rank, "RANK" not in os.environ)
 
 
-def start_manifest(directory: Path, target: Target, world_size: int, version: str) -> None:
-    """Write what all ranks share; `version` is memadvisor's own. Raises OSError."""
+def start_manifest(directory: Path, target: Target, world_size: int, version: str, *, is_alone: bool) -> None:
+    """Write what all ranks share; `version` is memadvisor's own. Raises OSError, and UsageError where nobody else may be
+    writing into this directory (`is_alone`) and somebody is: both found it empty."""
     manifest = Manifest(
         format=(MAJOR, MINOR),
         memadvisor_version=version,
@@ -63,7 +64,10 @@ def start_manifest(directory: Path, target: Target, world_size: int, version: st
         script=target.name,
         arguments=target.arguments,
     )
-    write_manifest(directory, manifest)
+    if not write_manifest(directory, manifest) and is_alone:
+        raise UsageError(
+            f"Another run has begun in {str(directory)!r} just now.", hint="name a new directory."
+        )
 
 
 def profile_script(

@@ -16,6 +16,7 @@ from memadvisor.cli.closing import print_closing
 from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.measuring import measure_engines
 from memadvisor.errors import UsageError
+from memadvisor.run.launch import launch_id
 from memadvisor.run.run import DEFAULT_TRACE_STEP
 from memadvisor.run.say import say
 from memadvisor.units import parse_bytes
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"memadvisor: watch it with `memadvisor tui {shlex.quote(str(directory))}`")
     if arguments.nproc:
         return launch(arguments, target, directory, "profile", [])
-    start(directory, target, rank_identity().world_size)
+    start(directory, target, rank_identity().world_size, is_alone=is_alone(arguments))
     here = Path.cwd()
     profile_script(
         target,
@@ -117,20 +118,25 @@ def target_of(arguments: argparse.Namespace) -> Target:
     return target
 
 
-def start(directory: Path, target: Target, world_size: int) -> None:
+def start(directory: Path, target: Target, world_size: int, *, is_alone: bool) -> None:
     try:
-        start_manifest(directory, target, world_size, __version__)
+        start_manifest(directory, target, world_size, __version__, is_alone=is_alone)
     except OSError as error:
         raise UsageError(
             f"{str(directory)!r} cannot be written: {error.strerror}.", hint="name another --out."
         ) from error
 
 
+def is_alone(arguments: argparse.Namespace) -> bool:
+    """Whether this process begins a run, and is none of several that were started together."""
+    return launch_id() is None and not (arguments.joined or arguments.again)
+
+
 def launch(
     arguments: argparse.Namespace, target: Target, directory: Path, command: str, options: list[str]
 ) -> int:
     """Start the ranks, wait for them, and close with the whole run's summary."""
-    start(directory, target, arguments.nproc)
+    start(directory, target, arguments.nproc, is_alone=True)
     named = ["-m", target.name] if target.is_module else [target.name]
     own = [command, "--joined", *_options_again(arguments, directory), *options]
     code = launch_ranks(arguments.nproc, [*own, *named, *target.arguments])

@@ -25,6 +25,7 @@ from memadvisor.cli.profile import (
     add_recording_options,
     close,
     continuation_of,
+    is_alone,
     launch,
     positive,
     start,
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.nproc:
         options = ["--plan", str(directory / "plan.json")]
         return launch(arguments, target, directory, "run", options)
-    start(directory, target, rank_identity().world_size)
+    start(directory, target, rank_identity().world_size, is_alone=is_alone(arguments))
     _run_here(arguments, target, plan, directory)
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
@@ -30,8 +29,9 @@ def read_input(path: Path) -> str:
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
 
 
-def write_private_file(path: Path, text: str, *, replace: bool = True) -> None:
-    """Write a whole file or nothing, readable by its owner alone. Raises OSError."""
+def write_private_file(path: Path, text: str, *, replace: bool = True) -> bool:
+    """Write a whole file or nothing, readable by its owner alone. False: without `replace`, another was there. Raises
+    OSError."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
@@ -39,9 +39,12 @@ def write_private_file(path: Path, text: str, *, replace: bool = True) -> None:
             file.write(text)
         if replace:
             temporary.replace(path)
-        else:
-            with contextlib.suppress(FileExistsError):
-                path.hardlink_to(temporary)
+            return True
+        try:
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+        return True
     finally:
         temporary.unlink(missing_ok=True)
 

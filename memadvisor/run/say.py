@@ -15,4 +15,12 @@ def say(text: str) -> None:
     """
     if sys.__stderr__ is not None:
         with contextlib.suppress(OSError):
-            os.write(2, f"{text}\n".encode(errors="replace"))
+            os.write(2, _bytes_of(f"{text}\n"))
+
+
+def _bytes_of(text: str) -> bytes:
+    """Names of files that are no UTF-8 as the shell has given them, so that they can be copied from here."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # a surrogate of the script's own
+        return text.encode(errors="replace")

@@ -82,10 +82,10 @@ def join_run_directory(directory: Path, launch: str) -> None:
     raise UsageError(f"--out {str(directory)!r} is not empty.", hint="name a new directory.")
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest unless another rank already has: all ranks would write the same."""
+def write_manifest(directory: Path, manifest: Manifest) -> bool:
+    """Write the manifest unless another process already has, another rank the same: whether it is this one's."""
     text = json.dumps(dataclasses.asdict(manifest), indent=1)
-    write_private_file(directory / "manifest.json", text, replace=False)
+    return write_private_file(directory / "manifest.json", text, replace=False)
 
 
 def discard_empty_run(directory: Path) -> None:

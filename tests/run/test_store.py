@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memadvisor.capture.script import Target
+from memadvisor.capture.session import start_manifest
 from memadvisor.errors import RunFormatError, UsageError
 from memadvisor.run.frames import JSON_FRAME, MAJOR, pack_frame
 from memadvisor.run.journal import JournalWriter
@@ -291,6 +293,17 @@ def test_the_first_manifest_stands(directory):
     write_manifest(directory, dataclasses.replace(RUN.manifest, script="another.py"))
 
     assert load_run(directory).manifest.script == RUN.manifest.script
+
+
+def test_only_one_of_two_that_found_a_directory_empty_begins_a_run_in_it(tmp_path):
+    for _ in range(2):  # both look before either writes
+        create_run_directory(tmp_path / "run")
+    target = Target(name="train.py", is_module=False, arguments=())
+    start_manifest(tmp_path / "run", target, 1, "0.1.0", is_alone=True)
+
+    with pytest.raises(UsageError, match="Another run has begun"):
+        start_manifest(tmp_path / "run", target, 1, "0.1.0", is_alone=True)
+    start_manifest(tmp_path / "run", target, 1, "0.1.0", is_alone=False)  # another rank of the first
 
 
 def test_a_run_is_never_written_into_another(directory):
