@@ -9,6 +9,7 @@ autograd makes the same graph in both runs.
 - A call is known by its number among those of its name; its place among all calls must be the same in both runs.
 - What is written into after it was kept (its version tells) is not used: the operator runs again.
 - Where an operator that draws random numbers runs again, all that drew before it do, so that it draws the same.
+- What is called after autograd has saved its last tensor is not kept: the second run ends there.
 - Where the unit's activations wait on another tier, so do these, from the end of the first run on.
 """
 
@@ -52,9 +53,9 @@ def _learn(func: Any) -> _Operator:
 class _Output:
     """What a call has returned: as it is when the next call begins, operators in place on it included."""
 
-    __slots__ = ("draws", "is_tuple", "place", "tensors", "versions")
+    __slots__ = ("draws", "is_tuple", "num_saved", "place", "tensors", "versions")
 
-    def __init__(self, out: Any, place: int, draws: bool) -> None:
+    def __init__(self, out: Any, place: int, draws: bool, num_saved: int) -> None:
         self.is_tuple = isinstance(out, tuple)
         self.tensors: list[torch.Tensor | KeptView | None] = [
             _alias(leaf) for leaf in (out if self.is_tuple else (out,))
@@ -62,6 +63,7 @@ class _Output:
         self.versions: list[int] = []
         self.place = place
         self.draws = draws
+        self.num_saved = num_saved  # tensors, before the call
 
     def holds(self, tensor: Any) -> bool:
         return isinstance(tensor, torch.Tensor) and any(
@@ -136,8 +138,9 @@ class KeptOutputs:
         self.label = label
         self.outputs: dict[tuple[str, int], _Output] = {}
 
-    def first_run(self) -> TorchDispatchMode:
-        return _FirstRun(self)
+    def first_run(self, num_saved: Callable[[], int]) -> TorchDispatchMode:
+        """`num_saved`: how many tensors autograd has saved in it so far."""
+        return _FirstRun(self, num_saved)
 
     def second_run(self) -> TorchDispatchMode:
         self._forget_changed()
@@ -147,6 +150,14 @@ class KeptOutputs:
         """The first run is over: outputs are the holder's from now on."""
         for output in self.outputs.values():
             output.handed(holder)
+
+    def settle(self, num_saved: int) -> None:
+        """The first run has ended, with so many tensors saved; nobody asks for what came after the last of them."""
+        self.outputs = {call: output for call, output in self.outputs.items() if output.num_saved < num_saved}
+        for output in self.outputs.values():
+            for tensor in output.tensors:
+                if isinstance(tensor, torch.Tensor):
+                    self.label(tensor)
 
     def forget_drawn(self) -> None:
         self.outputs = {call: output for call, output in self.outputs.items() if not output.draws}
@@ -194,6 +205,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _FirstRun(_Mode):  # type: ignore[no-untyped-call]
+    def __init__(self, kept: KeptOutputs, num_saved: Callable[[], int]) -> None:
+        super().__init__(kept)
+        self._num_saved = num_saved
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         known = _operators.get(func) or _learn(func)
@@ -211,10 +226,7 @@ class _FirstRun(_Mode):  # type: ignore[no-untyped-call]
         names = self._kept.names
         is_wanted = known.name in names or f"{known.name}#{call[1]}" in names
         if is_wanted and not known.is_in_place and _can_be_kept(out, args):
-            self._open = self._kept.outputs[call] = _Output(out, self._place, draws)
-            for tensor in self._open.tensors:
-                if isinstance(tensor, torch.Tensor):
-                    self._kept.label(tensor)
+            self._open = self._kept.outputs[call] = _Output(out, self._place, draws, self._num_saved())
         elif draws:
             self._kept.forget_drawn()
         return out
@@ -227,6 +239,7 @@ class _FirstRun(_Mode):  # type: ignore[no-untyped-call]
         }
         if missing and not any(exception):
             self._kept.miss(missing)
+        self._kept.settle(self._num_saved())
 
 
 class _SecondRun(_Mode):  # type: ignore[no-untyped-call]

@@ -61,6 +61,9 @@ class Places:
         self._references.append(weakref.ref(place))
         return place
 
+    def __len__(self) -> int:
+        return len(self._references)
+
     def filling(self, is_last: bool) -> Filling:
         """With `is_last` nothing after the last place is needed."""
         return Filling(self._references, is_last)
@@ -251,6 +254,7 @@ class _Alone:
         self._conditions = Conditions(leaves)
         self._places = Places()
         self.pack = self._places.pack
+        self.num_saved = self._places.__len__
 
     def hand_over(self, holder: Holder) -> None:
         """The first run is over: what others have made, and need a gradient of, is the holder's from now on."""
@@ -297,7 +301,7 @@ def run_keeping_arguments(
     `within`: what its second run is done inside, told where that puts what is saved (parts.py).
     """
     call = _Alone(unit, forward, (args, kwargs), around, kept, told, within)
-    watch = kept.first_run() if kept is not None else contextlib.nullcontext()
+    watch = kept.first_run(call.num_saved) if kept is not None else contextlib.nullcontext()
     with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack), watch:
         output = forward(*args, **kwargs)
     if holder is not None:

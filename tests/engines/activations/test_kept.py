@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.engines.activations import saved_activations
+from memadvisor.engines.activations.kept import KeptOutputs
+from memadvisor.engines.activations.second_run import run_keeping_arguments
 from memadvisor.plan import UnitPlan
 from memadvisor.policies import SELECTIVE
 from tests.engines.activations.test_recompute import new_model, regress, stack, train_alone
@@ -137,6 +141,34 @@ def test_what_is_kept_does_not_run_again_with_what_is_done_in_place_on_it():
     assert some.count("aten::addmm") == 6
     assert some.count("aten::bernoulli_") == 0 and everything.count("aten::bernoulli_") == 6
     assert everything.count("aten::sigmoid_") == 3 and some.count("aten::sigmoid_") == 0
+
+
+class Closing(torch.nn.Module):
+    """Ends with a product of which nothing is saved but what it takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(9, 18), torch.nn.Linear(18, 9)
+
+    def forward(self, x):
+        return x + self.down(torch.sigmoid(self.up(x)))
+
+
+def test_what_is_called_after_the_last_tensor_was_saved_is_not_kept():
+    """The second run ends there, so nobody would ask for it."""
+    torch.manual_seed(0)
+    module, x, labelled = Closing(), torch.randn(5, 9, requires_grad=True), []
+    kept = KeptOutputs(("aten::addmm#0", "aten::addmm#1"), pytest.fail, labelled.append)
+    output = run_keeping_arguments("unit", module, (x,), {}, contextlib.nullcontext, kept)
+
+    assert list(kept.outputs) == [("aten::addmm", 0)]
+    assert [tensor.shape for tensor in labelled] == [(5, 18)]
+    with Calls() as backward:
+        output.square().sum().backward()
+    again, module.up.weight.grad = module.up.weight.grad, None
+    module(x).square().sum().backward()
+    assert torch.equal(again, module.up.weight.grad)
+    assert backward.names.count("aten::addmm") == 0
 
 
 def test_numbers_are_drawn_again_where_a_later_draw_is():
