@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from memadvisor.analyzers.pieces import cut_step
+from memadvisor.analyzers.pieces import checkpointing_units, cut_step
 from memadvisor.analyzers.utilization import compute_dtype
 from memadvisor.cost.captured_units import CapturedModel, CapturedUnit, Pass
 from memadvisor.cost.step import STATES, CapturedStep
@@ -105,7 +105,7 @@ class _Chain:
         traced = rank.traced_step
         if traced is None:
             raise AssertionError("a captured step was traced")
-        self.starts = [piece.start_s for piece in cut_step(rank.spans, traced)]
+        self.starts = [piece.start_s for piece in cut_step(rank.spans, traced, checkpointing_units(rank))]
 
     def _owners(self) -> tuple[list[int | None], list[bool]]:
         """By segment: the place of the unit that it counts to (None outside of micro-batches), and whether the micro-batch's

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -39,14 +39,15 @@ class Piece:
         return pass_number(self.micro_batch, self.call)
 
 
-def cut_step(spans: Sequence[Span], step: Step) -> tuple[Piece, ...]:
+def cut_step(spans: Sequence[Span], step: Step, checkpointing: Collection[str] = ()) -> tuple[Piece, ...]:
     """Cut a step at every start and end of a span; the innermost span running then owns a piece.
 
     Innermost is the one that started last, a unit before a phase. Pieces cover the step without gap. Units in an evaluation
-    own nothing: with them, a unit would seem to run in two pieces, which nobody can recompute.
+    own nothing: with them, a unit would seem to run in two pieces, which nobody can recompute. What a unit of those that are
+    `checkpointing` parts of themselves runs again in its own backward is a piece of that.
     """
     inside = [s for s in spans if s.step == step.index and s.end_s > step.start_s and s.start_s < step.end_s]
-    own = without_evaluated_units(inside)
+    own = _without_parts_again(without_evaluated_units(inside), checkpointing)
     times = {step.start_s, step.end_s}
     for span in own:
         times |= {max(span.start_s, step.start_s), min(span.end_s, step.end_s)}
@@ -64,6 +65,40 @@ def cut_step(spans: Sequence[Span], step: Step) -> tuple[Piece, ...]:
         innermost = max(active, key=_nesting) if active else None
         _append(pieces, innermost, calls.get(id(innermost), 0), start_s, end_s)
     return _fill_micro_batches(pieces)
+
+
+def checkpointing_units(rank: RankRun) -> frozenset[str]:
+    """Units whose forward itself checkpoints parts of it, and which nobody around them calls again, as the traced step has
+    it; none in runs that do not tell modules' calls."""
+    step = rank.traced_step
+    again = {
+        span.unit
+        for span in rank.spans
+        if step is not None and span.step == step.index and span.kind == "unit_recompute"
+    }
+    whole = {
+        call.unit for call in rank.module_calls if call.phase == "recompute" and call.module == call.unit
+    }
+    return frozenset(again - whole) if rank.module_calls else frozenset()
+
+
+def _without_parts_again(spans: Sequence[Span], checkpointing: Collection[str]) -> Sequence[Span]:
+    """Without second forwards of parts of these units that lie in the backward of the unit itself."""
+    if not checkpointing:
+        return spans
+    backwards: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.kind == "unit_backward":
+            backwards[span.unit].append(span)
+    return [
+        span
+        for span in spans
+        if span.kind != "unit_recompute"
+        or span.unit not in checkpointing
+        or not any(
+            around.start_s <= span.start_s and span.end_s <= around.end_s for around in backwards[span.unit]
+        )
+    ]
 
 
 def _fill_micro_batches(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
@@ -121,10 +156,12 @@ def _append(pieces: list[Piece], span: Span | None, call: int, start_s: float, e
     )
 
 
-def typical_durations(rank: RankRun, pieces: Sequence[Piece]) -> tuple[list[float], float]:
+def typical_durations(
+    rank: RankRun, pieces: Sequence[Piece], checkpointing: Collection[str] = ()
+) -> tuple[list[float], float]:
     """Median duration of each piece over the steady steps, scaled to sum to the median step time.
 
-    A run without a timed step has only the traced step's own times.
+    A run without a timed step has only the traced step's own times. `checkpointing`: as the pieces were cut.
     """
     steady = rank.steady_steps()
     if not steady:
@@ -135,7 +172,7 @@ def typical_durations(rank: RankRun, pieces: Sequence[Piece]) -> tuple[list[floa
         spans_of[span.step].append(span)
     seen: dict[_Key, list[float]] = defaultdict(list)
     for step in rank.steps_with_units():
-        found = cut_step(spans_of[step.index], step)
+        found = cut_step(spans_of[step.index], step, checkpointing)
         for key, piece in zip(_keys(found), found, strict=True):
             seen[key].append(piece.end_s - piece.start_s)
     step_time_s = median(step.duration_s for step in steady)

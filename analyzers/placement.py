@@ -145,9 +145,13 @@ def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch]) -> list
             death = max(0, bisect_left(starts, row.death_s) - 1)
         is_cached = any(start_s <= row.birth_s for start_s in cached_s[row.storage_id])
         birth = _birth_segment(row, step, pieces, starts)
-        if row.last_held_s is not None and (is_cached or is_weight_cast(row, rank.parameters)):
-            row = replace(row, last_held_s=None)  # by that cache, or autocast's, of which more is known
         kept_for, taken = tuple(saved_of[row.storage_id]), tuple(taken_s[row.storage_id])
+        if row.last_held_s is not None and (
+            is_cached  # by that cache, or autocast's, of which more is known
+            or is_weight_cast(row, rank.parameters)
+            or _is_held_again(row.last_held_s, kept_for, pieces, starts)
+        ):
+            row = replace(row, last_held_s=None)
         placed.append(Placed(row, birth, max(death, birth), kept_for, taken, is_cached))
     return placed
 
@@ -182,6 +186,16 @@ class Placement:
         row = one.row
         size_bytes = int(sizes.get(row.storage_id, row.size_bytes) * self._shares.get(row.storage_id, 1))
         return one if size_bytes == row.size_bytes else replace(one, row=replace(row, size_bytes=size_bytes))
+
+
+def _is_held_again(
+    held_s: float, saved: Sequence[Saved], pieces: Sequence[Stretch], starts: Sequence[float]
+) -> bool:
+    """Whether a checkpoint inside of a unit holds it, whose second forward, in the unit's backward, has saved it anew."""
+    piece = pieces[max(0, bisect_left(starts, held_s) - 1)]
+    if piece.phase != "backward":
+        return False
+    return any(row.unit == piece.unit and piece.start_s < row.saved_s <= held_s for row in saved)
 
 
 def unit_inputs(rank: RankRun) -> Iterator[tuple[ModuleCall, CallTensor]]:

@@ -13,7 +13,7 @@ from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.out_of_memory import way_on
-from memadvisor.analyzers.pieces import Piece, cut_step, typical_durations
+from memadvisor.analyzers.pieces import Piece, checkpointing_units, cut_step, typical_durations
 from memadvisor.analyzers.pipeline_passes import with_passes_apart
 from memadvisor.analyzers.placement import Placement
 from memadvisor.analyzers.planned_models import is_each_called_once, live_gradients, planned_models
@@ -74,8 +74,9 @@ class RecordedStep:
             check_predictable(rank, step)
             rank = with_copies_counted(rank, step)
         self._rank, self._step, self._precision = rank, step, precision
-        self._pieces = cut_step(rank.spans, step)
-        self._durations, self._step_time_s = typical_durations(rank, self._pieces)
+        checkpointing = checkpointing_units(rank)
+        self._pieces = cut_step(rank.spans, step, checkpointing)
+        self._durations, self._step_time_s = typical_durations(rank, self._pieces, checkpointing)
         if self._groups:
             self._exposed_s = take_collectives(
                 rank, step, self._pieces, self._durations, observed_collectives(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memadvisor.analyzers.larger_steps import larger_steps
+from memadvisor.analyzers.own_checkpoints import own_checkpoints
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import Compression, compression_loss_text
 from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
@@ -19,6 +20,7 @@ from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.several_models import model_notes
 from memadvisor.precision import Precision, loss_text, masters_text
 from memadvisor.run.run import Run
+from memadvisor.units import format_bytes, format_seconds
 
 _WORTH_NAMING = 0.2  # of the peak: states that could lie elsewhere
 
@@ -33,6 +35,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from _coding_notes(plays.optimizer_bits, plays.transfers)
     yield from model_notes(run.ranks[0], plays.models, plain, knows_tier=plays.transfers is not None)
     yield from _unit_notes(plain)
+    yield from _checkpoint_notes(run, plain, plays.budget_bytes)
     yield from _run_notes(run, plays.num_ranks, plays.times)
     yield from extrapolation_notes(found, plain, plays.times)
     yield from _transfer_notes(found, plays.transfers)
@@ -54,6 +57,24 @@ def _unit_notes(plain: CapturedStep) -> Iterator[str]:
             "No unit of the model was seen to run by itself, as where torch.compile or torch.export makes one graph of them "
             "all, so no plan recomputes any: without that there may be plans that need far less memory."
         )
+
+
+def _checkpoint_notes(run: Run, plain: CapturedStep, budget_bytes: int) -> Iterator[str]:
+    """What checkpoints of the script's own cost, and whether it needs them."""
+    own = next((own_checkpoints(rank) for rank in run.ranks if rank.process.rank == plain.rank), None)
+    if own is None or not own.units:
+        return
+    more = f" and {len(own.units) - 1} more" if len(own.units) > 1 else ""
+    then = (
+        "which this memory holds: turn them off."
+        if own.peak_bytes <= budget_bytes
+        else "and of a run that is profiled so, a plan recomputes no more than the memory asks for."
+    )
+    yield (
+        f"The script checkpoints units itself ({own.units[0] or 'the model'}{more}), which takes {format_seconds(own.again_s)} "
+        f"of the step and which no plan undoes. Without that the step is predicted to peak at about "
+        f"{format_bytes(own.peak_bytes)}, {then}"
+    )
 
 
 def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.captured_units import captured_model
+from memadvisor.analyzers.own_checkpoints import own_checkpoints
 from memadvisor.analyzers.planned_models import fingerprint_of
 from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.cost.captured_units import CapturedModel
@@ -71,7 +72,7 @@ def advise_layouts(
         question=question,
         found=found,
         plan=_plan(run, found, memory),
-        notes=tuple(_notes(model, step, target, found)),
+        notes=tuple(_notes(run, model, step, target, found)),
     )
 
 
@@ -147,7 +148,9 @@ def _neighbours(advice: CapturedAdvice, one: PricedCapture) -> Iterator[tuple[st
                 yield f"micro-batch {theirs.micro_batch_size}", other
 
 
-def _notes(model: CapturedModel, step: CapturedStep, target: Target, found: FoundCaptures) -> Iterator[str]:
+def _notes(
+    run: Run, model: CapturedModel, step: CapturedStep, target: Target, found: FoundCaptures
+) -> Iterator[str]:
     cluster = target.cluster
     if target.roofs is not None:
         yield (
@@ -170,9 +173,9 @@ def _notes(model: CapturedModel, step: CapturedStep, target: Target, found: Foun
     yield "Tensor, context and expert parallelism need a described model: `memadvisor estimate --model`."
     if is_host(cluster.accelerator):
         yield f"The {cluster.per_node} ranks share one machine; each is taken to have as many cores as the recorded one."
-    again_s = sum(s.duration_s for s in step.segments if s.phase == "recompute")
-    if again_s:
-        yield f"The script itself recomputes, {format_seconds(again_s)} of the recorded step; that stays."
+    own = next((own_checkpoints(rank) for rank in run.ranks if rank.process.rank == step.rank), None)
+    if own is not None:
+        yield f"The script itself recomputes, {format_seconds(own.again_s)} of the recorded step; that stays."
     if step.num_micro_batches > 1:
         yield (
             f"Recorded with {step.num_micro_batches} micro-batches a step; layouts with fewer may hold less than predicted."

@@ -34,3 +34,22 @@ def test_the_innermost_unit_owns_its_time():
         ("block", 1.0, 2.0),
         ("", 2.0, 3.0),
     ]
+
+
+def test_what_a_unit_runs_again_itself_is_a_piece_of_its_backward():
+    """Of a unit that checkpoints parts of itself, and only where it lies within the unit's own backward."""
+    rows = [
+        Span(0, "unit_forward", "a", 0, 0.0, 1.0),
+        Span(0, "unit_backward", "b", 0, 1.0, 3.0),
+        Span(0, "unit_recompute", "a", 0, 1.5, 2.0),
+        Span(0, "unit_backward", "a", 0, 3.0, 6.0),
+        Span(0, "unit_recompute", "a", 0, 4.0, 5.0),
+    ]
+
+    def cut(checkpointing):
+        pieces = cut_step(rows, step(end_s=6.0, traced=True), checkpointing)
+        return [(piece.phase, piece.unit, piece.start_s) for piece in pieces]
+
+    earlier = [("forward", "a", 0.0), ("backward", "b", 1.0), ("recompute", "a", 1.5), ("backward", "b", 2.0)]
+    assert cut({"a"}) == [*earlier, ("backward", "a", 3.0)]
+    assert cut(()) == [*earlier, ("backward", "a", 3.0), ("recompute", "a", 4.0), ("backward", "a", 5.0)]
