@@ -1,8 +1,12 @@
 """What a second run is called with."""
 
+import contextlib
+
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from memadvisor.plan import UnitPlan
 from tests.engines.trainings import applied, make_plan
 
 
@@ -41,3 +45,43 @@ def test_one_tensor_in_several_places_is_one_in_the_second_run(policy):
     plain = losses()
     with applied(make_plan(1, policy=policy)):
         assert losses() == plain
+
+
+class Holding(torch.nn.Module):
+    """Has a tensor in a variable that autograd does not keep, until it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(9, 9), torch.nn.Linear(9, 9)
+        self.local = None
+
+    def forward(self, x):
+        local = x * 2.0
+        self.local = StorageWeakRef(local.untyped_storage())
+        return self.down(torch.tanh(self.up(x + local)))
+
+
+@pytest.mark.parametrize("stretches", [(), (("0", "1"),)])
+def test_what_a_second_run_that_is_cut_short_has_in_variables_goes_before_it_counts_as_over(stretches):
+    """Who is told of the run would else find it among what that has left for the backward."""
+    alive = []
+
+    @contextlib.contextmanager
+    def watch(module):
+        yield
+        alive.append(not module.local.expired())
+
+    alone = [] if stretches else ["0", "1"]
+    units = tuple(UnitPlan(name=name, zero_stage=0, recompute=name in alone) for name in ("0", "1"))
+    torch.manual_seed(0)
+    with applied(make_plan(1, 0, "chosen", units, stretches=stretches)) as found:
+        found.recompute.watch = watch
+        model = torch.nn.Sequential(Holding(), Holding())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.randn(5, 9)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert len(alive) == 4
+    assert not any(alive)
