@@ -143,6 +143,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "budget_bytes": advice.budget_bytes,
         "plans": [_plan_to_json(order, ranked) for order, ranked in enumerate(advice.plans, start=1)],
         "smallest_budget_bytes": advice.smallest_budget_bytes,
+        "smallest_unchanged_bytes": advice.smallest_unchanged_bytes,
         "measured": {"peak_bytes": advice.measured_peak_bytes, "step_time_s": advice.measured_step_time_s},
         "micro_batch": {"asked": advice.micro_batch, "recorded": advice.recorded_micro_batch},
         "notes": list(advice.notes),
@@ -286,13 +287,7 @@ def _learnt_text(learnt: Learnt) -> str:
 
 def _print_ending(advice: Advice, run: Run, console: Console, output: str | None) -> None:
     if advice.best is None and advice.named is None:
-        smallest = advice.smallest_budget_bytes
-        console.print(
-            printable(
-                f"Nothing fits {format_bytes(advice.budget_bytes)}. The smallest budget that would is "
-                f"{format_bytes(smallest)} ({smallest} bytes)."
-            )
-        )
+        console.print(printable(_nothing_fits(advice)))
     elif output is not None:
         what = "Plan 1" if advice.named is None else f"The plan of policy {advice.policy}"
         first = (
@@ -302,6 +297,17 @@ def _print_ending(advice: Advice, run: Run, console: Console, output: str | None
         chosen = advice.best if advice.named is None else advice.named.plan
         num_ranks = chosen.num_ranks if chosen is not None else 1
         console.print(printable("  " + apply_command(run, output, num_ranks)), soft_wrap=True)
+
+
+def _nothing_fits(advice: Advice) -> str:
+    smallest, unchanged = advice.smallest_budget_bytes, advice.smallest_unchanged_bytes
+    text = (
+        f"Nothing fits {format_bytes(advice.budget_bytes)}. The smallest budget that would is {format_bytes(smallest)} "
+        f"({smallest} bytes)"
+    )
+    if smallest == unchanged:
+        return f"{text}."
+    return f"{text}, of a plan with smaller micro-batches; with micro-batches as they are {format_bytes(unchanged)} ({unchanged} bytes)."
 
 
 def _policy_text(advice: Advice, named: RankedPlan) -> str:

@@ -48,7 +48,7 @@ class Advice:
     """Plans from best to worst, those that fit first.
 
     `measured_peak_bytes` and `measured_step_time_s` are the plain run's own. `smallest_budget_bytes` is the lowest
-    predicted peak over all plans searched. `front`: what less and more memory would give, with the best plan's way of
+    predicted peak over all plans searched, `smallest_unchanged_bytes` over those that leave the script alone. `front`: what less and more memory would give, with the best plan's way of
     sharding and the script left alone. `next_gib_s`: how much faster a step gets with a GiB beyond the budget; None
     where no plan that leaves the script alone fits. `lossy`: what the first such plan would give if it were
     lossy. `learnt`: what runs that were named have taught. `policy` and `named`: a policy that was asked for by name, and its plan, which fits. `micro_batch`: samples of one that
@@ -59,6 +59,7 @@ class Advice:
     num_ranks: int
     plans: tuple[RankedPlan, ...]
     smallest_budget_bytes: int
+    smallest_unchanged_bytes: int
     measured_peak_bytes: int
     measured_step_time_s: float
     notes: tuple[str, ...]
@@ -144,6 +145,7 @@ def advise(
         num_ranks=ranks,
         plans=_explained(found, memory_bytes),
         smallest_budget_bytes=min(search.needs),
+        smallest_unchanged_bytes=min(search.needs_unchanged),
         measured_peak_bytes=plain.peak_bytes,
         measured_step_time_s=plain.step_time_s,
         front=front_of(search.best_kind, memory_bytes),

@@ -41,6 +41,7 @@ class Search:
         stages = range(1) if plays.local_sgd is not None else plays.compression.stages
         self.stages = stages[max(0, plays.precision.least_stage - stages[0]) :]
         self.needs: list[int] = []
+        self.needs_unchanged: list[int] = []  # of those that leave the script alone
         self._bounds = SplitBounds(plays.times)
         self._moved_splits = MovedSplits(plays)
         self._splits_further = False
@@ -157,7 +158,13 @@ class Search:
     def _ask_least(self, step: CapturedStep, low: Evaluate) -> None:
         """The last split has the least peak."""
         if not self._splits_further:
-            self.needs.append(least_peak_bytes(step, low, min(self.needs)))
+            self._met(step, least_peak_bytes(step, low, min(self.needs)))
+
+    def _met(self, step: CapturedStep, needed_bytes: int) -> None:
+        """What a plan for this step needs."""
+        self.needs.append(needed_bytes)
+        if step.repeats == 1:
+            self.needs_unchanged.append(needed_bytes)
 
     def _alike(self, step: CapturedStep, way: Way, found: list[Arrangement]) -> RankedPlan:
         """All units of one way, with the best choice of units to recompute; what was met joins `found`."""
@@ -236,7 +243,7 @@ class Search:
         if choice is None:
             return None
         ranked = self.plays.ranked(step, choice, kind.predict(choice))
-        self.needs.append(ranked.prediction.needed_bytes)
+        self._met(step, ranked.prediction.needed_bytes)
         if not ranked.fits:
             return None
         self._kinds[place] = with_other(kind, ranked, kind.keep, self.plays.budget_bytes)
@@ -299,5 +306,6 @@ class Search:
                 break
             over_bytes = prediction.needed_bytes - self.plays.budget_bytes
             target_bytes = min(target_bytes, prediction.peak_bytes) - over_bytes
-        self.needs += [max(one.prediction.needed_bytes, starting_bytes(step, one.plan)) for one in tried]
+        for one in tried:
+            self._met(step, max(one.prediction.needed_bytes, starting_bytes(step, one.plan)))
         return min([ranked for ranked in tried if ranked.fits] or tried[:1], key=order)

@@ -7,6 +7,7 @@ import pytest
 
 from memadvisor.cli.main import main
 from memadvisor.plan_file import load_plan
+from memadvisor.planning.advise import advise
 from tests.make_run import make_run, write_run
 
 
@@ -92,7 +93,24 @@ def test_nothing_fits_says_the_smallest_budget_writes_nothing_and_exits_1(run_pa
 
     assert not output.exists()
     text = capsys.readouterr().out
-    assert "smallest budget that would is" in " ".join(text.split())
+    text = " ".join(text.split())
+    assert "smallest budget that would is" in text
+    assert "micro-batches as they are" not in text
+
+
+def test_the_smallest_budget_of_another_micro_batch_is_said_to_be_one(run_path, capsys, monkeypatch):
+    """Else the script would not fit where the line says that it does."""
+
+    def advised(*arguments, **options):
+        found = advise(*arguments, **options)
+        return dataclasses.replace(found, smallest_budget_bytes=found.smallest_unchanged_bytes - 5)
+
+    monkeypatch.setattr("memadvisor.cli.advise.advise", advised)
+    assert main(["advise", run_path, "--memory", "1000"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    unchanged = advise(make_run(), memory_bytes=1000).smallest_unchanged_bytes
+    assert f"({unchanged - 5} bytes), of a plan with smaller micro-batches; with" in text
+    assert text.endswith(f"({unchanged} bytes).")
 
 
 @pytest.mark.parametrize(

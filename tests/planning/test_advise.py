@@ -65,6 +65,16 @@ def test_the_smallest_budget_is_one_that_fits_and_a_byte_less_is_not():
     assert advise(RUN, memory_bytes=smallest - 1).best is None
 
 
+def test_the_smallest_budget_without_changes_is_one_that_fits_the_script_as_it_is():
+    unchanged = advise(RUN, memory_bytes=1).smallest_unchanged_bytes
+
+    def fits(memory_bytes):
+        return [p for p in advise(RUN, memory_bytes=memory_bytes).plans if p.fits and not p.changes_script]
+
+    assert fits(unchanged)
+    assert not fits(unchanged - 1)
+
+
 def test_seventy_percent_of_the_measured_peak_is_met_without_touching_the_script():
     peak_bytes = RUN.ranks[0].traced_step.peak_allocated_bytes
     advice = advise(RUN, memory_bytes=int(0.7 * peak_bytes))
