@@ -16,7 +16,8 @@ time is left out. O(L^3) slots of memory, all slots and all j of one pair (a, b)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +76,10 @@ class Chain:
         self._num_slots = max(0, (memory_bytes - self._floor_bytes) // self._slot_bytes)
         self._inputs = [self._slots(unit.input_bytes) for unit in units]
         self._saved = [self._slots(unit.saved_bytes) for unit in units]
+        self._backward = [
+            self._slots(u.backward_level_bytes - self._floor_bytes + u.saved_bytes + u.backward_bytes)
+            for u in units
+        ]
         self._rises = self._rises_of_plain([0] * len(self.units))
         forward_levels = [unit.forward_level_bytes - self._floor_bytes for unit in units]
         self._rises_whole = self._rises_of_plain(forward_levels)  # to the chain's last unit
@@ -121,19 +126,23 @@ class Chain:
         """The same for each j in first+1..last, a row each until the next call; later by all forwards before `first`."""
         found = self._rows[: last - first]
         np.add(self._behind[last][first + 1 : last + 1], self._best[first][: last - first], out=found)
+        for start, needed in self._needs_stretching(first, last):
+            found[start:, : max(0, needed)] = np.inf
+        return found
+
+    def _needs_stretching(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """From which j on, counted from first+1, the stretch needs how many slots: ever more."""
         is_whole = last == len(self.units) - 1
         level_bytes = 0 if is_whole else self._level_bytes(first, last)
         for start, size_bytes in self._rises_whole[first] if is_whole else self._rises[first]:
             if start >= last - first:
                 break
-            found[start:, : max(0, self._slots(size_bytes + level_bytes))] = np.inf
-        return found
+            yield start, self._slots(size_bytes + level_bytes)
 
     def _need_keeping(self, unit: int, last: int) -> int:
         u = self.units[unit]
         forward = self._slots(self._level_bytes(unit, last) + u.saving_bytes)
-        backward = self._slots(u.backward_level_bytes - self._floor_bytes + u.saved_bytes + u.backward_bytes)
-        return max(forward, backward)
+        return max(forward, self._backward[unit])
 
     def _rises_of_plain(self, levels_bytes: Sequence[int]) -> list[list[tuple[int, int]]]:
         """By `first`, what forwards that keep nothing need, from it to each unit behind it: where, counted from it, that
@@ -178,13 +187,9 @@ class Chain:
     def _body(self, slots: int, first: int, last: int) -> Body:
         """Read the choices off the table again."""
         items: list[int | Stretch] = []
-        kept = np.empty(self._num_slots + 1)
         while first <= last:
-            self._keeping(first, last, kept)
-            kept_s = kept[slots]
-            stretched_s = self._stretches(first, last)[:, slots] if first < last else np.empty(0)
-            if stretched_s.size and stretched_s.min() - self._ends_s[first] < kept_s:
-                following = first + 1 + int(stretched_s.argmin())
+            following = self._best_stretch(slots, first, last)
+            if following is not None:
                 items.append(Stretch(first, following - 1, self._body(slots, first, following - 1)))
                 slots -= self._inputs[following]
                 first = following
@@ -193,6 +198,23 @@ class Chain:
                 slots -= self._saved[first]
                 first += 1
         return tuple(items)
+
+    def _best_stretch(self, slots: int, first: int, last: int) -> int | None:
+        """The best j; None where `first` is to keep all: `_keeping` and `_stretches` of one number of slots."""
+        if first == last:
+            return None
+        stretched_s = (
+            self._behind[last][first + 1 : last + 1, slots] + self._best[first][: last - first, slots]
+        )
+        for start, needed in self._needs_stretching(first, last):
+            if slots < needed:
+                stretched_s[start:] = np.inf
+        kept_s = math.inf
+        if slots >= max(self._saved[first], self._need_keeping(first, last)):
+            kept_s = self._best[first + 1][last - first - 1, slots - self._saved[first]]
+            kept_s += self.units[first].forward_s
+        best = int(stretched_s.argmin())
+        return first + 1 + best if stretched_s[best] - self._ends_s[first] < kept_s else None
 
 
 def above_floor(units: Sequence[ChainUnit]) -> tuple[tuple[ChainUnit, ...], int]:
