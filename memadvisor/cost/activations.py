@@ -121,9 +121,10 @@ class Activations:
         segment = self.step.segments[position]
         if segment.unit not in self.stretches:
             return False
-        return segment.phase == "forward" or self._runs_again(position)
+        return segment.phase == "forward" or self.runs_again(position)
 
-    def _runs_again(self, position: int) -> bool:
+    def runs_again(self, position: int) -> bool:
+        """Whether stretches are run again before this segment."""
         unit = self.step.segments[position].unit
         return position in self.step.first_backwards and bool(self.stretches.ending(unit or ""))
 

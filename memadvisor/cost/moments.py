@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from memadvisor.cost.activations import Activations, View, added
 from memadvisor.cost.step import Bytes
+from memadvisor.stretches import Stretch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,11 @@ class Moment:
     by_category_bytes: Bytes
     total_bytes: int
     view: View
+
+
+def second_run_of(stretch: Stretch) -> str:
+    """Words for where it is."""
+    return f"recomputation of {stretch[0]}" + (f" to {stretch[-1]}" if len(stretch) > 1 else "")
 
 
 class Moments:
@@ -38,6 +44,7 @@ class Moments:
         self._states: list[Bytes] = []
         self._last: Bytes = {}  # of these
         self._last_bytes = 0
+        self._second_runs: set[int] = set()  # which of the moments are those
         self.segments: list[int] = []
         self.totals_bytes: list[int] = []
 
@@ -50,6 +57,30 @@ class Moments:
         """In `segment`, what there is when the segment `begins` starts, with `beside` and the states."""
         size_bytes = self.activations.start_bytes(begins, view) + sum(beside.values())
         self._add(position, segment, begins, view, beside, states, size_bytes)
+
+    def add_second_runs(self, segment: int, view: View, states: Bytes) -> None:
+        """What runs again before a backward."""
+        for stretch, growth in self.activations.recomputations(segment):
+            self._second_runs.add(len(self))
+            reached = self.activations.beside_again(segment, view, growth)
+            self.add(second_run_of(stretch), segment, segment, view, reached, states)
+
+    def under(self, activations: Activations) -> Moments:
+        """The moments of the same step under other activations: what the engine holds, and how a segment is seen, is the
+        same whatever runs again, or waits elsewhere."""
+        found = Moments(activations)
+        for place, segment in enumerate(self.segments):
+            if place in self._second_runs:
+                continue
+            position, view, states = self._positions[place], self._views[place], self._states[place]
+            beside = self._beside[place]
+            if beside is not None:
+                found.add(position, segment, self._begins[place], view, beside, states)
+                continue
+            if activations.runs_again(segment):
+                found.add_second_runs(segment, view, states)
+            found.add_peak(position, segment, view, states)
+        return found
 
     def _add(
         self,

@@ -21,7 +21,7 @@ from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
 from memadvisor.cost.limit import Limit, Remaining
 from memadvisor.cost.messages import Message
-from memadvisor.cost.moments import Moments
+from memadvisor.cost.moments import Moments, second_run_of
 from memadvisor.cost.moved_activations import MovedActivations, units_away
 from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates
@@ -48,11 +48,19 @@ def simulate(
     measured it (`rounding_cost`). A step that passes `limit` is played no further than to where that is certain."""
     if schedule.num_ranks > 1 and times is None:
         raise AssertionError("several ranks need times of collectives")
+    activations = activations_under(step, schedule, activations)
+    return _Player(step, schedule, times, watcher, activations, transfers).play(limit)
+
+
+def activations_under(
+    step: CapturedStep, schedule: Schedule, known: Activations | None = None
+) -> Activations:
+    """What a schedule does to a step's activations; `known`: those of the same step and choices, if at hand."""
     stretches, bits = Stretches(schedule.stretches), schedule.activation_bits
     choices = stretches, schedule.kept, units_away(schedule), bits, schedule.parts
-    if activations is None or activations.step is not step or activations.choices != choices:
-        activations = Activations(step, *choices)
-    return _Player(step, schedule, times, watcher, activations, transfers).play(limit)
+    if known is None or known.step is not step or known.choices != choices:
+        return Activations(step, *choices)
+    return known
 
 
 class _Player:
@@ -142,7 +150,7 @@ class _Player:
         self.engine.enter(segment, is_again=is_again)
         self._tell_states()
         view = self.engine.view(segment)
-        if position in self.step.first_backwards and segment.unit in self.stretches:
+        if self.activations.runs_again(position):
             self._run_again(position, view)
         self._highest(place, position, view)
         if parts_s := self.activations.parted.seconds(position):
@@ -166,12 +174,9 @@ class _Player:
     def _run_again(self, position: int, view: View) -> None:
         """The stretches that are run again before this backward."""
         number = self.step.segments[position].pass_number
-        for stretch, beside in self.activations.recomputations(position):
-            name = f"recomputation of {stretch[0]}"
-            name += f" to {stretch[-1]}" if len(stretch) > 1 else ""
-            reached = self.activations.beside_again(position, view, beside)
-            self._moment(name, position, position, view, reached)
-            self.lanes.compute(name, self.activations.again_s(stretch, number))
+        self.moments.add_second_runs(position, view, self.engine.held())
+        for stretch, _ in self.activations.recomputations(position):
+            self.lanes.compute(second_run_of(stretch), self.activations.again_s(stretch, number))
             if self.watcher is not None:
                 self.watcher.recomputation(position)
 

@@ -9,7 +9,7 @@ tells either. From several starts, a local search changes one unit, or many like
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 from typing import Protocol
@@ -51,6 +51,19 @@ class Arrangement:
         """`secondary_ranks`, where all ranks share and some unit is gathered again for its backward."""
         gathers_again = any(unit.zero_stage == 3 and unit.reshard for unit in self.units)
         return self.secondary_ranks if gathers_again and self.shard_ranks is None else None
+
+    @property
+    def states(self) -> Hashable:
+        """All that decides what the engine holds of states: the same whatever is done to activations."""
+        units = ((u.zero_stage, u.reshard, u.optimizer_tier, u.parameter_tier) for u in self.units)
+        return (
+            tuple(units),
+            self.overlap,
+            self.gather_depth,
+            self.shard_ranks,
+            self.early,
+            self.secondary_ranks,
+        )
 
     @property
     def recomputed_units(self) -> frozenset[str]:
@@ -148,7 +161,8 @@ def choose_arrangement(
     if space.size <= num_moves:
         return min(space.all(), key=lambda arrangement: _rank(evaluate(arrangement), budget_bytes))
     tried = list(dict.fromkeys((*starts, *_grid(space))))
-    fitting = [start for start in tried if evaluate(start).peak_bytes <= budget_bytes]
+    within = Limit(peak_bytes=budget_bytes)
+    fitting = [start for start in tried if evaluate(start, within).peak_bytes <= budget_bytes]
     if not fitting:
         lowest = min(tried, key=lambda start: evaluate(start).peak_bytes)
         lowest = _descended(space, evaluate, lowest, budget_bytes, num_moves)

@@ -83,9 +83,12 @@ class MovedSplits:
         tier, transfers = nearest_tier(step, plays.transfers), plays.transfers
         if tier is None or transfers is None:
             return None
-        play = partial(plays.play, step)
-        one = OneWay(step, searched.way, play, tier, {}, may_nest=False, has_parts=False)
-        moves = OffloadSearch(step, _plain(searched), tier, transfers, one.limited, plays.settings is None)
+        look, outcome = partial(plays.look, step), partial(plays.outcome, step)
+        one = OneWay(step, searched.way, look, outcome, tier, {}, may_nest=False, has_parts=False)
+        may_keep = plays.settings is None
+        moves = OffloadSearch(
+            step, _plain(searched), tier, transfers, one.outcome, one.peak_bytes, may_keep=may_keep
+        )
         starts = [_arrangement(searched.ranked.plan)]
         most = num_moves(step) // step.repeats
         if not math.isinf(limit_s):

@@ -19,14 +19,13 @@ from functools import cache, cached_property
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.limit import Limit
 from memadvisor.cost.moved_activations import units_away
-from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.planning.arrangement import Arrangement, Space, choose_arrangement, classes_of, hurried
 from memadvisor.planning.operators import products_of
-from memadvisor.planning.outcomes import Outcomes
+from memadvisor.planning.outcomes import Outcome, Outcomes
 from memadvisor.write_schedule import write_schedule
 
 _NEAR = 5e-3  # of a step: so near to the plain step's time the search is not gone on with
@@ -40,7 +39,8 @@ class OffloadSearch:
     plain: Arrangement
     tier: str
     times: TransferTimes
-    play: Callable[[Arrangement, Limit | None], Simulation]
+    play: Callable[[Arrangement, Limit | None], Outcome]
+    peak_bytes: Callable[[Arrangement], int]
     may_keep: bool = True  # outputs of operators
 
     @cached_property
@@ -141,7 +141,7 @@ class OffloadSearch:
         yield self._with(hidden, rest[:fewest])
 
     def _fits(self, arrangement: Arrangement, budget_bytes: int) -> bool:
-        return self._evaluate(arrangement, Limit(peak_bytes=budget_bytes)).peak_bytes <= budget_bytes
+        return self.peak_bytes(arrangement) <= budget_bytes
 
     def _fewest(self, taken: Callable[[int], Arrangement], most: int, budget_bytes: int) -> int:
         """How many are needed to fit, if more never need more memory."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import cache, partial
 
 from memadvisor.cost.limit import Limit
-from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.plan import Prediction
 from memadvisor.planning.arrangement import Arrangement
+from memadvisor.planning.outcomes import Outcome, Played, outcome_of
 from memadvisor.planning.parts import InsideUnits
 from memadvisor.planning.recompute import choose_recomputed
 from memadvisor.planning.stretches import Nested, NestedSearch, Tables, nested_of
@@ -17,7 +17,7 @@ from memadvisor.planning.way import Way
 
 
 class OneWay:
-    """Of one step. `play` may be given a limit; what is played to its end is remembered.
+    """Of one step. `look` tells what an arrangement gives, which is remembered; `outcome` that as far as it is within a limit.
 
     `activation_tier`: where what autograd keeps goes, if anywhere. `tables`: see NestedSearch. may_nest: whether stretches
     of several units may run again as one. has_parts: whether parts of units may run again by themselves.
@@ -27,7 +27,8 @@ class OneWay:
         self,
         step: CapturedStep,
         way: Way,
-        play: Callable[[Arrangement, Limit | None], Simulation],
+        look: Callable[[Arrangement], Played],
+        outcome: Callable[[Arrangement, Limit | None], Outcome],
         activation_tier: str,
         tables: Tables,
         *,
@@ -35,21 +36,24 @@ class OneWay:
         has_parts: bool,
     ) -> None:
         self._step = step
-        self._play = play
+        self._outcome = outcome
         self._may_nest = may_nest
         # Nothing here refers to this object, so that it and all that was played go with its last user.
         arranged = partial(_arranged, way, step, activation_tier)
         self.arranged: Callable[[Nested], Arrangement] = arranged
-        self.play = cache(lambda nested: play(arranged(nested), None))
+        self.play = cache(lambda nested: look(arranged(nested)))
         self.stretches = NestedSearch(step, self.play, tables=tables)
         self._inside = InsideUnits(step, self.play, self.stretches, has_parts=has_parts)
 
-    def evaluate(self, recomputed: frozenset[str]) -> Simulation:
+    def evaluate(self, recomputed: frozenset[str]) -> Played:
         """With units that run again by themselves."""
         return self.play(Nested(recomputed, ()))
 
-    def limited(self, one: Arrangement, limit: Limit | None) -> Simulation:
-        return self.play(nested_of(one)) if limit is None else self._play(one, limit)
+    def outcome(self, one: Arrangement, limit: Limit | None) -> Outcome:
+        return outcome_of(self.play(nested_of(one))) if limit is None else self._outcome(one, limit)
+
+    def peak_bytes(self, one: Arrangement) -> int:
+        return self.play(nested_of(one)).peak_bytes
 
     def predict(self, arrangement: Arrangement) -> Prediction:
         return self.play(nested_of(arrangement)).prediction()

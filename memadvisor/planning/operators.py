@@ -22,14 +22,14 @@ import numpy.typing as npt
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.kept import ForwardOperators, KeepableOperator
 from memadvisor.cost.moments import Moment
-from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.stretches import Stretches
+from memadvisor.planning.outcomes import Played
 from memadvisor.policies import SELECTIVE
 
 Floats = npt.NDArray[np.float64]
 Selection = Mapping[str, tuple[str, ...]]  # recomputed units, and what each of them keeps
-Evaluate = Callable[[Selection], Simulation]
+Evaluate = Callable[[Selection], Played]
 
 _MAX_POINTS = 12  # of a unit's curve
 _MAX_CHOICES = 2000  # of a unit, met on the way to its curve

@@ -1,15 +1,64 @@
-"""What arrangements give, each played once, and no further than it takes to see that it is of no use."""
+"""What arrangements give: memory told from one that is like it, and time played no further than it takes to see that it is
+of no use.
+
+What the engine holds of states depends on how units are shared, and not on what runs again or waits elsewhere. So one play
+of a way of sharding tells the memory of all such choices (cost/moments.py); their times need a play each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
 
 from memadvisor.cost.limit import Limit
+from memadvisor.cost.moments import Moment, Moments
 from memadvisor.cost.simulation import Simulation
+from memadvisor.plan import Prediction
 
 Arranged = TypeVar("Arranged", bound=Hashable)
+
+
+class Played(Protocol):
+    """A simulation, or what stands for one."""
+
+    @property
+    def moments(self) -> Moments: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def peak(self) -> Moment: ...
+    @property
+    def step_time_s(self) -> float: ...
+    def prediction(self) -> Prediction: ...
+
+
+class MemoryFirst:
+    """Its memory is known; it is played once somebody asks for its time."""
+
+    def __init__(self, moments: Moments, play: Callable[[], Simulation]) -> None:
+        self.moments = moments
+        self._play = play
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        return self.moments.peak_bytes
+
+    @property
+    def peak(self) -> Moment:
+        return self.moments.peak
+
+    @cached_property
+    def _simulation(self) -> Simulation:
+        return self._play()
+
+    @property
+    def step_time_s(self) -> float:
+        return self._simulation.step_time_s
+
+    def prediction(self) -> Prediction:
+        return self._simulation.prediction()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +74,21 @@ class Outcome:
         return limit is not None and limit.is_passed_by(self.step_time_s, self.peak_bytes)
 
 
+def outcome_of(played: Played) -> Outcome:
+    """Of one that was played to its end."""
+    return Outcome(played.step_time_s, played.peak_bytes)
+
+
 class Outcomes(Generic[Arranged]):
-    """Remembered by arrangement. One that was not played to its end is played again where a limit asks for more.
+    """Remembered by arrangement. One that was not played to its end is played again where a limit asks for more."""
 
-    `least_s`: what an arrangement takes at the least, in less time than playing it takes.
-    """
-
-    def __init__(
-        self,
-        play: Callable[[Arranged, Limit | None], Simulation],
-        least_s: Callable[[Arranged], float] = lambda _: 0.0,
-    ) -> None:
+    def __init__(self, play: Callable[[Arranged, Limit | None], Outcome]) -> None:
         self._play = play
-        self._least_s = least_s
         self._known: dict[Arranged, Outcome] = {}
 
     def __call__(self, arrangement: Arranged, limit: Limit | None = None, /) -> Outcome:
         found = self._known.get(arrangement)
-        if found is None and limit is not None:
-            found = Outcome(self._least_s(arrangement), peak_bytes=0, is_whole=False)
         if found is None or not (found.is_whole or found.passes(limit)):
-            played = self._play(arrangement, limit)
-            found = Outcome(played.step_time_s, played.peak_bytes, played.is_whole)
+            found = self._play(arrangement, limit)
             self._known[arrangement] = found
         return found

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
 from memadvisor.cost.parts import Modules
-from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.planning.operators import OperatorSearch
+from memadvisor.planning.outcomes import Played
 from memadvisor.planning.recompute import choose_recomputed, smallest_peak
 from memadvisor.planning.stretches import Nested, NestedSearch, nested_with
 
-Play = Callable[[Nested], Simulation]
+Play = Callable[[Nested], Played]
 
 _RUNGS = 6  # budgets from which parts are tried
 _HIGHEST_RUNG = 1.3  # of the least that units and stretches need

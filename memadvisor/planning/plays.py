@@ -5,7 +5,10 @@ Searches play thousands; nothing here refers to a search, so that what is kept o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 
 from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
 from memadvisor.compression import UNCOMPRESSED, Compression
@@ -15,7 +18,8 @@ from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.limit import LeastTime, Limit
-from memadvisor.cost.simulate import simulate
+from memadvisor.cost.moments import Moments
+from memadvisor.cost.simulate import activations_under, simulate
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
@@ -23,6 +27,7 @@ from memadvisor.executors import Algorithm
 from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan, Prediction
 from memadvisor.planning.arrangement import Arrangement
+from memadvisor.planning.outcomes import MemoryFirst, Outcome, Played
 from memadvisor.planning.paging import starting_bytes
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.stretches import Nested, nested_of
@@ -68,11 +73,14 @@ class Plays:
         self.local_sgd = local_sgd
         self._algorithms = algorithms
         self._activations: dict[Nested, Activations] = {}  # of the step that is played
+        # Of it too, and of the same with fewer micro-batches: one play of each way of having states.
+        self._moments: dict[tuple[int, Hashable], Moments] = {}
         self._least: LeastTime | None = None  # of it too
 
     def begin(self) -> None:
         """Another step comes."""
         self._activations.clear()
+        self._moments.clear()
         self._least = None
 
     def play(self, step: CapturedStep, arrangement: Arrangement, limit: Limit | None = None) -> Simulation:
@@ -82,7 +90,39 @@ class Plays:
         known = self._activations.get(nested)
         played = simulate(step, schedule, self.times, activations=known, transfers=transfers, limit=limit)
         self._activations[nested] = played.moments.activations
+        if played.is_whole:
+            self._moments[step.repeats, arrangement.states] = played.moments
         return played
+
+    def look(self, step: CapturedStep, arrangement: Arrangement) -> Played:
+        """What it gives; it is played now where its memory is not known without."""
+        moments = self._memory(step, arrangement)
+        if moments is None:
+            return self.play(step, arrangement)
+        return MemoryFirst(moments, partial(self.play, step, arrangement))
+
+    def outcome(self, step: CapturedStep, arrangement: Arrangement, limit: Limit | None) -> Outcome:
+        """What it gives, as far as it stays within a limit; it is not played where it is known to pass that."""
+        least = Outcome(0.0 if limit is None else self.least_s(step, arrangement), 0, is_whole=False)
+        if limit is not None and limit.peak_bytes < math.inf and not least.passes(limit):
+            moments = self._memory(step, arrangement)
+            least = least if moments is None else replace(least, peak_bytes=moments.peak_bytes)
+        if least.passes(limit):
+            return least
+        played = self.play(step, arrangement, limit)
+        return Outcome(played.step_time_s, played.peak_bytes, played.is_whole)
+
+    def _memory(self, step: CapturedStep, arrangement: Arrangement) -> Moments | None:
+        """All moments, where a step was played whose states are the same."""
+        like = self._moments.get((step.repeats, arrangement.states))
+        if like is None:
+            return None
+        nested = nested_of(arrangement)
+        known = self._activations.get(nested)
+        if known is None or known.step is not step:
+            schedule = write_schedule(self._plan(step, arrangement), step.units)
+            known = self._activations[nested] = activations_under(step, schedule)
+        return like.under(known)
 
     def least_s(self, step: CapturedStep, arrangement: Arrangement) -> float:
         """What it takes at the least, as far as that is known without playing it."""

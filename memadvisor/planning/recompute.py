@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep, Inner
+from memadvisor.planning.outcomes import Played
 
 # Simulate with these units recomputed.
-Evaluate = Callable[[frozenset[str]], Simulation]
+Evaluate = Callable[[frozenset[str]], Played]
 
 _MAX_STATES = 4000  # pairs kept after each unit; reached only where hundreds of units all differ
 _MAX_TIGHTENINGS = 12
@@ -30,7 +30,7 @@ class Choice:
     """Units to recompute, and the simulation of just these."""
 
     recomputed: frozenset[str]
-    simulation: Simulation
+    simulation: Played
 
     @property
     def peak_bytes(self) -> int:
@@ -177,7 +177,7 @@ class _Chain:
         self._fill(step, kept, all_freed, _running(freed), _running(depth))
 
     def _fill(
-        self, step: CapturedStep, kept: Simulation, all_freed: Simulation, freed: list[int], depth: list[int]
+        self, step: CapturedStep, kept: Played, all_freed: Played, freed: list[int], depth: list[int]
     ) -> None:
         for position, total_bytes in kept.moments.totals():
             unit = step.segments[position].unit

@@ -153,7 +153,7 @@ class Search:
     def _low(self, step: CapturedStep, way: Way) -> Evaluate:
         """As high as plays of a split's way, in less time."""
         brief = self._bounds.brief(step)
-        return cache(lambda units: self.plays.play(brief, way.arranged(step, Nested(units, ()), "device")))
+        return cache(lambda units: self.plays.look(brief, way.arranged(step, Nested(units, ()), "device")))
 
     def _ask_least(self, step: CapturedStep, low: Evaluate) -> None:
         """The last split has the least peak."""
@@ -171,8 +171,8 @@ class Search:
         nearest = nearest_tier(step, self.plays.transfers) or "device"
         may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
         has_parts = self.plays.num_ranks == 1 and not way.pages
-        play = partial(self.plays.play, step)
-        one = OneWay(step, way, play, nearest, self._tables, may_nest=may_nest, has_parts=has_parts)
+        look, outcome = partial(self.plays.look, step), partial(self.plays.outcome, step)
+        one = OneWay(step, way, look, outcome, nearest, self._tables, may_nest=may_nest, has_parts=has_parts)
         self._bounds.saw(way, one.evaluate(frozenset()).step_time_s)
         low = one.evaluate if self._bounds.brief(step) is step else self._low(step, way)
         if (fitting := self._split_that_fits(step, way, one)) is not None:
@@ -192,7 +192,9 @@ class Search:
             offload, keeps = None, one.keep if self.plays.settings is None else None
             if self.plays.transfers is not None and nearest != "device":
                 is_exact = self.plays.settings is None
-                moves = OffloadSearch(step, largest, nearest, self.plays.transfers, one.limited, is_exact)
+                moves = OffloadSearch(
+                    step, largest, nearest, self.plays.transfers, one.outcome, one.peak_bytes, is_exact
+                )
                 offload = offload_choice(moves, one.choose, one.arranged(smallest), num_moves(step))
             of_tier = self._paged_kinds if way.pages else self._state_kinds
             kinds = self._kinds if way.tier == "device" else of_tier
@@ -261,7 +263,7 @@ class Search:
 
     def _mixed(self, step: CapturedStep, starts: Iterable[Arrangement]) -> RankedPlan:
         """A stage for each unit, from the arrangements that were best for all alike."""
-        evaluate = Outcomes[Arrangement](partial(self.plays.play, step), partial(self.plays.least_s, step))
+        evaluate = Outcomes[Arrangement](partial(self.plays.outcome, step))
         space = space_for(step, self.stages, self._groups(step))
         first = tuple(starts)
 

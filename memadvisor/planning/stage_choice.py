@@ -22,6 +22,7 @@ from memadvisor.plan import Plan, UnitPlan
 from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.offload import OffloadSearch
 from memadvisor.planning.operators import Programme, Selection, to_the_byte
+from memadvisor.planning.outcomes import outcome_of
 from memadvisor.planning.paging import nearest_tier
 from memadvisor.planning.recompute import Choice, choose_recomputed, improved, smallest_peak
 from memadvisor.write_schedule import write_schedule
@@ -121,7 +122,8 @@ class StageChoice:
             self._arranged(Chosen()),
             self.tier,
             self._times,
-            lambda arrangement, _: self.play(_chosen(arrangement)),
+            lambda arrangement, _: outcome_of(self.play(_chosen(arrangement))),
+            lambda arrangement: self.play(_chosen(arrangement)).peak_bytes,
             may_keep=False,
         )
         num_moves = max(_MIN_MOVES, _SEGMENTS_PLAYED // len(self.step.segments))

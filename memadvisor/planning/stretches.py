@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from memadvisor.cost.parts import Modules
-from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import Bytes, CapturedStep
 from memadvisor.planning.arrangement import Arrangement
+from memadvisor.planning.outcomes import Played
 from memadvisor.planning.rotor import Chain, ChainUnit, Stretch, above_floor
 
 _MIN_UNITS = 3  # of a chain, for stretches to be worth it
@@ -53,7 +53,7 @@ def nested_of(arrangement: Arrangement) -> Nested:
     return nested_with(arrangement.recomputed, arrangement.stretches, kept, arrangement.away, parts)
 
 
-Evaluate = Callable[[Nested], Simulation]
+Evaluate = Callable[[Nested], Played]
 Tables = dict[tuple[tuple[ChainUnit, ...], int], Chain]  # by what each was filled for
 
 
@@ -185,7 +185,7 @@ def _all_stretches(body: Iterable[int | Stretch]) -> Iterator[Stretch]:
             yield from _all_stretches(item.body)
 
 
-def chain_units(step: CapturedStep, chain: tuple[str, ...], freed: Simulation) -> list[ChainUnit]:
+def chain_units(step: CapturedStep, chain: tuple[str, ...], freed: Played) -> list[ChainUnit]:
     """The chain in its last micro-batch as the programme needs it, and behind it all that runs before its backward.
 
     `freed`: the simulation with every unit of the chain recomputed by itself, so that each keeps its input alone.
@@ -234,7 +234,7 @@ def chain_units(step: CapturedStep, chain: tuple[str, ...], freed: Simulation) -
     return [*units, end]
 
 
-def _levels(played: Simulation) -> tuple[dict[int, int], dict[int, int]]:
+def _levels(played: Played) -> tuple[dict[int, int], dict[int, int]]:
     """By segment, its highest level, and that of what is run again before it."""
     levels: dict[int, int] = {}
     again: dict[int, int] = {}

@@ -7,8 +7,9 @@ from memadvisor.cost.collectives import times_from_curves
 from memadvisor.cost.limit import LeastTime, Limit
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import UnitPlan
-from memadvisor.planning.arrangement import space_of
+from memadvisor.planning.arrangement import Arrangement, space_of
 from memadvisor.planning.outcomes import Outcome, Outcomes
+from memadvisor.planning.plays import Plays
 from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import plan
 from tests.make_run import make_run
@@ -70,19 +71,32 @@ def test_no_step_takes_less_than_the_least_that_is_known_before_it_is_played():
         assert least.seconds(recomputed) >= least.seconds(recomputed[1:]) > 0
 
 
-def test_what_takes_too_long_at_the_least_is_not_played():
+def test_what_takes_too_long_at_the_least_or_more_memory_than_it_may_is_not_played(monkeypatch):
+    """What it has in memory is known once a step was played whose states are the same."""
     asked = []
 
-    def play(units, limit):
-        asked.append(units)
-        return played(units, limit)
+    def counted(*given, **named):
+        asked.append(given)
+        return simulate(*given, **named)
 
-    outcomes = Outcomes(play, lambda units: 2.0)
+    monkeypatch.setattr("memadvisor.planning.plays.simulate", counted)
+    plays = Plays(make_run(num_blocks=2), TIMES, 2, budget_bytes=0)
+    nothing, everything = (
+        Arrangement(
+            tuple(UnitPlan(name=u.name, zero_stage=2, recompute=u.name in again) for u in STEP.units), True, 1
+        )
+        for again in ((), STEP.recomputable)
+    )
+    least_s = plays.least_s(STEP, everything)
 
-    assert outcomes(ARRANGEMENTS[0], Limit(1.0)) == Outcome(2.0, 0, is_whole=False)
+    assert plays.outcome(STEP, everything, Limit(least_s)) == Outcome(least_s, 0, is_whole=False)
     assert not asked
-    assert outcomes(ARRANGEMENTS[0]).is_whole
-    assert asked == [ARRANGEMENTS[0]]
+    lowest = plays.outcome(STEP, everything, None)
+    assert lowest.is_whole
+    over = plays.outcome(STEP, nothing, Limit(peak_bytes=lowest.peak_bytes))
+    assert len(asked) == 1
+    assert not over.is_whole
+    assert over.peak_bytes == plays.play(STEP, nothing).peak_bytes > lowest.peak_bytes
 
 
 def test_of_a_step_whose_parts_were_learnt_to_take_another_time_memory_alone_is_known_before_its_end():
@@ -98,7 +112,8 @@ def test_what_was_cut_short_is_played_again_where_a_limit_asks_for_more():
 
     def play(units, limit):
         asked.append(limit)
-        return played(units, limit)
+        found = played(units, limit)
+        return Outcome(found.step_time_s, found.peak_bytes, found.is_whole)
 
     outcomes = Outcomes(play)
     units = ARRANGEMENTS[0]

@@ -16,6 +16,7 @@ from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.planning.advise import advise
 from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.offload import OffloadSearch
+from memadvisor.planning.outcomes import outcome_of
 from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 from tests.engines.trainings import make_plan
@@ -36,7 +37,7 @@ class Searched:
         times = TransferTimes({Lane.DISK: disk(bytes_per_s)}, "a test")
         known = {}
 
-        def play(arrangement, limit=None):
+        def play(arrangement):
             if arrangement not in known:
                 plan = make_plan(1, 0, "chosen", arrangement.units)
                 schedule = write_schedule(plan, self.step.units)
@@ -45,7 +46,14 @@ class Searched:
 
         plain = tuple(UnitPlan(name=u.name, zero_stage=0, recompute=False) for u in self.step.units)
         self.play = play
-        self.search = OffloadSearch(self.step, Arrangement(plain, False, 0), "disk", times, play)
+        self.search = OffloadSearch(
+            self.step,
+            Arrangement(plain, False, 0),
+            "disk",
+            times,
+            lambda arrangement, _: outcome_of(play(arrangement)),
+            lambda arrangement: play(arrangement).peak_bytes,
+        )
 
     def fastest_of_all(self, budget_bytes):
         fitting = [
