@@ -16,6 +16,7 @@ from memadvisor.cost.activations import Activations
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.moments import Moments
 from memadvisor.cost.step import CapturedStep
+from memadvisor.plan import UnitPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,21 @@ class Limit:
 
 
 class LeastTime:
-    """What a step takes at the least, whatever is sharded: all that computes but updates, and units that run again
-    by themselves and keep nothing."""
+    """What a step takes at the least: all that computes, with this rank's share of updates, and units that run again by
+    themselves and keep nothing."""
 
     def __init__(self, step: CapturedStep) -> None:
         self._knows_times = not step.time_factors
         times = Counter(position for position, _, _ in step.order)
         durations = ((step.segments[position], count) for position, count in times.items())
         self._plain_s = sum(s.duration_s * count for s, count in durations if s.phase != "optimizer")
+        self._optimizer_s = sum(step.segments[position].duration_s for position in step.optimizer_at)
+        # By unit; of what ranks own as wholes the one that is played may have next to nothing.
+        self._updated_bytes = {
+            name: states.trainable_bytes - sum(update.parameter.size_bytes for update in states.whole_updates)
+            for name, states in step.states.items()
+        }
+        self._trainable_bytes = sum(states.trainable_bytes for states in step.states.values())
         self._again_s: defaultdict[str, float] = defaultdict(float)  # by unit
         for position in step.first_backwards:
             segment = step.segments[position]
@@ -45,9 +53,18 @@ class LeastTime:
             if run is not None:
                 self._again_s[segment.unit or ""] += times[position] * run.seconds(step.second_run_cost)
 
-    def seconds(self, recomputed: Iterable[str]) -> float:
-        """0 where nothing is known of it."""
-        return self._plain_s + sum(self._again_s[unit] for unit in recomputed) if self._knows_times else 0.0
+    def seconds(self, units: Iterable[UnitPlan], num_ranks: int) -> float:
+        """0 where nothing is known of it. `num_ranks`: that share what is sharded."""
+        if not self._knows_times:
+            return 0.0
+        again_s = updated_bytes = 0.0
+        for unit in units:
+            own_bytes = self._updated_bytes.get(unit.name, 0)
+            updated_bytes += own_bytes / num_ranks if unit.stage_on(num_ranks) else own_bytes
+            if unit.recompute and not unit.kept:
+                again_s += self._again_s[unit.name]
+        share = updated_bytes / self._trainable_bytes if self._trainable_bytes else 0.0
+        return self._plain_s + again_s + self._optimizer_s * share
 
 
 class Remaining:

@@ -128,7 +128,7 @@ class Plays:
         """What it takes at the least, as far as that is known without playing it."""
         if self._least is None:
             self._least = LeastTime(step)
-        return self._least.seconds(u.name for u in arrangement.units if u.recompute and not u.kept)
+        return self._least.seconds(arrangement.units, arrangement.shard_ranks or self.num_ranks)
 
     def ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
         plan = self._plan(step, arrangement)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.collectives import times_from_curves
 from memadvisor.cost.limit import LeastTime, Limit
@@ -65,10 +67,15 @@ def test_second_forwards_alone_are_time_enough_to_cut_a_step_before_its_first_se
 def test_no_step_takes_less_than_the_least_that_is_known_before_it_is_played():
     least = LeastTime(STEP)
     for units in ARRANGEMENTS:
-        recomputed = [unit.name for unit in units if unit.recompute]
+        nothing = [dataclasses.replace(unit, recompute=False) for unit in units]
+        whole = [dataclasses.replace(unit, zero_stage=0) for unit in units]
 
-        assert least.seconds(recomputed) <= played(units).step_time_s * (1 + 1e-9)
-        assert least.seconds(recomputed) >= least.seconds(recomputed[1:]) > 0
+        assert least.seconds(units, 2) <= played(units).step_time_s * (1 + 1e-9)
+        assert 0 < least.seconds(nothing, 2) <= least.seconds(units, 2) <= least.seconds(whole, 2)
+    optimizer_s = sum(STEP.segments[position].duration_s for position in STEP.optimizer_at)
+    shared = [UnitPlan(name=unit.name, zero_stage=3, recompute=False) for unit in STEP.units]
+    alone_s = sum(segment.duration_s for segment in STEP.segments)
+    assert least.seconds(shared, 4) == pytest.approx(alone_s - optimizer_s * 3 / 4)
 
 
 def test_what_takes_too_long_at_the_least_or_more_memory_than_it_may_is_not_played(monkeypatch):
