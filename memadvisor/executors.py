@@ -42,6 +42,8 @@ def algorithm_for(
     algorithms: Sequence[Algorithm], operation: str, size_bytes: float, num_ranks: int
 ) -> str | None:
     """None: the plan says nothing, and what is usual on the backend is done."""
+    if not algorithms:
+        return None
     known = [
         a
         for a in algorithms

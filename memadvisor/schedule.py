@@ -94,6 +94,10 @@ class Boundary(NamedTuple):
     unit: str  # "" with BEFORE_OPTIMIZER and AFTER_OPTIMIZER, and around the whole model
 
 
+# A simulation asks for each a few times, and a search plays hundreds: there is one of each.
+_boundary = lru_cache(maxsize=1 << 14)(Boundary)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """`shard` matters to `reduce` alone: True leaves each rank its shard of the sum and frees the rest.
@@ -165,7 +169,7 @@ class Schedule:
         return all_native(self.algorithms)
 
     def at(self, point: Point, unit: str = "") -> tuple[Action, ...]:
-        return self.actions.get(Boundary(point, unit), ())
+        return self.actions.get(_boundary(point, unit), ())
 
     @property
     def stretches(self) -> tuple[tuple[str, ...], ...]:
@@ -316,7 +320,7 @@ class ScheduleBuilder:
         self._add(Point.AFTER_BACKWARD, unit, action)
 
     def _add(self, point: Point, unit: str, action: Action) -> None:
-        self._actions.setdefault(Boundary(point, unit), []).append(action)
+        self._actions.setdefault(_boundary(point, unit), []).append(action)
 
     def schedule(self, plan: Plan, units: tuple[UnitPlan, ...]) -> Schedule:
         """What has been added, for a plan whose word on each unit is `units`."""

@@ -235,6 +235,8 @@ def _level(segment: Segment, view: View) -> Level:
 
 def _places_kept(step: CapturedStep, kept: Kept) -> dict[int, frozenset[int]]:
     """By forward segment, the operators that are kept, where there are any."""
+    if not kept:
+        return {}
     found = {
         position: operators.places(kept.get(step.segments[position].unit or "", ()))
         for position, operators in step.operators.items()

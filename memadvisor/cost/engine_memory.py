@@ -33,7 +33,7 @@ The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 
 from memadvisor.coded_states import TABLES_BYTES
@@ -57,6 +57,7 @@ from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
 _NO_PARAMETERS = UnitStates(name="", parameters=(), optimizer_bytes=0, optimizer_scalar_bytes=0)
+_NOTHING = Owned()
 
 
 class EngineMemory:
@@ -270,34 +271,38 @@ class EngineMemory:
 
     def act(self, action: Action) -> Message | None:
         """Do an action's change of memory, and say which message it needs."""
+        change = _CHANGES.get(action.kind)
+        return None if change is None else change(self, action)
+
+    def _gather(self, action: Action) -> Message | None:
         name = action.unit
-        if action.kind is ActionKind.GATHER:
-            if not action.overlaps:
-                self._unpacking.discard(name)
-            if not self._lacks(name) or self._second.is_spent(action):
-                self._second.found(action)
-                return None  # it was gathered ahead, or its backward is over
-            self.stale.discard(name)
-            if self.stages[name] < 3:
-                full_bytes = self._sizes[name].flats.full_bytes
-                return Message(operation="all_gather", size_bytes=full_bytes, staging={})
-            self.gathered.add(name)
-            if action.ranks is Ranks.SECONDARY:
-                return self._second.take(action)
-            if action.overlaps:
-                self._unpacking.add(name)
-            return self._gather_message(name, waits=not action.overlaps)
-        if action.kind is ActionKind.RELEASE:
-            self.gathered.discard(name)
-            return self._second.leave(name) if action.ranks is Ranks.SECONDARY else None
-        if action.kind is ActionKind.REDUCE:
-            return self._reduce(action)
-        if action.kind is ActionKind.AVERAGE:
-            copies = {"communication": self._sizes[name].flats.trainable_bytes}
-            return Message(operation="all_reduce", size_bytes=copies["communication"], staging=copies)
-        if action.kind is ActionKind.UPDATE and self.stages[name] in (1, 2):
-            self.stale.add(name)
-        return None
+        if not action.overlaps:
+            self._unpacking.discard(name)
+        if not self._lacks(name) or self._second.is_spent(action):
+            self._second.found(action)
+            return None  # it was gathered ahead, or its backward is over
+        self.stale.discard(name)
+        if self.stages[name] < 3:
+            full_bytes = self._sizes[name].flats.full_bytes
+            return Message(operation="all_gather", size_bytes=full_bytes, staging={})
+        self.gathered.add(name)
+        if action.ranks is Ranks.SECONDARY:
+            return self._second.take(action)
+        if action.overlaps:
+            self._unpacking.add(name)
+        return self._gather_message(name, waits=not action.overlaps)
+
+    def _release(self, action: Action) -> Message | None:
+        self.gathered.discard(action.unit)
+        return self._second.leave(action.unit) if action.ranks is Ranks.SECONDARY else None
+
+    def _average(self, action: Action) -> Message:
+        copies = {"communication": self._sizes[action.unit].flats.trainable_bytes}
+        return Message(operation="all_reduce", size_bytes=copies["communication"], staging=copies)
+
+    def _update(self, action: Action) -> None:
+        if self.stages[action.unit] in (1, 2):
+            self.stale.add(action.unit)
 
     def _lacks(self, name: str) -> bool:
         """Whether parameters have to come from other ranks."""
@@ -381,7 +386,7 @@ class EngineMemory:
                 own += size_bytes
                 continue
             own += (size_bytes - self._sizes[name].whole_bytes) / self.num_ranks
-            own += self._owned.get(name, Owned()).parameter_bytes
+            own += self._owned.get(name, _NOTHING).parameter_bytes
         return own / self._trainable_bytes if self._trainable_bytes else 1.0
 
     @cached_property
@@ -402,7 +407,17 @@ class EngineMemory:
         if not self.stages[name]:
             given_bytes = 0 if name in self._away else self._states(name).given_optimizer_bytes
             return pieces + self._sizes[name].whole_state_bytes + given_bytes
-        return pieces + self._sizes[name].master_bytes + self._owned.get(name, Owned()).state_bytes
+        return pieces + self._sizes[name].master_bytes + self._owned.get(name, _NOTHING).state_bytes
 
     def _states(self, name: str) -> UnitStates:
         return self.step.states.get(name) or _NO_PARAMETERS
+
+
+# Looked up, since a search asks hundreds of thousands of times.
+_CHANGES: Mapping[ActionKind, Callable[[EngineMemory, Action], Message | None]] = {
+    ActionKind.GATHER: EngineMemory._gather,
+    ActionKind.RELEASE: EngineMemory._release,
+    ActionKind.REDUCE: EngineMemory._reduce,
+    ActionKind.AVERAGE: EngineMemory._average,
+    ActionKind.UPDATE: EngineMemory._update,
+}

@@ -49,6 +49,8 @@ class Away:
 
 def units_away(schedule: Schedule) -> dict[str, Away]:
     """By name, the units whose activations a schedule puts elsewhere."""
+    if all(unit.activation_tier == "device" for unit in schedule.units):
+        return {}
     lanes: dict[str, Lane] = {}
     gone_after: dict[str, str] = {}
     back_before: dict[str, list[str]] = defaultdict(list)

@@ -15,6 +15,8 @@ from memadvisor.cost.step import Bytes
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Lane
 
+_OF_NO_TIER = frozenset((Lane.COLLECTIVE, Lane.COMPUTE))
+
 
 class PagedParameters:
     """`engine`: what is held meanwhile. `own`: what the engine itself takes."""
@@ -34,9 +36,7 @@ class PagedParameters:
         self._written_s = 0.0
 
     def plays(self, action: Action) -> bool:
-        if action.lane is Lane.COLLECTIVE or action.lane is Lane.COMPUTE:
-            return False  # as nearly all are
-        return action.kind in (ActionKind.GATHER, ActionKind.REDUCE)
+        return action.lane not in _OF_NO_TIER and action.kind in (ActionKind.GATHER, ActionKind.REDUCE)
 
     def play(self, action: Action) -> Bytes:
         """One of these; bytes that are there only while compute waits for it."""

@@ -7,29 +7,28 @@ of moments, each the highest instant of a segment, of a recomputation or of an a
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from memadvisor.cost.activations import Activations, View
-from memadvisor.cost.collectives import CollectiveTimes, ring_bytes
+from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.components import scaled
 from memadvisor.cost.delayed_memory import memory_of
 from memadvisor.cost.engine_memory import EngineMemory
 from memadvisor.cost.engine_time import EngineTime, PagingTime
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
-from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
+from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.limit import Limit, Remaining
-from memadvisor.cost.messages import Message
 from memadvisor.cost.moments import Moments, second_run_of
 from memadvisor.cost.moved_activations import MovedActivations, units_away
 from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates
+from memadvisor.cost.played_collectives import PlayedCollectives
 from memadvisor.cost.simulation import Simulation, Watcher
 from memadvisor.cost.step import Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
-from memadvisor.executors import algorithm_for
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 
@@ -63,6 +62,17 @@ def activations_under(
     return known
 
 
+class _Here(NamedTuple):
+    """A boundary whose actions are played: between segments `position` and `following`, which may be the same; `is_last`:
+    of the last micro-batch."""
+
+    point: Point
+    position: int
+    following: int
+    view: View
+    is_last: bool
+
+
 class _Player:
     """The state of one simulation: the lanes' clocks, and the moments so far."""
 
@@ -91,11 +101,8 @@ class _Player:
         self.moved = MovedActivations(activations.moves, self.lanes, transfers)
         self.moments = Moments(activations)
         self.engine_time = EngineTime(step, schedule, times)
-        self.arriving: dict[str, int] = {}  # units gathered ahead, and by which collective
-        self.sent_bytes = 0.0
-        self.reduction = NO_COLLECTIVE  # the last one under way
+        self.collectives = PlayedCollectives(step, schedule, times, self.lanes, self.engine_time)
         self.passing = ""  # the model's forward, a backward, or neither
-        self.num_left_out: Counter[str] = Counter()  # reductions that local SGD does not do, by unit
         self.updates_due: list[str] = []  # units to be updated in the backward, once their reduction is over
 
     def play(self, limit: Limit | None) -> Simulation:
@@ -118,7 +125,7 @@ class _Player:
             exposed_communication_s=components_s["exposed_communication"],
             exposed_transfer_s=components_s["exposed_transfer"],
             components_s=components_s,
-            sent_bytes=round(self.sent_bytes),
+            sent_bytes=round(self.collectives.sent_bytes),
             lanes=self.lanes,
             moments=self.moments,
         )
@@ -132,7 +139,7 @@ class _Player:
                 self.engine.stale.add(action.unit)
                 message = self.engine.act(action)
                 if message is not None:
-                    self._queue(action, message)
+                    self.collectives.queue(action, message)
 
     def _segment(self, position: int, is_last: bool, is_again: bool) -> None:
         segment, place = self.step.segments[position], self.step.places[position]
@@ -232,47 +239,56 @@ class _Player:
         if not actions:
             return
         view: View = "captured" if self.engine.replays else "passing_gradients"
+        here = _Here(point, position, following, view, is_last)
         for action in actions:
             if point is Point.AFTER_OPTIMIZER and action.overlaps:
                 continue  # it falls into the next step, as that of the step before did into this one
             if point is Point.BEFORE_OPTIMIZER and action.unit in self.paged:
-                self.paged.play(action)
-                self.engine.act(action)
-                if scratch_bytes := self.engine.coding_bytes(action.unit):
-                    place = self.step.places[position]
-                    self._moment(place, position, following, view, {"temporary": scratch_bytes})
-                continue
-            if action.kind in (ActionKind.OFFLOAD, ActionKind.PREFETCH):
+                self._update_paged(action, here)
+            elif action.kind in _TRANSFERS:
                 self.moved.play(action, segment.micro_batch, self._using_s(segment))
-                continue
-            if self.pages.plays(action):
-                staging = self.pages.play(action)
-                self._tell_states()
-                if staging:
-                    name = f"reduce of {action.unit or 'the model itself'}"
-                    self._moment(name, position, following, view, staging)
-                continue
-            self._wait_for_what_precedes(action)
-            leaves_shards = action.shard or action.ranks is Ranks.ACROSS
-            if action.kind is ActionKind.REDUCE and not (leaves_shards or is_last or self._syncs(segment)):
-                continue  # with accumulation under no_sync, what all ranks keep whole is summed once
-            if action.kind is ActionKind.REDUCE and self.schedule.local_sgd is not None:
-                self.num_left_out[action.unit] += 1
-                continue
-            if action.kind is ActionKind.UPDATE and point is Point.AFTER_BACKWARD:
-                if is_last:
-                    self.updates_due.append(action.unit)
-                    self._update_reduced(position, following, view)
-                continue
-            message = self.engine.act(action)
-            self._tell_states()
-            if message is None or self.times is None:
-                continue
-            name = f"{action.kind.value} of {action.unit or 'the model itself'}"
-            self._moment(name, position, following, view, message.staging)
-            self._queue(action, message)
+            elif self.pages.plays(action):
+                self._page(action, here)
+            else:
+                self._play_here(action, here)
         if point is Point.BEFORE_OPTIMIZER:
             self.paged.end()
+
+    def _update_paged(self, action: Action, here: _Here) -> None:
+        """One of the actions on a unit whose state is fetched for its update."""
+        self.paged.play(action)
+        self.engine.act(action)
+        if scratch_bytes := self.engine.coding_bytes(action.unit):
+            self._moment_here(self.step.places[here.position], here, {"temporary": scratch_bytes})
+
+    def _page(self, action: Action, here: _Here) -> None:
+        """A gather or a reduction of what lies on another tier."""
+        staging = self.pages.play(action)
+        self._tell_states()
+        if staging:
+            self._moment_here(f"reduce of {action.unit or 'the model itself'}", here, staging)
+
+    def _play_here(self, action: Action, here: _Here) -> None:
+        """Any other action."""
+        kind = action.kind
+        if kind is ActionKind.GATHER:
+            self.collectives.wait_for_gathered(action)
+        elif kind is ActionKind.REDUCE:
+            self._wait_for_reduction(action)
+            segment = self.step.segments[here.position]
+            if self.collectives.leaves_out(action, segment.micro_batch, is_last=here.is_last):
+                return
+        elif kind is ActionKind.UPDATE and here.point is Point.AFTER_BACKWARD:
+            if here.is_last:
+                self.updates_due.append(action.unit)
+                self._update_reduced(here)
+            return
+        message = self.engine.act(action)
+        self._tell_states()
+        if message is not None and self.times is not None:
+            name = f"{kind.value} of {action.unit or 'the model itself'}"
+            self._moment_here(name, here, message.staging)
+            self.collectives.queue(action, message)
 
     def _using_s(self, segment: Segment) -> float:
         """How long a backward takes to use what has been kept for it; one that runs its unit again does so there."""
@@ -280,54 +296,20 @@ class _Player:
             return self.activations.again_s((segment.unit or "",), segment.micro_batch)
         return segment.duration_s
 
-    def _queue(self, action: Action, message: Message) -> None:
-        if self.times is None:
-            raise AssertionError("several ranks need times of collectives")
-        if not message.size_bytes:
-            return  # what came before is put where it belongs
-        num_ranks = self.schedule.size_of(action.ranks)
-        often = self._times_a_step(action)
-        algorithm = algorithm_for(self.schedule.algorithms, message.operation, message.size_bytes, num_ranks)
-        duration_s = often * self.times.seconds(message.operation, message.size_bytes, num_ranks, algorithm)
-        self.sent_bytes += often * ring_bytes(message.operation, message.size_bytes, num_ranks)
-        if engine_s := self.engine_time.action_s(action):
-            self.lanes.compute(f"engine at the {action.kind.value} of {action.unit}", engine_s)
-        # torch's own threads sum what stays whole (Wire.begin_mean), and the lane's does the rest.
-        follows = message.operation != "all_reduce"
-        number = self.lanes.collective(f"{action.kind.value} {action.unit}", duration_s, follows=follows)
-        if not action.overlaps:
-            self.lanes.wait_for(number)
-        elif action.kind is ActionKind.GATHER:
-            self.arriving[action.unit] = number
-        else:
-            self.reduction = number
-
-    def _times_a_step(self, action: Action) -> float:
-        """How often what an action sends goes in one step."""
-        if action.kind is not ActionKind.AVERAGE or self.schedule.local_sgd is None:
-            return 1.0
-        return self.num_left_out[action.unit] / self.schedule.local_sgd.period
-
-    def _wait_for_what_precedes(self, action: Action) -> None:
-        """A unit that was gathered ahead is waited for; so is a reduction to shards, by the next one."""
-        if action.kind is ActionKind.GATHER and not action.overlaps and action.unit in self.arriving:
-            self.lanes.wait_for(self.arriving.pop(action.unit))
-        elif (
-            action.kind is ActionKind.REDUCE
-            and action.ranks is not Ranks.ACROSS
-            and self.engine.is_scattering
-        ):
-            self.lanes.wait_for(self.reduction)
+    def _wait_for_reduction(self, action: Action) -> None:
+        """A reduction to shards is waited for by the next one."""
+        if action.ranks is not Ranks.ACROSS and self.engine.is_scattering:
+            self.collectives.wait_for_reduction()
             self.engine.end_scattering()
             self._tell_states()
 
-    def _update_reduced(self, position: int, following: int, view: View) -> None:
+    def _update_reduced(self, here: _Here) -> None:
         """Update the units that are due and whose reduction is over; their gradients are free then."""
         due = [name for name in self.updates_due if not self.engine.is_reducing(name)]
         for name in due:
             self.updates_due.remove(name)
             share = self.engine.optimizer_share((name,))
-            self._moment(f"update of {name}", position, following, view, self._update_temporaries(share))
+            self._moment_here(f"update of {name}", here, self._update_temporaries(share))
             self.lanes.compute(f"update of {name}", self._update_s((name,)))
             if self.watcher is not None:
                 self.watcher.update(share)
@@ -351,20 +333,19 @@ class _Player:
         `following`: the segment that comes after it.
         """
         self._act(Point.BACKWARD_ENDS, "", following, following, is_last)
-        self.lanes.wait_for(self.reduction)
+        self.collectives.wait_for_reduction()
         self.pages.end_backward()
         self.engine.end_scattering()
         if self.updates_due:
             self._tell_states()
-            self._update_reduced(following, following, "passing_gradients")
-        self.engine.drop(self.arriving)
-        self.arriving.clear()
+            end = _Here(Point.BACKWARD_ENDS, following, following, "passing_gradients", is_last)
+            self._update_reduced(end)
+        self.engine.drop(self.collectives.arriving)
+        self.collectives.arriving.clear()
         self._tell_states()
 
-    def _syncs(self, segment: Segment) -> bool:
-        """Whether the script lets this micro-batch's gradients be reduced, though others follow it."""
-        others = len(self.step.synced_micro_batches) > 1  # with one alone, it is the last of the step
-        return others and segment.micro_batch in self.step.synced_micro_batches
+    def _moment_here(self, place: str, here: _Here, beside: Bytes) -> None:
+        self._moment(place, here.position, here.following, here.view, beside)
 
     def _moment(self, place: str, segment: int, at: int, view: View, beside: Bytes) -> None:
         """What is there when segment `at` begins, and `beside`."""
@@ -382,6 +363,7 @@ _POINTS = {
     "backward": (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD),
     "optimizer": (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER),
 }
+_TRANSFERS = frozenset((ActionKind.OFFLOAD, ActionKind.PREFETCH))
 _AFTER = tuple(after for _, after in _POINTS.values())
 # A reduction may run under the rest of a backward, whose end waits for all of them.
 _PASSES = {"forward": "forward", "backward": "backward", "recompute": "backward"}
