@@ -23,7 +23,7 @@ def apply(level: dict[str, int], events: Iterable[Event]) -> None:
 
 def highest(start: Mapping[str, int], events: Sequence[Event]) -> dict[str, int]:
     """The composition at the highest instant, the first one if there are several."""
-    totals = list(accumulate((event.delta_bytes for event in events), initial=sum(start.values())))
+    totals = list(accumulate([event.delta_bytes for event in events], initial=sum(start.values())))
     level = dict(start)
     apply(level, events[: totals.index(max(totals))])
     return plain(level)
@@ -33,7 +33,7 @@ def missed_by_deaths(
     start: Mapping[str, int], events: Sequence[Event], highest_bytes: int
 ) -> Iterable[tuple[int, int]]:
     """By number of each storage that dies here: what the highest instant would be above what it is, if it lived on."""
-    levels = list(accumulate((event.delta_bytes for event in events), initial=sum(start.values())))
+    levels = list(accumulate([event.delta_bytes for event in events], initial=sum(start.values())))
     after = 0
     for event, level in zip(reversed(events), reversed(levels[1:]), strict=True):
         after = max(after, level)

@@ -200,9 +200,12 @@ def _levels(
     passing_level = collected_level = _level(others, passing, lean, asked)
     if collected is not passing:
         collected_level = _level(others, collected, collected if same else lean, asked)
+    own_level = passing_level  # as nearly everywhere where no gradients come
+    if units or len(own) > len(passing):
+        own_level = _level(others, own, _own_gradients(unsaved), asked)
     levels = SegmentLevels(
         captured=_level(start, events, unsaved, asked),
-        own_gradients=_level(others, own, _own_gradients(unsaved), asked),
+        own_gradients=own_level,
         passing_gradients=passing_level,
         collected_gradients=collected_level,
         gradient_units=units,

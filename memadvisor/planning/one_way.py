@@ -62,12 +62,14 @@ class OneWay:
         """The fastest found whose peak is within the target."""
         choice = choose_recomputed(self._step, self.evaluate, target_bytes)
         alone = None if choice is None else Nested(choice.recomputed, ())
-        # Where few units are recomputed, keeping one input for several brings next to nothing.
-        chain = self.stretches.chain
-        is_tight = alone is None or 2 * len(alone.alone & set(chain)) > len(chain)
-        nested = self.stretches.fastest(target_bytes) if self._may_nest and is_tight else None
+        nested = self.stretches.fastest(target_bytes) if self._may_nest and self._is_tight(alone) else None
         found = [one for one in (alone, nested) if one is not None]
         return self.arranged(min(found, key=lambda one: self.play(one).step_time_s)) if found else None
+
+    def _is_tight(self, alone: Nested | None) -> bool:
+        """Where few units are recomputed, keeping one input for several brings next to nothing."""
+        chain = self.stretches.chain
+        return alone is None or 2 * len(alone.alone & set(chain)) > len(chain)
 
     def keep(self, target_bytes: int, is_rough: bool) -> Arrangement | None:
         """The same with a choice inside units."""

@@ -72,8 +72,9 @@ class Plays:
         self.optimizer_bits = optimizer_bits
         self.local_sgd = local_sgd
         self._algorithms = algorithms
-        self._activations: dict[Nested, Activations] = {}  # of the step that is played
-        # Of it too, and of the same with fewer micro-batches: one play of each way of having states.
+        # Of the step that is played, and of the same with fewer micro-batches; of each way of having states the moments of
+        # one play.
+        self._activations: dict[tuple[int, Nested], Activations] = {}
         self._moments: dict[tuple[int, Hashable], Moments] = {}
         self._least: LeastTime | None = None  # of it too
 
@@ -86,10 +87,10 @@ class Plays:
     def play(self, step: CapturedStep, arrangement: Arrangement, limit: Limit | None = None) -> Simulation:
         schedule = write_schedule(self._plan(step, arrangement), step.units)
         transfers = self.paged_transfers if schedule.paged else self.transfers
-        nested = nested_of(arrangement)
-        known = self._activations.get(nested)
+        key = step.repeats, nested_of(arrangement)
+        known = self._activations.get(key)
         played = simulate(step, schedule, self.times, activations=known, transfers=transfers, limit=limit)
-        self._activations[nested] = played.moments.activations
+        self._activations[key] = played.moments.activations
         if played.is_whole:
             self._moments[step.repeats, arrangement.states] = played.moments
         return played
@@ -117,11 +118,11 @@ class Plays:
         like = self._moments.get((step.repeats, arrangement.states))
         if like is None:
             return None
-        nested = nested_of(arrangement)
-        known = self._activations.get(nested)
+        key = step.repeats, nested_of(arrangement)
+        known = self._activations.get(key)
         if known is None or known.step is not step:
             schedule = write_schedule(self._plan(step, arrangement), step.units)
-            known = self._activations[nested] = activations_under(step, schedule)
+            known = self._activations[key] = activations_under(step, schedule)
         return like.under(known)
 
     def least_s(self, step: CapturedStep, arrangement: Arrangement) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 
+from memadvisor.cost.limit import Limit
 from memadvisor.cost.step import CapturedStep
 from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.planning.arrangement import (
@@ -25,7 +26,7 @@ from memadvisor.planning.ranked import Kind, RankedPlan, is_worth_it, order, wit
 from memadvisor.planning.recompute import Evaluate, smallest_peak
 from memadvisor.planning.second_copies import grouped_ways
 from memadvisor.planning.several_models import updates_apart
-from memadvisor.planning.split_bounds import SplitBounds, least_peak_bytes
+from memadvisor.planning.split_bounds import SplitBounds
 from memadvisor.planning.stretches import Nested, Tables
 from memadvisor.planning.way import Way
 
@@ -147,7 +148,7 @@ class Search:
         """`_alike`; None for a way that cannot be shown (split_bounds.py), of which the least peak alone is asked for."""
         if self.plays.settings is not None or not self._bounds.beat(step, way):
             return self._alike(step, way, found)
-        self._ask_least(step, self._low(step, way))
+        self._ask_least(step, way, self._low(step, way))
         return None
 
     def _low(self, step: CapturedStep, way: Way) -> Evaluate:
@@ -155,10 +156,14 @@ class Search:
         brief = self._bounds.brief(step)
         return cache(lambda units: self.plays.look(brief, way.arranged(step, Nested(units, ()), "device")))
 
-    def _ask_least(self, step: CapturedStep, low: Evaluate) -> None:
+    def _ask_least(self, step: CapturedStep, way: Way, low: Evaluate) -> None:
         """The last split has the least peak."""
-        if not self._splits_further:
-            self._met(step, least_peak_bytes(step, low, min(self.needs)))
+        if self._splits_further:
+            return
+        everything = way.arranged(step, Nested(frozenset(step.recomputable), ()), "device")
+        known = Limit(peak_bytes=min(self.needs))
+        if not self.plays.outcome(self._bounds.brief(step), everything, known).passes(known):
+            self._met(step, smallest_peak(step, low).peak_bytes)
 
     def _met(self, step: CapturedStep, needed_bytes: int) -> None:
         """What a plan for this step needs."""
@@ -176,7 +181,7 @@ class Search:
         self._bounds.saw(way, one.evaluate(frozenset()).step_time_s)
         low = one.evaluate if self._bounds.brief(step) is step else self._low(step, way)
         if (fitting := self._split_that_fits(step, way, one)) is not None:
-            self._ask_least(step, low)
+            self._ask_least(step, way, low)
             self._moved_splits.saw(step, way, fitting)
             return fitting
         smallest = Nested(smallest_peak(step, low).recomputed, ())

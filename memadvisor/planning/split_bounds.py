@@ -16,7 +16,6 @@ from dataclasses import replace
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.step import CapturedStep
 from memadvisor.planning.ranked import RankedPlan
-from memadvisor.planning.recompute import Evaluate, smallest_peak
 from memadvisor.planning.way import Way
 
 _ALL_KINDS = 3  # of micro-batches that are played again: the first, those between, the last
@@ -68,11 +67,3 @@ class SplitBounds:
     def beat_all(self) -> bool:
         """Whether no way of a split that comes now would be shown."""
         return self._holds and self._fitting_s <= min(self._least_s.values(), default=0.0) * (1 + 1e-9)
-
-
-def least_peak_bytes(step: CapturedStep, evaluate: Evaluate, known_bytes: int) -> int:
-    """Of one way of sharding: that with everything recomputed, unless it may be less than what is known."""
-    everything = evaluate(frozenset(step.recomputable))
-    if everything.peak_bytes > known_bytes:
-        return everything.peak_bytes
-    return smallest_peak(step, evaluate).peak_bytes

@@ -88,12 +88,10 @@ def _called_once(step: CapturedStep) -> Iterator[str]:
 
 def _is_fed(step: CapturedStep, before: str, unit: str) -> bool:
     """Whether all that a unit takes and that is made after the unit before it began is what that one makes."""
-    begins = [
-        position for position, s in enumerate(step.segments) if (s.phase, s.unit) == ("forward", before)
-    ]
+    begins = min(position for (name, _), position in step.forward_at.items() if name == before)
     taken = [tensor for tensor in step.boundaries if unit in tensor.input_of]
-    late = [tensor for tensor in taken if tensor.birth_segment >= begins[0]]
-    micro_batch = step.segments[begins[0]].micro_batch
+    late = [tensor for tensor in taken if tensor.birth_segment >= begins]
+    micro_batch = step.segments[begins].micro_batch
     first_pass = [t for t in late if step.segments[t.birth_segment].micro_batch == micro_batch]
     return bool(first_pass) and all(step.maker_of(tensor) == before for tensor in first_pass)
 
@@ -117,7 +115,10 @@ class NestedSearch:
         self._tables = {} if tables is None else tables
         self._outside = outside
         self._schedules: dict[int, Nested] = {}  # by place in `_budgets`
-        self.chain = chain_of(step)
+
+    @cached_property
+    def chain(self) -> tuple[str, ...]:
+        return chain_of(self._step)
 
     def units_of(self, pair: tuple[str, str]) -> tuple[str, ...]:
         """All units of a stretch of the chain, by its first and last."""
