@@ -332,6 +332,25 @@ def test_optimizer_state_goes_to_disk_where_nothing_else_fits_and_the_disk_is_kn
     assert not any(p.fits and not p.changes_script for p in unknown.plans)
 
 
+@pytest.mark.parametrize(("bytes_per_s", "tiers"), [(1e6, {"device"}), (1e8, {"disk"})])
+def test_of_mixed_stages_and_state_on_disk_the_faster_is_first_where_units_of_one_stage_do_not_fit(
+    bytes_per_s, tiers
+):
+    disk = TierBandwidth(read_bytes_per_s=bytes_per_s, write_bytes_per_s=bytes_per_s)
+    alone = [p for p in advise(RUN, memory_bytes=1, hardware=MEASURED).plans if not p.changes_script]
+    alike = [p for p in alone if len({unit.zero_stage for unit in p.plan.units}) == 1]
+    budget = min(p.prediction.peak_bytes for p in alike) - 1
+    mixed, known = (
+        next(p for p in advise(RUN, memory_bytes=budget, hardware=hardware).plans if not p.changes_script)
+        for hardware in (MEASURED, dataclasses.replace(MEASURED, disk=disk))
+    )
+
+    assert mixed.fits and len({unit.zero_stage for unit in mixed.plan.units}) > 1
+    assert known.fits and {unit.optimizer_tier for unit in known.plan.units} == tiers
+    assert known.prediction.step_time_s <= mixed.prediction.step_time_s
+    assert (known.plan.units == mixed.plan.units) == (tiers == {"device"})
+
+
 def test_parameters_go_to_disk_where_optimizer_state_and_activations_alone_do_not_fit():
     disk = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
     known = dataclasses.replace(MEASURED, disk=disk)
