@@ -33,8 +33,7 @@ The engine replaces DDP, so DDP's buckets are not here. One rank keeps what the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping
 
 from memadvisor.coded_states import TABLES_BYTES
 from memadvisor.compression import UNCOMPRESSED
@@ -43,7 +42,7 @@ from memadvisor.cost.all_reduces import AllReduces
 from memadvisor.cost.coded_memory import coded_memory
 from memadvisor.cost.dropped_gradients import DroppedGradients
 from memadvisor.cost.messages import Message
-from memadvisor.cost.owners import Owned, largest_share
+from memadvisor.cost.owners import largest_share
 from memadvisor.cost.packing import packing_of
 from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
@@ -51,13 +50,13 @@ from memadvisor.cost.reduction_staging import together_bytes
 from memadvisor.cost.second_copies import SecondCopies
 from memadvisor.cost.states import UnitStates
 from memadvisor.cost.step import CapturedStep, Segment
-from memadvisor.cost.unit_sizes import largest_piece_share, unit_sizes
+from memadvisor.cost.unit_sizes import unit_sizes
+from memadvisor.cost.update_shares import NOTHING_OWNED, UpdateShares
 from memadvisor.cost.widened_gradients import WidenedGradients
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
 
 # A unit whose spans were seen, but which has no row: a model that was not discovered as such.
 _NO_PARAMETERS = UnitStates(name="", parameters=(), optimizer_bytes=0, optimizer_scalar_bytes=0)
-_NOTHING = Owned()
 
 
 class EngineMemory:
@@ -86,6 +85,18 @@ class EngineMemory:
         self._owned = largest_share(step.states, sharded, self.num_ranks)
         self._is_stepping = False
         self._widened = WidenedGradients(self._sizes, self.stages)
+        self._early = schedule.updated_in_backward
+        self.updates = UpdateShares(
+            {name: self._states(name).trainable_bytes for name in self.stages},
+            self._sizes,
+            self.stages,
+            self._owned,
+            self._widened,
+            num_ranks=ranks,
+            early=self._early,
+            fetched=self._away,
+            together=step.updates_together,
+        )
         self._dropped = DroppedGradients(step, self.stages, self.num_ranks)
         coded = {
             name: (self._states(name), self.num_ranks if self.stages[name] else 1, self._sizes[name].widening)
@@ -110,7 +121,6 @@ class EngineMemory:
         self._unpacking = Present({name: each.gather_staging_bytes for name, each in self._packed.items()})
         self._all_reduces = AllReduces(self._gradient_bytes, self._packed)
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
-        self._early = schedule.updated_in_backward
         if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
             for name in [name for name in self.stages if name not in self._early]:  # those of the step before
                 (self._shards if self.stages[name] >= 2 else self._buffers).add(name)
@@ -351,48 +361,6 @@ class EngineMemory:
         packed = self._packed.get(name)
         return self._gradient_bytes[name] if packed is None else packed.reduce_bytes
 
-    def late_optimizer_share(self, temporary_bytes: int) -> float:
-        """`optimizer_share` of what the optimizer step itself updates, where it has most; `temporary_bytes`: times that."""
-        return self._widened.fullest(temporary_bytes, self.stages.keys() - self._early, self._late_share)
-
-    def _late_share(self, names: Iterable[str]) -> float:
-        """Units whose state is fetched are updated one after another, all others at once."""
-        fetched = [name for name in names if name in self._away]
-        rest = self.optimizer_share(name for name in names if name not in self._away)
-        return max((rest, *(self.optimizer_share((name,)) for name in fetched)))
-
-    def late_update_share(self) -> float:
-        """`update_share` of what the optimizer step itself updates from memory."""
-        return self.update_share(self.stages.keys() - self._early - self._away.keys())
-
-    def optimizer_share(self, names: Iterable[str]) -> float:
-        """What an optimizer allocates beside its state to update these units in one step, as a fraction of what it did.
-
-        Its temporaries are as large as what it updates: one parameter after another, or all together. So the fraction is
-        this rank's largest piece of the largest parameter, or all its pieces of all parameters.
-        """
-        if self.step.updates_together:
-            return self.update_share(names)
-        if not any(self.stages.values()):
-            return 1.0
-        return largest_piece_share(self._sizes, names)
-
-    def update_share(self, names: Iterable[str]) -> float:
-        """Elements of these units that this rank updates, as a fraction of those of all units."""
-        own = 0.0
-        for name in names:
-            size_bytes = self._states(name).trainable_bytes
-            if not self.stages[name]:
-                own += size_bytes
-                continue
-            own += (size_bytes - self._sizes[name].whole_bytes) / self.num_ranks
-            own += self._owned.get(name, _NOTHING).parameter_bytes
-        return own / self._trainable_bytes if self._trainable_bytes else 1.0
-
-    @cached_property
-    def _trainable_bytes(self) -> int:
-        return sum(self._states(name).trainable_bytes for name in self.stages)
-
     def _resting_parameter_bytes(self, name: str) -> int:
         return 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
 
@@ -407,7 +375,7 @@ class EngineMemory:
         if not self.stages[name]:
             given_bytes = 0 if name in self._away else self._states(name).given_optimizer_bytes
             return pieces + self._sizes[name].whole_state_bytes + given_bytes
-        return pieces + self._sizes[name].master_bytes + self._owned.get(name, _NOTHING).state_bytes
+        return pieces + self._sizes[name].master_bytes + self._owned.get(name, NOTHING_OWNED).state_bytes
 
     def _states(self, name: str) -> UnitStates:
         return self.step.states.get(name) or _NO_PARAMETERS

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from memadvisor.cost.activations import View
 from memadvisor.cost.messages import Message
 from memadvisor.cost.step import CapturedStep, Segment
+from memadvisor.cost.update_shares import UnchangedUpdates
 from memadvisor.precision import bytes_in
 from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import Parameter
@@ -49,6 +50,7 @@ class Fsdp2Memory:
     """The states of one rank while a schedule is played; in the place of EngineMemory."""
 
     replays = False
+    updates = UnchangedUpdates()
 
     def __init__(self, step: CapturedStep, schedule: Schedule) -> None:
         self.step = step
@@ -213,18 +215,6 @@ class Fsdp2Memory:
 
     def spend(self, name: str) -> None:
         raise AssertionError("FSDP2 updates in the optimizer step")
-
-    def late_optimizer_share(self, temporary_bytes: int) -> float:
-        return 1.0
-
-    def late_update_share(self) -> float:
-        return 1.0
-
-    def optimizer_share(self, names: Iterable[str]) -> float:
-        return 1.0
-
-    def update_share(self, names: Iterable[str]) -> float:
-        return 1.0
 
 
 def streams_of(step: CapturedStep, schedule: Schedule) -> Mapping[tuple[str, str], int]:

@@ -109,7 +109,7 @@ class _Player:
         self._carry_over()
         remaining = None
         if limit is not None:
-            remaining = Remaining(self.step, limit, self.activations, self.engine.late_update_share())
+            remaining = Remaining(self.step, limit, self.activations, self.engine.updates.late_time())
         for num_played, (position, is_last, is_again) in enumerate(self.step.order):
             if remaining is not None and remaining.is_hopeless(num_played, self.lanes, self.moments):
                 least_s = remaining.step_time_s(num_played, self.lanes)
@@ -162,7 +162,7 @@ class _Player:
         self._highest(place, position, view)
         if parts_s := self.activations.parted.seconds(position):
             self.lanes.compute(f"recomputation of parts of {segment.unit}", parts_s)
-        share = self.engine.late_update_share() if segment.phase == "optimizer" else 1.0
+        share = self.engine.updates.late_time() if segment.phase == "optimizer" else 1.0
         self.lanes.compute(place, segment.duration_s * share + self.activations.rounding_s(position))
         self.engine.leave(segment)
         if self.watcher is not None:
@@ -199,7 +199,7 @@ class _Player:
     def _temporaries_share(self, position: int, view: View) -> float:
         if self.step.segments[position].phase != "optimizer" or self.engine.replays:
             return 1.0
-        return self.engine.late_optimizer_share(sum(self._growth(position, view, 1.0).values()))
+        return self.engine.updates.late_temporaries(sum(self._growth(position, view, 1.0).values()))
 
     def _growth(self, position: int, view: View, share: float) -> Bytes:
         """What a segment reaches above its start, times `share`."""
@@ -308,7 +308,7 @@ class _Player:
         due = [name for name in self.updates_due if not self.engine.is_reducing(name)]
         for name in due:
             self.updates_due.remove(name)
-            share = self.engine.optimizer_share((name,))
+            share = self.engine.updates.temporaries((name,))
             self._moment_here(f"update of {name}", here, self._update_temporaries(share))
             self.lanes.compute(f"update of {name}", self._update_s((name,)))
             if self.watcher is not None:
@@ -317,7 +317,7 @@ class _Player:
             self._tell_states()
 
     def _update_s(self, names: tuple[str, ...]) -> float:
-        return self.optimizer_s * self.engine.update_share(names)
+        return self.optimizer_s * self.engine.updates.time(names)
 
     def _update_temporaries(self, share: float) -> Bytes:
         """What an optimizer allocates beside its state, when its largest piece is `share` of the largest parameter."""
@@ -355,7 +355,7 @@ class _Player:
 def _paged_update_s(
     optimizer_s: float, engine: EngineMemory | Fsdp2Memory, paging_time: PagingTime, unit: str
 ) -> float:
-    return optimizer_s * engine.update_share((unit,)) + paging_time.update_s(unit)
+    return optimizer_s * engine.updates.time((unit,)) + paging_time.update_s(unit)
 
 
 _POINTS = {

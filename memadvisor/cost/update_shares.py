@@ -1,0 +1,99 @@
+"""How much of an optimizer step this rank does, as fractions of what the captured one did: of its time, and of what the
+optimizer allocates beside its state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from memadvisor.cost.owners import Owned
+from memadvisor.cost.states import UnitSizes
+from memadvisor.cost.unit_sizes import largest_piece_share
+from memadvisor.cost.widened_gradients import WidenedGradients
+
+NOTHING_OWNED = Owned()
+
+
+class UpdateShares:
+    """Of the built-in engine. `trainable_bytes`, `sizes`, `stages`: by unit. `owned`: what the rank with most owns as wholes.
+
+    early: units that are updated in the backward. fetched: those whose state comes from elsewhere for their update.
+    together: whether an optimizer's temporaries are of all parameters at once.
+    """
+
+    def __init__(
+        self,
+        trainable_bytes: Mapping[str, int],
+        sizes: Mapping[str, UnitSizes],
+        stages: Mapping[str, int],
+        owned: Mapping[str, Owned],
+        widened: WidenedGradients,
+        *,
+        num_ranks: int,
+        early: Collection[str],
+        fetched: Collection[str],
+        together: bool,
+    ) -> None:
+        self._trainable_bytes = trainable_bytes
+        self._sizes = sizes
+        self._stages = stages
+        self._owned = owned
+        self._widened = widened
+        self._num_ranks = num_ranks
+        self._late = [name for name in stages if name not in early]
+        self._fetched = fetched
+        self._together = together
+        self._all_bytes = sum(trainable_bytes.values())
+
+    def late_temporaries(self, temporary_bytes: int) -> float:
+        """`temporaries` of what the optimizer step itself updates, where it has most; `temporary_bytes`: times that."""
+        return self._widened.fullest(temporary_bytes, self._late, self._late_temporaries)
+
+    def _late_temporaries(self, names: Iterable[str]) -> float:
+        """Units whose state is fetched are updated one after another, all others at once."""
+        names = tuple(names)
+        rest = self.temporaries([name for name in names if name not in self._fetched])
+        return max((rest, *(self.temporaries((name,)) for name in names if name in self._fetched)))
+
+    def late_time(self) -> float:
+        """`time` of what the optimizer step itself updates from memory."""
+        return self.time(name for name in self._late if name not in self._fetched)
+
+    def temporaries(self, names: Iterable[str]) -> float:
+        """What an optimizer allocates beside its state to update these units in one step.
+
+        Its temporaries are as large as what it updates: one parameter after another, or all together. So the fraction is
+        this rank's largest piece of the largest parameter, or all its pieces of all parameters.
+        """
+        if self._together:
+            return self.time(names)
+        if not any(self._stages.values()):
+            return 1.0
+        return largest_piece_share(self._sizes, names)
+
+    def time(self, names: Iterable[str]) -> float:
+        """Elements of these units that this rank updates, of those of all units."""
+        own = 0.0
+        for name in names:
+            size_bytes = self._trainable_bytes[name]
+            if not self._stages[name]:
+                own += size_bytes
+                continue
+            own += (size_bytes - self._sizes[name].whole_bytes) / self._num_ranks
+            own += self._owned.get(name, NOTHING_OWNED).parameter_bytes
+        return own / self._all_bytes if self._all_bytes else 1.0
+
+
+class UnchangedUpdates:
+    """Of who updates as was captured: FSDP2 in the script."""
+
+    def late_temporaries(self, temporary_bytes: int) -> float:
+        return 1.0
+
+    def late_time(self) -> float:
+        return 1.0
+
+    def temporaries(self, names: Iterable[str]) -> float:
+        return 1.0
+
+    def time(self, names: Iterable[str]) -> float:
+        return 1.0
