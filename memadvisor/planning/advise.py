@@ -5,33 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from memadvisor.analyzers.fragmentation import allocator_settings
-from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.planned_models import check_trained
 from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
-from memadvisor.cost.collectives import (
-    CollectiveTimes,
-    Observation,
-    times_from_curves,
-    times_from_observations,
-    times_of_sizes,
-)
 from memadvisor.cost.step import CapturedStep
-from memadvisor.cost.transfers import transfer_times
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.hardware.load import named_hardware
 from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import notes
-from memadvisor.planning.algorithms import choose_algorithms
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
+from memadvisor.planning.machine import machine_for
 from memadvisor.planning.micro_batches import split_notes, splits, step_with
 from memadvisor.planning.named import check_policy, named_plan
-from memadvisor.planning.paging import paged_bytes
 from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, front_of, order, seconds_for
 from memadvisor.planning.reasons import explain
@@ -108,29 +96,26 @@ def advise(
     recorded = RecordedStep(run, precision=precision, num_ranks=ranks)
     plain, recorded_size = step_with(recorded, micro_batch)
     _check_model(run, plain, ranks, precision, compression, local_sgd)
-    times = _collective_times(run, ranks, hardware, plain)
-    settings = allocator_settings(run.ranks[0]) if _is_for_cuda(plain, hardware) else None
-    transfers = transfer_times(hardware, ranks * _movable_bytes(plain))
-    paged_transfers = transfer_times(hardware, ranks * (_movable_bytes(plain) + paged_bytes(plain)))
-    learnt = learn(run, learn_from, times, transfers) if learn_from else None
+    machine = machine_for(run, plain, ranks, hardware)
+    learnt = learn(run, learn_from, machine.times, machine.transfers) if learn_from else None
     plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
     check_policy(policy)
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
-    check_asked_bits(optimizer_bits, bool(plain.shard_groups), transfers)
+    check_asked_bits(optimizer_bits, bool(plain.shard_groups), machine.transfers)
     _check_one_update(optimizer_bits, plain)
     plays = Plays(
         run,
-        times,
+        machine.times,
         ranks,
         memory_bytes,
-        settings,
+        machine.settings,
         precision=precision,
         compression=compression,
-        transfers=transfers,
-        paged_transfers=paged_transfers,
+        transfers=machine.transfers,
+        paged_transfers=machine.paged_transfers,
         optimizer_bits=optimizer_bits,
         local_sgd=local_sgd,
-        algorithms=choose_algorithms(hardware, ranks),
+        algorithms=machine.algorithms,
     )
     search = Search(plays, near_ranks)
     if not search.stages:
@@ -150,7 +135,7 @@ def advise(
         measured_step_time_s=plain.step_time_s,
         front=front_of(search.best_kind, memory_bytes),
         next_gib_s=seconds_for(search.best_kind, memory_bytes, GIB),
-        lossy=lossy_alternatives(plain, first.plan, times, transfers),
+        lossy=lossy_alternatives(plain, first.plan, machine.times, machine.transfers),
         policy=policy,
         named=named,
         learnt=learnt,
@@ -185,14 +170,6 @@ def _check_one_update(optimizer_bits: int | None, step: CapturedStep) -> None:
             "one update a step.",
             hint="advise without --optimizer-bits.",
         )
-
-
-def _movable_bytes(step: CapturedStep) -> int:
-    """The most that one rank can have on another tier at one time: its optimizer state, and what a micro-batch saves."""
-    saved: dict[int | None, int] = {}
-    for storages in step.saved:
-        saved[storages.micro_batch] = saved.get(storages.micro_batch, 0) + storages.size_bytes
-    return sum(s.optimizer_bytes for s in step.states.values()) + max(saved.values(), default=0)
 
 
 def _found(search: Search, splits: Iterable[tuple[CapturedStep, bool]]) -> list[RankedPlan]:
@@ -247,13 +224,6 @@ def _explained(found: list[RankedPlan], budget_bytes: int) -> tuple[RankedPlan, 
     return tuple(explained)
 
 
-def _is_for_cuda(step: CapturedStep, hardware: Hardware | None) -> bool:
-    """The run's own device, or a GPU that the plan is meant for."""
-    return step.device.startswith("cuda") or (
-        hardware is not None and named_hardware(hardware.name) is not None
-    )
-
-
 def _check_model(
     run: Run,
     step: CapturedStep,
@@ -293,46 +263,3 @@ def _check_model(
             f"The script shards its model among {recorded} ranks itself, with FSDP2, and {what} is asked for.",
             hint="advise without it, or change the script and profile it again.",
         )
-
-
-def _collective_times(
-    run: Run, num_ranks: int, hardware: Hardware | None, step: CapturedStep
-) -> CollectiveTimes | None:
-    """Measured curves of `hardware`, else what the run's own collectives tell; None for one rank."""
-    if num_ranks == 1:
-        return None
-    if hardware is not None:
-        times = times_from_curves(
-            hardware.collectives,
-            num_ranks,
-            hardware.source,
-            hardware.overlap,
-            hardware.alternatives,
-            hardware.engine,
-        )
-        if times is not None:
-            return times
-    if step.shard_groups:
-        times = times_of_sizes(
-            _like_ours(observed_collectives(run), step), "the traced step's own collectives"
-        )
-    else:
-        times = times_from_observations(observed_collectives(run), "the traced step's own collectives")
-    if times is not None:
-        return times
-    raise UsageError(
-        f"Nothing is known of how long collectives among {num_ranks} ranks take, so no step time can be predicted.",
-        hint=f"measure them with `memadvisor calibrate --ranks {num_ranks} -o hardware.json`, "
-        "and pass --hardware hardware.json.",
-    )
-
-
-def _like_ours(observations: tuple[Observation, ...], step: CapturedStep) -> tuple[Observation, ...]:
-    """On a CPU ours take the place of the backend's: a reduction to shards sends what a gather sends, and sums it.
-
-    How long ours take is not known from the backend's, which are slower; its gathers stand for both.
-    """
-    if step.device != "cpu":
-        return observations
-    gathers = [row for row in observations if row.operation == "all_gather"]
-    return tuple(replace(row, operation=name) for row in gathers for name in ("all_gather", "reduce_scatter"))

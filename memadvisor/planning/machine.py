@@ -1,0 +1,108 @@
+"""What is known of the machine that plans are for: how long collectives and transfers take there, how they go, and how its
+allocator is set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from memadvisor.analyzers.fragmentation import allocator_settings
+from memadvisor.analyzers.observed_collectives import observed_collectives
+from memadvisor.cost.allocator_settings import AllocatorSettings
+from memadvisor.cost.collectives import (
+    CollectiveTimes,
+    Observation,
+    times_from_curves,
+    times_from_observations,
+    times_of_sizes,
+)
+from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.transfers import TransferTimes, transfer_times
+from memadvisor.errors import UsageError
+from memadvisor.executors import Algorithm
+from memadvisor.hardware.hardware import Hardware
+from memadvisor.hardware.load import named_hardware
+from memadvisor.planning.algorithms import choose_algorithms
+from memadvisor.planning.paging import paged_bytes
+from memadvisor.run.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """`times`: None for one rank. `settings`: of a CUDA device's allocator, where plans are for one. `transfers`: to other
+    tiers, of optimizer state and activations; `paged_transfers`: of parameters and gradients too."""
+
+    times: CollectiveTimes | None
+    settings: AllocatorSettings | None
+    transfers: TransferTimes | None
+    paged_transfers: TransferTimes | None
+    algorithms: tuple[Algorithm, ...]
+
+
+def machine_for(run: Run, step: CapturedStep, num_ranks: int, hardware: Hardware | None) -> Machine:
+    """From what was measured, else from the run. Raises UsageError where nothing is known of collectives that are needed."""
+    moved_bytes = num_ranks * _movable_bytes(step)
+    return Machine(
+        times=_collective_times(run, num_ranks, hardware, step),
+        settings=allocator_settings(run.ranks[0]) if _is_for_cuda(step, hardware) else None,
+        transfers=transfer_times(hardware, moved_bytes),
+        paged_transfers=transfer_times(hardware, moved_bytes + num_ranks * paged_bytes(step)),
+        algorithms=choose_algorithms(hardware, num_ranks),
+    )
+
+
+def _movable_bytes(step: CapturedStep) -> int:
+    """The most that one rank can have on another tier at one time: its optimizer state, and what a micro-batch saves."""
+    saved: dict[int | None, int] = {}
+    for storages in step.saved:
+        saved[storages.micro_batch] = saved.get(storages.micro_batch, 0) + storages.size_bytes
+    return sum(s.optimizer_bytes for s in step.states.values()) + max(saved.values(), default=0)
+
+
+def _is_for_cuda(step: CapturedStep, hardware: Hardware | None) -> bool:
+    """The run's own device, or a GPU that the plan is meant for."""
+    return step.device.startswith("cuda") or (
+        hardware is not None and named_hardware(hardware.name) is not None
+    )
+
+
+def _collective_times(
+    run: Run, num_ranks: int, hardware: Hardware | None, step: CapturedStep
+) -> CollectiveTimes | None:
+    """Measured curves of `hardware`, else what the run's own collectives tell; None for one rank."""
+    if num_ranks == 1:
+        return None
+    if hardware is not None:
+        times = times_from_curves(
+            hardware.collectives,
+            num_ranks,
+            hardware.source,
+            hardware.overlap,
+            hardware.alternatives,
+            hardware.engine,
+        )
+        if times is not None:
+            return times
+    if step.shard_groups:
+        times = times_of_sizes(
+            _like_ours(observed_collectives(run), step), "the traced step's own collectives"
+        )
+    else:
+        times = times_from_observations(observed_collectives(run), "the traced step's own collectives")
+    if times is not None:
+        return times
+    raise UsageError(
+        f"Nothing is known of how long collectives among {num_ranks} ranks take, so no step time can be predicted.",
+        hint=f"measure them with `memadvisor calibrate --ranks {num_ranks} -o hardware.json`, "
+        "and pass --hardware hardware.json.",
+    )
+
+
+def _like_ours(observations: tuple[Observation, ...], step: CapturedStep) -> tuple[Observation, ...]:
+    """On a CPU ours take the place of the backend's: a reduction to shards sends what a gather sends, and sums it.
+
+    How long ours take is not known from the backend's, which are slower; its gathers stand for both.
+    """
+    if step.device != "cpu":
+        return observations
+    gathers = [row for row in observations if row.operation == "all_gather"]
+    return tuple(replace(row, operation=name) for row in gathers for name in ("all_gather", "reduce_scatter"))
