@@ -37,6 +37,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from _unit_notes(plain)
     yield from _checkpoint_notes(run, plain, plays.budget_bytes)
     yield from _run_notes(run, plays.num_ranks, plays.times)
+    yield from _start_notes(plain, plays, found)
     yield from extrapolation_notes(found, plain, plays.times)
     yield from _transfer_notes(found, plays.transfers)
     yield from _tier_notes(plain, plays)
@@ -75,6 +76,17 @@ def _checkpoint_notes(run: Run, plain: CapturedStep, budget_bytes: int) -> Itera
         f"of the step and which no plan undoes. Without that the step is predicted to peak at about "
         f"{format_bytes(own.peak_bytes)}, {then}"
     )
+
+
+def _start_notes(plain: CapturedStep, plays: Plays, found: list[RankedPlan]) -> Iterator[str]:
+    """Where steps may hold less than the model."""
+    whole_bytes = sum(states.parameter_bytes for states in plain.states.values())
+    is_shared = plays.num_ranks > 1 and not plain.shard_groups
+    if is_shared and whole_bytes > plays.budget_bytes and any(each.fits for each in found):
+        yield (
+            f"What fits is said of steps. Until the script wraps its model, or first calls it, each rank has all "
+            f"{format_bytes(whole_bytes)} of its parameters, over the budget."
+        )
 
 
 def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -> Iterator[str]:

@@ -99,6 +99,17 @@ def test_one_rank_knows_no_sharding():
     assert [note.split(",")[0] for note in advice.notes] == ["No plan keeps states on disk"]
 
 
+@pytest.mark.parametrize(("num_ranks", "is_said"), [(64, True), (2, False)])
+def test_a_model_that_is_larger_than_what_its_steps_may_hold_is_named(num_ranks, is_said):
+    """Shards of 64 ranks are smaller than the whole model, which each of them has before it is sharded."""
+    run = make_run(num_ranks=2, hidden=256)
+    whole_bytes = sum(states.parameter_bytes for states in captured_step(run).states.values())
+    advice = advise(run, memory_bytes=whole_bytes - 1, num_ranks=num_ranks)
+
+    assert advice.plans[0].fits is is_said
+    assert any("wraps its model" in note for note in advice.notes) is is_said
+
+
 def test_several_ranks_need_times_of_collectives_and_a_hardware_file_gives_them():
     alone = make_run(num_ranks=1)
     with pytest.raises(UsageError, match="collectives among 4") as caught:
