@@ -24,6 +24,7 @@ from rich.console import Console
 from memadvisor.analyzers.analysis import analysis_to_json, analyze
 from memadvisor.cli.show import choose_hardware, print_analysis, print_summary
 from memadvisor.errors import MemadvisorError
+from memadvisor.run.documents import ProcessInfo
 from memadvisor.run.frames import (
     HEADER,
     JSON_FRAME,
@@ -35,7 +36,7 @@ from memadvisor.run.frames import (
     unpack_column,
 )
 from memadvisor.run.journal import read_journal, table_columns
-from memadvisor.run.records import TABLES, ProcessInfo
+from memadvisor.run.records import TABLES
 from memadvisor.run.run import RankRun, Run
 from memadvisor.run.store import load_run
 

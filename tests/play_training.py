@@ -8,16 +8,14 @@ from itertools import accumulate
 from pathlib import Path
 
 from memadvisor.plan import Plan
+from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.records import (
     Collective,
     Counter,
-    Ending,
     Module,
-    Note,
     Operator,
     OptimizerState,
     Parameter,
-    ProcessInfo,
     Residual,
     Saved,
     Span,

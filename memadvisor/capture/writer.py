@@ -27,11 +27,12 @@ from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
 from memadvisor.capture.updates import existing_optimizers
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
+from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.living import living
 from memadvisor.run.process import own_mark
-from memadvisor.run.records import Counter, Ending, Module, Note, Parameter, ProcessInfo, Span, Step, Unit
+from memadvisor.run.records import Counter, Module, Parameter, Span, Step, Unit
 from memadvisor.run.run import DEFAULT_TRACE_STEP
 from memadvisor.run.say import say
 from memadvisor.run.store import journal_path

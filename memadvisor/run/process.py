@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from memadvisor.run.records import ProcessInfo
+from memadvisor.run.documents import ProcessInfo
 
 _PROC = Path("/proc")
 

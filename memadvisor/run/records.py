@@ -1,7 +1,7 @@
 """What one profiled process leaves behind, as rows; each class is one table of the journal.
 
 Times are seconds of the process's monotonic clock (`time.monotonic`), which all processes of one machine share;
-`ProcessInfo.unix_offset_s` turns them into wall-clock time. `None` always means "not recorded", never zero. Names are
+`ProcessInfo.unix_offset_s` (documents.py) turns them into wall-clock time. `None` always means "not recorded", never zero. Names are
 those of `named_modules`; the model itself is "", a second one of the script `model1`, its children `model1.layer`.
 """
 
@@ -348,57 +348,3 @@ TABLES: dict[str, type] = {
     "out_of_memory": OutOfMemory,
     "live_storages": LiveStorage,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessInfo:
-    """Who wrote a journal. `mark` tells the process from all others of its number: the machine's boot, the namespace of
-    processes, and when it started; None where the system does not say. What recomputing takes beside the forward
-    itself, for a call, for each tensor that it saves, and for each operator in either run of a unit that keeps outputs, is
-    measured after the traced step; so is what rounding an activation takes, and bringing it back: by tensor, and by element.
-    None on GPUs. `has_ddp`: whether a DistributedDataParallel was there, and `has_ddp_hook`, whether one with a
-    communication hook of the script's (`register_comm_hook`); `ddp_ranks`: how many ranks its process group has, of several
-    the smallest. None where the script has one rank."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    pid: int
-    host: str
-    device: str  # "cpu" or "cuda:0": whose allocator the peaks are of
-    device_name: str  # "NVIDIA H200", or the processor's name
-    device_memory_bytes: int | None
-    num_threads: int | None
-    unix_offset_s: float  # wall clock = monotonic + this
-    start_s: float
-    torch_version: str
-    python_version: str
-    mark: str | None = None
-    second_run_call_s: float | None = None
-    second_run_tensor_s: float | None = None
-    second_run_operator_s: float | None = None
-    rounding_tensor_s: float | None = None
-    rounding_element_s: float | None = None
-    restoring_tensor_s: float | None = None
-    restoring_element_s: float | None = None
-    has_ddp: bool | None = None
-    has_ddp_hook: bool | None = None
-    ddp_ranks: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """Something that the reader should know: level is info, warning or error."""
-
-    level: str
-    text: str
-    time_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How the script ended. A run without one was killed, or is still going."""
-
-    exit_code: int
-    exception: str | None  # type name alone; the message is the script's own affair
-    time_s: float

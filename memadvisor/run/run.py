@@ -7,19 +7,17 @@ from pathlib import Path
 
 from memadvisor.plan import Plan
 from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
+from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.parallel_records import PipelineStage, ShardGroup, TensorParallel
 from memadvisor.run.records import (
     CallTensor,
     Collective,
     Counter,
-    Ending,
     Module,
     ModuleCall,
-    Note,
     Operator,
     OptimizerState,
     Parameter,
-    ProcessInfo,
     Residual,
     Saved,
     Span,

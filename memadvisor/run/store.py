@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from memadvisor.errors import MemadvisorError, PlanError, RunFormatError, UsageError
 from memadvisor.plan import Plan
 from memadvisor.plan_file import load_plan
+from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.files import may_be_there, write_private_file
 from memadvisor.run.frames import LARGEST_FRACTION, LARGEST_WHOLE, MAJOR, MINOR
 from memadvisor.run.journal import JournalContents, read_journal
 from memadvisor.run.process import lives
-from memadvisor.run.records import Ending, Note, ProcessInfo
 from memadvisor.run.run import UNKNOWN, Manifest, RankRun, Run
 
 RUNS = Path("memadvisor-runs")  # where runs go by default, in the working directory

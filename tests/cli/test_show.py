@@ -12,7 +12,8 @@ from memadvisor.analyzers.analysis import analyze
 from memadvisor.cli.main import main
 from memadvisor.cli.show import _short_peak, print_analysis, print_summary
 from memadvisor.errors import UsageError
-from memadvisor.run.records import TABLES, Note
+from memadvisor.run.documents import Note
+from memadvisor.run.records import TABLES
 from tests.analyzers.test_comparison import PLAN
 from tests.make_run import make_run, write_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from memadvisor.plan import Plan, Prediction, UnitPlan
-from memadvisor.run.records import Note
+from memadvisor.run.documents import Note
 from memadvisor.run.run import RankRun, Run
 from tests.make_run import make_run
 

@@ -8,8 +8,8 @@ import torch
 import memadvisor
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.report.page import render
+from memadvisor.run.documents import Note
 from memadvisor.run.parallel_records import PipelineStage
-from memadvisor.run.records import Note
 from tests.make_run import make_run
 
 

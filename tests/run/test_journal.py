@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memadvisor.run import journal as journal_module
+from memadvisor.run.documents import Note, ProcessInfo
 from memadvisor.run.frames import (
     JSON_FRAME,
     LARGEST_FRACTION,
@@ -27,7 +28,7 @@ from memadvisor.run.frames import (
     read_frames,
 )
 from memadvisor.run.journal import JournalWriter, read_journal, table_columns
-from memadvisor.run.records import TABLES, Module, Note, ProcessInfo, Residual, Span, Unit
+from memadvisor.run.records import TABLES, Module, Residual, Span, Unit
 
 PROCESS = ProcessInfo(
     rank=0, world_size=1, local_rank=0, pid=1, host="here", device="cpu", device_name="cpu",

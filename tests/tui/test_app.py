@@ -10,8 +10,8 @@ from textual.widgets import DataTable, Input, Static, TabbedContent
 
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.plan import Plan, Prediction, UnitPlan
+from memadvisor.run.documents import Note
 from memadvisor.run.journal import JournalWriter
-from memadvisor.run.records import Note
 from memadvisor.run.store import write_manifest
 from memadvisor.tui.app import RunApp
 from memadvisor.tui.chart import MemoryChart

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
-from memadvisor.run.records import Ending, Note
+from memadvisor.run.documents import Ending, Note
 from memadvisor.units import MIB
 from tests.make_run import make_run, write_run
 from tests.tui.test_app import TABS, drive, screen_text, settle
