@@ -25,7 +25,7 @@ from memadvisor.run.store import load_run
 
 if TYPE_CHECKING:
     from memadvisor.analyzers.analysis import Analysis
-    from memadvisor.engines.apply import Applied
+    from memadvisor.engines.applied import Applied
     from memadvisor.planning.advise import Advice
 
 

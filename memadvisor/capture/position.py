@@ -34,6 +34,25 @@ class Position:
         self.settle()
         return info
 
+    def enter_backward(self) -> bool:
+        """A pass begins; True: it is in no other one."""
+        self.backward_depth += 1
+        if self.backward_depth > 1:
+            return False
+        self.stack_depth_before_backward = len(self.stack)
+        self.backward_unit = ""
+        self.settle()
+        return True
+
+    def leave_backward(self) -> bool:
+        """A pass ends, with whatever an exception left open in it; True: it was in no other one."""
+        self.backward_depth = max(0, self.backward_depth - 1)
+        if self.backward_depth:
+            return False
+        del self.stack[self.stack_depth_before_backward :]
+        self.settle()
+        return True
+
     def settle(self) -> None:
         """`is_quiet` after a change. Never inside a plain module: its own end must find it on the stack."""
         stack = self.stack

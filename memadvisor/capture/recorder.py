@@ -50,6 +50,8 @@ class Recorder:
         self._spans: SpanLog | None = None  # there is none before the first model is called
         known = self._known_tensors
         self._tracing = Tracing(options.trace_step, self._position, self._writer, known, self.note)
+        self.change_thread = self._tracing.change_thread
+        self.profiler_starts, self.profiler_ends = self._tracing.profiler_starts, self._tracing.profiler_ends
         self._backward_steps = BackwardSteps()
         self._is_over = False
         self._memory = OutOfMemoryLog(
@@ -119,14 +121,9 @@ class Recorder:
 
     def enter_backward(self) -> None:
         begin_s = time.monotonic()
-        position = self._position
-        position.backward_depth += 1
-        if position.backward_depth > 1:
+        if not self._position.enter_backward():
             return
         self._updates.cycle.see_backward()
-        position.stack_depth_before_backward = len(position.stack)
-        position.backward_unit = ""
-        position.settle()
         if self._spans is not None:
             self._spans.enter_backward()
             self._spans.spend_since(begin_s)
@@ -135,11 +132,8 @@ class Recorder:
     def leave_backward(self) -> None:
         begin_s = time.monotonic()
         position = self._position
-        position.backward_depth = max(0, position.backward_depth - 1)
-        if position.backward_depth:
+        if not position.leave_backward():
             return
-        del position.stack[position.stack_depth_before_backward :]
-        position.settle()
         if self._spans is not None:
             self._spans.leave_backward()
             self._spans.spend_since(begin_s)
@@ -205,15 +199,6 @@ class Recorder:
         elif self._updates.last_end is not None:
             self._updates.last_end = end
             spans.note_update()
-
-    def change_thread(self) -> None:
-        self._tracing.change_thread()
-
-    def profiler_starts(self) -> None:
-        self._tracing.profiler_starts()
-
-    def profiler_ends(self) -> None:
-        self._tracing.profiler_ends()
 
     def see_failure(self, error: BaseException | None) -> None:
         """An exception of the script passes by; want of memory is recorded, and where the training stood."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memadvisor.capture.recorder import Recorder
-    from memadvisor.engines.apply import Applied
+    from memadvisor.engines.applied import Applied
 
 # What is in force in this process; a fork takes it along.
 _in_force: list[Applied] = []

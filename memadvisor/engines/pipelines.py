@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memadvisor.engines.activations.recompute import Note
-from memadvisor.engines.apply import Applied
+from memadvisor.engines.applied import Applied
 from memadvisor.engines.sharding.executor import Label
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from memadvisor.engines import single_process
-from memadvisor.engines.apply import Applied
+from memadvisor.engines.applied import Applied
 from memadvisor.engines.single_process import SingleProcess
 from memadvisor.errors import PlanError
 from tests.engines.ranks import run_ranks

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memadvisor.engines.apply import Applied, install
+from memadvisor.engines.applied import Applied
+from memadvisor.engines.apply import install
 from memadvisor.plan import Plan, UnitPlan
 
 
