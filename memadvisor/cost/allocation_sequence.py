@@ -3,6 +3,7 @@
 The training is played from its first step on, because what is cached then decides what is reserved later:
 
 - before the first step there is what was alive before the captured one and is not made anew in every step;
+- where ranks share, the script's own parameters, which DDP broadcasts in large pieces, make way for the engine's;
 - optimizer state comes into being in the first optimizer step, between what the backward has left free;
 - what the captured step frees of the step before (gradients) is what it leaves itself, by size and category.
 
@@ -30,6 +31,7 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Schedule, updated_at_step
 
 NUM_STEPS = 3
+_BROADCAST_BYTES = 250 * 2**20  # of torch/nn/parallel/distributed.py
 
 # Time within a segment, what happens, number of the storage, whether in a run again. At the same time, deaths
 # come first, but for that of what was born then.
@@ -87,12 +89,25 @@ def planned_sequence(
         streams=streams_of(step, schedule),
     )
     if models_states:
+        if schedule.num_ranks > 1 and schedule.executor != "fsdp2":
+            sharded = {unit.name for unit in schedule.units if unit.stage_on(schedule.shard_ranks) == 3}
+            log.start(_parameters(step), sharded)
         log.states(memory_of(step, schedule).tensors())
+        log.has_started()
     for number in range(NUM_STEPS):
         # Before it updates in the backward, the engine sees one step through.
         simulate(step, schedule if number else updated_at_step(schedule), times, log, transfers=transfers)
         log.end_step()
     return log.changes
+
+
+def _parameters(step: CapturedStep) -> dict[str, list[int]]:
+    """Bytes of each parameter, by unit."""
+    sizes = {
+        name: [parameter.size_bytes for parameter in states.parameters]
+        for name, states in step.states.items()
+    }
+    return {name: [size for size in found if size > 0] for name, found in sizes.items()}
 
 
 class AllocationLog:
@@ -116,6 +131,7 @@ class AllocationLog:
         self.changes: list[Change] = []
         self._storages = storages
         self._streams = streams
+        self._first: list[_Owner] = []  # before any step
         self._absences = absences or {}
         self._segments = segments
         self._models_states = models_states
@@ -133,6 +149,30 @@ class AllocationLog:
         for number, item in enumerate(storages):
             if item.birth_segment < 0 and self._is_there_first(number):
                 self._allocate((number, False), item.size_bytes, item.stream)
+
+    def start(self, parameters: Mapping[str, Sequence[int]], sharded: Collection[str]) -> None:
+        """The script's `parameters`, by unit their bytes, are broadcast; those of `sharded` units make way, one unit after
+        another, for as much, and all that is there stays until it `has_started`.
+        """
+        own = {unit: [self._begin(size) for size in sizes] for unit, sizes in parameters.items()}
+        left_bytes = sum(map(sum, parameters.values()))
+        while left_bytes > 0:
+            self._allocate(("broadcast",), min(left_bytes, _BROADCAST_BYTES), 0)
+            self._free(("broadcast",))
+            left_bytes -= _BROADCAST_BYTES
+        for unit in (name for name in own if name in sharded):
+            for size_bytes in parameters[unit]:
+                self._begin(size_bytes)
+            self._free_all(own[unit])
+
+    def _begin(self, size_bytes: int) -> _Owner:
+        owner = ("first", len(self._first))
+        self._first.append(owner)
+        self._allocate(owner, size_bytes, 0)
+        return owner
+
+    def has_started(self) -> None:
+        self._free_all(self._first)
 
     # ---- what a simulation tells -------------------------------------------------------------------
 
