@@ -89,8 +89,13 @@ def test_splits_of_it_see_as_many_samples(recorded):
     ]
 
 
-@pytest.mark.parametrize(("size", "why"), [(2, "smaller ones"), (0, "smaller ones"), (33, "too badly")])
+@pytest.mark.parametrize(("size", "why"), [(2, "smaller ones"), (33, "too badly")])
 def test_sizes_that_nobody_can_tell_are_refused(recorded, size, why):
     with pytest.raises(UsageError, match=why) as refused:
         memadvisor.advise(recorded, memory=2**40, micro_batch=size)
     assert "give 5 to 32" in refused.value.hint
+
+
+def test_a_size_that_is_none_is_refused(recorded):
+    with pytest.raises(UsageError, match="micro_batch is 0"):
+        memadvisor.advise(recorded, memory=2**40, micro_batch=0)

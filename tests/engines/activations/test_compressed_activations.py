@@ -246,17 +246,20 @@ def test_the_plan_says_so_before_the_first_step_and_compiled_models_are_refused(
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("plan", "why"),
     [
-        make_plan(1, activation_bits=3),
-        make_plan(1, activation_bits=8, activation_tier="disk"),
-        make_plan(
-            1,
-            policy="chosen",
-            units=(UnitPlan(name="a", zero_stage=0, recompute=True, activation_bits=8),),
+        (make_plan(1, activation_bits=3), "activation_bits 3"),
+        (make_plan(1, activation_bits=8, activation_tier="disk"), "rounds activations"),
+        (
+            make_plan(
+                1,
+                policy="chosen",
+                units=(UnitPlan(name="a", zero_stage=0, recompute=True, activation_bits=8),),
+            ),
+            "rounds activations",
         ),
     ],
 )
-def test_plans_that_cannot_be_are_refused(plan):
-    with pytest.raises(PlanError, match="rounds activations"):
+def test_plans_that_cannot_be_are_refused(plan, why):
+    with pytest.raises(PlanError, match=why):
         check_plan(plan, "This plan")
