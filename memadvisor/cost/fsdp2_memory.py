@@ -23,6 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from memadvisor.cost.activations import View
 from memadvisor.cost.messages import Message
@@ -94,12 +95,25 @@ class Fsdp2Memory:
         return held
 
     def tensors(self) -> dict[tuple[str, str], int]:
-        pieces = _constants(self.step, self._resting)
-        pieces |= {
+        pieces = self._constants | {
             ("gathered" if what == "parameter" else what, where): size
             for (what, where), size in self._pieces().items()
         }
         return {piece: size for piece, size in pieces.items() if size > 0}
+
+    @cached_property
+    def _constants(self) -> dict[tuple[str, str], int]:
+        """What rests from step to step, as the pieces that were captured of it, where there are any."""
+        num_segments = len(self.step.segments)
+        pieces: dict[tuple[str, str], int] = {}
+        for name, size_bytes in self._resting.items():
+            sizes = [
+                item.size_bytes
+                for item in self.step.storages
+                if item.category == name and item.birth_segment < 0 and item.death_segment >= num_segments
+            ]
+            pieces |= {(f"constant {name}", str(i)): size for i, size in enumerate(sizes or [size_bytes])}
+        return pieces
 
     def _pieces(self) -> dict[tuple[str, str], int]:
         pieces = {("parameter", name): self.groups[name].full for name in self.gathered}
@@ -228,19 +242,6 @@ def streams_of(step: CapturedStep, schedule: Schedule) -> Mapping[tuple[str, str
         seen = Counter(item.stream for item in step.storages if item.category == kind and item.stream)
         streams[kind, begin] = seen.most_common(1)[0][0] if seen else 0
     return streams
-
-
-def _constants(step: CapturedStep, resting: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """What rests from step to step, as the pieces that were captured of it, where there are any."""
-    pieces: dict[tuple[str, str], int] = {}
-    for name, size_bytes in resting.items():
-        sizes = [
-            item.size_bytes
-            for item in step.storages
-            if item.category == name and item.birth_segment < 0 and item.death_segment >= len(step.segments)
-        ]
-        pieces |= {(f"constant {name}", str(i)): size for i, size in enumerate(sizes or [size_bytes])}
-    return pieces
 
 
 def group_bytes(step: CapturedStep) -> dict[str, GroupBytes]:
