@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, SavedTensor
+from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, SavedTensor
+from memadvisor.capture.ledger import CLOCK_SLACK_NS, Block, Ledger, Resident
 from memadvisor.capture.truth import AllocatorEvent
 from memadvisor.run.records import Residual, Saved, Storage
 
-# The allocator's and Python's clocks agree to far less than this.
-_CLOCK_SLACK_NS = 20_000
 # The first category wins where several people named one storage.
 _PRIORITY = (
     "parameter",
@@ -30,44 +28,6 @@ _PRIORITY = (
     "temporary",
 )
 _NO_OPERATOR = "(no operator)"
-_BASELINE = Place("baseline", "", "", 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """A storage that was alive when the step began, and what the census knows of it."""
-
-    address: int
-    size_bytes: int
-    category: str
-    unit: str
-    dtype: str
-    shape: str
-    operator: str = ""  # what it is for, where no tensor says so
-
-
-@dataclass(slots=True, eq=False)
-class _Block:
-    """One allocation on its way to becoming a Storage row."""
-
-    address: int
-    size_bytes: int
-    birth_ns: int
-    death_ns: int | None
-    place: Place
-    operator: str
-    categories: set[str] = field(default_factory=set)
-    unit: str | None = None
-    dtype: str = ""
-    shape: str = ""
-    is_result: bool = False  # an operator returned it; otherwise it never left the operator
-    last_use_ns: int | None = None
-    last_forward_use_ns: int | None = None
-    last_held_ns: int | None = None
-    number: int = -1
-
-
-_birth_ns = attrgetter("birth_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,109 +42,6 @@ class Account:
     storage_at: Callable[[int, int], int | None]  # id of what lived at an address at a time in nanoseconds
 
 
-class Ledger:
-    """All blocks of a step, found by address and time.
-
-    `given_bytes`: of what was alive when the step began, what the allocator gave for it, where it gives more than it is asked for.
-    """
-
-    def __init__(self, residents: Iterable[Resident], given_bytes: Mapping[int, int], start_ns: int) -> None:
-        self.blocks: list[_Block] = []
-        self._given_bytes = given_bytes
-        self._by_address: dict[int, list[_Block]] = {}  # in order of birth
-        self._start_ns = start_ns
-        for resident in residents:
-            block = self._add(resident.address, resident.size_bytes, start_ns, _BASELINE, resident.operator)
-            block.categories.add(resident.category)
-            block.unit, block.dtype, block.shape = resident.unit, resident.dtype, resident.shape
-
-    def _add(self, address: int, size_bytes: int, birth_ns: int, place: Place, operator: str) -> _Block:
-        block = _Block(address, size_bytes, birth_ns, None, place, operator)
-        self.blocks.append(block)
-        if place is _BASELINE:
-            self._by_address.setdefault(address, []).insert(0, block)
-        else:
-            self._by_address.setdefault(address, []).append(block)
-        return block
-
-    def play(self, events: Sequence[AllocatorEvent], places: Sequence[tuple[int, Place]]) -> None:
-        """Births and deaths, as the allocator saw them."""
-        times = [time_ns for time_ns, _ in places]
-        for event in events:
-            if event.delta_bytes > 0:
-                position = bisect_right(times, event.time_ns) - 1
-                place = places[position][1] if position >= 0 else Place("outside", "", "", 0)
-                self._add(event.address, event.delta_bytes, event.time_ns, place, event.operator)
-                continue
-            living = self._by_address.get(event.address)
-            if living and living[-1].death_ns is None:
-                living[-1].death_ns = event.time_ns
-            else:  # it was there before the step, and nobody knew it
-                block = self._add(event.address, -event.delta_bytes, self._start_ns, _BASELINE, "")
-                block.death_ns = event.time_ns
-
-    def at(self, address: int, time_ns: int) -> _Block | None:
-        """The block that lived at this address at this time."""
-        lived = self._by_address.get(address)
-        if lived is None:
-            return None
-        position = bisect_right(lived, time_ns + _CLOCK_SLACK_NS, key=_birth_ns)
-        if not position:
-            return None
-        block = lived[position - 1]
-        alive = block.death_ns is None or block.death_ns >= time_ns - _CLOCK_SLACK_NS
-        return block if alive else None
-
-    def gone_before(self, size_bytes: int) -> int:
-        """Such a thread as `freed_elsewhere` tells of freed this much between the census and the profiler's start.
-
-        Taken for it are residents that nobody has named and the step neither used nor freed, if their sizes add up.
-        Returns their bytes, which are no part of the step; else 0, and nothing changes.
-        """
-        unused = (
-            block
-            for block in self.blocks
-            if block.categories == {"other"} and block.death_ns is None and block.last_use_ns is None
-        )
-        gone, left_bytes = [], size_bytes
-        for block in sorted(unused, key=lambda block: -block.size_bytes):
-            if block.size_bytes <= left_bytes:
-                gone.append(block)
-                left_bytes -= block.size_bytes
-        if left_bytes:
-            return 0
-        for block in gone:
-            self.blocks.remove(block)
-            self._by_address[block.address].remove(block)
-        return size_bytes
-
-    def freed_elsewhere(self, size_bytes: int, time_ns: int) -> int:
-        """A thread that no profiler sees (a backend's own) freed this much; its size tells which block it was.
-
-        Returns the bytes of the block that is taken for it; 0 where none fits, and they stay unexplained.
-        """
-        for block in reversed(self.blocks):
-            if (
-                block.size_bytes == size_bytes
-                and block.death_ns is None
-                and block.birth_ns < time_ns
-                and not block.categories & {"parameter", "gradient", "optimizer_state", "input", "other"}
-            ):
-                block.death_ns = time_ns
-                return size_bytes
-        return 0
-
-    def sight(self, address: int, time_ns: int, size_bytes: int, dtype: str, shape: str) -> None:
-        """A storage that the step used; if the allocator never saw its birth, it was there before."""
-        block = self.at(address, time_ns)
-        lived = self._by_address.get(address)
-        if block is None and not (lived and lived[0].birth_ns <= time_ns):
-            size_bytes = self._given_bytes.get(address, size_bytes)
-            block = self._add(address, size_bytes, self._start_ns, _BASELINE, "")
-        if block is not None and not block.dtype:
-            block.dtype, block.shape = dtype, shape
-
-
 def make_account(
     *,
     residents: Iterable[Resident],
@@ -192,6 +49,7 @@ def make_account(
     events: Sequence[AllocatorEvent],
     log: LabelLog,
     final: Iterable[Named],
+    alive: Callable[[], Iterable[Resident]] = tuple,
     start_ns: int,
     end_ns: int,
     start_allocated_bytes: int | None,
@@ -200,16 +58,17 @@ def make_account(
 ) -> Account:
     """The rows of a traced step.
 
-    `offset_ns` turns the layers' wall clock into the journal's monotonic clock. `final` names storages
-    as they are at the end of the step; `start_allocated_bytes` is the allocator's total at its start.
+    `offset_ns` turns the layers' wall clock into the journal's monotonic clock. `final` names storages as they are at
+    the end of the step, and `alive` finds all that are there then: it is asked where something is unexplained.
+    `start_allocated_bytes` is the allocator's total at the step's start.
     """
 
     ledger = Ledger(residents, given_bytes, start_ns)
     ledger.play(events, sorted(log.places, key=lambda entry: entry[0]))
     saved_blocks = _apply_log(ledger, log, final)
-    residuals, peak_bytes, peak_reserved_bytes = _residuals(
-        ledger, events, start_allocated_bytes, start_ns, offset_ns
-    )
+    residuals, peak_bytes, peak_reserved_bytes = _residuals(ledger, events, start_allocated_bytes, start_ns)
+    if residuals and residuals[-1][1] > 0:
+        ledger.made_elsewhere(alive(), residuals)
 
     def seconds(time_ns: int | None) -> float | None:
         return None if time_ns is None else (time_ns + offset_ns) / 1e9
@@ -242,10 +101,11 @@ def make_account(
         for row, block in saved_blocks
     ]
 
-    return Account(storages, saved, residuals, peak_bytes, peak_reserved_bytes, storage_at)
+    rows = [Residual((time_ns + offset_ns) / 1e9, size_bytes) for time_ns, size_bytes in residuals]
+    return Account(storages, saved, rows, peak_bytes, peak_reserved_bytes, storage_at)
 
 
-def _apply_log(ledger: Ledger, log: LabelLog, final: Iterable[Named]) -> list[tuple[SavedTensor, _Block]]:
+def _apply_log(ledger: Ledger, log: LabelLog, final: Iterable[Named]) -> list[tuple[SavedTensor, Block]]:
     """All that the labels know of the blocks; what autograd saved, beside the block that it is in."""
     for address, sighting in log.sightings.items():
         ledger.sight(address, sighting.time_ns, sighting.size_bytes, sighting.dtype, sighting.shape)
@@ -269,7 +129,7 @@ def _apply_log(ledger: Ledger, log: LabelLog, final: Iterable[Named]) -> list[tu
 def _apply_call(ledger: Ledger, call: OperatorCall) -> None:
     for address, dtype, shape in call.outputs:
         block = ledger.at(address, call.end_ns)
-        if block is not None and block.birth_ns >= call.start_ns - _CLOCK_SLACK_NS:
+        if block is not None and block.birth_ns >= call.start_ns - CLOCK_SLACK_NS:
             block.dtype, block.shape, block.is_result = dtype, shape, True
             block.place, block.operator = call.place, call.name
             block.last_use_ns = block.last_use_ns or call.end_ns
@@ -283,7 +143,7 @@ def _apply_call(ledger: Ledger, call: OperatorCall) -> None:
                 block.last_forward_use_ns = call.end_ns
 
 
-def _apply_saved(ledger: Ledger, rows: Iterable[SavedTensor]) -> list[tuple[SavedTensor, _Block]]:
+def _apply_saved(ledger: Ledger, rows: Iterable[SavedTensor]) -> list[tuple[SavedTensor, Block]]:
     found = []
     for row in rows:
         block = ledger.at(row.address, row.saved_ns)
@@ -323,13 +183,13 @@ def _name_operators(ledger: Ledger, calls: Sequence[OperatorCall]) -> None:
             block.operator = _NO_OPERATOR
 
 
-def _alive_at_any(block: _Block, times_ns: Sequence[int]) -> bool:
+def _alive_at_any(block: Block, times_ns: Sequence[int]) -> bool:
     """Whether the block was alive at the first of these moments after its birth."""
     position = bisect_right(times_ns, block.birth_ns)
     return position < len(times_ns) and (block.death_ns is None or block.death_ns > times_ns[position])
 
 
-def _storage_row(block: _Block, seconds: Callable[[int | None], float | None], device: str) -> Storage:
+def _storage_row(block: Block, seconds: Callable[[int | None], float | None], device: str) -> Storage:
     category = next((name for name in _PRIORITY if name in block.categories), None)
     if category is None:
         category = "other" if block.place.phase == "baseline" else "temporary"
@@ -360,29 +220,26 @@ def _storage_row(block: _Block, seconds: Callable[[int | None], float | None], d
 
 
 def _residuals(
-    ledger: Ledger,
-    events: Sequence[AllocatorEvent],
-    start_allocated_bytes: int | None,
-    start_ns: int,
-    offset_ns: int,
-) -> tuple[list[Residual], int | None, int | None]:
-    """Allocator's total minus what the blocks explain, wherever it changes; and the allocator's peaks."""
+    ledger: Ledger, events: Sequence[AllocatorEvent], start_allocated_bytes: int | None, start_ns: int
+) -> tuple[list[tuple[int, int]], int | None, int | None]:
+    """Allocator's total minus what the blocks explain, from when on; and the allocator's peaks."""
     if start_allocated_bytes is None:
         return [], None, None
     explained = sum(block.size_bytes for block in ledger.blocks if block.place.phase == "baseline")
     if explained > start_allocated_bytes:
         explained -= ledger.gone_before(explained - start_allocated_bytes)
-    rows = [Residual((start_ns + offset_ns) / 1e9, start_allocated_bytes - explained)]
+    last = start_allocated_bytes - explained
+    rows = [(start_ns, last)]
     peak_bytes, peak_reserved_bytes = start_allocated_bytes, 0
     for event in events:
         explained += event.delta_bytes
         unexplained = event.allocated_bytes - explained
-        if unexplained < rows[-1].unexplained_bytes:
-            freed = ledger.freed_elsewhere(rows[-1].unexplained_bytes - unexplained, event.time_ns)
+        if unexplained < last:
+            freed = ledger.freed_elsewhere(last - unexplained, event.time_ns)
             explained -= freed
             unexplained += freed
-        if unexplained != rows[-1].unexplained_bytes:
-            rows.append(Residual((event.time_ns + offset_ns) / 1e9, unexplained))
+        if unexplained != last:
+            rows.append((event.time_ns, last := unexplained))
         peak_bytes = max(peak_bytes, event.allocated_bytes)
         peak_reserved_bytes = max(peak_reserved_bytes, event.reserved_bytes)
     return rows, peak_bytes, peak_reserved_bytes or None

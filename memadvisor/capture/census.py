@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import torch
 
-from memadvisor.capture.account import Resident
 from memadvisor.capture.allocator import DeviceBlock, workspace_sizes
 from memadvisor.capture.cpu_account import CpuAccount
+from memadvisor.capture.ledger import Resident
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import (
     describe,

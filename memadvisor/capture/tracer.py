@@ -11,7 +11,7 @@ import torch
 from torch._C import _current_graph_task_id
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from memadvisor.capture.account import Account, Resident, make_account
+from memadvisor.capture.account import Account, make_account
 from memadvisor.capture.allocator import device_blocks
 from memadvisor.capture.census import Labelled, residents
 from memadvisor.capture.clock import monotonic_less_wall_ns
@@ -21,6 +21,7 @@ from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.default_hooks import DefaultHooks
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall
 from memadvisor.capture.labels import LabelMode
+from memadvisor.capture.ledger import Resident
 from memadvisor.capture.meeting_gradients import as_added_in_place
 from memadvisor.capture.memory_watch import MemoryWatch
 from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
@@ -72,7 +73,7 @@ class Tracer:
         self._device = device
         self._known = known
         self._is_long = is_long
-        self._counts_cpu = cpu is not None
+        self._cpu = cpu
         self._has_truth = is_profiler_free()
         self.log = LabelLog()
         self.collectives = CollectiveLog(mark if device.type == "cuda" else None)
@@ -164,12 +165,12 @@ class Tracer:
         ]
         self._stop_labels()
         self.log.gather()
-        has_totals = self._counts_cpu or self._device.type != "cpu"
+        has_totals = self._cpu is not None or self._device.type != "cpu"
         events = []
         truth, self._truth = self._truth, None
         if truth is not None:
             events = as_added_in_place(truth.stop(has_totals=has_totals), self.log.added_aside)
-        if self._device.type == "cpu" and events and self._counts_cpu:
+        if self._device.type == "cpu" and events and self._cpu is not None:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
         account = make_account(
             residents=self._residents,
@@ -177,6 +178,7 @@ class Tracer:
             events=[event for event in events if event.time_ns <= end_ns],
             log=self.log,
             final=final,
+            alive=self._alive,
             start_ns=self._start_ns if not events else min(self._start_ns, events[0].time_ns - 1),
             end_ns=end_ns,
             start_allocated_bytes=self._start_allocated_bytes if self._has_truth else None,
@@ -192,6 +194,9 @@ class Tracer:
             has_allocator_account=self._has_truth,
             uncounted=tuple(sorted(self.log.uncounted)),
         )
+
+    def _alive(self) -> list[Resident]:
+        return residents(self._known(), self._device, self._cpu, device_blocks(self._device))
 
     def abandon(self) -> None:
         """Switch everything off and forget the step."""

@@ -2,8 +2,9 @@
 
 from types import MappingProxyType
 
-from memadvisor.capture.account import Resident, make_account
+from memadvisor.capture.account import make_account
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, SavedTensor, Sighting
+from memadvisor.capture.ledger import Resident
 from memadvisor.capture.truth import AllocatorEvent
 
 MS = 1_000_000
@@ -15,13 +16,14 @@ def event(time_ms, address, delta, total, operator="aten::addmm"):
     return AllocatorEvent(time_ms * MS, address, delta, total, 0, operator)
 
 
-def account(events, log=None, residents=(), given_bytes=MappingProxyType({}), final=(), total=0):
+def account(events, log=None, residents=(), given_bytes=MappingProxyType({}), final=(), total=0, alive=tuple):
     return make_account(
         residents=residents,
         given_bytes=given_bytes,
         events=events,
         log=log or LabelLog(),
         final=final,
+        alive=alive,
         start_ns=0,
         end_ns=1000 * MS,
         start_allocated_bytes=total,
@@ -157,6 +159,34 @@ def test_a_resident_that_another_thread_freed_before_the_first_event_is_no_part_
 
     kept = account([event(2, 0xE, 8, 136)], log, residents, total=128)
     assert [row.unexplained_bytes for row in kept.residuals] == [-48]  # what does not add up is shown
+
+
+def test_what_another_thread_made_in_the_step_and_still_has_is_named():
+    """A script's own threads make the next batches: 32 KiB were unexplained."""
+    events = [event(2, 0xA, 10, 110), event(4, 0xA, -10, 160), event(6, 0xC, 8, 143), event(8, 0xC, -8, 135)]
+    known = Resident(0xB, 100, "parameter", "block", "float32", "[25]")
+    alive = [
+        known,
+        Resident(0xD, 32, "other", "", "float32", "[8]"),
+        Resident(0xE, 50, "other", "", "float32", "[]"),
+    ]
+    result = account(events, residents=[known], total=100, alive=lambda: alive)
+
+    (made,) = [
+        row for row in result.storages if row.size_bytes == 32
+    ]  # 50 more were gone again: 0xE is newer
+    assert (made.category, made.operator, made.birth_s, made.death_s) == (
+        "other",
+        "(another thread)",
+        0.004,
+        None,
+    )
+    assert [row.unexplained_bytes for row in result.residuals] == [0, 28, 3]
+
+    plain = [event(2, 0xA, 10, 110), event(4, 0xA, -10, 100)]
+    assert (
+        len(account(plain, residents=[known], total=100, alive=lambda: 1 / 0).storages) == 2
+    )  # nobody is asked
 
 
 def test_what_python_makes_for_an_operator_belongs_to_it():

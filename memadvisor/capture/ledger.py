@@ -1,0 +1,180 @@
+"""All storages of one traced step, found by address and time: what was there, what came and what went.
+
+Pure Python, no torch. What is known of them comes from the labels (account.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from memadvisor.capture.label_log import Place
+from memadvisor.capture.truth import AllocatorEvent
+
+# The allocator's and Python's clocks agree to far less than this.
+CLOCK_SLACK_NS = 20_000
+BASELINE = Place("baseline", "", "", 0)
+_ELSEWHERE = Place("outside", "", "", 0)
+OTHER_THREAD = "(another thread)"
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A storage that was alive when the step began, or ended, and what the census knows of it."""
+
+    address: int
+    size_bytes: int
+    category: str
+    unit: str
+    dtype: str
+    shape: str
+    operator: str = ""  # what it is for, where no tensor says so
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One allocation on its way to becoming a Storage row."""
+
+    address: int
+    size_bytes: int
+    birth_ns: int
+    death_ns: int | None
+    place: Place
+    operator: str
+    categories: set[str] = field(default_factory=set)
+    unit: str | None = None
+    dtype: str = ""
+    shape: str = ""
+    is_result: bool = False  # an operator returned it; otherwise it never left the operator
+    last_use_ns: int | None = None
+    last_forward_use_ns: int | None = None
+    last_held_ns: int | None = None
+    number: int = -1
+
+
+_birth_ns = attrgetter("birth_ns")
+
+
+class Ledger:
+    """All blocks of a step, found by address and time.
+
+    `given_bytes`: of what was alive when the step began, what the allocator gave for it, where it gives more than it is asked for.
+    """
+
+    def __init__(self, residents: Iterable[Resident], given_bytes: Mapping[int, int], start_ns: int) -> None:
+        self.blocks: list[Block] = []
+        self._given_bytes = given_bytes
+        self._by_address: dict[int, list[Block]] = {}  # in order of birth
+        self._start_ns = start_ns
+        for resident in residents:
+            block = self._add(resident.address, resident.size_bytes, start_ns, BASELINE, resident.operator)
+            block.categories.add(resident.category)
+            block.unit, block.dtype, block.shape = resident.unit, resident.dtype, resident.shape
+
+    def _add(self, address: int, size_bytes: int, birth_ns: int, place: Place, operator: str) -> Block:
+        block = Block(address, size_bytes, birth_ns, None, place, operator)
+        self.blocks.append(block)
+        if place is BASELINE:
+            self._by_address.setdefault(address, []).insert(0, block)
+        else:
+            self._by_address.setdefault(address, []).append(block)
+        return block
+
+    def play(self, events: Sequence[AllocatorEvent], places: Sequence[tuple[int, Place]]) -> None:
+        """Births and deaths, as the allocator saw them."""
+        times = [time_ns for time_ns, _ in places]
+        for event in events:
+            if event.delta_bytes > 0:
+                position = bisect_right(times, event.time_ns) - 1
+                place = places[position][1] if position >= 0 else Place("outside", "", "", 0)
+                self._add(event.address, event.delta_bytes, event.time_ns, place, event.operator)
+                continue
+            living = self._by_address.get(event.address)
+            if living and living[-1].death_ns is None:
+                living[-1].death_ns = event.time_ns
+            else:  # it was there before the step, and nobody knew it
+                block = self._add(event.address, -event.delta_bytes, self._start_ns, BASELINE, "")
+                block.death_ns = event.time_ns
+
+    def at(self, address: int, time_ns: int) -> Block | None:
+        """The block that lived at this address at this time."""
+        lived = self._by_address.get(address)
+        if lived is None:
+            return None
+        position = bisect_right(lived, time_ns + CLOCK_SLACK_NS, key=_birth_ns)
+        if not position:
+            return None
+        block = lived[position - 1]
+        alive = block.death_ns is None or block.death_ns >= time_ns - CLOCK_SLACK_NS
+        return block if alive else None
+
+    def gone_before(self, size_bytes: int) -> int:
+        """Such a thread as `freed_elsewhere` tells of freed this much between the census and the profiler's start.
+
+        Taken for it are residents that nobody has named and the step neither used nor freed, if their sizes add up.
+        Returns their bytes, which are no part of the step; else 0, and nothing changes.
+        """
+        unused = (
+            block
+            for block in self.blocks
+            if block.categories == {"other"} and block.death_ns is None and block.last_use_ns is None
+        )
+        gone, left_bytes = [], size_bytes
+        for block in sorted(unused, key=lambda block: -block.size_bytes):
+            if block.size_bytes <= left_bytes:
+                gone.append(block)
+                left_bytes -= block.size_bytes
+        if left_bytes:
+            return 0
+        for block in gone:
+            self.blocks.remove(block)
+            self._by_address[block.address].remove(block)
+        return size_bytes
+
+    def freed_elsewhere(self, size_bytes: int, time_ns: int) -> int:
+        """A thread that no profiler sees (a backend's own) freed this much; its size tells which block it was.
+
+        Returns the bytes of the block that is taken for it; 0 where none fits, and they stay unexplained.
+        """
+        for block in reversed(self.blocks):
+            if (
+                block.size_bytes == size_bytes
+                and block.death_ns is None
+                and block.birth_ns < time_ns
+                and not block.categories & {"parameter", "gradient", "optimizer_state", "input", "other"}
+            ):
+                block.death_ns = time_ns
+                return size_bytes
+        return 0
+
+    def made_elsewhere(self, alive: Iterable[Resident], residuals: list[tuple[int, int]]) -> None:
+        """Name what another thread made in the step and is `alive` at its end: `residuals`, the bytes that are unexplained
+        from when on, shrink by it from where on they held as much to the end."""
+        strangers = [each for each in alive if not self._is_alive(each.address)]
+        for each in sorted(strangers, key=lambda each: -each.size_bytes):
+            position = len(residuals)
+            while position and residuals[position - 1][1] >= each.size_bytes:
+                position -= 1
+            if position == len(residuals):
+                continue  # newer than the step, or none of what is unexplained
+            place = _ELSEWHERE if position else BASELINE
+            block = self._add(each.address, each.size_bytes, residuals[position][0], place, OTHER_THREAD)
+            block.categories.add(each.category)
+            block.unit, block.dtype, block.shape = each.unit, each.dtype, each.shape
+            residuals[position:] = [(time, left - each.size_bytes) for time, left in residuals[position:]]
+
+    def _is_alive(self, address: int) -> bool:
+        lived = self._by_address.get(address, ())
+        return any(block.death_ns is None for block in lived)
+
+    def sight(self, address: int, time_ns: int, size_bytes: int, dtype: str, shape: str) -> None:
+        """A storage that the step used; if the allocator never saw its birth, it was there before."""
+        block = self.at(address, time_ns)
+        lived = self._by_address.get(address)
+        if block is None and not (lived and lived[0].birth_ns <= time_ns):
+            size_bytes = self._given_bytes.get(address, size_bytes)
+            block = self._add(address, size_bytes, self._start_ns, BASELINE, "")
+        if block is not None and not block.dtype:
+            block.dtype, block.shape = dtype, shape
