@@ -216,7 +216,7 @@ def _hardware_of(value: Hardware | str | Path | None) -> Hardware | None:
 
 
 def apply(plan: Plan | str | Path, model: Any, optimizer: Any) -> Applied:
-    """Apply a plan to a live model and optimizer; `.remove()` takes it off again. Raises PlanError."""
+    """Apply a plan to a live model and optimizer; `.remove()`, on all ranks, takes it off again. Raises PlanError."""
     from memadvisor.capture.session import rank_identity
     from memadvisor.engines.apply import apply as apply_plan
 

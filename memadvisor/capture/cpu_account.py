@@ -6,6 +6,9 @@ flag, find the total in the account by making it change, and check that it does.
 not as expected, there is no account, and what depends on it is "not recorded". With it, the profiler's
 memory events carry the exact total, also of what was allocated before the profiler ran.
 
+Other threads allocate meanwhile: Python's own are kept waiting (a PyDLL holds the interpreter's lock), and one that is
+inside an operator shows in a total that does not come back to what it was.
+
 With the flag set the allocator words a log line for every block, printed or not: 40 % of a step of many tiny
 operators. So the account is closed as soon as the traced step has been written.
 """
@@ -28,12 +31,13 @@ _DELETE = "_ZN3c1025ProfiledCPUMemoryReporter6DeleteEPv"
 _NUM_WORDS = 14  # a mutex, a hash table, the total and a counter: 112 bytes with libstdc++
 _PROBE_BYTES = 4_242_421
 _ERRORS_ONLY = 2
+_NUM_PROBES = 20  # until no other thread allocates during one
 
 
 class CpuAccount:
     """An open account; see `open_cpu_account`."""
 
-    def __init__(self, library: ctypes.CDLL, flag: ctypes.c_bool, *, was_open: bool) -> None:
+    def __init__(self, library: ctypes.PyDLL, flag: ctypes.c_bool, *, was_open: bool) -> None:
         self._flag, self._was_open = flag, was_open
         reporter_of = getattr(library, _REPORTER)
         reporter_of.restype = ctypes.c_void_p
@@ -85,13 +89,14 @@ class CpuAccount:
     def _find_total(self) -> int:
         probe = ctypes.create_string_buffer(1)  # an address that is nobody's block
         address = ctypes.addressof(probe)
-        before = list(self._words)
-        self._new(self._reporter, address, _PROBE_BYTES)
-        grown = [i for i, word in enumerate(self._words) if word - before[i] == _PROBE_BYTES]
-        self._delete(self._reporter, address)
-        if len(grown) != 1 or self._words[grown[0]] != before[grown[0]]:
-            raise ValueError("the account's layout is not the expected one")
-        return grown[0]
+        for _ in range(_NUM_PROBES):
+            before = list(self._words)
+            self._new(self._reporter, address, _PROBE_BYTES)
+            grown = [i for i, word in enumerate(self._words) if word - before[i] == _PROBE_BYTES]
+            self._delete(self._reporter, address)
+            if len(grown) == 1 and self._words[grown[0]] == before[grown[0]]:
+                return grown[0]
+        raise ValueError("the account's layout is not the expected one")
 
 
 def open_cpu_account(alive: Iterable[tuple[int, int]]) -> CpuAccount | None:
@@ -103,7 +108,7 @@ def open_cpu_account(alive: Iterable[tuple[int, int]]) -> CpuAccount | None:
     if os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("INFO", "0"):
         return None  # every allocation would be logged to the script's stderr
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         flag = ctypes.c_bool.in_dll(library, _FLAG)
     except (OSError, ValueError):
         return None

@@ -119,7 +119,7 @@ class Applied:
         return slot if slot is not None and slot.parameter is parameter else None
 
     def remove(self) -> None:
-        """Leave training as it was found. With sharded units all ranks call this."""
+        """Leave training as it was found. With sharded units all ranks call this, and wait for each other."""
         self._offload.bring_back()
         gc.collect()  # else models that the script has dropped may be there on some ranks alone
         for executor in sorted(self._executors, key=lambda executor: executor.number):  # alike on all ranks

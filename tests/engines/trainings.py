@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -196,6 +197,9 @@ def applied(plan: Plan, **options) -> Iterator[Applied]:
     found = install(plan, **options)
     try:
         yield found
+    except BaseException:
+        traceback.print_exc()  # the removal may wait for ranks that have not failed, and be all that is seen
+        raise
     finally:
         found.remove()
 
