@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ LEAST_WIDTH = 60
 _LABEL_WIDTH = 13
 _NEAREST = "memadvisor-nearest"
 _BLOCKS = "\u2588\u2589\u258a\u258b\u258c\u258d\u258e\u258f\u25a0"  # of which bars and legends are made
+
+# A number stays with its unit: rich breaks lines at no-break spaces too.
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i)?B\b|[num]?s\b)")
+_GLUE = "\ue000"
 
 # Sections that are one line still stand apart; notes and problems stay together.
 _TITLES_OF_LINES = ("Peak", "Model", "Step", "Utilization", "Units", "Communication", "What differs")
@@ -50,8 +55,11 @@ class Labelled:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width - _LABEL_WIDTH
-        for number, line in enumerate(self.text.wrap(console, width) if width > 0 else [self.text]):
+        text = self.text.copy()
+        text.plain = _BEFORE_UNIT.sub(_GLUE, text.plain)
+        for number, line in enumerate(text.wrap(console, width) if width > 0 else [text]):
             head = "" if number else self.label
+            line.plain = line.plain.replace(_GLUE, " ")
             line.rstrip()
             yield Text.assemble((f"{head:<{_LABEL_WIDTH}}", "bold"), line)
 
