@@ -48,6 +48,7 @@ def make_account(
     given_bytes: Mapping[int, int] = MappingProxyType({}),
     events: Sequence[AllocatorEvent],
     log: LabelLog,
+    given: Iterable[tuple[int, int]] = (),
     final: Iterable[Named],
     alive: Callable[[], Iterable[Resident]] = tuple,
     start_ns: int,
@@ -58,7 +59,8 @@ def make_account(
 ) -> Account:
     """The rows of a traced step.
 
-    `offset_ns` turns the layers' wall clock into the journal's monotonic clock. `final` names storages as they are at
+    `offset_ns` turns the layers' wall clock into the journal's monotonic clock. `given`, (address, time), is what the
+    script called models with; `final` names storages as they are at
     the end of the step, and `alive` finds all that are there then: it is asked where something is unexplained.
     `start_allocated_bytes` is the allocator's total at the step's start.
     """
@@ -66,6 +68,7 @@ def make_account(
     ledger = Ledger(residents, given_bytes, start_ns)
     ledger.play(events, sorted(log.places, key=lambda entry: entry[0]))
     saved_blocks = _apply_log(ledger, log, final)
+    _apply_given(ledger, given)
     residuals, peak_bytes, peak_reserved_bytes = _residuals(ledger, events, start_allocated_bytes, start_ns)
     if residuals and residuals[-1][1] > 0:
         ledger.made_elsewhere(alive(), residuals)
@@ -160,6 +163,18 @@ def _apply_positions(ledger: Ledger, log: LabelLog) -> None:
             block.categories.add("input")
         elif block.place.phase == "recompute" and _alive_at_any(block, log.recompute_ends_ns):
             block.categories.add("activation")
+
+
+def _apply_given(ledger: Ledger, given: Iterable[tuple[int, int]]) -> None:
+    """What models were called with and nobody else has named: a batch that was there before the step."""
+    for address, time_ns in given:
+        block = ledger.at(address, time_ns)
+        if (
+            block is not None
+            and block.place.phase == "baseline"
+            and block.categories <= {"other", "activation"}
+        ):
+            block.categories.add("input")
 
 
 def _name_operators(ledger: Ledger, calls: Sequence[OperatorCall]) -> None:

@@ -37,10 +37,15 @@ class SeenCall:
 
 
 class ModuleCallLog:
-    """All calls of a step, in order of their start. Holds no tensor."""
+    """All calls of a step, in order of their start. Holds no tensor.
+
+    `given`: what the script itself called a model with, as (address, time in ns); a batch that is a small part of what
+    is stored there (a data set as a whole) is left out.
+    """
 
     def __init__(self, address_of: Callable[[torch.Tensor], int]) -> None:
         self.calls: list[SeenCall] = []
+        self.given: list[tuple[int, int]] = []
         self._address_of = address_of
         self._open: dict[int, SeenCall] = {}  # by the depth of the module stack
 
@@ -69,6 +74,8 @@ class ModuleCallLog:
             for address in self._addresses(tensor):
                 was_changed, needed = inputs.get(address, (False, True))
                 inputs[address] = was_changed or changed, needed and tensor.requires_grad
+            if not depth:
+                self.given += ((address, call.start_ns) for address in self._addresses_of_most(tensor))
         call.inputs = tuple((address, *known) for address, known in inputs.items())
         call.outputs = self._all_addresses(_tensors(output))
         if call.info.is_unit and call.phase == "forward":
@@ -82,6 +89,12 @@ class ModuleCallLog:
         for plain in plain_tensors(tensor):
             address = self._address_of(plain)
             if address:
+                yield address
+
+    def _addresses_of_most(self, tensor: torch.Tensor) -> Iterator[int]:
+        for plain in plain_tensors(tensor):
+            address = self._address_of(plain)
+            if address and 2 * plain.nbytes >= plain.untyped_storage().nbytes():
                 yield address
 
 

@@ -135,6 +135,7 @@ class Tracer:
                 self.log.places,
                 self.log.named,
                 self.module_calls.calls,
+                self.module_calls.given,
             ):
                 log.clear()
 
@@ -177,6 +178,7 @@ class Tracer:
             given_bytes=self._given_bytes,
             events=[event for event in events if event.time_ns <= end_ns],
             log=self.log,
+            given=self.module_calls.given,
             final=final,
             alive=self._alive,
             start_ns=self._start_ns if not events else min(self._start_ns, events[0].time_ns - 1),

@@ -84,3 +84,19 @@ def test_a_shared_module_has_a_call_each_time_and_none_without_gradients(tmp_pat
     assert [call.module for call in rank.module_calls] == ["", "shared", "shared"]
     inputs = [row for row in rank.call_tensors if row.call_id == 0 and row.role == "input"]
     assert len(inputs) == 2  # one of them by keyword, inside a dictionary and a list
+
+
+def test_a_batch_that_was_there_before_the_step_is_an_input_and_a_data_set_is_not(tmp_path):
+    """Of a batch that is trained on again and again the whole was "other"."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch, data = torch.randn(8, 16), torch.randn(100, 16)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for number in range(4):
+            (model(batch) + model(data[number : number + 8])).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    categories = {row.shape: row.category for row in prof.run.ranks[0].storages if row.phase == "baseline"}
+
+    assert categories["[8, 16]"] == "input"
+    assert categories["[100, 16]"] == "other"
