@@ -3,29 +3,11 @@
 import dataclasses
 
 from memadvisor.analyzers.analysis import analyze
-from memadvisor.analyzers.checkpointing import CheckpointedModule, Checkpointing
+from memadvisor.analyzers.checkpointing import Checkpointing
 from memadvisor.report.checkpointing import checkpointing_table
 from memadvisor.report.view import RankView
+from tests.make_checkpointing import PEAK_BYTES, checkpointed
 from tests.make_run import make_run
-
-PEAK_BYTES = 10**9
-
-
-def row(name, saved_bytes, obstacle=""):
-    return CheckpointedModule(
-        name=name,
-        type_name="Block",
-        modules=(name,),
-        num_calls=1,
-        freed_bytes=saved_bytes,
-        still_kept_bytes={},
-        peak_bytes=PEAK_BYTES - (saved_bytes or 0),
-        peak_saved_bytes=saved_bytes,
-        peak_position="backward",
-        recomputed_flops=None,
-        extra_time_s=None,
-        obstacle=obstacle,
-    )
 
 
 def text_of(*rows):
@@ -38,7 +20,10 @@ def text_of(*rows):
 
 def test_modules_that_lower_the_peak_by_next_to_nothing_are_counted_and_not_listed():
     text = text_of(
-        row("large", 10**8), row("small", 10**4), row("none", -5000), row("cut", None, "it changes its input")
+        checkpointed("large", PEAK_BYTES // 10),
+        checkpointed("small", 1000),
+        checkpointed("none", -5000),
+        checkpointed("cut", None, obstacle="it changes its input"),
     )
 
     assert "large" in text and "cut" in text
@@ -47,4 +32,4 @@ def test_modules_that_lower_the_peak_by_next_to_nothing_are_counted_and_not_list
 
 
 def test_where_nothing_lowers_the_peak_the_best_are_listed_for_that():
-    assert "small" in text_of(row("small", 10**4), row("none", -5000))
+    assert "small" in text_of(checkpointed("small", 1000), checkpointed("none", -5000))
