@@ -32,7 +32,7 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     nothing else, or as nothing else that the operator has made in the module. Where a convolution takes another algorithm
     with fewer samples, it makes other things (slow_convolutions.py). Whatever else has no recorded shape keeps its size,
     so the step is never made smaller than it is known to become. For the same reason all that is born in a forward or
-    backward grows, but for what has the shape of a parameter.
+    backward grows, but for what has the shape of a parameter; so do batches that were there before.
     """
     if divisor == 1 or step.num_samples is None:
         return {}
@@ -41,7 +41,7 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
         return {
             row.storage_id: -(-row.size_bytes // divisor)
             for row in rank.storages
-            if row.phase not in ("baseline", "optimizer")
+            if (row.phase not in ("baseline", "optimizer") or row.category == "input")
             and row.category not in _KEPT
             and (not row.shape or dimensions(row.shape) not in weights)
         }

@@ -1,6 +1,7 @@
 """Which storages shrink with the micro-batch, by their shapes."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
@@ -71,6 +72,18 @@ def test_the_last_steps_output_shrinks_where_this_steps_takes_its_place():
     assert shrunk({**output, "death_s": None}, {**before, "death_s": 1.0}) == [True, True]
     assert shrunk({**output, "death_s": None}, {**before, "death_s": None}) == [True, False]
     assert shrunk({**output, "death_s": 1.0}, {**before, "death_s": 1.0}) == [True, False]
+
+
+def test_a_batch_that_was_there_before_grows_and_is_not_taken_to_shrink():
+    """A loader that is a batch ahead; of a smaller micro-batch the script may hold the whole batch as before."""
+    before = storage(
+        shape=f"[{SAMPLES}, 7]", size_bytes=4096, category="input", phase="baseline", storage_id=1
+    )
+    rows = (before, replace(before, category="other", storage_id=2))
+    rank = replace(RANK, storages=rows)
+
+    assert shrink_batch(rank, rank.traced_step, Fraction(1, 2)) == {1: 8192}
+    assert shrink_batch(rank, rank.traced_step, 2) == {}
 
 
 def test_attention_stacks_samples_and_heads_and_three_tensors_of_them():
