@@ -126,11 +126,19 @@ _TPU_V5E_POD = _node(
     "Google Cloud TPU v5e, https://docs.cloud.google.com/tpu/docs/v5e",
     per_node=256,
 )
-_TPU_V6E_POD = ReferenceNode(
-    name="a pod of 256 TPU v6e",
+_TPU_V6E_POD = _node(
+    "a pod of 256 TPU v6e, 100 Gbit/s for each",
+    256,
+    100,
+    "Google Cloud TPU v6e, https://docs.cloud.google.com/tpu/docs/v6e",
     per_node=256,
-    bytes_per_s=None,
-    source="Google Cloud TPU v6e, https://docs.cloud.google.com/tpu/docs/v6e",
+)
+_TPU_7X_POD = _node(
+    "a pod of 9216 TPU7x, 100 Gbit/s for each",
+    9216,
+    100,
+    "Google Cloud TPU7x, https://docs.cloud.google.com/tpu/docs/tpu7x",
+    per_node=9216,
 )
 _GAUDI3_NODE = _node(
     "Intel's node of 8 Gaudi 3, 3 x 200 Gbit/s for each",
@@ -141,11 +149,12 @@ _GAUDI3_NODE = _node(
 _TPU_V4_POD = ReferenceNode(
     name="a pod of 4096 TPU v4", per_node=4096, bytes_per_s=None, source="arXiv:2304.01433"
 )
-_TPU_V5P_POD = ReferenceNode(
-    name="a slice of 6144 TPU v5p",
+_TPU_V5P_POD = _node(
+    "a slice of 6144 TPU v5p, 50 Gbit/s for each",
+    6144,
+    50,
+    "Google Cloud TPU v5p, https://docs.cloud.google.com/tpu/docs/v5p",
     per_node=6144,
-    bytes_per_s=None,
-    source="Google Cloud TPU v5p, https://cloud.google.com/tpu/docs/v5p-training",
 )
 _FRONTIER = _node(
     "a node of Frontier, 4 x 200 Gbit/s Slingshot for 4 MI250X (8 dies)",
@@ -198,17 +207,29 @@ _TPU_V6E_MESH = Link(
     alpha_s=NVLINK_LATENCY_S,
     source=f"{_TPU_V6E_POD.source}: 800 GB/s both ways",
 )
+_TPU_7X_MESH = Link(
+    kind="ICI",
+    bytes_per_s=600e9,
+    alpha_s=NVLINK_LATENCY_S,
+    source=f"{_TPU_7X_POD.source}: 1200 GB/s both ways",
+)
 _GAUDI3_MESH = Link(
     kind="Ethernet of Gaudi 3",
     bytes_per_s=525e9,
     alpha_s=NETWORK_LATENCY_S,
     source=f"{_GAUDI3_NODE.source}: 21 ports of 200 Gbit/s inside a node",
 )
+_GAUDI2_NODE = _node(
+    "a node of 8 Gaudi 2, 3 x 100 Gbit/s for each",
+    24,
+    100,
+    "Intel Gaudi architecture (21 of 24 ports of 100 Gbit/s inside a node), https://docs.habana.ai/en/latest/Gaudi_Overview/Gaudi_Architecture.html",
+)
 _GAUDI2_MESH = Link(
     kind="Ethernet of Gaudi 2",
     bytes_per_s=262.5e9,
     alpha_s=NETWORK_LATENCY_S,
-    source="as Gaudi 3's (21 of 24 ports inside a node), at half its rate: 4.8 of 9.6 Tbit/s, as the Gaudi 2 in the catalogue",
+    source=f"{_GAUDI2_NODE.source}: 21 ports of 100 Gbit/s inside a node",
 )
 _TPU_V5P_MESH = Link(
     kind="ICI",
@@ -265,9 +286,10 @@ LINKS: dict[str, DeviceLinks] = {
     "MI350X-288GB": _links(5, _MI355X_MESH, _MI355X_NODE),
     "MI355X-288GB": _links(5, _MI355X_MESH, _MI355X_NODE),
     "RTX-PRO-6000-96GB": _links(5),
-    "Gaudi-2-96GB": _links(4, _GAUDI2_MESH),
+    "Gaudi-2-96GB": _links(4, _GAUDI2_MESH, _GAUDI2_NODE),
     "Gaudi-3-128GB": _links(5, _GAUDI3_MESH, _GAUDI3_NODE),
     "TPU-v6e-32GB": _links(5, _TPU_V6E_MESH, _TPU_V6E_POD),
+    "TPU-7x-192GB": _links(5, _TPU_7X_MESH, _TPU_7X_POD),
     "TPU-v4-32GB": _links(3, _TPU_V4_MESH, _TPU_V4_POD),
     "TPU-v5e-16GB": _links(3, _TPU_V5E_MESH, _TPU_V5E_POD),
     "TPU-v5p-95GB": _links(3, _TPU_V5P_MESH, _TPU_V5P_POD),

@@ -24,8 +24,10 @@ MI350X = (
 )
 TPU_V4 = "Jouppi et al., TPU v4 (arXiv:2304.01433), table 4"
 TPU_V5E = "Google Cloud TPU v5e, https://docs.cloud.google.com/tpu/docs/v5e"
-TPU_V5P = "Google Cloud TPU v5p, https://cloud.google.com/tpu/docs/v5p-training"
+TPU_V5P = "Google Cloud TPU v5p, https://docs.cloud.google.com/tpu/docs/v5p"
 TPU_V6E = "Google Cloud TPU v6e, https://docs.cloud.google.com/tpu/docs/v6e"
+TPU_7X = "Google Cloud TPU7x (Ironwood), https://docs.cloud.google.com/tpu/docs/tpu7x"
+GAUDI2_FP8 = "Intel Gaudi 3 AI accelerator white paper (table of Gaudi 2 and Gaudi 3), https://www.intel.com/content/www/us/en/content-details/817486/intel-gaudi-3-ai-accelerator-white-paper.html"
 GAUDI = "Intel at Hot Chips 2024, Gaudi 3 AI accelerator (table of Gaudi, Gaudi 2 and Gaudi 3), https://www.sgpjbg.com/baogao/465025.html"
 RTX_PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell, tensor rates without sparsity as printed by https://hmc-tech.com/gpu/nvidia-rtx-pro-6000-blackwell-vs-amd-radeon-pro-duo-polaris; memory, https://gpu.name/posts/nvidia-unveils-rtx-pro-6000-blackwell-gpu-with-24-064-cores-and-96gb-memory"
 MI250X = "AMD Instinct MI250X product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
@@ -41,6 +43,26 @@ GEFORCE_SHARE, GEFORCE_PRODUCTS = (
 CDNA3_SHARE, CDNA3_PRODUCTS = (
     0.5,
     "Microsoft, AI benchmarking guide, ND MI300X v5, https://github.com/Azure/AI-benchmarking-guide",
+)
+
+# What a step's large products reach of the best that a single one of many shapes does, as an A100's: 0.81 of the sheet's rate (the
+# cost model's `matmul_share`) where the best is 0.869 of it. Cards whose sheet says nothing of the best have none of their own.
+OF_THE_BEST = 0.93
+BEST_PRODUCTS = "maximum achievable matmul FLOPS, https://github.com/stas00/ml-engineering/tree/master/compute/accelerator#maximum-achievable-matmul-flops-comparison-table"
+GAUDI2_SHARE, GAUDI3_SHARE = 0.994 * OF_THE_BEST, 1288.8 / 1835 * OF_THE_BEST
+CDNA2_SHARE = 0.767 * OF_THE_BEST
+# v4's and v5p's matrix units are v5e's (128 x 128, https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm).
+TPU_SHARE, TPU_PRODUCTS = (
+    0.923 * OF_THE_BEST,
+    "JAX documentation, products of 8192 on a v5e by XLA, https://docs.jax.dev/en/latest/pallas/tpu/matmul.html",
+)
+TPU_V6E_SHARE, TPU_V6E_PRODUCTS = (
+    0.793 * OF_THE_BEST,
+    "products of 8192 and more by XLA, https://github.com/yangwhale/gpu-tpu-pedia/tree/main/tpu/v7_perf",
+)
+TPU_7X_SHARE, TPU_7X_PRODUCTS = (
+    956.4 / 1153.5 * OF_THE_BEST,
+    "Google's microbenchmarks, products of 32768 on one of a chip's two devices, https://github.com/AI-Hypercomputer/accelerator-microbenchmarks/blob/main/Ironwood/Ironwood_Microbenchmarks_readme.md",
 )
 
 OTHER_CARDS: tuple[CatalogueEntry, ...] = (
@@ -156,7 +178,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 47.85e12,  # by its matrix cores, which torch's products use
             "float64": 47.85e12,
         },
-        sources=one_page(MI250X),
+        sources=one_page(MI250X) | {"matmul": BEST_PRODUCTS},
+        matmul_share=CDNA2_SHARE,
     ),
     CatalogueEntry(
         name="MI250-die-64GB",
@@ -169,7 +192,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 45.25e12,
             "float64": 45.25e12,
         },
-        sources=one_page(MI250),
+        sources=one_page(MI250) | {"matmul": BEST_PRODUCTS},
+        matmul_share=CDNA2_SHARE,
     ),
     CatalogueEntry(
         name="MI210-64GB",
@@ -177,7 +201,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=64 * 10**9,
         memory_bandwidth_bytes_per_s=1.6e12,
         peak_flops_per_s={"float16": 181e12, "bfloat16": 181e12, "float32": 45.3e12, "float64": 45.3e12},
-        sources=one_page(MI210),
+        sources=one_page(MI210) | {"matmul": BEST_PRODUCTS},
+        matmul_share=CDNA2_SHARE,
     ),
     CatalogueEntry(
         name="MI300X-192GB",
@@ -245,7 +270,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=32 * 10**9,
         memory_bandwidth_bytes_per_s=1200e9,
         peak_flops_per_s={"bfloat16": 275e12},
-        sources=one_page(TPU_V4),
+        sources=one_page(TPU_V4) | {"matmul": TPU_PRODUCTS},
+        matmul_share=TPU_SHARE,
     ),
     CatalogueEntry(
         name="TPU-v5e-16GB",
@@ -253,7 +279,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=16 * 10**9,
         memory_bandwidth_bytes_per_s=819e9,
         peak_flops_per_s={"bfloat16": 197e12},
-        sources=one_page(TPU_V5E),
+        sources=one_page(TPU_V5E) | {"matmul": TPU_PRODUCTS},
+        matmul_share=TPU_SHARE,
     ),
     CatalogueEntry(
         name="TPU-v5p-95GB",
@@ -263,25 +290,37 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         ),
         memory_bytes=95 * 10**9,
         memory_bandwidth_bytes_per_s=2765e9,
-        peak_flops_per_s={"bfloat16": 459e12},
-        sources=one_page(TPU_V5P),
+        peak_flops_per_s={"float8_e4m3fn": 459e12, "bfloat16": 459e12},
+        sources=one_page(TPU_V5P) | {"matmul": TPU_PRODUCTS},
+        matmul_share=TPU_SHARE,
     ),
     CatalogueEntry(
         name="TPU-v6e-32GB",
         aliases=("tpu v6e", "tpuv6e", "trillium", "tpu trillium", "tpu v6e trillium"),
         memory_bytes=32 * 10**9,
         memory_bandwidth_bytes_per_s=1638e9,
-        peak_flops_per_s={"bfloat16": 918e12},
-        sources=one_page(TPU_V6E),
+        peak_flops_per_s={"float8_e4m3fn": 918e12, "bfloat16": 918e12},
+        sources=one_page(TPU_V6E) | {"matmul": TPU_V6E_PRODUCTS},
+        matmul_share=TPU_V6E_SHARE,
+    ),
+    CatalogueEntry(
+        name="TPU-7x-192GB",
+        aliases=("tpu7x", "tpu 7x", "tpu v7x", "tpu v7", "ironwood", "tpu ironwood", "tpu7x ironwood"),
+        memory_bytes=192 * 10**9,
+        memory_bandwidth_bytes_per_s=7380e9,
+        peak_flops_per_s={"float8_e4m3fn": 4614e12, "bfloat16": 2307e12},
+        sources=one_page(TPU_7X) | {"matmul": TPU_7X_PRODUCTS},
+        matmul_share=TPU_7X_SHARE,
     ),
     CatalogueEntry(
         name="Gaudi-2-96GB",
         aliases=("gaudi2", "gaudi 2", "gaudi2 hpu"),
         memory_bytes=96 * 10**9,
         memory_bandwidth_bytes_per_s=2.46e12,
-        peak_flops_per_s={"bfloat16": 432e12},
+        peak_flops_per_s={"float8_e4m3fn": 865e12, "bfloat16": 432e12},
         power_w=600,
-        sources=one_page(GAUDI),
+        sources=one_page(GAUDI) | {"flops": GAUDI2_FP8} | {"matmul": BEST_PRODUCTS},
+        matmul_share=GAUDI2_SHARE,
     ),
     CatalogueEntry(
         name="Gaudi-3-128GB",
@@ -290,6 +329,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bandwidth_bytes_per_s=3.67e12,
         peak_flops_per_s={"float8_e4m3fn": 1835e12, "bfloat16": 1835e12},
         power_w=900,
-        sources=one_page(GAUDI),
+        sources=one_page(GAUDI) | {"matmul": BEST_PRODUCTS},
+        matmul_share=GAUDI3_SHARE,
     ),
 )
