@@ -324,6 +324,16 @@ UNSLOTH = Preset(
     names=("unsloth",),
     offloads_recomputed=True,
 )
+JAX = Preset(
+    software=Software(name="jax", casts_shards=True, gathers_narrow=True, fused_loss=True, launch_share=0.0),
+    meaning="one program of XLA's for a step, whose pointwise operators are fused: nothing is launched layer by layer, and logits are cast where the loss reads them; "
+    "parameters in fp32, sharded (ZeRO stage 3), cast to bf16 and gathered for each layer; 16 B a parameter",
+    source="https://github.com/AI-Hypercomputer/maxtext, MaxText/configs/base.yml (weight_dtype float32, dtype bfloat16, fsdp the axis that is sharded over by default) and "
+    "train.py (jax.jit of a step); https://openxla.org/xla/architecture (fusion); xla/hlo/transforms/collectives/collective_quantizer.cc (gathers in the 8 bits of products)",
+    names=("maxtext", "paxml", "jax", "axlearn", "levanter", "easylm", "t5x"),
+    zero_stage=3,
+    sequence_parallel=False,
+)
 # Of whole projects, whose names stand beside many a trainer's and in many an address.
 _OF_PROJECTS = (DDP, HUGGING_FACE)
 PRESETS = (
@@ -343,6 +353,7 @@ PRESETS = (
     DDP,
     HUGGING_FACE,
     UNSLOTH,
+    JAX,
 )
 
 

@@ -184,10 +184,15 @@ def _tied_choices(shape: _Shape, gated: bool) -> tuple[bool, ...]:
 
 def gated_by_name(name: str) -> bool | None:
     """Whether models of that family have three matrices in the feed-forward block; None for a name that tells nothing."""
-    word = re.sub(r"[^a-z0-9]", "", name.lower().rsplit("/", 1)[-1])
-    if any(word.startswith(family) for family in _GATED.split()):
-        return True
-    return False if any(word.startswith(family) for family in _PLAIN.split()) else None
+    own = name.lower().rsplit("/", 1)[-1]
+    word = re.sub(r"[^a-z0-9]", "", own)
+    kinds = {True: _GATED.split(), False: _PLAIN.split()}
+    for gated, families in kinds.items():
+        if any(word.startswith(family) for family in families):
+            return gated
+    inside = re.findall(r"[a-z]+\d*", own)  # `Hugging Face BERT`
+    found = {gated for gated, families in kinds.items() if set(families) & set(inside)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _variant(shape: _Shape, gated: bool, tied: bool) -> Architecture:

@@ -15,6 +15,12 @@ _ALL = re.compile(
 _EVERY = re.compile(r"every (\d+)|every (?:other|second)|half|(\d+) ?(?:of|in|out of|/) ?([1-9]\d*)")
 # torchtitan's `selective` by layer: every second one, or as many as are said, as a whole (its activation checkpointing).
 _SELECTED_LAYERS = re.compile(r"selective\W*(?:ac\W*)?layers?\W*([1-9]\d?)?", re.IGNORECASE)
+# Policies of jax.checkpoint, and MaxText's names of them (MaxText/layers/models.py): those that keep results of products, and those
+# that keep some of them beside a layer's input, which is as much as nothing.
+_KEEPS_PRODUCTS = re.compile(
+    r"minimal|(checkpoint)?dots(saveable)?(withnobatchdims(saveable)?)?$|checkpointdots|savedotwithcontext$"
+)
+_KEEPS_SOME = re.compile(r"save\w+|qkvproj\w*|custom|offload\w*")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")  # of the layers
 _COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers")
 
@@ -31,6 +37,11 @@ def recomputation(cells: Cells, layers_of_part: float) -> tuple[str, float]:
         return "full", 1 / int(of_layers[1] or 2)
     is_asked = method in ("uniform", "block") or bool(count)
     word = recompute_word(text if text is not None or not is_asked else "full")
+    if word == "full" and _KEEPS_SOME.match(plain_word(text or "")):
+        cells.note(
+            f"recompute {text!r} keeps some of what a layer makes: that it keeps its input alone is taken"
+        )
+        return word, 1.0
     if word != "full" or method == "uniform":
         return word, 1.0  # uniform: the layers that run again together, of all
     words = (text or "").lower()
@@ -76,13 +87,19 @@ def recompute_word(text: str | None) -> str:
     """What is recomputed, from the words that tables use. Raises UsageError for words that say nothing."""
     words = (text or "none").lower().strip()
     word = plain_word(words.split("(")[0])
-    if words in NO or re.fullmatch(
-        r"no(ne|act|recompute|recomputation|ckpt|checkpointing|ac)?|without.*|00", word
+    if (
+        words in NO
+        or re.fullmatch(r"no(ne|act|recompute|recomputation|ckpt|checkpointing|ac)?|without.*|00", word)
+        or word == "everythingsaveable"
     ):
         return "none"
+    if word == "nothingsaveable" or _KEEPS_SOME.match(word):
+        return "full"
     if re.search(r"select|attn|attention|sac\b|scores|\bsel\b|\bop\b|core", words):
         return "selective"
-    if any(part in words for part in ("norm", "swiglu", "act func", "pointwise")):
+    if _KEEPS_PRODUCTS.match(word) or any(
+        part in words for part in ("norm", "swiglu", "act func", "pointwise")
+    ):
         return "pointwise"
     if (
         words in YES

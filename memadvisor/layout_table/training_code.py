@@ -16,6 +16,7 @@ from memadvisor.software import (
     DEEPSPEED,
     FSDP,
     GPT_NEOX,
+    HUGGING_FACE,
     LLM_FOUNDRY,
     MEGATRON_2021,
     MEGATRON_CORE,
@@ -55,6 +56,7 @@ STRATEGIES = {
     "osg": 2,
 }
 _WITHOUT_FLASH = ("V100", "A100")
+_OLDER = (DDP, HUGGING_FACE, DEEPSPEED)  # trainers of before FlashAttention
 _LATER = re.compile(r"mpt\d|falcon|nemotron|starcoder|phi\d|stablelm|olmo")  # of 2023 and later
 _DTYPE_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
 
@@ -79,9 +81,13 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     software = on_accelerator(software, accelerator, is_given=is_given)
     if attention is not None:
         software = dataclasses.replace(software, fused_attention=is_fused(attention))
+    elif preset in _OLDER and _is_old(architecture, accelerator.name) and accelerator.name.startswith("V100"):
+        # FlashAttention is for cards from Turing on (its README.md), and these models are from before there was another such kernel.
+        software = dataclasses.replace(software, fused_attention=False, dropout=True)
     dropout, optimizer = _dropout(cells), cells.text("optimizer")
     software = _collectives(cells, _compiled(cells, software))
-    software = dataclasses.replace(software, launch_share=_launched(cells))
+    if cells.text("cuda_graphs") is not None:
+        software = dataclasses.replace(software, launch_share=_launched(cells))
     if dropout is not None:
         software = dataclasses.replace(software, dropout=dropout)
     if optimizer is not None:
@@ -188,6 +194,8 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
     framework = cells.text("framework")
     if framework is not None:
         preset = find_preset(framework)
+        if preset in (DDP, HUGGING_FACE):
+            preset = _sharded_by(cells, is_old) or preset
         if preset is not None:
             return MEGATRON_CORE if preset is MEGATRON_2021 and not is_old else preset
         cells.note(f"framework {framework!r} is not known: what is taken where none is named is taken")
@@ -199,6 +207,16 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
     if named is not None:
         return MEGATRON_CORE if named is MEGATRON_2021 and not is_old else named
     return MEGATRON_2021 if is_old else MODERN
+
+
+def _sharded_by(cells: Cells, is_old: bool) -> Preset | None:
+    """Whose shards are trained by a project that has none of its own: FSDP's or DeepSpeed's, by their words."""
+    found = _named_by_strategy(cells.text("strategy") or "", is_old)
+    if found is None and stage_in(f"zero{cells.text('zero_stage') or ''}"):
+        return DEEPSPEED
+    if found is MEGATRON_DEEPSPEED:
+        return DEEPSPEED
+    return found if found in (FSDP, DEEPSPEED) else None
 
 
 def _named_by_strategy(text: str, is_old: bool) -> Preset | None:

@@ -5,6 +5,7 @@ What they say goes into the columns that are for it, where the row has none of i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -64,7 +65,9 @@ def spelled_out(cells: Cells) -> Cells:
         _stage,
         _sharded,
         _offload,
+        _offloaded_inputs,
         _ulysses,
+        _of_each_device,
         _batch,
     ):
         said |= reader(said)
@@ -207,6 +210,17 @@ def _offload(said: dict[str, str]) -> dict[str, str]:
     return {column: "true" for column in named if column not in said}
 
 
+def _offloaded_inputs(said: dict[str, str]) -> dict[str, str]:
+    """What is kept for the backward waits on the host, of words for recomputation: MaxText's `minimal_offloaded`, axolotl's `offload`,
+    Unsloth's own checkpoints."""
+    text = said.get("recompute", "").lower()
+    if not re.search(r"unsloth|(full|minimal|^)[\s_-]*offload", text) or "offload_activations" in said:
+        return {}
+    if not text.startswith("minimal"):
+        said["recompute"] = "full"
+    return {"offload_activations": "true"}
+
+
 def _ulysses(said: Mapping[str, str]) -> dict[str, str]:
     """Degrees of a sequence parallelism that is not Megatron's: ranks split each sequence, and heads inside attention."""
     size = _number(said, "ulysses") or _number(said, "sequence_parallel") or 1
@@ -216,6 +230,16 @@ def _ulysses(said: Mapping[str, str]) -> dict[str, str]:
         return {"sequence_parallel": "true"}
     ring = _number(said, "cp")
     return {"cp": str(size), "context_kind": "ulysses"} if ring is None else {"cp": str(size * ring)}
+
+
+def _of_each_device(said: Mapping[str, str]) -> dict[str, str]:
+    """MaxText's `per_device_batch_size` counts those that share a sequence too, and may be less than one (its base.yml)."""
+    size = re.fullmatch(r"\d+(\.\d+)?", said.get("micro_batch_size", ""))
+    inner = math.prod(_number(said, column) or 1 for column in ("tp", "cp"))
+    others = {"global_batch_seqs", "grad_accum", "dp"} & set(said)
+    if size is None or inner == 1 or others or "maxtext" not in said.get("framework", "").lower():
+        return {}
+    return {"micro_batch_size": f"{float(size[0]) * inner:g}"}
 
 
 def _batch(said: Mapping[str, str]) -> dict[str, str]:

@@ -97,3 +97,24 @@ def test_families_of_after_flash_attention_have_it_on_a100_too():
     }
 
     assert fused == {"GPT-3 175B": False, "MPT-7B": True, "Nemotron-4-15B": True}
+
+
+def test_who_shards_of_a_project_that_has_no_shards_of_its_own():
+    """Accelerate shards by FSDP or DeepSpeed, and the model stays Hugging Face's class."""
+    rows = ({"strategy": "full_shard"}, {"strategy": "ZeRO-3"}, {"zero_stage": "2"}, {"strategy": "DDP"}, {})
+    found = [case_of(framework="ms-swift", n_gpus="8", **row).step.software for row in rows]
+    assert [each.name for each in found] == ["fsdp", "deepspeed", "deepspeed", "huggingface", "huggingface"]
+    assert all(each.reference_code for each in found)
+    assert case_of(framework="PyTorch", strategy="HYBRID_SHARD", n_gpus="8").step.software.name == "fsdp"
+
+
+def test_a_program_of_xla_launches_no_layers_whatever_it_is_called():
+    for name in ("MaxText", "Paxml, Transformer Engine", "JAX (EasyLM)"):
+        step = case_of(framework=name, n_gpus="8").step
+        assert (step.software.name, step.software.launch_share, step.layout.zero_stage) == ("jax", 0.0, 3)
+
+
+def test_scores_are_in_memory_on_a_card_that_no_flash_kernel_is_for():
+    gpt = {"n_layers": "16", "hidden": "1536", "n_heads": "16", "ffn": "", "strategy": "DDP"}
+    rows = ({"gpu": "V100"}, {"gpu": "A100"}, {"gpu": "V100", "attention": "xformers"})
+    assert [case_of(**gpt, **row).step.software.fused_attention for row in rows] == [False, True, True]
