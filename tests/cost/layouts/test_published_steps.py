@@ -58,6 +58,13 @@ AT_MOST = {
     "deepspeed_llama_a800": (0.55, 0.3),
     "nemo_long_h100": (0.2, None),
     "nemo_blackwell": (0.12, None),
+    "maxtext_tpu": (0.1, None),
+    "tpu_recipes": (0.18, None),
+    "pai_rapidformer_v100": (0.45, 0.25),
+    "gaudi2_llama": (0.25, None),
+    "bert_v100": (0.15, None),
+    "lumen_mi325x": (0.25, 0.2),
+    "swift_qwen3_l40s": (0.25, 0.15),
 }
 
 
