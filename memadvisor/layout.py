@@ -154,6 +154,12 @@ class Software:
         return narrow if self.keeps_narrow else 2.0
 
     @property
+    def element_bytes(self) -> float:
+        """Of an element of activations: four where products take fp32 or TF32, and nothing casts; beside adapters always two."""
+        is_wide = self.compute_dtype in ("float32", "tf32") and not self.autocast and self.lora is None
+        return 4.0 if is_wide else 2.0
+
+    @property
     def has_selective(self) -> bool:
         """Selective recomputation changes something: fused attention keeps no scores that could be computed again."""
         return self.selective == "operators" or not self.fused_attention

@@ -12,7 +12,7 @@ from memadvisor.cost.layouts.kernels import (
 )
 from memadvisor.layout import TrainingStep
 
-# Bytes that pass of one score where attention is not fused: softmax and dropout, forward and backward (each reads and
+# Bytes that pass of one score of two bytes where attention is not fused: softmax and dropout, forward and backward (each reads and
 # writes two-byte scores, dropout a mask of one byte).
 _SCORES_FORWARD, _SCORES_FORWARD_DROPOUT = 4.0, 9.0
 _SCORES_BACKWARD, _SCORES_BACKWARD_DROPOUT = 6.0, 11.0
@@ -67,7 +67,7 @@ def _attention_core(
     head = query / model.n_heads
     product = matmul_seconds if head % _ALIGNED == 0 else unaligned_matmul_seconds
     products = product(device.wide, rows, seen, head, heads) + product(device.wide, rows, head, seen, heads)
-    scores = heads * rows * seen
+    scores = heads * rows * seen * device.element_bytes / 2
     dropout = model.reference_code.score_dropout if software.reference_code else software.dropout
     forward_bytes = _SCORES_FORWARD_DROPOUT if dropout else _SCORES_FORWARD
     backward_bytes = _SCORES_BACKWARD_DROPOUT if dropout else _SCORES_BACKWARD

@@ -1,4 +1,4 @@
-"""What the embedding and the head do for one microbatch on one rank, and how long that takes. Elements have two bytes."""
+"""What the embedding and the head do for one microbatch on one rank, and how long that takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def embedding_work(model: Architecture, step: TrainingStep, device: Device, grou
     """Looking rows up, and adding their gradients to the table's."""
     layout = step.layout
     tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
-    activations = 2.0 * tokens * model.hidden
+    activations = step.software.element_bytes * tokens * model.hidden
     calls = groups.tensor.seconds("all_reduce", activations) if layout.tensor > 1 else 0.0
     if groups.lines is not None:
         calls = groups.lines[0].seconds("all_gather", activations / layout.grid_side)
@@ -55,20 +55,23 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
         per_forward, per_backward = _NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD
     if step.software.fused_loss or step.software.linear_loss:
         per_forward, per_backward = _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD
-    forward_stream = stream_seconds(device, logits * per_forward)
-    backward_stream = stream_seconds(device, logits * per_backward)
+    wide = step.software.element_bytes / 2
+    if wide > 1 and not (step.software.fused_loss or step.software.linear_loss):  # nothing is cast
+        per_forward, per_backward = _NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD
+    forward_stream = stream_seconds(device, logits * per_forward * wide)
+    backward_stream = stream_seconds(device, logits * per_backward * wide)
     accumulate = stream_seconds(
         device, model.head_parameters() / layout.weight_ranks * accumulate_bytes(step)
     )
     weight = matmul if _is_trained(step) else 0.0
     accumulate = accumulate if _is_trained(step) else 0.0
-    activations = 2.0 * tokens * model.hidden
+    activations = step.software.element_bytes * tokens * model.hidden
     calls = back_calls = groups.tensor.seconds("all_gather", activations) if tp > 1 else 0.0
     if groups.lines is not None:
         weight = matmul = matmul_seconds(device, *local_products(layout, [whole])[0])
         calls, back_calls = grid_seconds(layout, [whole], groups.lines)
     if tp > 1 and not step.software.loss_parallel:
-        calls += groups.tensor.seconds("all_gather", 2.0 * logits)
+        calls += groups.tensor.seconds("all_gather", 2.0 * wide * logits)
     return Work(
         forward_s=matmul + forward_stream + calls,
         backward_s=matmul + weight + backward_stream + accumulate + back_calls,

@@ -134,6 +134,7 @@ def estimate_step(
     # A decoder's stages pass the encoder's result on.
     tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
     elements = tokens * model.hidden / layout.tensor
+    sent_bytes = software.element_bytes * elements
     stride = layout.tensor * layout.data * layout.context
     stall_s = message_stall_s(software, cluster.num_nodes)
     pipeline = simulate_pipeline(
@@ -141,7 +142,7 @@ def estimate_step(
         stalled_costs([chunk.costs for chunk in chunks], stall_s),
         layout.num_microbatches,
         num_devices=layout.pipeline,
-        transfer_s=message_seconds(cluster, 2.0 * elements, layout.pipeline, stride, coefficients),
+        transfer_s=message_seconds(cluster, sent_bytes, layout.pipeline, stride, coefficients),
         blocking=not software.overlap_messages,
         timeline=timeline,
     )

@@ -21,7 +21,7 @@ class Device:
     """The rates that count of an accelerator, for one compute dtype. `wide_flops_per_s`: of what stays in 16 bits where
     products are in fewer (attention and the head, for one); the peak itself otherwise. `plain_flops_per_s`: of products
     that its tensor cores do not take, None where it is not known. `own_matmul_share`: in place of the coefficients', where the
-    catalogue has one of the card.
+    catalogue has one of the card. `element_bytes`: of what products read and write.
     """
 
     peak_flops_per_s: float
@@ -31,6 +31,7 @@ class Device:
     memory_bytes: int
     coefficients: Coefficients
     own_matmul_share: float | None = None
+    element_bytes: float = 2.0
 
     @property
     def is_narrow(self) -> bool:
@@ -80,6 +81,7 @@ def device_of(hardware: Hardware, compute_dtype: str, coefficients: Coefficients
         memory_bandwidth_bytes_per_s=hardware.memory_bandwidth_bytes_per_s,
         memory_bytes=hardware.memory_bytes,
         coefficients=coefficients,
+        element_bytes=4.0 if compute_dtype in ("float32", "tf32") else 2.0,
         own_matmul_share=_own_share(hardware.name) if hardware.kind == "datasheet" else None,
     )
 
@@ -91,11 +93,11 @@ def _own_share(name: str) -> float | None:
 
 
 def matmul_seconds(device: Device, rows: float, columns: float, depth: float, count: float = 1.0) -> float:
-    """`count` products (rows x depth) @ (depth x columns) of two-byte elements, launched as one kernel."""
+    """`count` products (rows x depth) @ (depth x columns), launched as one kernel."""
     known = device.coefficients
     arithmetic = 2.0 * rows * columns * depth * count / (device.peak_flops_per_s * device.matmul_share)
     elements = (rows * depth + depth * columns + rows * columns) * count
-    return max(arithmetic, stream_seconds(device, 2.0 * elements)) + known.matmul_fixed_s
+    return max(arithmetic, stream_seconds(device, device.element_bytes * elements)) + known.matmul_fixed_s
 
 
 def unaligned_matmul_seconds(

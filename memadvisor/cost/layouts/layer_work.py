@@ -1,7 +1,7 @@
 """What one layer of a stage does for one microbatch on one rank, and how long that takes.
 
 Products and collectives of tensor parallelism: Shoeybi et al. 2019 (arXiv:1909.08053), section 3, and with sequence
-parallelism Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2. Elements have two bytes.
+parallelism Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _repeated_seconds(
         calls_s = grid_seconds(layout, products, groups.lines)[0]
         products = local_products(layout, products)
     elif layout.tensor > 1:
-        activations = 2.0 * tokens * model.hidden
+        activations = step.software.element_bytes * tokens * model.hidden
         attentions = 2 if model.has_cross_attention(layer) else 1
         # What is scattered is kept; sums are not, but for the feed-forward's nobody asks.
         calls_s = (attentions + 1) * groups.tensor.seconds("all_gather", activations)
@@ -269,7 +269,7 @@ def _products(
         stream *= 1.5
     if model.positions == 0 and model.relative_buckets == 0:
         stream += tokens * query * 8.0 / tp  # rotary positions of queries and keys
-    return products, stream + stream_ffn
+    return products, (stream + stream_ffn) * software.element_bytes / 2
 
 
 def _activation_bytes(model: Architecture, step: TrainingStep) -> float:
@@ -294,9 +294,8 @@ def _pointwise_bytes(model: Architecture, step: TrainingStep, layer: int, tokens
     if model.experts is not None and model.has_experts(layer):
         passed = model.experts.experts_per_token * step.layout.expert_imbalance
         columns = passed * model.experts.expert_ffn + model.experts.shared_ffn
-    return tokens * (
-        8.0 * model.hidden / step.layout.stream_ranks + per_column * columns / step.layout.tensor
-    )
+    of_hidden = 8.0 * model.hidden / step.layout.stream_ranks
+    return tokens * (of_hidden + per_column * columns / step.layout.tensor) * step.software.element_bytes / 2
 
 
 def _layer_parameters(model: Architecture, step: TrainingStep, layer: int) -> float:
@@ -326,7 +325,7 @@ def _collectives(
 ) -> tuple[float, float]:
     """Seconds of a layer's collectives that nothing hides: forward and backward."""
     layout = step.layout
-    activations = 2.0 * tokens * model.hidden
+    activations = step.software.element_bytes * tokens * model.hidden
     forward = backward = 0.0
     if groups.lines is not None:
         return grid_seconds(layout, _products(model, unsplit(step), layer, tokens)[0], groups.lines)
@@ -340,14 +339,14 @@ def _collectives(
         exposed = (3 if model.has_cross_attention(layer) else 2) * pair * (1.0 - step.software.tensor_overlap)
         forward, backward = exposed, exposed
     if layout.context > 1:
-        keys = 2.0 * 2.0 * tokens * model.n_kv_heads * model.head_dim / layout.tensor
+        keys = 2.0 * step.software.element_bytes * tokens * model.n_kv_heads * model.head_dim / layout.tensor
         if layout.context_kind == "ring":
             passing = groups.context.seconds("all_gather", keys * layout.context)
             forward += max(0.0, passing - core_forward_s)
             backward += max(0.0, 2 * passing - 2.5 * core_forward_s)
         else:
             query, value = attention_columns(model)
-            exchanged = 2.0 * tokens * (query + value) / layout.tensor + keys
+            exchanged = step.software.element_bytes * tokens * (query + value) / layout.tensor + keys
             forward += groups.context.exchange_seconds(exchanged)
             backward += groups.context.exchange_seconds(exchanged)
     return forward, backward
@@ -366,7 +365,7 @@ def _expert_exchange_seconds(
     ):
         return 0.0
     # The fullest rank receives, and sends back, most.
-    sent = 2.0 * tokens * model.hidden / layout.stream_ranks * layout.expert_imbalance
+    sent = step.software.element_bytes * tokens * model.hidden / layout.stream_ranks * layout.expert_imbalance
     experts, nodes = model.experts, groups.expert.nodes
     most_nodes = (
         experts.groups_per_token * max(1.0, nodes / experts.groups) if experts.groups > 1 else math.inf

@@ -1,4 +1,5 @@
-"""Bytes of activations that autograd keeps of one microbatch, from what each operator saves; elements have two bytes.
+"""Bytes of activations that autograd keeps of one microbatch, from what each operator saves; elements have two bytes,
+and in the end as many times that as they are in fp32.
 
 Counted operator by operator as in Korthikanti et al. 2022 (arXiv:2205.05198), section 4.1, whose 34 s b h + 5 a s^2 b of a
 GPT with dropout follows from it, and with rotary positions, gated feed-forward blocks and grouped heads besides.
@@ -45,7 +46,12 @@ def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> fl
     """What one layer keeps of one microbatch on one rank until its backward; where some layers run again, their mean."""
     layout, tokens = step.layout, layer_tokens(model, step, layer)
     if layout.recompute == "full":
-        inputs = (4.0 if step.software.autocast else 2.0) * tokens * model.hidden / layout.stream_ranks
+        inputs = (
+            (4.0 if step.software.autocast else step.software.element_bytes)
+            * tokens
+            * model.hidden
+            / layout.stream_ranks
+        )
         share = layout.recompute_share
         return inputs if share == 1 else share * inputs + (1 - share) * plain_saved_bytes(model, step, layer)
     if step.repeats_operators:
@@ -53,7 +59,13 @@ def layer_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> fl
     else:
         kept = _all_trained_bytes(model, step, layer, tokens)
     frozen = frozen_inputs_bytes(model, step, layer, tokens)
-    return max(0.0, kept - frozen) + input_bytes(model, step, layer, tokens)
+    kept = max(0.0, kept - frozen) + input_bytes(model, step, layer, tokens)
+    return kept * _wide(step)
+
+
+def _wide(step: TrainingStep) -> float:
+    """How many times two bytes an element of activations has. What has one byte, or four in any case, is counted as the part of it."""
+    return step.software.element_bytes / 2
 
 
 def _all_trained_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
@@ -71,14 +83,14 @@ def _all_trained_bytes(model: Architecture, step: TrainingStep, layer: int, toke
     if software.reference_code:
         if software.autocast:
             return tokens * hidden * stream_bytes(model, norms, sublayers) / spread + inside
-        return tokens * hidden * residual_bytes(model, norms, sublayers) / spread + inside
+        return tokens * hidden * residual_bytes(model, norms, sublayers, wide=_wide(step)) / spread + inside
     # Input of each norm; result of each that products follow, which is their input and may be computed again (norms behind a
     # block's products have sums after them, which keep nothing); the masks of the dropouts after each block.
     inputs = (4.0 if software.autocast else 2.0) * norms
     results = (
         0.0 if layout.recompute == "pointwise" else _norm_results_bytes(model, step, layer, norms, sublayers)
     )
-    masks = float(sublayers) if software.dropout else 0.0
+    masks = sublayers / _wide(step) if software.dropout else 0.0
     outside = tokens * hidden * (inputs + results + masks) / spread
     return outside + inside
 
@@ -106,9 +118,9 @@ def chunk_saved_bytes(model: Architecture, step: TrainingStep, layers: tuple[int
         return saved
     source = step.microbatch_tokens * model.hidden / step.layout.stream_ranks
     if model.has_cross_attention(layers[-1]):
-        saved += 4.0 * source
+        saved += 4.0 * source * _wide(step)
     if model.final_norm and model.encoder_layers - 1 in layers:
-        saved += _encoder_norm_bytes(model, step) * source
+        saved += _encoder_norm_bytes(model, step) * source * _wide(step)
     return saved
 
 
@@ -117,7 +129,9 @@ def _encoder_norm_bytes(model: Architecture, step: TrainingStep) -> float:
     autocast = step.software.autocast
     if not step.software.reference_code:
         return 4.0 if autocast else 2.0
-    kept = residual_bytes(model, 1, 1)
+    kept = residual_bytes(model, 1, 1, wide=_wide(step))
+    if _wide(step) > 1:
+        return kept - 2.0
     return kept + fp32_norm_bytes(model) - model.reference_code.norm_bytes if autocast else kept - 2.0
 
 
@@ -141,7 +155,7 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
         copied_query = copied_keys = 0.0
         key, value = query, result
     if software.reference_code:
-        low += head_norm_bytes(model) * (query + key)
+        low += head_norm_bytes(model, wide=_wide(step)) * (query + key)
         copied_query = 0.0
         copied_keys = float(model.reference_code.fused_qkv and software.fused_attention)
         if not software.fused_attention:  # keys and values are repeated for every query head
@@ -152,7 +166,7 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
         kept = tokens * low
     kept += tokens * result * _attention_result_bytes(step)
     if software.fused_attention:
-        return kept + tokens * 4.0 * model.n_heads
+        return kept + tokens * 4.0 * model.n_heads / _wide(step)
     if step.layout.recompute == "selective":
         return kept
     # Softmax's result, and with dropout its mask and its result.
@@ -161,6 +175,9 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
         per_score = 7.0 if software.dropout else 6.0  # softmax in fp32, and a copy for the product
     if software.reference_code:
         per_score = score_bytes(model, is_fp32=model.reference_code.fp32_softmax or software.autocast)
+    if _wide(step) > 1:  # all of them in fp32, but the mask
+        drops = model.reference_code.score_dropout if software.reference_code else software.dropout
+        per_score = (9.0 if drops else 4.0) / _wide(step)
     length = seen * step.layout.context / step.layout.micro_batch_size
     return kept + per_score * tokens * model.n_heads * length
 
@@ -188,7 +205,7 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
     if narrow or step.layout.recompute == "pointwise":
         per_column = inputs
     if step.software.reference_code:
-        per_column = ffn_column_bytes(model)
+        per_column = ffn_column_bytes(model, wide=_wide(step))
         if step.software.autocast:
             per_column += fp32_column_bytes(model)
     if model.experts is None or not model.has_experts(layer):
@@ -197,7 +214,9 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
     passed = tokens * experts.experts_per_token * step.layout.expert_imbalance
     tokens_bytes = software.saved_input_bytes + (0.0 if software.weighs_inside else 2.0)
     routed = passed * (experts.expert_ffn * per_column + tokens_bytes * model.hidden)
-    return routed + tokens * experts.shared_ffn * per_column + 4.0 * tokens * experts.num_experts
+    return (
+        routed + tokens * experts.shared_ffn * per_column + 4.0 * tokens * experts.num_experts / _wide(step)
+    )
 
 
 def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
@@ -219,7 +238,8 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
     if model.has_cross_attention(layer):
         result, inner = 2 * result, inner + model.hidden * layout.tensor / spread
     inputs = tokens * (4.0 * model.hidden / spread + 2.0 * (result + inner) / layout.tensor)
-    return (inputs + _result_gradient_bytes(model, step, layer, tokens)) * step.software.saved_input_bytes / 2
+    each = step.software.saved_input_bytes / 2 * _wide(step)
+    return (inputs + _result_gradient_bytes(model, step, layer, tokens)) * each
 
 
 def _result_gradient_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
@@ -251,7 +271,7 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     lora = step.software.lora
     if lora is not None:
         weights = model.hidden * model.ffn / layout.tensor if lora.is_quantized else 0.0
-    held = 2.0 * (tokens * columns + weights + gathered * tokens * model.hidden)
+    held = step.software.element_bytes * (tokens * columns + weights + gathered * tokens * model.hidden)
     if step.software.autocast:  # gradients of the 16-bit copies, and what they become in fp32
         held = 2.0 * tokens * columns + 6.0 * (weights + gathered * model.hidden * tokens)
     if layout.recompute not in ("selective", "pointwise"):
@@ -275,12 +295,16 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
         norm_bytes, logit_bytes = model.reference_code.norm_bytes, model.reference_code.logit_bytes
     elif step.software.logit_bytes is not None:
         logit_bytes = step.software.logit_bytes
+    if _wide(step) > 1:  # nothing is cast
+        norm_bytes, logit_bytes = 8.0, _wide(step) * _NARROW_LOGIT_BYTES
+        if step.software.reference_code:
+            norm_bytes = 4.0 + fp32_norm_bytes(model)
     if step.software.loss_in_place:
         logit_bytes = _IN_PLACE_LOGIT_BYTES
     if step.software.loss_bytes == 2:
         logit_bytes = _NARROW_LOGIT_BYTES
     if step.software.fused_loss:
-        logit_bytes = _FUSED_LOGIT_BYTES
+        logit_bytes = _FUSED_LOGIT_BYTES * _wide(step)
     if step.software.linear_loss:
         # As many pieces as make one of the logits about as large as the stream (Hsu et al. 2024, arXiv:2410.10989, section 3.2).
         logit_bytes /= max(1.0, model.vocab / model.hidden)

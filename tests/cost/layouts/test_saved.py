@@ -33,6 +33,15 @@ def test_without_parallelism_a_layer_keeps_34_sbh_and_5_a_s_s_b():
     assert saved() == pytest.approx(SBH * (34 + 5 * A * S / H))
 
 
+def test_in_fp32_all_but_masks_has_twice_the_bytes():
+    """Three masks of a byte: of both residual dropouts, and of the one of scores."""
+    code = replace(MEGATRON, compute_dtype="float32")
+    step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S, software=code)
+    assert layer_saved_bytes(GPT, step, 0) == pytest.approx(SBH * (2 * 32 + 2 + (2 * 4 + 1) * A * S / H))
+    autocast = replace(step, software=replace(code, compute_dtype="float16", autocast=True))
+    assert autocast.software.element_bytes == 2
+
+
 def test_tensor_parallelism_leaves_10_sbh_whole():
     assert saved(tensor=8) == pytest.approx(SBH * (10 + 24 / 8 + 5 * A * S / H / 8))
 

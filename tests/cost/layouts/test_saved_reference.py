@@ -46,8 +46,8 @@ ENCODER_DECODERS = {
 }
 
 
-def eager(model, batch=BATCH, tokens=TOKENS, attention="eager"):
-    code = Software(reference_code=True, fused_attention=attention == "sdpa")
+def eager(model, batch=BATCH, tokens=TOKENS, attention="eager", dtype="bfloat16"):
+    code = Software(reference_code=True, fused_attention=attention == "sdpa", compute_dtype=dtype)
     step = TrainingStep(layout=Layout(micro_batch_size=batch), seq_len=tokens, software=code)
     return layer_saved_bytes(model, step, model.n_layers - 1)
 
@@ -64,8 +64,9 @@ def captured_bytes(model, inputs, directory):
     return sum(life.size_bytes for life in found.lifetimes if life.size_bytes > 4 * BATCH * TOKENS)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_layer_keeps_what_the_class_of_it_is_seen_to_keep(name, tmp_path, monkeypatch):
+def test_a_layer_keeps_what_the_class_of_it_is_seen_to_keep(name, dtype, tmp_path, monkeypatch):
     """In every byte: three layers' less two layers'. Dropouts keep masks of bytes, as on an accelerator."""
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(torch.nn.functional, "dropout", masks_of_bytes)
@@ -74,12 +75,12 @@ def test_a_layer_keeps_what_the_class_of_it_is_seen_to_keep(name, tmp_path, monk
     totals = []
     for layers in (2, 3):
         config = transformers.AutoConfig.for_model(kind, num_hidden_layers=layers, **fields)
-        model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).train()
+        model = transformers.AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype)).train()
         ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
         totals.append(captured_bytes(model, {"input_ids": ids, "labels": ids}, tmp_path / f"{layers}"))
     described = architecture_from_config(json.loads(config.to_json_string()), kind)
 
-    assert eager(described, attention=attention) == totals[1] - totals[0]
+    assert eager(described, attention=attention, dtype=dtype) == totals[1] - totals[0]
 
 
 def masks_of_bytes(x, p=0.5, training=True, inplace=False):
