@@ -41,7 +41,11 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 # `**8**`, `8*`, `8 [2]`: emphasis, and marks of footnotes.
-_MARKS = re.compile(r"^[*`]+|\s*(?:[*`\u2020\u2021\u00a7]+|\[\^?\d+\]|<sup>.*?</sup>)+$")
+_MARKS = re.compile(
+    r"^[*`]+|\s*(?:[*`\u2020\u2021\u00a7\u00b9\u00b2\u00b3\u2070-\u2079]+|\[\^?\d+\]|<sup>.*?</sup>|\([a-z]\))+$"
+)
+# `4.096` and `1 536` sequences: thousands, as no part of one is counted.
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:[.' ]\d{3})+")
 _POWER = re.compile(r"(\d{1,2})\s*(?:\^|\*\*)\s*(\d{1,2})", re.ASCII)  # 2^14
 _ASIDE = re.compile(r"\s*\([^()]*\)$")  # `1 (OOM at 2)`
 _EMPTY = (
@@ -74,6 +78,8 @@ class Cells:
         value = self._value(column)
         if value is None:
             return None
+        if _THOUSANDS.fullmatch(self.texts[column]) and value != int(value if math.isfinite(value) else 0):
+            value = float(re.sub(r"\D", "", self.texts[column]))
         if not (1 <= value < 2**53 and value == int(value)):
             raise UsageError(f"{column} is {self.texts[column]!r}, which is no positive whole number.")
         if value > _LARGEST.get(column, 2**53):

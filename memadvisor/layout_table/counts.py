@@ -16,6 +16,7 @@ _EACH = re.compile(
 _COUNT = re.compile(r"(?<![\w.])(\d+)(?!\s*g(?:i?b)?\b)(?![\w.]*\d)\s*[x*\u00d7]?\s*(.*)", re.IGNORECASE)
 _KIND = re.compile(r"^(?:gpus?|cards?|devices?|chips?|accelerators?)\b|[(),]|\bper\b.*", re.IGNORECASE)
 _IN_FRONT = re.compile(r"\s*(\d+)\s*[x*\u00d7]\s*[a-z]", re.IGNORECASE)
+_BEHIND = re.compile(r"(.*\w.*?)\s*(?:(?<!rt)x|[*\u00d7])\s*(\d{1,4})", re.IGNORECASE)  # `A100-80G x 8`
 _IN_BRACKETS = re.compile(r"\((\d+)\s*[x*\u00d7]?\s*(?:gpus?|cards?)\)", re.IGNORECASE)
 _GRID = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)")
 _CARDS = re.compile(r"(\d+)\s*(?:[x*\u00d7]\s*|\s)((?!gpu)[a-z].*)", re.IGNORECASE)
@@ -68,6 +69,10 @@ def counted_cards(said: dict[str, str]) -> dict[str, str]:
         said["gpu"] = said.pop("n_gpus")  # `Accelerators`: A100
     name = said.get("gpu", "")
     if "n_gpus" not in said:
+        if (behind := _BEHIND.fullmatch(name)) is not None and not {"nodes", "gpus_per_node", "dp"} & set(
+            said
+        ):
+            return {"gpu": behind[1], "n_gpus": behind[2]}
         if re.fullmatch(r"\d{1,3}", name):
             return {"n_gpus": said.pop("gpu")}
         number = _IN_FRONT.match(name) or _IN_BRACKETS.search(name)

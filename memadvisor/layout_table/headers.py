@@ -26,6 +26,7 @@ _WHAT = re.compile(
 _SCALE = re.compile(r"^(.*?)[\s_]*[(\[]\s*(k|m)\s*(tokens|toks?)?\s*[)\]]\s*$", re.IGNORECASE)
 # What stands in brackets without making it another quantity; and `model.micro_batch_size` is an option of a trainer's `model`.
 _ASIDE = re.compile(r"\s*\((?:ring|ulysses|total|degree|stage|type|mode|yes/no|y/n)\)\s*$", re.IGNORECASE)
+_BATCHES = re.compile(r"batch(?:[\s_-]*sizes?)?\s*[(\[](.+)[)\]]", re.IGNORECASE)  # `Batch (micro/global)`
 _SCALED = ("seq_len", "global_batch_tokens", "n_params")
 _OF_TOKENS = ("global_batch_seqs", "batch_size", "global_batch_tokens")
 
@@ -80,6 +81,11 @@ def _scaled(position: int, name: str) -> Heading | None:
 
 def _together(name: str) -> tuple[str, ...] | None:
     """The columns of `TP/PP/DP`, `(t, p, d)` and `Num nodes x GPUs`; of the last GPUs are those of a node."""
+    if (batches := _BATCHES.fullmatch(name.strip())) is not None:
+        parts = [f"{part.strip()} batch size" for part in re.split("[/,|]", batches[1])]
+        columns = [NAMES.get(named(part)) for part in parts]
+        if len(parts) > 1 and all(column in _TOGETHER for column in columns):
+            return tuple(str(column) for column in columns)
     text = _FRAME.sub("", _WHAT.sub("", _FRAME.sub("", name)))
     for separator in _SEPARATORS:
         parts = [part.strip() for part in text.split(separator)]

@@ -79,7 +79,10 @@ def _accelerator(cells: Cells) -> Hardware:
     )
     if (geforce := _GEFORCE.match(name)) is not None:
         name = " ".join(("rtx", *filter(None, geforce.groups())))
-    name = next((card for machine, card in _MACHINES.items() if re.match(machine, name.lower())), name)
+    machine = name.lower().removeprefix("ml.")  # SageMaker's
+    name = next((card for names, card in _MACHINES.items() if re.match(names, machine)), name)
+    if re.search(r"\ds$", name) and named_hardware(name) is None:
+        name = name[:-1]  # `64 H100s`
     memory = cells.number("gpu_mem_gb")
     sized = None if memory is None else named_hardware(f"{_SIZE.sub('', name)} {memory:g}GB")
     found = sized or named_hardware(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from memadvisor.errors import MemadvisorError, UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import TrainingStep
 from memadvisor.layout_table.cells import Cells, cells
-from memadvisor.layout_table.headers import headings
+from memadvisor.layout_table.headers import Heading, headings
 from memadvisor.layout_table.machine import cluster_of
 from memadvisor.layout_table.model import architecture_of
 from memadvisor.layout_table.separated import separated_rows
 from memadvisor.layout_table.spread import degrees_of, step_of
-from memadvisor.layout_table.words import spelled_out
+from memadvisor.layout_table.words import is_of_replica, spelled_out
 from memadvisor.run.files import read_input
 
 
@@ -68,16 +68,79 @@ def read_layout_table(path: str | Path) -> LayoutTable:
 
 def read_table(lines: Iterable[list[str]], source: str) -> LayoutTable:
     """As read_layout_table, of rows that are split already. The first is the header."""
-    rows = iter(lines)
-    header = next((row for row in rows if any(row)), [])
+    rows = list(lines)
+    place = _header_place(rows)
+    header = rows[place] if rows else []
     found, unread = headings(header)
     if not found:
         raise UsageError(
             f"{source!r} has no header with a column of layouts: {_first_row(header)}.",
             hint="name the columns there, as in model,gpus,tp,pp,micro_batch_size; docs/layout-table.md lists them.",
         )
-    read = [_row(number, cells(found, row)) for number, row in enumerate(rows, start=2) if row]
-    return LayoutTable(rows=read, unread=tuple(unread))
+    told = _of_each_replica(_told(found, rows[place + 1 :], place + 2, _titled(rows[:place])))
+    return LayoutTable(rows=[_row(number, row) for number, row in told], unread=tuple(unread))
+
+
+_TITLES = 12  # lines above a header, at most
+
+
+def _header_place(rows: list[list[str]]) -> int:
+    """Of the first row with two columns' names, titles and captions above it left out; else of the first that says something."""
+    for place, row in enumerate(rows[:_TITLES]):
+        if len(headings(row)[0]) > 1:
+            return place
+    return next((place for place, row in enumerate(rows) if any(row)), 0)
+
+
+def _titled(rows: list[list[str]]) -> str | None:
+    """The model that a caption above the header names."""
+    named = (cell for row in rows for cell in row if named_architecture(cell.strip()) is not None)
+    return next(named, None)
+
+
+def _told(
+    found: list[Heading], rows: list[list[str]], first: int, title: str | None
+) -> Iterator[tuple[int, Cells]]:
+    """The cells of each row with its line. Where a spreadsheet has merged a model's cell with those above, all that is empty before
+    the row's first cell is as there; a row with a model alone before such rows is their caption."""
+    place = next((each.position for each in found if each.columns == ("model",)), None)
+    above: list[str] = []
+    for number, row in enumerate(rows, start=first):
+        if not row:
+            continue
+        empty = next((at for at, cell in enumerate(row) if cell.strip()), len(row))
+        is_merged = place is not None and place < empty < len(row) and place < len(above)
+        if is_merged:
+            row = above[:empty] + row[empty:]
+        read = cells(found, row)
+        if is_merged and read.text("model"):
+            read.note(f"the cells above are taken for the row's first {empty}")
+        if title is not None and place is None:
+            read = Cells({"model": title, **read.texts}, read.notes)
+        is_bare = set(read.texts) == {"model"} and len(found) > 1
+        below = rows[number - first + 1] if number - first + 1 < len(rows) else []
+        if is_bare and place is not None and place < len(below) and not below[place].strip() and any(below):
+            read = Cells({"caption": read.texts["model"]}, read.notes)
+        above = row
+        yield number, read
+
+
+def _of_each_replica(rows: Iterable[tuple[int, Cells]]) -> list[tuple[int, Cells]]:
+    """Where a bare batch size of one row cannot be the step's, it is a replica's in all rows."""
+    found = list(rows)
+    if not any(is_of_replica(row) for _, row in found):
+        return found
+    return [(number, _with_own_batch(row)) for number, row in found]
+
+
+def _with_own_batch(row: Cells) -> Cells:
+    others = {"micro_batch_size", "global_batch_seqs", "global_batch_tokens"} & set(row.texts)
+    if others or "batch_size" not in row.texts:
+        return row
+    row.note("batch_size is taken for a replica's microbatch")
+    texts = {**row.texts, "micro_batch_size": row.texts["batch_size"]}
+    del texts["batch_size"]
+    return Cells(texts, row.notes)
 
 
 def _first_row(row: list[str]) -> str:
@@ -100,6 +163,8 @@ def _row(line: int, row: Cells) -> LayoutRow:
 
 
 def _case(row: Cells) -> LayoutCase:
+    if row.text("caption") is not None:
+        raise UsageError("no layout, but the model of the rows below it.")
     row = _of_one_length(spelled_out(row))
     degrees = degrees_of(row)
     seq_len = row.whole("seq_len")
@@ -124,6 +189,8 @@ def _of_one_length(row: Cells) -> Cells:
 
 
 def _usual_length(row: Cells) -> int:
-    """An image's tokens, of a vision transformer by name."""
+    """An image's tokens, of a vision transformer by name; no more than the model has positions."""
     known = named_architecture(row.text("model") or "")
-    return (image_tokens(known) if known is not None else None) or 2048
+    if known is None:
+        return 2048
+    return image_tokens(known) or min(2048, known.positions or 2048)

@@ -21,7 +21,7 @@ _KEEPS_PRODUCTS = re.compile(
     r"minimal|(checkpoint)?dots(saveable)?(withnobatchdims(saveable)?)?$|checkpointdots|savedotwithcontext$"
 )
 _KEEPS_SOME = re.compile(r"save\w+|qkvproj\w*|custom|offload\w*")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")  # of the layers
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%|(0?\.\d+)")  # of the layers
 _COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers")
 
 
@@ -46,7 +46,7 @@ def recomputation(cells: Cells, layers_of_part: float) -> tuple[str, float]:
         return word, 1.0  # uniform: the layers that run again together, of all
     words = (text or "").lower()
     if (percent := _PERCENT.fullmatch(words)) is not None:
-        share = float(percent[1]) / 100
+        share = float(percent[1]) / 100 if percent[1] else float(percent[2])
         return ("full", min(1.0, share)) if share > 0 else ("none", 1.0)
     if count is None and (counted := _COUNTED.search(words)):
         count = int(counted[1] or counted[2])

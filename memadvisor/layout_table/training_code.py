@@ -17,6 +17,7 @@ from memadvisor.software import (
     FSDP,
     GPT_NEOX,
     HUGGING_FACE,
+    JAX,
     LLM_FOUNDRY,
     MEGATRON_2021,
     MEGATRON_CORE,
@@ -55,6 +56,7 @@ STRATEGIES = {
     "osgp": 3,
     "osg": 2,
 }
+_LONGEST_OLD = 8192
 _WITHOUT_FLASH = ("V100", "A100")
 _OLDER = (DDP, HUGGING_FACE, DEEPSPEED)  # trainers of before FlashAttention
 _LATER = re.compile(r"mpt\d|falcon|nemotron|starcoder|phi\d|stablelm|olmo")  # of 2023 and later
@@ -69,7 +71,9 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     software = preset.software
     mode, precision, attention = (cells.text(name) for name in ("mp_mode", "precision", "attention"))
     is_fp16 = re.search("fp16|float16|half", (precision or "").lower()) is not None  # as before bf16's time
-    if preset in (MEGATRON_DEEPSPEED, GPT_NEOX) and not (_is_old(architecture, accelerator.name) or is_fp16):
+    if preset in (MEGATRON_DEEPSPEED, GPT_NEOX) and not (
+        _is_old(cells, architecture, accelerator.name) or is_fp16
+    ):
         software = as_of_2023(software)
     if preset is MEGATRON_2021 and cells.text("sequence_parallel") is not None:
         software = with_fp32_gradients(software)  # it has the option, and is of 2022
@@ -81,7 +85,11 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     software = on_accelerator(software, accelerator, is_given=is_given)
     if attention is not None:
         software = dataclasses.replace(software, fused_attention=is_fused(attention))
-    elif preset in _OLDER and _is_old(architecture, accelerator.name) and accelerator.name.startswith("V100"):
+    elif (
+        preset in _OLDER
+        and _is_old(cells, architecture, accelerator.name)
+        and accelerator.name.startswith("V100")
+    ):
         # FlashAttention is for cards from Turing on (its README.md), and these models are from before there was another such kernel.
         software = dataclasses.replace(software, fused_attention=False, dropout=True)
     dropout, optimizer = _dropout(cells), cells.text("optimizer")
@@ -183,14 +191,16 @@ def _dropout(cells: Cells) -> bool | None:
     return cells.flag("dropout")
 
 
-def _is_old(architecture: Architecture, gpu: str) -> bool:
-    """Of the time before FlashAttention: Llamas, Hopper, and some families of GPTs came after it."""
+def _is_old(cells: Cells, architecture: Architecture, gpu: str) -> bool:
+    """Of the time before FlashAttention: Llamas, Hopper, some families of GPTs, and sequences whose scores no memory takes (of a head
+    0.5 GB at 16k tokens), came after it."""
     is_later = _LATER.match(plain_word(architecture.name)) is not None
+    is_later |= (cells.whole("seq_len") or 0) > _LONGEST_OLD or (cells.whole("cp") or 1) > 1
     return not architecture.gated_mlp and gpu.startswith(_WITHOUT_FLASH) and not is_later
 
 
 def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
-    is_old = _is_old(architecture, gpu)
+    is_old = _is_old(cells, architecture, gpu)
     framework = cells.text("framework")
     if framework is not None:
         preset = find_preset(framework)
@@ -199,6 +209,8 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
         if preset is not None:
             return MEGATRON_CORE if preset is MEGATRON_2021 and not is_old else preset
         cells.note(f"framework {framework!r} is not known: what is taken where none is named is taken")
+    if gpu.startswith("TPU"):
+        return JAX
     if cells.text("mp_mode") is not None:
         return LLM_FOUNDRY
     named = _named_by_strategy(cells.text("strategy") or "", is_old) or preset_named_in(

@@ -13,7 +13,7 @@ from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.counts import counted_cards, counted_nodes, slice_of_tpus
 from memadvisor.schedule_names import schedule_name
 
-_SHORT = r"dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs"
+_SHORT = r"dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs|bs|gas|ga"
 _WHOLE = r"(?:data|tensor|pipeline|context|expert|model)[\s_-]*parallel(?:ism)?"
 # `tensor=8` is one, `model 13B` none.
 _DEGREE = re.compile(
@@ -31,9 +31,11 @@ _FSDP = re.compile(r"(?<![a-z])fsdp(?:[12]?[\s=:(]+(\d+)|([3-9]|\d{2,}))", re.IG
 _SHARDED = re.compile(
     r"(?<![a-z])(hsdp|fsdp|ddp|zero[\s_-]*(?:stage)?[\s_-]*[0-3]|z[1-3](?!\d))", re.IGNORECASE
 )
+_LENGTH = re.compile(r"(?<![a-z])seq(?:[_-]?len)?[\s=:_-]*(\d+k?)(?![\w.])", re.IGNORECASE)
 _DEGREES = {
     "data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "model": "tp", "d": "dp", "t": "tp", "p": "pp",
     "c": "cp", "mp": "tp", "vpp": "chunks", "vp": "chunks", "sp": "ulysses", "mbs": "micro_batch_size", "gbs": "global_batch_seqs",
+    "bs": "micro_batch_size", "gas": "grad_accum", "ga": "grad_accum",
 }  # fmt: skip
 _CHUNKS = re.compile(
     r"(?:\bvpp|\bvp|\bv|chunks|stages)\s*[-=:]?\s*(\d+)|(\d+)\s*(?:chunks|virtual)", re.IGNORECASE
@@ -54,6 +56,7 @@ def spelled_out(cells: Cells) -> Cells:
     said = dict(cells.texts)
     for reader in (
         _adapters,
+        _techniques,
         _parallelism,
         _fsdp,
         counted_nodes,
@@ -88,12 +91,31 @@ def _adapters(said: dict[str, str]) -> dict[str, str]:
     other = _OTHER_ADAPTERS.search(text)
     if other is not None and "peft" not in said:
         return {"peft": other[0]}
+    named = f"{text} {said.get('peft', '').lower()}"
+    rank = re.search(r"lora\W*(?:r|rank)?\W*(\d+)", named)
+    if rank is not None and "lora_rank" not in said:
+        said["lora_rank"] = rank[1]
     found = _LORA.search(text) or _LORA.search(said.get("framework", "").lower())
     if found is None or "peft" in said:
         return {}
-    if _LORA.fullmatch(text.strip()):
+    if _LORA.fullmatch(re.sub(r"\W*(r|rank)?\W*\d+\W*$", "", text.strip())):
         del said["strategy"]
     return {"peft": "qlora" if found.group(1) else "lora"}
+
+
+# What a method of several has beside who shards: `FSDP + AC`, `FSDP + torch.compile + Float8`.
+_TECHNIQUES = (
+    ("recompute", "full", r"\b(?<!no )(?<!w/o )(ac|gc|(full )?(activation|gradient|grad|act)[\s_-]*(checkpoint\w*|recomput\w*|ckpt)|recomput\w+|ckpt)\b"),
+    ("recompute", "selective", r"selective|\bsac\b"),
+    ("compile", "true", r"(?<!no )\b(torch[._])?compiled?\b"),
+    ("precision", "fp8", r"\b(float8|fp8)\b"),
+)  # fmt: skip
+
+
+def _techniques(said: dict[str, str]) -> dict[str, str]:
+    text = said.get("strategy", "").lower()
+    found = {column: word for column, word, words in _TECHNIQUES if re.search(words, text)}
+    return {column: word for column, word in found.items() if column not in said}
 
 
 def _number(said: Mapping[str, str], column: str) -> int | None:
@@ -105,6 +127,8 @@ def _parallelism(said: Mapping[str, str]) -> dict[str, str]:
     """Degrees of `TP4 PP2 DP8`, `dp=8-tp=4`, `PP2DP4TP1`, `8-way TP`, of a method `Megatron TP=8`."""
     words = " ".join(said.get(column, "") for column in ("parallelism", "strategy"))
     found = degrees_in(words)
+    if (length := _LENGTH.search(words)) is not None:
+        found["seq_len"] = length[1]
     if (degree := _FSDP.search(words)) is not None:
         found["fsdp"] = degree[1] or degree[2]
     return {column: size for column, size in found.items() if column not in said}
@@ -155,7 +179,7 @@ def _precision(said: dict[str, str]) -> dict[str, str]:
     ):
         return {"precision": said.pop("base_precision")}  # MaxText's word for it
     named = [dtype for dtype in ("fp8", "bf16", "fp16") if said.get(dtype, "").lower() in YES]
-    if not named and said.get("fp8", "").lower() not in ("", *NO):  # `rowwise`
+    if said.get("fp8", "").lower() not in ("", *NO):  # `rowwise`, `hybrid`
         named = ["fp8"]
     return {} if not named or "precision" in said else {"precision": named[0]}
 
@@ -232,6 +256,9 @@ def _ulysses(said: Mapping[str, str]) -> dict[str, str]:
     return {"cp": str(size), "context_kind": "ulysses"} if ring is None else {"cp": str(size * ring)}
 
 
+_OF_EACH = re.compile(r"(\d+)\s*(?:/|per|a|each)\s*(?:gpu|device|card|rank|replica)s?", re.IGNORECASE)
+
+
 def _of_each_device(said: Mapping[str, str]) -> dict[str, str]:
     """MaxText's `per_device_batch_size` counts those that share a sequence too, and may be less than one (its base.yml)."""
     size = re.fullmatch(r"\d+(\.\d+)?", said.get("micro_batch_size", ""))
@@ -247,6 +274,8 @@ def _batch(said: Mapping[str, str]) -> dict[str, str]:
     text = said.get("batch_size")
     if text is None or "global_batch_seqs" in said:
         return {}
+    if (each := _OF_EACH.fullmatch(text)) is not None:
+        return {} if "micro_batch_size" in said else {"micro_batch_size": each[1]}
     if "micro_batch_size" in said:
         return {} if "global_batch_tokens" in said else {"global_batch_seqs": text}
     size, replicas = _number(said, "batch_size"), _replicas(said)
@@ -255,6 +284,15 @@ def _batch(said: Mapping[str, str]) -> dict[str, str]:
     # On a single accelerator nobody says how many sequences go at a time, for they all do.
     is_own |= not any((_number(said, name) or 1) > 1 for name in ("n_gpus", "dp", "tp", "pp", "cp", "nodes"))
     return {"micro_batch_size" if is_own else "global_batch_seqs": text}
+
+
+def is_of_replica(cells: Cells) -> bool:
+    """Whether a bare batch size is less than there are replicas."""
+    if cells.text("batch_size") is None or {"global_batch_seqs", "micro_batch_size"} & set(cells.texts):
+        return False
+    said = spelled_out(Cells(cells.texts)).texts
+    size, replicas = _number(said, "batch_size"), _replicas(said)
+    return size is not None and replicas is not None and size < replicas
 
 
 def _replicas(said: Mapping[str, str]) -> int | None:
