@@ -149,6 +149,8 @@ def cells(headings: Iterable[Heading], row: list[str]) -> Cells:
             for column, part in said.items()
             if column not in _OF_WORDS and plain(part) != plain(texts.get(column, part))
         ]
+        if heading.columns == ("grad_accum",) and "microbatch" in heading.name:
+            said["counts_microbatches"] = "true"  # a batch size beside these is of all of them
         if "parallelism" in said and "parallelism" in texts:
             texts["parallelism"] += f", {said['parallelism']}"
         texts = said | texts

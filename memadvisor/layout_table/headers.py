@@ -7,9 +7,10 @@ several columns together (`TP/PP/DP`, `Nodes x GPUs`), whose cells then have as 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from memadvisor.layout_table.columns import LETTERS, NAMES, ORDER, by_words, named
+from memadvisor.hardware.load import named_hardware
+from memadvisor.layout_table.columns import LETTERS, NAMES, ORDER, by_words, named, plain
 
 _LAST = 10**3  # of several headers for one column, letters and compounds have the least say
 # Columns that stand together in one header, as numbers.
@@ -17,16 +18,28 @@ _TOGETHER = frozenset((
     "dp", "tp", "pp", "cp", "ep", "chunks", "ulysses", "shard", "replicate", "micro_batch_size", "global_batch_seqs",
     "grad_accum", "nodes", "n_gpus", "gpus_per_node", "n_layers", "hidden", "n_heads", "seq_len", "zero_stage",
 ))  # fmt: skip
+_CAPITALS = {"P": "pp", "T": "tp", "D": "dp", "C": "cp"}
 _SEPARATORS = ("/", ",", "\u00d7", " x ", "*", "|", "+", "-", "x", " ")
 _FRAME = re.compile(r"^[\s(\[{]+|[\s)\]}]+$")
 _WHAT = re.compile(
     r"\b(parallelism|parallel|degrees?|layout|config(uration)?|sizes?|strategy)\b", re.IGNORECASE
 )
 # `Seq (K)`, `Global batch (M tokens)`: thousands of what the column counts.
-_SCALE = re.compile(r"^(.*?)[\s_]*[(\[]\s*(k|m)\s*(tokens|toks?)?\s*[)\]]\s*$", re.IGNORECASE)
+_SCALE = re.compile(
+    r"^(.*?)[\s_]*[(\[]\s*(?:in\s+)?(k|m|b(?=illions?\b|n?\b))(?:illions?|n)?\s*(?:of\s+)?(tokens|toks?)?(?:params|parameters)?\s*[)\]]\s*$",
+    re.IGNORECASE,
+)
 # What stands in brackets without making it another quantity; and `model.micro_batch_size` is an option of a trainer's `model`.
-_ASIDE = re.compile(r"\s*\((?:ring|ulysses|total|degree|stage|type|mode|yes/no|y/n)\)\s*$", re.IGNORECASE)
+_ASIDE = re.compile(
+    r"\s*\((?:ring|ulysses|total|degree|stage|type|mode|yes/no|y/n|bf16|fp16|fp32|tf32|fp8|amp|mixed precision)\)\s*$",
+    re.IGNORECASE,
+)
 _BATCHES = re.compile(r"batch(?:[\s_-]*sizes?)?\s*[(\[](.+)[)\]]", re.IGNORECASE)  # `Batch (micro/global)`
+_BRACKETED = re.compile(r"^config\w*\s*[(\[]([^)\]]+)[)\]]\s*$", re.IGNORECASE)  # `Config (PxD)`
+_COUNTS = re.compile(r"#|\b(?:number|num|no|count)\b", re.IGNORECASE)
+_CARDS = re.compile(
+    r"#|\b(?:number|num|no|count|of|gpus?|cards?|devices?|chips?|accelerators?|total)\b\.?", re.IGNORECASE
+)
 _SCALED = ("seq_len", "global_batch_tokens", "n_params")
 _OF_TOKENS = ("global_batch_seqs", "batch_size", "global_batch_tokens")
 
@@ -34,13 +47,14 @@ _OF_TOKENS = ("global_batch_seqs", "batch_size", "global_batch_tokens")
 @dataclass(frozen=True, slots=True)
 class Heading:
     """One name of the header: its place, the columns that the cells below it are of, and what a bare number there is
-    followed by.
+    followed by. `name`: as it stands, plain.
     """
 
     position: int
     columns: tuple[str, ...]
     order: int = _LAST
     unit: str = ""
+    name: str = ""
 
 
 def headings(names: list[str]) -> tuple[list[Heading], list[str]]:
@@ -51,8 +65,25 @@ def headings(names: list[str]) -> tuple[list[Heading], list[str]]:
             letter = LETTERS.get((name or "").strip())
             if found[position] is None and letter is not None:
                 found[position] = Heading(position, (letter,))
+    found = [
+        None if each is None else replace(each, name=plain(names[each.position] or "")) for each in found
+    ]
+    found = _set_apart([each for each in found if each is not None], found)
     unread = [name.strip() for name, each in zip(names, found, strict=True) if each is None and name.strip()]
     return [each for each in found if each is not None], unread
+
+
+def _set_apart(read: list[Heading], found: list[Heading | None]) -> list[Heading | None]:
+    """A mini-batch beside a micro-batch is the step's."""
+    named_micro = any(each.columns == ("micro_batch_size",) and "micro" in each.name for each in read)
+    if not named_micro or any(each.columns == ("global_batch_seqs",) for each in read):
+        return found
+    return [
+        replace(each, columns=("global_batch_seqs",))
+        if each is not None and each.columns == ("micro_batch_size",) and each.name.startswith("mini")
+        else each
+        for each in found
+    ]
 
 
 def _heading(position: int, name: str) -> Heading | None:
@@ -62,9 +93,14 @@ def _heading(position: int, name: str) -> Heading | None:
     scaled = _scaled(position, name)
     if scaled is not None:
         return scaled
-    together = _together(name)
+    together = _together(name) or (
+        _together(bracketed[1]) if (bracketed := _BRACKETED.search(name)) else None
+    )
     if together is not None:
         return Heading(position, together)
+    cards = _CARDS.sub("", name).strip()
+    if _COUNTS.search(name) and cards and named_hardware(cards) is not None:
+        return Heading(position, ("n_gpus",), _LAST - 1, f" {cards}")  # `# of Gaudi3 cards`
     column = by_words(name) or by_words(_ASIDE.sub("", name)) or NAMES.get(named(name.rpartition(".")[2]))
     return None if column is None else Heading(position, (column,), _LAST - 1)
 
@@ -92,6 +128,8 @@ def _together(name: str) -> tuple[str, ...] | None:
         if len(parts) < 2 or not all(parts):
             continue
         columns = [NAMES.get(named(part)) or by_words(part) or LETTERS.get(part) for part in parts]
+        if set("".join(parts)) <= set("PTDC") and all(len(part) == 1 for part in parts):
+            columns = [_CAPITALS[part] for part in parts]
         if all(column in _TOGETHER for column in columns) and len(set(columns)) == len(columns):
             is_grid = separator in ("\u00d7", " x ", "*", "x") and columns == ["nodes", "n_gpus"]
             return ("nodes", "gpus_per_node") if is_grid else tuple(str(column) for column in columns)

@@ -41,6 +41,8 @@ from memadvisor.software_dtypes import (
 STRATEGIES = {
     "noshard": 0,
     "none": 0,
+    "ddpsharded": 2,  # FairScale's, OSS with ShardedDDP
+    "shardedddp": 2,
     "ddp": 0,
     "shardgradop": 2,
     "fullshard": 3,

@@ -195,8 +195,13 @@ def _stage(said: Mapping[str, str]) -> dict[str, str]:
     return {} if found is None or "strategy" in said or "zero_stage" in said else {"strategy": found.group()}
 
 
-def _sharded(said: Mapping[str, str]) -> dict[str, str]:
+def _sharded(said: dict[str, str]) -> dict[str, str]:
     """Who shards, of words for degrees: `FSDP 8, TP 8`, `ZeRO-1 + TP4`; and of a distributed optimizer its stage."""
+    if said.get("shard") == "-1":  # torchtitan's word for all
+        del said["shard"]
+        if (_number(said, "replicate") or 1) == 1:
+            said.pop("replicate", None)
+        return {} if {"strategy", "zero_stage", "framework"} & set(said) else {"strategy": "FSDP"}
     if "strategy" in said or "zero_stage" in said:
         return {}
     found = _SHARDED.search(said.get("parallelism", ""))
@@ -279,10 +284,12 @@ def _batch(said: Mapping[str, str]) -> dict[str, str]:
     if "micro_batch_size" in said:
         return {} if "global_batch_tokens" in said else {"global_batch_seqs": text}
     size, replicas = _number(said, "batch_size"), _replicas(said)
-    is_own = "grad_accum" in said or "global_batch_tokens" in said
+    is_own = ("grad_accum" in said and "counts_microbatches" not in said) or "global_batch_tokens" in said
     is_own |= size is not None and replicas is not None and size < replicas
     # On a single accelerator nobody says how many sequences go at a time, for they all do.
-    is_own |= not any((_number(said, name) or 1) > 1 for name in ("n_gpus", "dp", "tp", "pp", "cp", "nodes"))
+    is_own |= "counts_microbatches" not in said and not any(
+        (_number(said, name) or 1) > 1 for name in ("n_gpus", "dp", "tp", "pp", "cp", "nodes")
+    )
     return {"micro_batch_size" if is_own else "global_batch_seqs": text}
 
 

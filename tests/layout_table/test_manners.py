@@ -123,3 +123,37 @@ def test_no_more_tokens_than_a_model_has_positions():
 def test_long_sequences_are_of_after_flash_attention():
     rows = read("model,gpu,gpus,seq,mbs\nGPT 7B,A100,8,2048,1\nGPT 7B,A100,8,64K,1\n").rows
     assert [row.case.step.software.fused_attention for row in rows] == [False, True]
+
+
+def layout_of(text):
+    (row,) = read(text).rows
+    assert row.error is None, row.error
+    return row.case.step.layout
+
+
+def test_a_batch_beside_a_number_of_microbatches_is_the_steps():
+    layout = layout_of("Model,#GPUs,PP,Batch,#Microbatches,Seq\nGPT 39B,64,16,1024,64,2048\n")
+    assert (layout.data, layout.micro_batch_size, layout.num_microbatches) == (4, 4, 64)
+    layout = layout_of("Config (PxD),Model,Mini-batch,Micro-batch,Seq\n18 x 4,GPT-2 8.3B,8192,4,1024\n")
+    assert (layout.pipeline, layout.data, layout.micro_batch_size, layout.num_microbatches) == (18, 4, 4, 512)
+    layout = layout_of("Model,GPUs,Mini-batch size,Seq\nllama2-7b,8,2,4096\n")
+    assert (layout.micro_batch_size, layout.num_microbatches) == (2, 1)
+
+
+def test_cards_that_a_header_counts():
+    (row,) = read("Model,# of Gaudi3 cards,MBS,Seq\nLlama2 13B,16,1,4096\n").rows
+    assert row.case.cluster.accelerator.name == "Gaudi-3-128GB" and row.case.step.layout.data == 16
+    assert read("Model,MBS,Seq,H100\nllama2-7b,1,4096,12000\n").unread == ("H100",)  # a measurement
+
+
+def test_all_of_the_replicas_share_shards():
+    layout = layout_of("model,gpus,dp_replicate,dp_shard,tp,mbs,seq\nllama3-70b,128,1,-1,8,4,8192\n")
+    assert (layout.data, layout.tensor, layout.zero_stage, layout.shard) == (16, 8, 3, None)
+
+
+def test_more_headers_with_what_they_count():
+    (row,) = read(
+        "Model size (billion params),#layers,Hidden dim,Batch size / GPU (FP16),Seq\n8.3,72,3072,4,1024\n"
+    ).rows
+    assert row.case.step.layout.micro_batch_size == 4 and row.case.architecture.n_layers == 72
+    assert layout_of("model,gpus,strategy,mbs\ngpt2-xl,8,ddp_sharded,1\n").zero_stage == 2
