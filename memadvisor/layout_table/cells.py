@@ -53,13 +53,13 @@ _EMPTY = (
     "not given", "not reported", "not specified", "unspecified", "n/s", "n.s.",
 )  # fmt: skip
 YES = (
-    "true", "yes", "on", "1", "1.0", "y", "t", "enabled", "enable", "w/", "with", "x", "\u2713", "\u2714", "\u2705",
+    "true", "yes", "on", "1", "1.0", "y", "t", "enabled", "enable", "w/", "with", "x", "\u662f", "\u5f00", "\u2713", "\u2714", "\u2705",
 )  # fmt: skip
 _PLACES = (  # where something is offloaded to, or what is: that it is
     "cpu", "host", "nvme", "disk", "ssd", "ram", "optimizer", "optim", "params", "parameters", "100%",
 )  # fmt: skip
 NO = (
-    "false", "no", "off", "0", "0.0", "n", "f", "none", "disabled", "disable", "w/o", "without", "\u2717", "\u2718", "\u274c",
+    "false", "no", "off", "0", "0.0", "n", "f", "none", "disabled", "disable", "w/o", "without", "\u65e0", "\u5426", "\u5173", "\u2717", "\u2718", "\u274c",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ _IN_FRONT = re.compile(r"\s*(\d+)\s*[x*\u00d7]\s*[a-z]", re.IGNORECASE)
 _BEHIND = re.compile(r"(.*\w.*?)\s*(?:(?<!rt)x|[*\u00d7])\s*(\d{1,4})", re.IGNORECASE)  # `A100-80G x 8`
 _IN_BRACKETS = re.compile(r"\((\d+)\s*[x*\u00d7]?\s*(?:gpus?|cards?)\)", re.IGNORECASE)
 _GRID = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)")
-_CARDS = re.compile(r"(\d+)\s*(?:[x*\u00d7]\s*|\s)((?!gpu)[a-z].*)", re.IGNORECASE)
+_CARDS = re.compile(r"(\d[\d,]*)\s*(?:[x*\u00d7]\s*|\s)((?!gpu)[a-z].*)", re.IGNORECASE)
 # A slice of TPUs by its name; of v4 and v5p the number is of cores, two a chip (cloud.google.com/tpu/docs, of each version).
 _SLICE = re.compile(r"(?:(\d+)\s*[x*\u00d7]\s*)?(?:tpu[\s-]*)?(v[2-6][ep]?)-(\d+)", re.IGNORECASE)
 _TWO_CORES = ("v2", "v3", "v4", "v5p")

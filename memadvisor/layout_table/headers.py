@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from memadvisor.hardware.load import named_hardware
+from memadvisor.layout_table.chinese import in_english
 from memadvisor.layout_table.columns import LETTERS, NAMES, ORDER, by_words, named, plain
 
 _LAST = 10**3  # of several headers for one column, letters and compounds have the least say
@@ -59,7 +60,7 @@ class Heading:
 
 def headings(names: list[str]) -> tuple[list[Heading], list[str]]:
     """What is understood of a header, and the names that are not. Single letters say something beside other names alone."""
-    found = [_heading(position, name or "") for position, name in enumerate(names)]
+    found = [_heading(position, in_english(name or "")) for position, name in enumerate(names)]
     if any(each is not None and each.order != _LAST for each in found):
         for position, name in enumerate(names):
             letter = LETTERS.get((name or "").strip())

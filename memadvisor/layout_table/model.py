@@ -113,7 +113,7 @@ def _is_of_another_size(known: Architecture, cells: Cells) -> bool:
     billions = cells.number("params_b") or (
         parameters / (1.0 if parameters < 1e4 else 1e9) if parameters else None
     )
-    if billions is None or known.experts is not None or _billions_in(cells.text("model") or "") is not None:
+    if billions is None or known.experts is not None or billions_in(cells.text("model") or "") is not None:
         return False
     return not 0.75 < billions * 1e9 / known.num_parameters() < 1.33
 
@@ -122,7 +122,7 @@ def _of_size(cells: Cells) -> Architecture:
     """By the number of parameters alone. Raises UsageError where that is not said, or is of experts."""
     name = cells.text("model")
     parameters = cells.number("n_params")
-    billions = cells.number("params_b") or (parameters / 1e9 if parameters else _billions_in(name or ""))
+    billions = cells.number("params_b") or (parameters / 1e9 if parameters else billions_in(name or ""))
     if parameters is not None and parameters < 1e4:  # a bare 6.7
         billions = parameters
     if billions is None or re.search(r"\d\s*x\s*\d|moe|-a\d", (name or "").lower()):
@@ -272,7 +272,7 @@ def _shape(cells: Cells, seq_len: int, tensor: int) -> _Shape:
         experts=_experts(cells),
         num_parameters=None if is_rounded else parameters,
         billions=cells.number("params_b")
-        or (parameters / 1e9 if is_rounded and parameters else _billions_in(name)),
+        or (parameters / 1e9 if is_rounded and parameters else billions_in(name)),
         seq_len=seq_len,
         tensor=tensor,
         encoder_layers=_encoder_layers(cells, n_layers),
@@ -289,7 +289,7 @@ def _encoder_layers(cells: Cells, n_layers: int) -> int:
     return count
 
 
-def _billions_in(name: str) -> float | None:
+def billions_in(name: str) -> float | None:
     """The size that a model's name gives: 7 of `7b`, 0.125 of `GPT-125M`; None for one that gives none."""
     match = re.search(r"(?:^|[^a-z0-9.])(\d+(?:\.\d+)?)\s?([mbt])(?![a-z0-9])", name.lower())
     if match is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from memadvisor.layout import TrainingStep
 from memadvisor.layout_table.cells import Cells, cells
 from memadvisor.layout_table.headers import Heading, headings
 from memadvisor.layout_table.machine import cluster_of
-from memadvisor.layout_table.model import architecture_of
+from memadvisor.layout_table.model import architecture_of, billions_in
 from memadvisor.layout_table.separated import separated_rows
 from memadvisor.layout_table.spread import degrees_of, step_of
 from memadvisor.layout_table.words import is_of_replica, spelled_out
@@ -68,7 +69,7 @@ def read_layout_table(path: str | Path) -> LayoutTable:
 
 def read_table(lines: Iterable[list[str]], source: str) -> LayoutTable:
     """As read_layout_table, of rows that are split already. The first is the header."""
-    rows = list(lines)
+    rows = _upright(list(lines))
     place = _header_place(rows)
     header = rows[place] if rows else []
     found, unread = headings(header)
@@ -79,6 +80,21 @@ def read_table(lines: Iterable[list[str]], source: str) -> LayoutTable:
         )
     told = _of_each_replica(_told(found, rows[place + 1 :], place + 2, _titled(rows[:place])))
     return LayoutTable(rows=[_row(number, row) for number, row in told], unread=tuple(unread))
+
+
+def _upright(rows: list[list[str]]) -> list[list[str]]:
+    """With layouts in rows: some publish them in columns, under names in the first."""
+    written = [row for row in rows if any(cell.strip() for cell in row)]
+    names = [row[0] for row in written]
+    across = max((len(headings(row)[0]) for row in rows[:_TITLES]), default=0)
+    down = len(headings(names)[0]) if len(names) > 2 else 0
+    if across > 1 or down < 3:
+        return rows
+    width = max(len(row) for row in written)
+    filled = [row + [""] * (width - len(row)) for row in written]
+    if not headings(names[:1])[0]:  # what stands above the columns is their model, as far as it is one
+        filled[0] = ["model", *filled[0][1:]]
+    return [list(column) for column in zip(*filled, strict=True)]
 
 
 _TITLES = 12  # lines above a header, at most
@@ -165,7 +181,7 @@ def _row(line: int, row: Cells) -> LayoutRow:
 def _case(row: Cells) -> LayoutCase:
     if row.text("caption") is not None:
         raise UsageError("no layout, but the model of the rows below it.")
-    row = _of_one_length(spelled_out(row))
+    row = _of_one_length(_without_aside(spelled_out(row)))
     degrees = degrees_of(row)
     seq_len = row.whole("seq_len")
     if seq_len is None:
@@ -175,6 +191,19 @@ def _case(row: Cells) -> LayoutCase:
     cluster = cluster_of(row, degrees.num_ranks)
     step, is_open = step_of(row, degrees, architecture, seq_len, cluster)
     return LayoutCase(architecture=architecture, step=step, cluster=cluster, micro_batch_is_open=is_open)
+
+
+def _without_aside(row: Cells) -> Cells:
+    """The model without brackets behind its name, where only that is known (`DeepSeek V3 (671B)`), and of the size in them."""
+    name = row.text("model") or ""
+    aside = re.fullmatch(r"(.*\w)\s*\(([^()]*)\)", name)
+    if aside is None or named_architecture(name) is not None:
+        return row
+    known = named_architecture(aside[1])
+    size = billions_in(aside[2])
+    if known is None or (size is not None and not 0.75 < size * 1e9 / known.num_parameters() < 1.33):
+        return row
+    return Cells({**row.texts, "model": aside[1]}, row.notes)
 
 
 def _of_one_length(row: Cells) -> Cells:

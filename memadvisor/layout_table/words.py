@@ -17,7 +17,8 @@ _SHORT = r"dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs|bs|gas|ga"
 _WHOLE = r"(?:data|tensor|pipeline|context|expert|model)[\s_-]*parallel(?:ism)?"
 # `tensor=8` is one, `model 13B` none.
 _DEGREE = re.compile(
-    rf"(?<![a-z])({_SHORT}|{_WHOLE}|(?:data|tensor|pipeline)(?=\s*[=:(]))\s*[-=:_(]?\s*(\d+)", re.IGNORECASE
+    rf"(?<![a-z])({_SHORT}|{_WHOLE}|(?:data|tensor|pipeline)(?=\s*[=:(]|\s+\d))\s*[-=:_(]?\s*(\d+)",
+    re.IGNORECASE,
 )
 _WAYS = re.compile(
     rf"(\d+)[\s-]*ways?[\s-]*({_SHORT}|{_WHOLE}|data|tensor|pipeline|expert)(?![a-z])", re.IGNORECASE
@@ -274,8 +275,26 @@ def _of_each_device(said: Mapping[str, str]) -> dict[str, str]:
     return {"micro_batch_size": f"{float(size[0]) * inner:g}"}
 
 
-def _batch(said: Mapping[str, str]) -> dict[str, str]:
+_BATCHES = ("global_batch_seqs", "batch_size")
+_MANY = 100e3  # more sequences than a step has
+
+
+def _tokens_in(text: str) -> str | None:
+    """Of a batch in tokens: `4M tokens`, `4M`."""
+    found = re.fullmatch(r"[~\u2248]?\s*(\d[\d,.]*)\s*([km]?)\s*(tok\w*)?", text, re.IGNORECASE)
+    if found is None or not (found[3] or found[2]):
+        return None
+    number = float(found[1].replace(",", "")) * {"": 1.0, "k": 1e3, "m": 1e6}[found[2].lower()]
+    return f"{number:.0f}" if found[3] or number >= _MANY else None
+
+
+def _batch(said: dict[str, str]) -> dict[str, str]:
     """A bare batch size is the step's, but beside a number of microbatches, and where there are more replicas than that."""
+    found = {column: tokens for column in _BATCHES if (tokens := _tokens_in(said.get(column, "")))}
+    for column, tokens in found.items():
+        del said[column]
+        if "global_batch_tokens" not in said:
+            return {"global_batch_tokens": tokens}
     text = said.get("batch_size")
     if text is None or "global_batch_seqs" in said:
         return {}

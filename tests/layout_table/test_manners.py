@@ -157,3 +157,43 @@ def test_more_headers_with_what_they_count():
     ).rows
     assert row.case.step.layout.micro_batch_size == 4 and row.case.architecture.n_layers == 72
     assert layout_of("model,gpus,strategy,mbs\ngpt2-xl,8,ddp_sharded,1\n").zero_stage == 2
+
+
+def test_layouts_in_columns():
+    text = "Parameter,Llama 2 7B,Llama 2 7B\nGPUs,8,16\nTensor parallel,1,2\nSequence length,4096,4096\nMicro batch size,2,1\nTime (s),3,4\n"
+    assert told(text) == [EIGHT, SIXTEEN]
+    assert read(text).unread == ("Time (s)",)
+    assert told("model,llama2-7b\ngpus,8\nseq,4096\nmbs,2\n") == [EIGHT]
+
+
+def test_headers_in_chinese():
+    text = "\u6a21\u578b,\u5361\u6570,\u5f20\u91cf\u5e76\u884c,\u5e8f\u5217\u957f\u5ea6,\u5fae\u6279\u5927\u5c0f\n"
+    assert told(f"{text}llama2-7b,8,1,4096,2\nllama2-7b,16,2,4096,1\n") == [EIGHT, SIXTEEN]
+
+
+@pytest.mark.parametrize(
+    ("batch", "sequences"), [("4M tokens", 1024), ("4M", 1024), ("1024 seqs", 1024), ("1k", 1000), ("524288 tokens", 128)]
+)  # fmt: skip
+def test_batches_in_tokens(batch, sequences):
+    layout = layout_of(f'Model,GPUs,MBS,Seq,Batch\nllama2-7b,8,1,4096,"{batch}"\n')
+    assert layout.num_microbatches == pytest.approx(sequences / 8, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("DeepSeek V3 (671B)", "deepseek-v3"),
+        ("LLAMA2 70B (GQA)", "llama2-70b"),
+        ("GPT-3 (1.3B)", "gpt3-1.3b"),
+    ],
+)
+def test_names_with_brackets_behind(name, found):
+    (row,) = read(f"Model,GPUs,MBS,Seq\n{name},8,1,512\n").rows
+    assert row.case.architecture.name == found
+
+
+def test_degrees_in_words_and_counts_with_separators():
+    layout = layout_of(
+        'Model,GPUs,Parallelism,MBS,Seq\nllama2-7b,"1,024 x H100","tensor 8, pipeline 2",1,4096\n'
+    )
+    assert (layout.tensor, layout.pipeline, layout.data) == (8, 2, 64)
