@@ -23,7 +23,7 @@ AT_MOST = {
     "bloom_a100": (0.25, 0.1),
     "nanotron_1b_h100": (0.35, 0.1),
     "llama3_405b_h100": (0.1, None),
-    "hf_bert_v100": (0.18, 0.2),
+    "hf_bert_v100": (0.15, 0.08),
     "tinyllama_a100": (0.12, None),
     "internevo_a100": (0.15, 0.35),
     "dlperf_v100": (0.15, 0.25),
@@ -62,9 +62,9 @@ AT_MOST = {
     "tpu_recipes": (0.18, None),
     "pai_rapidformer_v100": (0.45, 0.25),
     "gaudi2_llama": (0.25, None),
-    "bert_v100": (0.15, None),
+    "bert_v100": (0.1, None),
     "lumen_mi325x": (0.25, 0.2),
-    "swift_qwen3_l40s": (0.25, 0.15),
+    "swift_qwen3_l40s": (0.25, 0.08),
 }
 
 
