@@ -16,6 +16,12 @@ from memadvisor.layout import TrainingStep
 # writes two-byte scores, dropout a mask of one byte).
 _SCORES_FORWARD, _SCORES_FORWARD_DROPOUT = 4.0, 9.0
 _SCORES_BACKWARD, _SCORES_BACKWARD_DROPOUT = 6.0, 11.0
+# Under torch.autocast, whose softmax is in fp32: cast from two bytes to four (2+4), softmax (4+4), dropout (4+4 and a mask of one), and
+# cast back for the product (4+2); backward the same way round, where softmax reads its result too.
+_CAST_FORWARD, _CAST_FORWARD_DROPOUT = 20.0, 29.0
+_CAST_BACKWARD, _CAST_BACKWARD_DROPOUT = 24.0, 33.0
+# Of Hugging Face's classes besides: scaled (2+2), and the mask is added (2+2).
+_APART_FORWARD, _APART_BACKWARD = 8.0, 4.0
 # Of fused attention's rate where keys and values pass round a ring, in blocks whose results are merged: measured, 86 % on 8 H800 and
 # 84 % on 8 A100 (https://github.com/feifeibear/long-context-attention, README.md, zigzag).
 _RING_SHARE = 0.86
@@ -71,6 +77,11 @@ def _attention_core(
     dropout = model.reference_code.score_dropout if software.reference_code else software.dropout
     forward_bytes = _SCORES_FORWARD_DROPOUT if dropout else _SCORES_FORWARD
     backward_bytes = _SCORES_BACKWARD_DROPOUT if dropout else _SCORES_BACKWARD
+    if software.autocast:
+        forward_bytes = _CAST_FORWARD_DROPOUT if dropout else _CAST_FORWARD
+        backward_bytes = _CAST_BACKWARD_DROPOUT if dropout else _CAST_BACKWARD
+    if software.reference_code:
+        forward_bytes, backward_bytes = forward_bytes + _APART_FORWARD, backward_bytes + _APART_BACKWARD
     return (
         products + stream_seconds(device, scores * forward_bytes),
         2 * products + stream_seconds(device, scores * backward_bytes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.kernels import Device, matmul_seconds, stream_seconds
-from memadvisor.cost.layouts.layer_work import Groups, Work, accumulate_bytes
+from memadvisor.cost.layouts.layer_work import Groups, Work, accumulate_bytes, weight_cast_bytes
 from memadvisor.cost.layouts.tensor_grids import grid_seconds, local_products
 from memadvisor.layout import TrainingStep
 
@@ -60,9 +60,9 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
         per_forward, per_backward = _NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD
     forward_stream = stream_seconds(device, logits * per_forward * wide)
     backward_stream = stream_seconds(device, logits * per_backward * wide)
-    accumulate = stream_seconds(
-        device, model.head_parameters() / layout.weight_ranks * accumulate_bytes(step)
-    )
+    parameters = model.head_parameters() / layout.weight_ranks
+    accumulate = stream_seconds(device, parameters * (accumulate_bytes(step) + weight_cast_bytes(step)))
+    forward_stream += stream_seconds(device, parameters * weight_cast_bytes(step))
     weight = matmul if _is_trained(step) else 0.0
     accumulate = accumulate if _is_trained(step) else 0.0
     activations = step.software.element_bytes * tokens * model.hidden

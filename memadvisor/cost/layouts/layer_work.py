@@ -101,11 +101,13 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     stream_s += device.coefficients.kernel_s * (len(products) + adapters.num_operators)
     widening_s = stream_seconds(device, adapters.widening_bytes)
     input_cast_s, gradient_cast_s = _casts(device, products, is_frozen=software.lora is not None)
-    accumulate_s = stream_seconds(device, _layer_parameters(model, step, layer) * accumulate_bytes(step))
+    parameters = _layer_parameters(model, step, layer)
+    accumulate_s = stream_seconds(device, parameters * (accumulate_bytes(step) + weight_cast_bytes(step)))
     forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
     far_s = software.far_call_s * (groups.tensor.nodes - 1)
     forward_calls_s, backward_calls_s = forward_calls_s + 4 * far_s, backward_calls_s + 4 * far_s
     forward_stream_s = stream_s + stream_seconds(device, adapters.stream_bytes) + input_cast_s + widening_s
+    forward_stream_s += stream_seconds(device, parameters * weight_cast_bytes(step))
     forward_gpu = matmul_s + adapter_s + core_forward_s + forward_stream_s + forward_calls_s
     backward_stream_s = _BACKWARD_STREAM * stream_s + stream_seconds(device, adapters.backward_bytes)
     backward_stream_s += gradient_cast_s + accumulate_s + widening_s
@@ -318,6 +320,12 @@ def accumulate_bytes(step: TrainingStep) -> float:
     if step.layout.num_microbatches == 1 and software.gradient_bytes == software.parameter_bytes:
         return 0.0
     return software.parameter_bytes + 2.0 * software.gradient_bytes
+
+
+def weight_cast_bytes(step: TrainingStep) -> float:
+    """What torch.autocast moves of a matrix's element: cast from fp32 to two bytes, and so its gradient back, for each microbatch."""
+    software = step.software
+    return 6.0 if software.autocast and software.lora is None else 0.0
 
 
 def _collectives(
