@@ -85,14 +85,12 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
         software = with_precision(software, precision)
     is_given = precision is not None and names_dtype(precision)
     software = on_accelerator(software, accelerator, is_given=is_given)
+    code = cells.text("model_code")
+    is_hugging_face = names_hugging_face(cells.text("framework") or "") or software.reference_code
+    reference = is_hugging_face if code is None else is_reference(code)
     if attention is not None:
         software = dataclasses.replace(software, fused_attention=is_fused(attention))
-    elif (
-        preset in _OLDER
-        and _is_old(cells, architecture, accelerator.name)
-        and accelerator.name.startswith("V100")
-    ):
-        # FlashAttention is for cards from Turing on (its README.md), and these models are from before there was another such kernel.
+    elif _has_scores(cells, preset, architecture, accelerator.name, is_reference=reference):
         software = dataclasses.replace(software, fused_attention=False, dropout=True)
     dropout, optimizer = _dropout(cells), cells.text("optimizer")
     software = _collectives(cells, _compiled(cells, software))
@@ -102,12 +100,19 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
         software = dataclasses.replace(software, dropout=dropout)
     if optimizer is not None:
         software = with_optimizer(software, optimizer)
-    code = cells.text("model_code")
-    is_hugging_face = names_hugging_face(cells.text("framework") or "") or software.reference_code
-    reference = is_hugging_face if code is None else is_reference(code)
     software = dataclasses.replace(software, reference_code=reference)
     lora = adapters_of(cells, software)
     return preset, software if lora is None else with_lora(software, lora)
+
+
+def _has_scores(
+    cells: Cells, preset: Preset, architecture: Architecture, gpu: str, *, is_reference: bool
+) -> bool:
+    """Whether an old model's scores are in memory with other trainers than Megatron's. FlashAttention is for cards from Turing on (its
+    README.md), and Hugging Face's classes of GPT-2, BERT and OPT took torch's in 2024 (transformers 4.41 to 4.46, release notes)."""
+    if not _is_old(cells, architecture, gpu):
+        return False
+    return is_reference or (preset in _OLDER and gpu.startswith("V100"))
 
 
 def _compiled(cells: Cells, software: Software) -> Software:

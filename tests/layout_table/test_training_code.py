@@ -118,3 +118,15 @@ def test_scores_are_in_memory_on_a_card_that_no_flash_kernel_is_for():
     gpt = {"n_layers": "16", "hidden": "1536", "n_heads": "16", "ffn": "", "strategy": "DDP"}
     rows = ({"gpu": "V100"}, {"gpu": "A100"}, {"gpu": "V100", "attention": "xformers"})
     assert [case_of(**gpt, **row).step.software.fused_attention for row in rows] == [False, True, True]
+
+
+def test_hugging_faces_classes_of_gpts_and_berts_had_scores_in_memory_until_2024():
+    gpt = {"n_layers": "16", "hidden": "1536", "n_heads": "16", "ffn": "", "framework": "HF Trainer"}
+    rows = (
+        {"gpu": "A100"},
+        {"gpu": "H100"},
+        {"gpu": "A100", "attention": "sdpa"},
+        {"gpu": "A100", "gated_mlp": "true"},
+    )
+    found = [case_of(**gpt, **row).step.software.fused_attention for row in rows]
+    assert found == [False, True, True, True]
