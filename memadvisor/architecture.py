@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memadvisor.errors import UsageError
 
@@ -17,7 +18,8 @@ from memadvisor.errors import UsageError
 class Experts:
     """Feed-forward blocks of which each token passes `experts_per_token`, and `shared_ffn` columns that all pass.
 
-    `first_dense` layers at the beginning have the plain feed-forward block. `shared_gate`: a vector weighs the shared columns.
+    `first_dense` layers at the beginning have the plain feed-forward block; behind them each `every`th layer has experts, beginning
+    with the first. `shared_gate`: a vector weighs the shared columns.
     `router_bias`: the router has one number more of each expert, a bias, or what balances them.
     `groups_per_token` of `groups` of experts, side by side, may have a token (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
     """
@@ -27,6 +29,7 @@ class Experts:
     expert_ffn: int
     shared_ffn: int = 0
     first_dense: int = 0
+    every: int = 1
     shared_gate: bool = False
     router_bias: bool = False
     groups: int = 1
@@ -66,6 +69,13 @@ class ReferenceCode:
     inner_dropout: bool = False
     fused_qkv: bool = False
     logit_bytes: float = 12.0
+
+
+class LayerKind(NamedTuple):
+    """Layers of one kind have the same parameters and do the same work."""
+
+    has_experts: bool = False
+    has_cross_attention: bool = False
 
 
 # What most models are: a Llama's class, and that of a model with LayerNorm.
@@ -157,22 +167,28 @@ class Architecture:
         return self.norm_vectors * self.hidden
 
     def has_experts(self, layer: int) -> bool:
-        return self.experts is not None and layer >= self.experts.first_dense
+        experts = self.experts
+        if experts is None or layer < experts.first_dense:
+            return False
+        return (layer - experts.first_dense) % experts.every == 0
 
     def has_cross_attention(self, layer: int) -> bool:
         return 0 < self.encoder_layers <= layer
 
-    def is_second_kind(self, layer: int) -> bool:
-        """Layers are of two kinds at most, those of the second behind the others: with experts, or with cross attention."""
-        return self.has_experts(layer) or self.has_cross_attention(layer)
+    def kind_of(self, layer: int) -> LayerKind:
+        return LayerKind(self.has_experts(layer), self.has_cross_attention(layer))
 
-    def kinds_among(self, layers: Sequence[int]) -> dict[bool, tuple[int, int]]:
-        """Of each kind that is among these layers, how many there are, and the number of one of them."""
+    def kinds_among(self, layers: Sequence[int]) -> dict[LayerKind, tuple[int, int]]:
+        """Of each kind that is among these layers, how many there are, and the number of one of them; in the order they come."""
         if self.experts is None and not self.encoder_layers:
-            return {False: (len(layers), layers[0])} if layers else {}
-        counts = Counter(map(self.is_second_kind, layers))
-        one_of = {self.is_second_kind(layer): layer for layer in layers}
-        return {kind: (count, one_of[kind]) for kind, count in counts.items()}
+            return {LayerKind(): (len(layers), layers[0])} if layers else {}
+        kinds = [self.kind_of(layer) for layer in layers]
+        one_of = dict(zip(kinds, layers, strict=True))
+        return {kind: (count, one_of[kind]) for kind, count in Counter(kinds).items()}
+
+    def kinds(self) -> dict[LayerKind, tuple[int, int]]:
+        """Of the whole model."""
+        return self.kinds_among(range(self.n_layers))
 
     def shared_layer_parameters(self, layer: int) -> int:
         """What every rank of an expert-parallel group holds of one layer: all of it but the experts."""
@@ -207,7 +223,7 @@ class Architecture:
 
     def num_parameters(self) -> int:
         """Each tensor counted once."""
-        layers = sum(self.layer_parameters(layer) for layer in range(self.n_layers))
+        layers = sum(count * self.layer_parameters(layer) for count, layer in self.kinds().values())
         head = 0 if self.tied_embeddings else self.head_parameters()
         bias = self.vocab if self.head_bias else 0
         last_norms = self.num_stacks * self.norm_parameters() if self.final_norm else 0
@@ -218,7 +234,7 @@ class Architecture:
         if self.experts is None:
             return self.num_parameters()
         idle = self.experts.num_experts - self.experts.experts_per_token
-        sparse = sum(self.has_experts(layer) for layer in range(self.n_layers))
+        sparse = sum(count for kind, (count, _) in self.kinds().items() if kind.has_experts)
         return self.num_parameters() - sparse * idle * self.mlp_parameters(self.experts.expert_ffn)
 
 

@@ -45,3 +45,13 @@ def test_deepseek_v3_counts_latent_attention_and_shared_experts():
     assert (
         deepseek.num_parameters() == 671_026_404_352
     )  # without the router's bias and the extra layer of MTP
+
+
+def test_each_second_layer_has_experts_and_the_others_none():
+    experts = Experts(num_experts=4, experts_per_token=1, expert_ffn=16, first_dense=1, every=2)
+    mixed = shape(n_layers=5, experts=experts)
+
+    assert [mixed.has_experts(layer) for layer in range(5)] == [False, True, False, True, False]
+    assert [count for count, _ in mixed.kinds().values()] == [3, 2]
+    # Two of its layers have a router and four blocks of 2 x 8 x 16 in place of one of 2 x 8 x 32.
+    assert mixed.num_parameters() - shape(n_layers=5).num_parameters() == 2 * (4 * 8 + 4 * 256 - 512)

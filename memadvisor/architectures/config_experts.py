@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from memadvisor.architecture import Architecture, Experts, LatentAttention
 from memadvisor.architectures.config_dense import olmo2, qwen2, qwen3
@@ -11,7 +11,20 @@ from memadvisor.architectures.config_shapes import base, llama
 from memadvisor.architectures.config_values import Config, whole
 from memadvisor.errors import UsageError
 
-_IN_SOME_LAYERS = "experts in some layers alone ({}) are not known, but for dense layers at the beginning."
+
+def in_layers(experts: Experts, layers: Sequence[int], n_layers: int, keys: str) -> Experts | None:
+    """With experts in these layers of so many; None where they are none. Raises UsageError, which names the `keys` of the config,
+    where they do not follow each other at one distance up to the end.
+    """
+    if not layers:
+        return None
+    first, every = layers[0], layers[1] - layers[0] if len(layers) > 1 else n_layers
+    if every < 1 or list(layers) != list(range(first, n_layers, every)):
+        raise UsageError(
+            f"experts in layers {', '.join(map(str, layers))} of {n_layers} ({keys}) are not known.",
+            hint="dense layers come first, and then each second, third, ... layer has experts, up to the last one.",
+        )
+    return dataclasses.replace(experts, first_dense=first, every=every)
 
 
 def _experts(config: Config, ffn: int) -> Experts:
@@ -80,31 +93,38 @@ def _hunyuan(config: Config, name: str) -> Architecture:
     return dataclasses.replace(found, experts=experts)
 
 
-def _qwen_experts(config: Config, shared_ffn: int) -> Experts:
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise UsageError(_IN_SOME_LAYERS.format("mlp_only_layers, decoder_sparse_step"))
-    return Experts(
+def qwen_experts(config: Config, n_layers: int, shared_ffn: int) -> Experts | None:
+    """In each `decoder_sparse_step`th layer that is not one of `mlp_only_layers`."""
+    step, dense = whole(config, "decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
+    layers = [layer for layer in range(step - 1, n_layers, step) if layer not in dense]
+    experts = Experts(
         num_experts=whole(config, "num_experts", "num_local_experts"),
         experts_per_token=whole(config, "num_experts_per_tok"),
         expert_ffn=whole(config, "moe_intermediate_size"),
         shared_ffn=shared_ffn,
         shared_gate=shared_ffn > 0,
     )
+    return in_layers(experts, layers, n_layers, "mlp_only_layers, decoder_sparse_step")
 
 
 def _qwen2_moe(config: Config, name: str) -> Architecture:
     shared = whole(config, "shared_expert_intermediate_size", default=0, least=0)
-    return dataclasses.replace(qwen2(config, name), experts=_qwen_experts(config, shared))
+    found = qwen2(config, name)
+    return dataclasses.replace(found, experts=qwen_experts(config, found.n_layers, shared))
 
 
 def _qwen3_moe(config: Config, name: str) -> Architecture:
-    return dataclasses.replace(qwen3(config, name), experts=_qwen_experts(config, 0))
+    found = qwen3(config, name)
+    return dataclasses.replace(found, experts=qwen_experts(config, found.n_layers, 0))
 
 
 def _deepseek_experts(config: Config, shared: int = 0) -> Experts:
     """Dense layers first, and shared experts (`shared`, where the config does not say) beside the others."""
     if config.get("moe_layer_freq", 1) != 1:
-        raise UsageError(_IN_SOME_LAYERS.format("moe_layer_freq"))
+        raise UsageError(
+            f"experts in each layer of a number that {config['moe_layer_freq']!r} divides (moe_layer_freq) are not known.",
+            hint="it is 1.",
+        )
     expert_ffn = whole(config, "moe_intermediate_size")
     return Experts(
         num_experts=whole(config, "n_routed_experts", "num_local_experts", "num_experts"),
@@ -152,30 +172,41 @@ def _dots1(config: Config, name: str) -> Architecture:
 
 def _ernie_moe(config: Config, name: str) -> Architecture:
     found = base(config, name, gated=True, tied=True)
+    every, start = (
+        whole(config, "moe_layer_interval", default=1),
+        whole(config, "moe_layer_start_index", default=1, least=0),
+    )
     last = config.get("moe_layer_end_index", -1)
-    if config.get("moe_layer_interval", 1) != 1 or last not in (-1, found.n_layers - 1):
-        raise UsageError(_IN_SOME_LAYERS.format("moe_layer_interval, moe_layer_end_index"))
+    end = found.n_layers if last in (-1, None) else whole(config, "moe_layer_end_index", least=0) + 1
+    layers = [layer for layer in range(every - 1, min(end, found.n_layers), every) if layer >= start]
     expert_ffn = whole(config, "moe_intermediate_size")
     experts = Experts(
         num_experts=whole(config, "moe_num_experts"),
         experts_per_token=whole(config, "moe_k"),
         expert_ffn=expert_ffn,
         shared_ffn=expert_ffn * whole(config, "moe_num_shared_experts", default=2, least=0),
-        first_dense=whole(config, "moe_layer_start_index", default=1, least=0),
         router_bias=True,
     )
-    return dataclasses.replace(found, biases=bool(config.get("use_bias", False)), experts=experts)
+    keys = "moe_layer_interval, moe_layer_start_index, moe_layer_end_index"
+    return dataclasses.replace(
+        found,
+        biases=bool(config.get("use_bias", False)),
+        experts=in_layers(experts, layers, found.n_layers, keys),
+    )
 
 
 def _llama4(config: Config, name: str) -> Architecture:
     found = llama({"head_dim": 128, **config, "intermediate_size": config.get("intermediate_size_mlp")}, name)
-    if config.get("interleave_moe_layer_step", 1) != 1 or config.get("moe_layers") not in (
-        None, list(range(found.n_layers)),
-    ):  # fmt: skip
-        raise UsageError(_IN_SOME_LAYERS.format("moe_layers, interleave_moe_layer_step"))
-    expert_ffn = whole(config, "intermediate_size")
+    expert_ffn, step = (
+        whole(config, "intermediate_size"),
+        whole(config, "interleave_moe_layer_step", default=1),
+    )
+    layers = config.get("moe_layers")
+    if layers is None:
+        layers = list(range(step - 1, found.n_layers, step))
     experts = dataclasses.replace(_experts(config, expert_ffn), shared_ffn=expert_ffn)
-    return dataclasses.replace(found, experts=experts)
+    keys = "moe_layers, interleave_moe_layer_step"
+    return dataclasses.replace(found, experts=in_layers(experts, layers, found.n_layers, keys))
 
 
 EXPERT_READERS: dict[str, Callable[[Config, str], Architecture]] = {

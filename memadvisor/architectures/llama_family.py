@@ -65,13 +65,14 @@ def _deepseek(name: str, n_layers: int, hidden: int, heads: int, ffn: int, vocab
     )
 
 
-def _sparse(num: int, per_token: int, ffn: int, shared: int = 0, first_dense: int = 0, gate: bool = False, groups: tuple[int, int] = (1, 1)) -> Experts:  # fmt: skip
+def _sparse(num: int, per_token: int, ffn: int, shared: int = 0, first_dense: int = 0, gate: bool = False, groups: tuple[int, int] = (1, 1), every: int = 1) -> Experts:  # fmt: skip
     return Experts(
         num_experts=num,
         experts_per_token=per_token,
         expert_ffn=ffn,
         shared_ffn=shared,
         first_dense=first_dense,
+        every=every,
         shared_gate=gate,
         groups=groups[0],
         groups_per_token=groups[1],
@@ -115,11 +116,12 @@ _MISTRAL = (
     _llama("mixtral-8x7b", 32, 4096, (32, 8), 14336, 32000, experts=_sparse(8, 2, 14336)),
     _llama("mixtral-8x22b", 56, 6144, (48, 8), 16384, 32000, experts=_sparse(8, 2, 16384)),
     # https://huggingface.co/databricks/dbrx-base, config.json; https://github.com/xai-org/grok-1, run.py;
-    # https://huggingface.co/meta-llama/Llama-4-Scout-17B-16E, config.json (its language model)
+    # https://huggingface.co/meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E, config.json (their language models)
     _llama("dbrx", 40, 6144, (48, 8), 10752, 100352, experts=_sparse(16, 4, 10752)),
     _llama("grok-1", 64, 6144, (48, 8), 32768, 131072, tied=True, experts=_sparse(8, 2, 32768)),
     _llama("llama4-scout", 48, 5120, (40, 8), 16384, 202048, experts=_sparse(16, 1, 8192, 8192)),
-)
+    _llama("llama4-maverick", 48, 5120, (40, 8), 16384, 202048, experts=_sparse(128, 1, 8192, 8192, first_dense=1, every=2)),
+)  # fmt: skip
 # arXiv:2407.10671, table 1; arXiv:2412.15115, table 1; https://huggingface.co/Qwen, config.json of each.
 _QWEN2 = (
     _llama("qwen2-0.5b", 24, 896, (14, 2), 4864, 151936, tied=True, qkv_biases=True),

@@ -72,6 +72,7 @@ _ALSO = {
     "bert-base-cased": "bert-base",
     "bert-large-cased": "bert-large",
     "llama4-scout-17b-16e": "llama4-scout",
+    "llama4-maverick-17b-128e": "llama4-maverick",
     "vit-base": "vit-b-16",
     "vit-large": "vit-l-16",
     "vit-huge": "vit-h-14",
@@ -222,7 +223,17 @@ def _checked(kind: type[Any], value: Any, source: str) -> Any:
             raise UsageError(f"{key} of {source!r} is {each!r}.", hint="it is a whole number.")
         if types[key] is bool and not isinstance(each, bool):
             raise UsageError(f"{key} of {source!r} is {each!r}.", hint="it is true or false.")
-    for key in ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "num_experts"):
+    for key in (
+        "n_layers",
+        "hidden",
+        "n_heads",
+        "n_kv_heads",
+        "head_dim",
+        "ffn",
+        "vocab",
+        "num_experts",
+        "every",
+    ):
         if value.get(key) == 0:
             raise UsageError(f"{key} of {source!r} is 0.", hint="it is at least 1.")
     missing = [

@@ -50,8 +50,8 @@ def _adapter_words(model: Architecture, step: TrainingStep) -> list[str]:
     lora = step.software.lora
     if lora is None:
         return []
-    layers = range(model.n_layers)
-    trained = sum(sum(adapter_parameters(model, lora, layer, 1)) for layer in layers)
+    kinds = model.kinds().values()
+    trained = sum(count * sum(adapter_parameters(model, lora, layer, 1)) for count, layer in kinds)
     ends = ", and copies of the embedding and the head" if lora.trains_ends else ""
     return [
         f"trained    LoRA of rank {lora.rank} beside {', '.join(lora.targets)}: {format_count(trained)} parameters{ends};"

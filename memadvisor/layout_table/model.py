@@ -47,7 +47,7 @@ class _Shape:
     tied: bool | None
     biases: bool | None
     causal: bool
-    experts: tuple[int, int, int | None, int, int] | None
+    experts: Experts | None
     num_parameters: float | None
     billions: float | None
     seq_len: int
@@ -99,8 +99,7 @@ def _named(cells: Cells) -> Architecture | None:
         )
         changes.setdefault("head_dim", max(1, known.hidden // changes["n_heads"]))
     if cells.text("n_experts") is not None:
-        experts = _experts(cells)
-        changes["experts"] = None if experts is None else _experts_of(experts, known.ffn)
+        changes["experts"] = _experts(cells, known.ffn)
     found = dataclasses.replace(known, **changes)
     if found.n_heads % found.n_kv_heads:
         raise UsageError(f"{found.n_kv_heads} key heads do not divide {found.n_heads} heads.")
@@ -141,17 +140,6 @@ def _of_size(cells: Cells) -> Architecture:
     what = f"{found.n_layers} layers of {found.hidden}"
     cells.note(f"no shape but a size of {billions:g}B: that of {found.name} ({what}) is taken")
     return found
-
-
-def _experts_of(experts: tuple[int, int, int | None, int, int], ffn: int) -> Experts:
-    count, chosen, expert_ffn, shared, first_dense = experts
-    return Experts(
-        num_experts=count,
-        experts_per_token=chosen,
-        expert_ffn=expert_ffn or ffn,
-        shared_ffn=shared,
-        first_dense=first_dense,
-    )
 
 
 @lru_cache(maxsize=512)
@@ -197,7 +185,9 @@ def gated_by_name(name: str) -> bool | None:
 
 def _variant(shape: _Shape, gated: bool, tied: bool) -> Architecture:
     ffn = shape.ffn or usual_ffn(shape.hidden, gated)
-    experts = None if shape.experts is None else _experts_of(shape.experts, ffn)
+    experts = shape.experts
+    if experts is not None and not experts.expert_ffn:
+        experts = dataclasses.replace(experts, expert_ffn=ffn)
     positions = shape.positions if shape.positions is not None else (0 if gated else shape.seq_len)
     vocab = shape.vocab or (32000 if gated else padded_vocab(MEGATRON_VOCAB, shape.tensor))
     return Architecture(
@@ -269,7 +259,7 @@ def _shape(cells: Cells, seq_len: int, tensor: int) -> _Shape:
         tied=cells.flag("tied_embeddings"),
         biases=cells.flag("biases"),
         causal="bert" not in name.lower() if causal is None else causal,
-        experts=_experts(cells),
+        experts=_experts(cells, None),
         num_parameters=None if is_rounded else parameters,
         billions=cells.number("params_b")
         or (parameters / 1e9 if is_rounded and parameters else billions_in(name)),
@@ -297,13 +287,21 @@ def billions_in(name: str) -> float | None:
     return float(match.group(1)) * {"m": 1e-3, "b": 1.0, "t": 1e3}[match.group(2)]
 
 
-def _experts(cells: Cells) -> tuple[int, int, int | None, int, int] | None:
-    """Number, those of a token, inner width, shared width, dense layers before."""
+def _experts(cells: Cells, ffn: int | None) -> Experts | None:
+    """None of a dense model; experts of no width of their own are as wide as a dense block of `ffn`."""
     count = cells.count("n_experts") or 1
     if count == 1:
         return None
     chosen = cells.whole("experts_per_token") or min(2, count)
     if chosen > count:
         raise UsageError(f"a token passes {chosen} of {count} experts.")
-    first_dense, shared = cells.count("first_dense") or 0, cells.count("shared_ffn") or 0
-    return count, chosen, cells.whole("expert_ffn"), shared, first_dense
+    every = cells.whole("expert_every") or 1
+    first_dense = cells.count("first_dense")
+    return Experts(
+        num_experts=count,
+        experts_per_token=chosen,
+        expert_ffn=cells.whole("expert_ffn") or ffn or 0,
+        shared_ffn=cells.count("shared_ffn") or 0,
+        first_dense=every - 1 if first_dense is None else first_dense,
+        every=every,
+    )

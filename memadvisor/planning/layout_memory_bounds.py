@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.chance import chance_beyond, memory_sigma
@@ -66,13 +67,13 @@ class MemoryBounds:
         return np.stack(columns, axis=1)
 
     def _of_share(self, share: Share, works: Works, num_stages: int, schedule: str, chunks: int) -> Floats:
-        dense, sparse = share.whole.dense, share.whole.sparse
-        has = np.array([dense > 0, sparse > 0])
+        layers = np.array(share.whole.layers, dtype=float)
+        has = layers > 0
         passes = passes_in_flight(schedule, share.device, num_stages, works.num_microbatches, chunks)
-        kept: Floats = works.kept_bytes @ np.array([dense, sparse], dtype=float)
+        kept: Floats = works.kept_bytes @ layers
         if chunks == 1 or schedule in _ALL_IN_FLIGHT:
             kept = kept * passes / chunks
-        elif dense + sparse:
+        elif has.any():
             # Where chunks are not held equally often, the smallest may be those held most.
             kept = kept + share.fewest * (passes - chunks) * works.kept_bytes[:, has].min(axis=1)
         head = works.head_bytes * share.whole.head
@@ -83,11 +84,13 @@ class MemoryBounds:
 
     def state_bytes(self, split: Split, ways: tuple[States, ...], schedule: str, chunks: int) -> Floats:
         """For each way and for each device that may be the fullest."""
-        model, (dense, sparse) = self.question.model, self.prices.kinds
+        model, kinds = self.question.model, self.prices.kinds
         tied = split.pipeline == 1 and model.tied_embeddings
         parts = [
-            (model.shared_layer_parameters(dense), 0),
-            (model.shared_layer_parameters(sparse), model.expert_layer_parameters(sparse)),
+            *(
+                (model.shared_layer_parameters(layer), model.expert_layer_parameters(layer))
+                for layer in kinds
+            ),
             (model.embedding_parameters(), 0),
             (0 if tied else model.head_parameters(), 0),
         ]
@@ -96,17 +99,17 @@ class MemoryBounds:
         experts = np.array([experts / tensor / expert for _, experts in parts])
         states = self._bytes_of(split, ways, shared, experts)
         if self.question.software.lora is not None:
-            states += self._adapter_bytes(split, ways, shared[2:])
+            states += self._adapter_bytes(split, ways, shared[-2:])
         if schedule not in LOOPED:  # the mean device's layers are in memory anyhow
-            whole = whole_model(model)
-            mean: Floats = states[:, :2] @ np.array([whole.dense, whole.sparse], dtype=float) / split.pipeline
+            whole = np.array(whole_model(model).layers, dtype=float)
+            mean: Floats = states[:, :-2] @ whole / split.pipeline
             return mean[:, None]
         shares = self._shares(split.pipeline, chunks)
         held = np.array([share.whole.numbers() for share in shares], dtype=float)
         # Experts that no other replica holds are whole where they are.
         parted = np.where(_shard_ranks(split, ways) // expert > 1, experts, 0.0)
-        gathered = self._gathered_bytes(split, ways, (shared + parted)[:, :2])
-        at_once = np.where(held[None, :, :2] > 0, gathered[:, None, :], 0.0).max(axis=2)
+        gathered = self._gathered_bytes(split, ways, (shared + parted)[:, :-2])
+        at_once = np.where(held[None, :, :-2] > 0, gathered[:, None, :], 0.0).max(axis=2)
         found: Floats = states @ held.T + at_once
         return found
 
@@ -119,12 +122,11 @@ class MemoryBounds:
             return self._held_bytes(split, ways, (shared, experts), sizes)
         layer_bytes = self._held_bytes(split, ways, (shared, experts), (lora.matrix_bytes, 0.0, 0.0))
         end_bytes = self._held_bytes(split, ways, (shared, experts), (lora.end_bytes, 0.0, 0.0))
-        is_end = np.array([False, False, True, True])
-        found: Floats = np.where(is_end, end_bytes, layer_bytes)
+        found: Floats = np.where(self._is_end(), end_bytes, layer_bytes)
         return found
 
     def _adapter_bytes(self, split: Split, ways: tuple[States, ...], ends: Floats) -> Floats:
-        """Of what is trained beside frozen parameters (ways x parts): adapters of both kinds of layer, and copies of the ends."""
+        """Of what is trained beside frozen parameters (ways x parts): adapters of each kind of layer, and copies of the ends."""
         model, software = self.question.model, self.question.software
         lora = software.lora
         assert lora is not None
@@ -138,8 +140,12 @@ class MemoryBounds:
         at_ends = self._held_bytes(
             split, ways, (shared, experts), (own[0] / 2, own[1] / 2, own[2] / 2) if narrow else own
         )
-        found: Floats = np.where(np.array([False, False, True, True]), at_ends, layers)
+        found: Floats = np.where(self._is_end(), at_ends, layers)
         return found
+
+    def _is_end(self) -> npt.NDArray[np.bool_]:
+        """Of the parts of the model, the last two: all kinds of layer, and both ends."""
+        return np.arange(len(self.prices.kinds) + 2) >= len(self.prices.kinds)
 
     def _held_bytes(
         self,

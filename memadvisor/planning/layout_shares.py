@@ -15,15 +15,18 @@ from memadvisor.layout import Layout, Software
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Layers of both kinds and the ends of the model."""
+    """Layers of each of the model's kinds, in the order of `Architecture.kinds`, and its ends."""
 
-    dense: int
-    sparse: int
+    layers: tuple[int, ...]
     embedding: int
     head: int
 
-    def numbers(self) -> tuple[int, int, int, int]:
-        return self.dense, self.sparse, self.embedding, self.head
+    @property
+    def num_layers(self) -> int:
+        return sum(self.layers)
+
+    def numbers(self) -> tuple[int, ...]:
+        return *self.layers, self.embedding, self.head
 
 
 # How often each of them.
@@ -57,7 +60,7 @@ def deal_shares(model: Architecture, software: Software, num_stages: int, chunks
         layers = stage_layers(model, Layout(pipeline=num_stages, chunks=chunks), software)
     except UsageError:
         return (), ()
-    contents = _contents(model, layers)
+    contents, nothing = _contents(model, layers), Contents((0,) * len(model.kinds()), 0, 0)
     chain = _counted(contents)
     shares = []
     for device in range(num_stages):
@@ -66,10 +69,10 @@ def deal_shares(model: Architecture, software: Software, num_stages: int, chunks
             Share(
                 device=device,
                 chunks=_counted(mine),
-                whole=_together(mine),
+                whole=_together(mine, nothing),
                 before=_counted(contents[:device]),
-                whole_before=_together(contents[:device]),
-                fewest=min(chunk.dense + chunk.sparse for chunk in mine),
+                whole_before=_together(contents[:device], nothing),
+                fewest=min(chunk.num_layers for chunk in mine),
                 messages=sum(map(_messages, mine)),
                 messages_before=sum(map(_messages, contents[:device])),
                 chain=chain,
@@ -86,17 +89,17 @@ def can_be_dealt(model: Architecture, software: Software, num_stages: int, chunk
 
 @lru_cache(maxsize=64)
 def whole_model(model: Architecture) -> Contents:
-    sparse = sum(map(model.is_second_kind, range(model.n_layers)))
-    return Contents(model.n_layers - sparse, sparse, 1, 1)
+    return Contents(tuple(count for count, _ in model.kinds().values()), 1, 1)
 
 
 def _contents(model: Architecture, layers: tuple[int, ...]) -> list[Contents]:
-    """Of each chunk; layers of the second kind come last."""
-    num_dense = whole_model(model).dense
+    """Of each chunk."""
+    kinds = model.kinds()
     found, start = [], 0
     for chunk, number in enumerate(layers):
-        dense = max(0, min(number, num_dense - start))
-        found.append(Contents(dense, number - dense, int(chunk == 0), int(chunk == len(layers) - 1)))
+        among = model.kinds_among(range(start, start + number))
+        counts = tuple(among.get(kind, (0, 0))[0] for kind in kinds)
+        found.append(Contents(counts, int(chunk == 0), int(chunk == len(layers) - 1)))
         start += number
     return found
 
@@ -110,8 +113,11 @@ def _counted(chunks: Sequence[Contents]) -> Counted:
     return tuple((times, chunk) for chunk, times in Counter(chunks).items())
 
 
-def _together(chunks: Sequence[Contents]) -> Contents:
-    return Contents(*(sum(chunk.numbers()[place] for chunk in chunks) for place in range(4)))
+def _together(chunks: Sequence[Contents], nothing: Contents) -> Contents:
+    """`nothing`: of the model's kinds of layer none, and neither end."""
+    numbers = [nothing.numbers(), *(chunk.numbers() for chunk in chunks)]
+    *layers, embedding, head = (sum(each) for each in zip(*numbers, strict=True))
+    return Contents(tuple(layers), embedding, head)
 
 
 def _telling(shares: list[Share], numbers: Callable[[Share], tuple[int, ...]]) -> tuple[Share, ...]:

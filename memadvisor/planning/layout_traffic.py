@@ -127,9 +127,10 @@ class TrafficPrices:
         """Of one rank that holds this of the model."""
         key = (contents, step.layout.tensor, step.layout.expert)
         if key not in self._counts:
-            dense, sparse = self.prices.kinds
-            layers = (dense,) * contents.dense + (sparse,) * contents.sparse
-            held = StageContents(layers=layers, embeddings=contents.embedding, heads=contents.head)
+            layers = [
+                (layer,) * count for layer, count in zip(self.prices.kinds, contents.layers, strict=True)
+            ]
+            held = StageContents(layers=sum(layers, ()), embeddings=contents.embedding, heads=contents.head)
             self._counts[key] = stage_parameters(self.question.model, step, held)
         return self._counts[key]
 

@@ -14,7 +14,6 @@ from memadvisor.cost.layouts.layer_work import layer_groups, layer_work, recompu
 from memadvisor.cost.layouts.links import Group, group_of
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, TrainingStep
-from memadvisor.planning.layout_shares import whole_model
 from memadvisor.planning.layout_space import DeviceWork, LayoutQuestion, Split, works
 
 Floats = npt.NDArray[np.float64]
@@ -24,9 +23,9 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Works:
-    """Of one split, a row for each. Seconds (rows x 4 x 2): of a dense layer, of one with experts, of the embedding and of
-    the head; forward and backward, nothing gathered. Bytes: kept by a layer of each kind (rows x 2), held while it runs
-    again and by its backward (rows x 2 each), by the head.
+    """Of one split, a row for each. Seconds (rows x kinds of layer and two x 2): of a layer of each kind, of the embedding and
+    of the head; forward and backward, nothing gathered. Bytes: kept by a layer of each kind (rows x kinds), held while it
+    runs again and by its backward (rows x kinds each), by the head.
     """
 
     rows: tuple[DeviceWork, ...]
@@ -59,9 +58,8 @@ class WorkPrices:
         self.question = question
         self.coefficients = coefficients
         self.device = device_of(question.cluster.accelerator, question.software.compute_dtype, coefficients)
-        whole, last = whole_model(question.model), question.model.n_layers - 1
-        # A dense layer and one with experts, as far as there are any.
-        self.kinds = (0 if whole.dense else last, last)
+        # One layer of each kind.
+        self.kinds = tuple(layer for _, layer in question.model.kinds().values())
         # Seconds of layers, without recomputation in the key; of the ends; bytes.
         self._groups: dict[tuple[int, int], Group] = {}
         self._layers: dict[tuple[object, ...], dict[str, Pair]] = {}
@@ -78,15 +76,15 @@ class WorkPrices:
             self._work_seconds(work, count > 1, crosses)
             for work, count in zip(rows, num_microbatches, strict=True)
         ]
-        held = np.array([self._work_bytes(work) for work in rows])
+        held, kinds = np.array([self._work_bytes(work) for work in rows]), len(self.kinds)
         return Works(
             rows=rows,
             num_microbatches=np.array(num_microbatches),
             seconds=np.array(seconds),
-            kept_bytes=held[:, 0:2],
-            again_bytes=held[:, 2:4],
-            backward_bytes=held[:, 4:6],
-            head_bytes=held[:, 6],
+            kept_bytes=held[:, :kinds],
+            again_bytes=held[:, kinds : 2 * kinds],
+            backward_bytes=held[:, 2 * kinds : 3 * kinds],
+            head_bytes=held[:, -1],
         )
 
     def group(self, size: int, stride: int) -> Group:
@@ -147,7 +145,7 @@ class WorkPrices:
         )
         if key not in self._bytes:
             model, step = self.question.model, self._alone(work, work.recompute, False, False)
-            again = [0.0, 0.0]
+            again = [0.0] * len(self.kinds)
             if work.recompute == "full":
                 plain = self._alone(work, "none", False, False)
                 again = [layer_saved_bytes(model, plain, layer) for layer in self.kinds]

@@ -57,6 +57,7 @@ def _scaled_experts(experts: Experts, width: _Width, n_layers: int) -> Experts:
         expert_ffn=width(experts.expert_ffn),
         shared_ffn=width(experts.shared_ffn),
         first_dense=min(experts.first_dense, n_layers),
+        every=min(experts.every, n_layers),
     )
 
 

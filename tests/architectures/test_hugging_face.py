@@ -119,14 +119,26 @@ _LEFT_OUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", _READERS)
-def test_parameters_are_those_of_the_model(kind):
+# Of one type, what config.json may say besides.
+_VARIANTS = [
+    ("llama4_text", {"interleave_moe_layer_step": 2}),
+    ("llama4_text", {"moe_layers": [1]}),
+    ("llama4_text", {"moe_layers": []}),
+    ("qwen2_moe", {"decoder_sparse_step": 2}),
+    ("qwen3_moe", {"mlp_only_layers": [0, 1]}),
+    ("ernie4_5_moe", {"moe_layer_start_index": 0, "moe_layer_interval": 3}),
+]
+
+
+@pytest.mark.parametrize(("kind", "more"), [*((kind, {}) for kind in _READERS), *_VARIANTS])
+def test_parameters_are_those_of_the_model(kind, more):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     fields = {
         **_TINY,
         **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
         **_MORE.get(kind, {}),
+        **more,
     }
     config = transformers.AutoConfig.for_model(kind, **{k: v for k, v in fields.items() if v is not None})
     auto = transformers.AutoModelForCausalLM
@@ -150,11 +162,11 @@ def test_parameters_are_those_of_the_model(kind):
 @pytest.mark.parametrize(
     "config",
     [{}, {"model_type": "t5"}, {"model_type": ["llama"]}, {"model_type": "llama"}, {"model_type": "llama", **_TINY, "vocab_size": "many"},
-     {"model_type": "llama", **_TINY, "num_attention_heads": 7}, {"model_type": "qwen3_moe", **_TINY, "mlp_only_layers": [1]},
+     {"model_type": "llama", **_TINY, "num_attention_heads": 7}, {"model_type": "qwen3_moe", **_TINY, "num_experts": 4, **_SPARSE, "mlp_only_layers": [2]},
      {"model_type": "bart", **_STACKS, "vocab_size": 96, "decoder_ffn_dim": 64},
      {"model_type": "t5", **_MORE["t5"], "vocab_size": 96, "feed_forward_proj": "swish"},
-     {"model_type": "llama4_text", **_TINY, **_WIDE_HEADS, "intermediate_size_mlp": 48, "num_local_experts": 4, "num_experts_per_tok": 1, "moe_layers": [1]},
-     {"model_type": "ernie4_5_moe", **_TINY, "moe_layer_interval": 2},
+     {"model_type": "llama4_text", **_TINY, **_WIDE_HEADS, "intermediate_size_mlp": 48, "num_local_experts": 4, "num_experts_per_tok": 1, "moe_layers": [0, 1]},
+     {"model_type": "ernie4_5_moe", **_TINY, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_layer_start_index": 0, "moe_layer_end_index": 1},
      {"model_type": "dots1", **_TINY, **_SPARSE, "n_routed_experts": 4, "n_shared_experts": "two"},
      {"model_type": "hunyuan_v1_moe", **_TINY, "num_experts": [4, 4, 4], "moe_topk": 2},
      {"model_type": "opt", **_TINY, "word_embed_proj_dim": 32, "max_position_embeddings": 8}],

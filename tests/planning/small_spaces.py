@@ -61,7 +61,12 @@ def questions(draw):
     per_node, num_nodes = draw(st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (1, 3)]))
     experts = draw(
         st.sampled_from(
-            [None, None, Experts(num_experts=4, experts_per_token=2, expert_ffn=2048, first_dense=1)]
+            [
+                None,
+                None,
+                Experts(num_experts=4, experts_per_token=2, expert_ffn=2048, first_dense=1),
+                Experts(num_experts=4, experts_per_token=2, expert_ffn=2048, first_dense=1, every=2),
+            ]
         )
     )
     schedules = draw(

@@ -122,8 +122,8 @@ def active_adapter_parameters(model: Architecture, lora: Lora) -> float:
     """Of the whole model, those that one token meets."""
     chosen = 0 if model.experts is None else model.experts.experts_per_token
     return sum(
-        (chosen if one.num_experts else 1) * one.adapter_parameters(lora.rank, 1)
-        for layer in range(model.n_layers)
+        count * (chosen if one.num_experts else 1) * one.adapter_parameters(lora.rank, 1)
+        for count, layer in model.kinds().values()
         for one in adapted_matrices(model, lora, layer)
     )
 

@@ -28,7 +28,7 @@ class PricedChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PricedLayer:
-    """One of the model's two kinds of layer: with experts or cross attention, or without."""
+    """One of the model's kinds of layer."""
 
     work: Work
     weight_input_bytes: float
@@ -44,24 +44,25 @@ def price_chunks(
 ) -> list[PricedChunk]:
     """In the model's order; `layers` has the number of layers of each chunk. Chunks that are alike are one object."""
     kinds = {
-        model.is_second_kind(layer): _PricedLayer(
+        kind: _PricedLayer(
             work=layer_work(model, step, layer, device, groups),
             weight_input_bytes=layer_weight_input_bytes(model, step, layer),
         )
-        for layer in {0, model.n_layers - 1}
+        for kind, (_, layer) in model.kinds().items()
     }
     embedding, head = embedding_work(model, step, device, groups), head_work(model, step, device, groups)
     # Most chunks of a pipeline are alike, and priced once.
-    priced: dict[tuple[int, int, int, int], PricedChunk] = {}
+    priced: dict[tuple[object, ...], PricedChunk] = {}
     found = []
     start, last = 0, len(layers) - 1
     for chunk, number in enumerate(layers):
-        sparse, _ = model.kinds_among(range(start, start + number)).get(True, (0, None))
+        among = model.kinds_among(range(start, start + number))
         start += number
-        alike = (number - sparse, sparse, int(chunk == 0), int(chunk == last))
+        numbers = tuple(among.get(kind, (0, 0))[0] for kind in kinds)
+        alike = (numbers, chunk == 0, chunk == last)
         if alike not in priced:
             held = device_contents((chunk,), layers)
-            counted = [(alike[kind], of_kind) for kind, of_kind in kinds.items()]
+            counted = list(zip(numbers, kinds.values(), strict=True))
             work = sum_of(
                 [(times, kind.work) for times, kind in counted]
                 + [(held.embeddings, embedding), (held.heads, head)]

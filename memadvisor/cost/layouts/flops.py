@@ -5,7 +5,6 @@ Causal attention is counted in full, as its publishers mostly do (Narayanan et a
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
@@ -88,9 +87,8 @@ def _repeated_flops(model: Architecture, step: TrainingStep) -> float:
     """Of all layers over the global batch, as one rank without parallelism would do them."""
     sequences = step.global_batch_sequences
     whole = replace(step, layout=Layout(micro_batch_size=sequences, recompute="selective"))
-    kinds = Counter(map(model.is_second_kind, range(model.n_layers)))
     flops = 0.0
-    for layer in {0, model.n_layers - 1}:
-        tokens = sequences * step.length_of(is_decoder=model.has_cross_attention(layer))
-        flops += kinds.pop(model.is_second_kind(layer), 0) * repeated_flops(model, whole, layer, tokens)
+    for kind, (count, layer) in model.kinds().items():
+        tokens = sequences * step.length_of(is_decoder=kind.has_cross_attention)
+        flops += count * repeated_flops(model, whole, layer, tokens)
     return flops if step.software.fused_attention else flops + _attention_flops(model, step)

@@ -124,7 +124,7 @@ def stage_parameters(model: Architecture, step: TrainingStep, contents: StageCon
     """Parameters that one rank of this stage computes with, tensor and expert parallelism applied."""
     layout = step.layout
     tensor = layout.weight_ranks
-    # Layers are of two kinds, of which one each is counted.
+    # Of each kind of layer one is counted.
     each = [
         (
             count,
@@ -166,19 +166,17 @@ def _trained(
     lora = step.software.lora
     if lora is None:
         return None
-    sizes = [
-        (shared, experts / step.layout.expert)
-        for shared, experts in (
-            adapter_parameters(model, lora, layer, step.layout.tensor) for layer in contents.layers
-        )
-    ]
+    sizes = []
+    for count, layer in model.kinds_among(contents.layers).values():
+        shared, experts = adapter_parameters(model, lora, layer, step.layout.tensor)
+        sizes.append((count, shared, experts / step.layout.expert))
     ends = ends if lora.trains_ends else 0.0
     return StageParameters(
-        shared=sum(shared for shared, _ in sizes) + ends,
-        experts=sum(experts for _, experts in sizes),
+        shared=sum(count * shared for count, shared, _ in sizes) + ends,
+        experts=sum(count * experts for count, _, experts in sizes),
         ends=ends,
         widest_layer=max(
-            (shared + experts * _gathers_experts(step.layout) for shared, experts in sizes), default=0.0
+            (shared + experts * _gathers_experts(step.layout) for _, shared, experts in sizes), default=0.0
         ),
         tensors=2 * len(lora.targets) * len(contents.layers),
     )
@@ -377,8 +375,12 @@ def _moved_at_once(model: Architecture, step: TrainingStep, layers: tuple[int, .
     """What goes to the host in one piece: a microbatch's activations of a chunk in a pipeline, else of a layer."""
     if not layers:
         return 0.0
-    saved = [layer_saved_bytes(model, step, layer) for layer in layers]
-    return sum(saved) / step.layout.chunks if step.layout.pipeline > 1 else max(saved)
+    saved = [
+        (count, layer_saved_bytes(model, step, layer)) for count, layer in model.kinds_among(layers).values()
+    ]
+    if step.layout.pipeline > 1:
+        return sum(count * kept for count, kept in saved) / step.layout.chunks
+    return max(kept for _, kept in saved)
 
 
 def _ahead(model: Architecture, step: TrainingStep) -> float:
@@ -394,4 +396,4 @@ def _recomputed_layer(model: Architecture, step: TrainingStep, layers: tuple[int
     """A layer that runs again holds what it would have kept, until its backward is through."""
     if step.layout.recompute != "full" or not layers:
         return 0.0
-    return max(plain_saved_bytes(model, step, layer) for layer in {layers[0], layers[-1]})
+    return max(plain_saved_bytes(model, step, layer) for _, layer in model.kinds_among(layers).values())

@@ -262,7 +262,8 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     layout = step.layout
     if not layers:
         return 0.0
-    tokens = max(layer_tokens(model, step, layer) for layer in {layers[0], layers[-1]})
+    kinds = [layer for _, layer in model.kinds_among(layers).values()]
+    tokens = max(layer_tokens(model, step, layer) for layer in kinds)
     columns = (2.0 if model.gated_mlp else 1.0) * model.ffn / layout.tensor
     gathered = 2.0 if layout.sequence_parallel else 1.0
     if layout.tensor_kind != "1d":
@@ -277,8 +278,7 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     if layout.recompute not in ("selective", "pointwise"):
         return held
     repeated = (
-        plain_saved_bytes(model, step, layer) - layer_saved_bytes(model, step, layer)
-        for layer in {layers[0], layers[-1]}
+        plain_saved_bytes(model, step, layer) - layer_saved_bytes(model, step, layer) for layer in kinds
     )
     return held + max(0.0, *repeated)
 

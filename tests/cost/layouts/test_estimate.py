@@ -175,3 +175,18 @@ def test_exchanges_under_another_microbatch_are_shorter_and_never_free():
     alone, under = (mixture_seconds(expert_overlap=on) for on in (False, True))
     name = "tensor_context_expert_collectives"
     assert 0 < under[name] < alone[name]
+
+
+def test_experts_in_each_second_layer_cost_half_of_a_dense_model_and_half_of_one_of_experts():
+    """On one rank, where every layer's work and memory stand for themselves."""
+    experts = Experts(num_experts=8, experts_per_token=2, expert_ffn=4096)
+    dense = replace(LLAMA, n_layers=4)
+    sparse = replace(dense, experts=experts)
+    mixed = replace(dense, experts=replace(experts, first_dense=1, every=2))
+    step = TrainingStep(layout=Layout(num_microbatches=4), seq_len=4096)
+    machine = make_cluster(ranks=1)
+    found = [estimate_step(model, step, machine) for model in (dense, sparse, mixed)]
+
+    for one in (lambda each: each.pipeline.step_s, lambda each: each.worst.activation_bytes, lambda each: each.worst.states_bytes):  # fmt: skip
+        whole, all_experts, half = map(one, found)
+        assert half == pytest.approx((whole + all_experts) / 2, rel=1e-9)
