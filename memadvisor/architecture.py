@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from memadvisor.errors import UsageError
+from memadvisor.recurrence import Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,9 @@ class ReferenceCode:
 
 
 class LayerKind(NamedTuple):
-    """Layers of one kind have the same parameters and do the same work."""
+    """Layers of one kind have the same parameters and do the same work. `block`: one of recurrence.BLOCKS."""
 
+    block: str = "a"
     has_experts: bool = False
     has_cross_attention: bool = False
 
@@ -95,6 +97,10 @@ class Architecture:
     `encoder_layers`: so many of `n_layers`, the first ones, are an encoder's, whose result every layer behind them attends
     to besides (cross attention, with a norm of its own); tables of positions, the norm of the embedding and the last norm
     (`final_norm`) are there once for either stack. `relative_buckets`: rows of a stack's table of relative positions (T5).
+
+    `layer_pattern`: what each layer is made of, a letter for each (recurrence.BLOCKS), from the first layer again when it is through;
+    where there is none all are attention with a feed-forward block. `recurrence`: what is there in place of attention, or
+    beside it. `attention_gate`: as many columns as the queries have weigh attention's result (Qwen3-Next).
     """
 
     name: str
@@ -125,6 +131,9 @@ class Architecture:
     encoder_layers: int = 0
     relative_buckets: int = 0
     final_norm: bool = True
+    layer_pattern: str = ""
+    recurrence: Recurrence | None = None
+    attention_gate: bool = False
 
     @property
     def num_stacks(self) -> int:
@@ -150,7 +159,7 @@ class Architecture:
             expanded = latent.kv_rank * self.n_heads * (latent.nope_head_dim + latent.value_head_dim)
             return queries + keys + expanded + self.n_heads * latent.value_head_dim * self.hidden
         queries_columns = self.n_heads * self.head_dim
-        columns = queries_columns + 2 * self.n_kv_heads * self.head_dim
+        columns = queries_columns * (2 if self.attention_gate else 1) + 2 * self.n_kv_heads * self.head_dim
         biases = columns if self.biases or self.qkv_biases else 0
         biases += self.hidden if self.biases or self.output_bias else 0
         sinks = self.n_heads if self.attention_sinks else 0
@@ -166,21 +175,46 @@ class Architecture:
         """One norm over the residual stream."""
         return self.norm_vectors * self.hidden
 
+    def block_of(self, layer: int) -> str:
+        """One of recurrence.BLOCKS."""
+        return self.layer_pattern[layer % len(self.layer_pattern)] if self.layer_pattern else "a"
+
+    def has_attention(self, layer: int) -> bool:
+        return self.block_of(layer) in "abA"
+
+    def has_recurrence(self, layer: int) -> bool:
+        return self.recurrence is not None and self.block_of(layer) in "rbR"
+
+    def has_feed_forward(self, layer: int) -> bool:
+        """A dense block, or experts."""
+        return self.block_of(layer) in "arbFE"
+
     def has_experts(self, layer: int) -> bool:
-        experts = self.experts
-        if experts is None or layer < experts.first_dense:
+        experts, block = self.experts, self.block_of(layer)
+        if experts is None or block in "ARF":
             return False
-        return (layer - experts.first_dense) % experts.every == 0
+        is_behind = layer >= experts.first_dense and (layer - experts.first_dense) % experts.every == 0
+        return block == "E" or is_behind
+
+    def num_sublayers(self, layer: int) -> int:
+        """Sums of the residual stream: of a mixer, of cross attention and of a feed-forward block."""
+        return (1 if self.block_of(layer) in "ARFE" else 2) + self.has_cross_attention(layer)
+
+    def num_norms(self, layer: int) -> int:
+        """Over the residual stream."""
+        if self.block_of(layer) in "ARFE":
+            return 1
+        return self.norms_per_layer + self.has_cross_attention(layer)
 
     def has_cross_attention(self, layer: int) -> bool:
         return 0 < self.encoder_layers <= layer
 
     def kind_of(self, layer: int) -> LayerKind:
-        return LayerKind(self.has_experts(layer), self.has_cross_attention(layer))
+        return LayerKind(self.block_of(layer), self.has_experts(layer), self.has_cross_attention(layer))
 
     def kinds_among(self, layers: Sequence[int]) -> dict[LayerKind, tuple[int, int]]:
         """Of each kind that is among these layers, how many there are, and the number of one of them; in the order they come."""
-        if self.experts is None and not self.encoder_layers:
+        if self.experts is None and not self.encoder_layers and not self.layer_pattern:
             return {LayerKind(): (len(layers), layers[0])} if layers else {}
         kinds = [self.kind_of(layer) for layer in layers]
         one_of = dict(zip(kinds, layers, strict=True))
@@ -192,9 +226,13 @@ class Architecture:
 
     def shared_layer_parameters(self, layer: int) -> int:
         """What every rank of an expert-parallel group holds of one layer: all of it but the experts."""
-        count = self.attention_parameters() + self.norms_per_layer * self.norm_parameters()
-        if self.has_cross_attention(layer):
-            count += self.attention_parameters() + self.norm_parameters()
+        count = self.num_norms(layer) * self.norm_parameters()
+        if self.has_attention(layer):
+            count += self.attention_parameters() * (2 if self.has_cross_attention(layer) else 1)
+        if self.recurrence is not None and self.has_recurrence(layer):
+            count += self.recurrence.num_parameters(self.hidden)
+        if not self.has_feed_forward(layer):
+            return count
         if not self.has_experts(layer) or self.experts is None:
             return count + self.mlp_parameters(self.ffn)
         router = (self.hidden + self.experts.router_bias) * self.experts.num_experts

@@ -19,6 +19,7 @@ DATA = (
     "memadvisor.precision",
     "memadvisor.architecture",
     "memadvisor.architectures",
+    "memadvisor.recurrence",
     "memadvisor.layout",
     "memadvisor.layout_table",
     "memadvisor.json_field",

@@ -9,12 +9,19 @@ from memadvisor.architecture import Architecture
 from memadvisor.architectures.config_dense import DENSE_READERS
 from memadvisor.architectures.config_encoders import ENCODER_READERS
 from memadvisor.architectures.config_experts import EXPERT_READERS
+from memadvisor.architectures.config_hybrids import HYBRID_READERS
 from memadvisor.architectures.config_values import Config
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
 from memadvisor.architectures.reference_code import code_of
 from memadvisor.errors import UsageError
 
-_READERS = {**DENSE_READERS, **EXPERT_READERS, **ENCODER_READERS, **ENCODER_DECODER_READERS}
+_READERS = {
+    **DENSE_READERS,
+    **EXPERT_READERS,
+    **HYBRID_READERS,
+    **ENCODER_READERS,
+    **ENCODER_DECODER_READERS,
+}
 # The language models inside models of text and images, and classes that come with a checkpoint: read as those they are alike.
 _ALIKE = {
     "glm4v_text": "glm4",

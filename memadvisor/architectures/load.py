@@ -26,13 +26,17 @@ from memadvisor.architecture import Architecture, Experts, LatentAttention, Refe
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODERS
 from memadvisor.architectures.gpt_family import GPT_FAMILY
 from memadvisor.architectures.hugging_face import architecture_from_config
+from memadvisor.architectures.hybrid_family import HYBRID_FAMILY
 from memadvisor.architectures.llama_family import LLAMA_FAMILY
 from memadvisor.architectures.vision_transformers import VISION_TRANSFORMERS
 from memadvisor.errors import UsageError
 from memadvisor.json_field import where_broken
+from memadvisor.recurrence import BLOCKS, KINDS, Recurrence
 from memadvisor.run.files import may_be_there, read_input
 
-ARCHITECTURES: tuple[Architecture, ...] = GPT_FAMILY + LLAMA_FAMILY + ENCODER_DECODERS + VISION_TRANSFORMERS
+ARCHITECTURES: tuple[Architecture, ...] = (
+    GPT_FAMILY + LLAMA_FAMILY + HYBRID_FAMILY + ENCODER_DECODERS + VISION_TRANSFORMERS
+)
 
 # Other names of the same shapes.
 _ALSO = {
@@ -95,6 +99,12 @@ _ALSO = {
 }
 _SUFFIXES = re.compile(r"(-(hf|base|instruct|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview))+$")
 
+_PARTS = (
+    ("experts", Experts),
+    ("latent", LatentAttention),
+    ("code", ReferenceCode),
+    ("recurrence", Recurrence),
+)
 _MOST_LAYERS = 10_000
 _MOST_PARAMETERS = 10**15  # a thousand times the largest that was ever planned
 
@@ -185,7 +195,7 @@ def architecture_from_fields(value: Mapping[str, Any], name: str) -> Architectur
     for key in ("n_layers", "hidden", "n_heads", "vocab"):
         if key not in fields:
             raise UsageError(f"{name!r} does not say {key}.", hint="docs/estimate.md shows what is needed.")
-    for key, kind in (("experts", Experts), ("latent", LatentAttention), ("code", ReferenceCode)):
+    for key, kind in _PARTS:
         if fields.get(key) is not None:
             fields[key] = _checked(kind, fields[key], f"{name}.{key}")
     gated = fields.setdefault("gated_mlp", True)
@@ -205,7 +215,27 @@ def architecture_from_fields(value: Mapping[str, Any], name: str) -> Architectur
             f"{architecture.encoder_layers} of {architecture.n_layers} layers of {name!r} are an encoder's.",
             hint="a decoder has one layer or more, and neither experts nor latent attention.",
         )
+    _check_pattern(architecture)
     return architecture
+
+
+def _check_pattern(model: Architecture) -> None:
+    """Raises UsageError for layers that the model has no parts for."""
+    pattern, mixer = model.layer_pattern, model.recurrence
+    if not isinstance(pattern, str) or set(pattern) - set(BLOCKS):
+        raise UsageError(
+            f"layer_pattern of {model.name!r} is {pattern!r}.", hint=f"it is of the letters {BLOCKS}."
+        )
+    if mixer is not None and mixer.kind not in KINDS:
+        raise UsageError(f"a recurrence of kind {mixer.kind!r}.", hint=f"it is one of {', '.join(KINDS)}.")
+    for letters, what, part in (("rbR", "recurrence", mixer), ("E", "experts", model.experts)):
+        if set(pattern) & set(letters) and part is None:
+            raise UsageError(
+                f"layers {pattern!r} of {model.name!r} have {what}, which it does not describe.",
+                hint=f"add a table [{what}], or leave {' and '.join(letters)} out.",
+            )
+    if pattern and model.encoder_layers:
+        raise UsageError("a layer_pattern beside encoder_layers is not known.", hint="leave one of them out.")
 
 
 def _checked(kind: type[Any], value: Any, source: str) -> Any:
@@ -233,6 +263,8 @@ def _checked(kind: type[Any], value: Any, source: str) -> Any:
         "vocab",
         "num_experts",
         "every",
+        "state_dim",
+        "n_key_heads",
     ):
         if value.get(key) == 0:
             raise UsageError(f"{key} of {source!r} is 0.", hint="it is at least 1.")

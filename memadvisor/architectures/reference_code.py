@@ -28,7 +28,7 @@ _DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", "opt", "starcoder2", *_ENCODERS)
 _SCORE_DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", *_ENCODERS)
 _PLAIN_SOFTMAX = ("gpt2", "gptj", "falcon", *_ENCODERS)
 _FUSED_QKV = ("gpt2",)
-_NORM_BYTES = {"gemma": 10.0, "gemma2": 10.0, "gemma3_text": 10.0, "olmo": 6.0, "olmo2": 10.0, "olmo3": 10.0, "cohere": 14.0, "cohere2": 14.0}  # fmt: skip
+_NORM_BYTES = {"gemma": 10.0, "gemma2": 10.0, "gemma3_text": 10.0, "olmo": 6.0, "olmo2": 10.0, "olmo3": 10.0, "cohere": 14.0, "cohere2": 14.0, "nemotron_h": 8.0}  # fmt: skip
 
 
 def code_of(config: Mapping[str, Any], found: Architecture) -> ReferenceCode | None:

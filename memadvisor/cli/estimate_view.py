@@ -42,8 +42,36 @@ def _head(case: LayoutCase, step: TrainingStep) -> list[str]:
         f"cluster    {_cluster_words(cluster)}",
         f"layout     {layout_words(step.layout)}; {step.software.compute_dtype}, {step.software.name} code"
         + ("; micro-batch chosen" if case.micro_batch_is_open else ""),
+        *_layer_words(model),
         *_adapter_words(model, step),
     ]
+
+
+def _layer_words(model: Architecture) -> list[str]:
+    """Of a model whose layers differ, or have recurrences."""
+    kinds = model.kinds()
+    if model.recurrence is None and len(kinds) < 2:
+        return []
+    words = [f"{count} of {kind_words(model, layer)}" for count, layer in kinds.values()]
+    compared = (
+        "" if model.recurrence is None else "; recurrences by their kernels, compared with no measured step"
+    )
+    return [f"layers     {', '.join(words)}{compared}"]
+
+
+_RECURRENCES = {"gated_delta_net": "gated delta net", "mamba2": "Mamba 2", "mamba": "Mamba"}
+
+
+def kind_words(model: Architecture, layer: int) -> str:
+    """`attention and experts`."""
+    parts = []
+    if model.has_attention(layer):
+        parts.append("attention and cross attention" if model.has_cross_attention(layer) else "attention")
+    if model.recurrence is not None and model.has_recurrence(layer):
+        parts.append(_RECURRENCES[model.recurrence.kind])
+    if model.has_feed_forward(layer):
+        parts.append("experts" if model.has_experts(layer) else "a dense block")
+    return " and ".join(parts)
 
 
 def _adapter_words(model: Architecture, step: TrainingStep) -> list[str]:
@@ -167,6 +195,10 @@ def estimate_to_json(case: LayoutCase, prediction: LayoutPrediction) -> dict[str
             "name": model.name,
             "num_params": model.num_parameters(),
             "num_active_params": model.active_parameters(),
+            "layer_kinds": [
+                {"layers": kind_words(model, layer), "num_layers": count}
+                for count, layer in model.kinds().values()
+            ],
         },
         "cluster": _cluster_to_json(case.cluster),
         "layout": dataclasses.asdict(step.layout),

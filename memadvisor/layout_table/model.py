@@ -21,7 +21,7 @@ from memadvisor.layout_table.sizes import architecture_of_size
 
 _GATED = "llama mistral mixtral qwen gemma deepseek phi3 phi4 yi smollm olmo falcon3 baichuan internlm glm granite kimi grok"
 _PLAIN = "gpt opt bloom mpt megatron falcon pythia neox turing mtnlg bert cerebras phi galactica starcoder"
-# Models that are no transformers, or not alone: their layers are not modelled.
+# Models that are no transformers, or not alone: columns of shapes do not describe their layers.
 _OTHERS = re.compile(
     r"mamba|rwkv|jamba|zamba|hyena|retnet|falcon-?h1|nemotron-?h\b|qwen3-?next|unet|resnet|diffusion|\bsdxl?\b"
 )
@@ -60,9 +60,9 @@ def architecture_of(cells: Cells, *, seq_len: int, tensor: int) -> Architecture:
     no sense, and for names that are not known, or known for other models than transformers.
     """
     other = _OTHERS.search((cells.text("model") or "").lower())
-    if other is not None:
+    if other is not None and named_architecture(cells.text("model") or "") is None:
         raise UsageError(
-            f"{cells.text('model')!r} is no transformer, or not alone: {other[0]} is not modelled."
+            f"{cells.text('model')!r} is no transformer, or not alone, and {other[0]} is known by published names alone."
         )
     known = _named(cells)
     if known is not None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from math import gcd
 
 from memadvisor.architecture import Architecture, Experts, LatentAttention
+from memadvisor.recurrence import Recurrence
 
 _WIDTHS_ARE_MULTIPLES_OF = 8
 _Width = Callable[[int], int]
@@ -41,6 +42,8 @@ def scaled_model(model: Architecture, n_layers: int) -> Architecture:
         encoder_layers=_scaled_encoder(model, n_layers),
         experts=None if model.experts is None else _scaled_experts(model.experts, width, n_layers),
         latent=None if model.latent is None else _scaled_latent(model.latent, width),
+        recurrence=None if model.recurrence is None else _scaled_recurrence(model.recurrence, width),
+        layer_pattern=_scaled_pattern(model, n_layers),
     )
 
 
@@ -70,3 +73,24 @@ def _scaled_latent(latent: LatentAttention, width: _Width) -> LatentAttention:
         nope_head_dim=width(latent.nope_head_dim),
         value_head_dim=width(latent.value_head_dim),
     )
+
+
+def _scaled_recurrence(mixer: Recurrence, width: _Width) -> Recurrence:
+    """States of Mamba are as wide as they were; its heads are the inner columns themselves, those of Mamba 2 and of the delta rule are
+    not."""
+    if mixer.kind == "mamba":
+        n_heads, step_rank = width(mixer.n_heads), width(mixer.step_rank)
+        norm = step_rank + 2 * mixer.state_dim if mixer.norm else 0
+        return replace(mixer, n_heads=n_heads, step_rank=step_rank, norm=norm)
+    head_dim = width(mixer.head_dim)
+    if mixer.kind == "mamba2":
+        return replace(mixer, head_dim=head_dim, norm=mixer.n_heads * head_dim if mixer.norm else 0)
+    return replace(mixer, head_dim=head_dim, state_dim=width(mixer.state_dim), norm=head_dim)
+
+
+def _scaled_pattern(model: Architecture, n_layers: int) -> str:
+    """The same where it repeats; else each layer is what is as far down the model itself."""
+    pattern = model.layer_pattern
+    if 2 * len(pattern) <= model.n_layers:
+        return pattern
+    return "".join(pattern[layer * model.n_layers // n_layers] for layer in range(n_layers))

@@ -87,6 +87,10 @@ EXACT = {
     "olmo2-13b": 13_716_198_400,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+    "jamba-v0.1": 51_570_323_328,
+    "mamba-2.8b": 2_768_345_600,
+    "mamba2-2.7b": 2_702_599_680,
+    "falcon-mamba-7b": 7_272_665_088,
 }
 # In 10**9, as the papers print them.
 ROUNDED = {
@@ -152,7 +156,13 @@ ROUNDED = {
     "glm-4.5-air": 106.0,
     "minimax-m2": 230.0,
     "seed-oss-36b": 36.0,
+    "qwen3-next-80b-a3b": 80.0,
+    "qwen3.5-35b-a3b": 35.0,
+    "qwen3.5-9b": 9.0,
+    "nemotron-h-8b": 8.1,
+    "bamba-9b": 9.8,
 }
 # Parameters that one token meets, in 10**9, as the papers print them.
 ACTIVE = {"dbrx": 36.0, "llama4-scout": 17.0, "llama4-maverick": 17.0, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
-          "qwen1.5-moe-a2.7b": 2.7, "deepseek-v2": 21.0, "deepseek-v2-lite": 2.4, "deepseek-v3": 37.0, "glm-4.5": 32.0, "glm-4.5-air": 12.0, "minimax-m2": 10.0}  # fmt: skip
+          "qwen1.5-moe-a2.7b": 2.7, "deepseek-v2": 21.0, "deepseek-v2-lite": 2.4, "deepseek-v3": 37.0, "glm-4.5": 32.0, "glm-4.5-air": 12.0, "minimax-m2": 10.0,
+          "jamba-v0.1": 12.0, "qwen3-next-80b-a3b": 3.3, "qwen3.5-35b-a3b": 3.0}  # fmt: skip

@@ -23,6 +23,14 @@ _WIDE_HEADS = {"num_key_value_heads": 1, "head_dim": 24}
 _SPARSE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
 _LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4,
            "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **_SPARSE}  # fmt: skip
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "num_hidden_layers": 5,
+}
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_n_groups": 2}
 _STACKS = {"encoder_layers": 2, "decoder_layers": 3, "d_model": 64, "max_position_embeddings": 32,
            **{f"{stack}_{key}": size for stack in ("encoder", "decoder") for key, size in (("attention_heads", 4), ("ffn_dim", 112))}}  # fmt: skip
 _MORE = {
@@ -90,6 +98,58 @@ _MORE = {
     "nemotron": {**_GROUPED, "head_dim": 24},
     "olmo3": _GROUPED,
     "phimoe": {**_GROUPED, "num_local_experts": 4, "attention_bias": True, "lm_head_bias": True},
+    "qwen3_next": {
+        **_WIDE_HEADS,
+        **_DELTA,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 40,
+        **_SPARSE,
+    },
+    "qwen3_5_text": {**_WIDE_HEADS, **_DELTA},
+    "qwen3_5_moe_text": {
+        **_WIDE_HEADS,
+        **_DELTA,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 40,
+        **_SPARSE,
+    },
+    "olmo_hybrid": {**_GROUPED, "num_hidden_layers": 4},
+    "bamba": {**_GROUPED, **_MAMBA2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **_GROUPED,
+        **_MAMBA2,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 4,
+        "shared_intermediate_size": 40,
+    },
+    "falcon_h1": {**_GROUPED, **_MAMBA2, "mamba_d_ssm": 48},
+    "nemotron_h": {
+        **_GROUPED,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+        "num_hidden_layers": 3,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 24,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "head_dim": 16,
+    },
+    "jamba": {
+        **_GROUPED,
+        "num_experts": 4,
+        "mamba_d_state": 8,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+    },
+    "mamba": {"num_attention_heads": None, "intermediate_size": None},
+    "falcon_mamba": {"num_attention_heads": None, "intermediate_size": None},
+    "mamba2": {
+        "num_attention_heads": None,
+        "intermediate_size": None,
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 2,
+    },
     "seed_oss": {**_WIDE_HEADS, "attention_out_bias": True},
     "solar_open": {**_WIDE_HEADS, "n_routed_experts": 4, **_SPARSE},
     "distilbert": {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 112},
@@ -126,6 +186,23 @@ _VARIANTS = [
     ("llama4_text", {"moe_layers": []}),
     ("qwen2_moe", {"decoder_sparse_step": 2}),
     ("qwen3_moe", {"mlp_only_layers": [0, 1]}),
+    ("qwen3_next", {"decoder_sparse_step": 2, "full_attention_interval": 3}),
+    ("bamba", {"mamba_proj_bias": True, "mamba_conv_bias": False, "attn_layer_indices": None}),
+    ("granitemoehybrid", {"num_local_experts": 0}),
+    ("falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True, "mamba_d_ssm": None}),
+    (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "moe", "full_attention"],
+            "n_routed_experts": 4,
+            "use_bias": True,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+        },
+    ),
+    ("jamba", {"num_experts": 1, "mamba_proj_bias": True}),
+    ("mamba", {"use_bias": True, "use_conv_bias": False, "time_step_rank": 6, "tie_word_embeddings": False}),
+    ("mamba2", {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True}),
     ("ernie4_5_moe", {"moe_layer_start_index": 0, "moe_layer_interval": 3}),
 ]
 

@@ -42,6 +42,34 @@ def test_one_layout_in_words(capsys):
     assert said.count("predicted") >= 2 and "Predicted memory" in said and "fits" in said
 
 
+def test_layers_that_differ_are_named_and_what_of_them_was_never_measured(capsys):
+    words = [
+        "estimate",
+        "--model",
+        "qwen3-next-80b-a3b",
+        "--gpus",
+        "8xH100,nodes=16",
+        "--seq",
+        "4096",
+        "--ep",
+        "8",
+        "--zero",
+        "1",
+    ]
+    main([*words, "--json"])
+    said = json.loads(capsys.readouterr().out)
+    main(words)
+    shown = capsys.readouterr().out
+
+    assert said["model"]["layer_kinds"] == [
+        {"layers": "gated delta net and experts", "num_layers": 36},
+        {"layers": "attention and experts", "num_layers": 12},
+    ]
+    assert said["predicted"]["time_s"]["recurrence"] > 0
+    assert "36 of gated delta net and experts, 12 of attention and experts" in shown
+    assert "compared with no measured step" in shown
+
+
 def test_one_layout_as_json(capsys):
     assert main([*LAYOUT, "--micro-batch", "4", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

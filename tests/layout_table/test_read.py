@@ -329,7 +329,7 @@ def test_pcie_in_words():
         ({"n_experts": "8", "top_k": "9"}, "9 of 8"),
         ({"n_experts": "8", "ep": "3"}, "ep 3"),
         ({"dp": "8", "nodes": "3"}, "3 nodes"),
-        ({"model": "state-spaces/mamba-2.8b"}, "no transformer"),
+        ({"model": "state-spaces/mamba-790m"}, "no transformer"),
     ],
 )
 def test_nonsense_is_one_sentence_and_the_other_rows_stay(columns, said):

@@ -8,12 +8,15 @@ from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import Software
 from memadvisor.lora import Lora
 from memadvisor.planning.layout_space import LayoutQuestion
+from memadvisor.recurrence import Recurrence
 
 
-def make_model(n_layers=4, experts=None, tied=True):
+def make_model(n_layers=4, experts=None, tied=True, pattern=""):
+    """`pattern`: with recurrences in some layers."""
+    mixer = Recurrence(kind="mamba2", n_heads=32, head_dim=64, state_dim=64, norm=2048) if pattern else None
     return Architecture(
         name="small", n_layers=n_layers, hidden=1024, n_heads=8, n_kv_heads=4, head_dim=128, ffn=4096,
-        vocab=32000, tied_embeddings=tied, gated_mlp=True, experts=experts,
+        vocab=32000, tied_embeddings=tied, gated_mlp=True, experts=experts, layer_pattern=pattern, recurrence=mixer,
     )  # fmt: skip
 
 
@@ -73,7 +76,12 @@ def questions(draw):
         st.sampled_from([("1f1b", "interleaved"), ("gpipe", "breadth-first"), ("1f1b", "zb-h1", "zb-v")])
     )
     return LayoutQuestion(
-        model=make_model(draw(st.sampled_from([3, 4])), experts, draw(st.booleans())),
+        model=make_model(
+            draw(st.sampled_from([3, 4])),
+            experts,
+            draw(st.booleans()),
+            draw(st.sampled_from(["", "", "ra", "RFA"])),
+        ),
         cluster=make_cluster(
             per_node, num_nodes, draw(st.sampled_from([8e9, 12e9, 24e9])), draw(st.sampled_from([1e9, 50e9]))
         ),

@@ -11,8 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.recurrences import recurrence_output_bytes
+from memadvisor.cost.layouts.saved_autocast import num_readers
 from memadvisor.layout import TrainingStep
-from memadvisor.lora import Lora
+from memadvisor.lora import LINEAR, Lora
+from memadvisor.recurrence import Recurrence
 
 # An adapter's forward: its dropout, two products, their scale and the sum (peft/tuners/lora/layer.py).
 _OPERATORS = 5
@@ -47,14 +50,40 @@ class Matrix:
 
 def layer_matrices(model: Architecture, layer: int) -> list[Matrix]:
     """Those of a layer that may have adapters; routers have none."""
-    found = _attention(model, "norm1", "norm1")
+    found = _attention(model, "norm1", "norm1") if model.has_attention(layer) else []
+    if model.recurrence is not None and model.has_recurrence(layer):
+        found += _recurrence(model.hidden, model.recurrence)
     if model.has_cross_attention(layer):
         found += _attention(model, "cross", "encoder")
     if model.experts is not None and model.has_experts(layer):
         experts = model.experts
         found += _feed_forward(model, experts.expert_ffn, experts.num_experts)
         return found + (_feed_forward(model, experts.shared_ffn) if experts.shared_ffn else [])
-    return found + _feed_forward(model, model.ffn)
+    return found + (_feed_forward(model, model.ffn) if model.has_feed_forward(layer) else [])
+
+
+# Of a recurrence's matrices: they have adapters where all matrices do.
+_MIXERS = "mixer"
+
+
+def _recurrence(hidden: int, mixer: Recurrence) -> list[Matrix]:
+    steps = []
+    if mixer.kind == "mamba":
+        steps = [
+            Matrix(
+                target=_MIXERS,
+                depth=mixer.inner,
+                columns=mixer.step_columns,
+                reads="convolution",
+                is_partial=True,
+            ),
+            Matrix(target=_MIXERS, depth=mixer.step_rank, columns=mixer.inner, reads="steps"),
+        ]
+    return [
+        Matrix(target=_MIXERS, depth=hidden, columns=mixer.in_columns, reads="norm1"),
+        *steps,
+        Matrix(target=_MIXERS, depth=mixer.inner, columns=hidden, reads="recurrence", is_partial=True),
+    ]
 
 
 def _attention(model: Architecture, queries: str, keys: str) -> list[Matrix]:
@@ -73,8 +102,9 @@ def _attention(model: Architecture, queries: str, keys: str) -> list[Matrix]:
             Matrix(target="output", depth=value, columns=hidden, reads="attention", is_partial=True),
         ]
     query, key = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    gated = query * (2 if model.attention_gate else 1)
     return [
-        Matrix(target="query", depth=hidden, columns=query, reads=queries),
+        Matrix(target="query", depth=hidden, columns=gated, reads=queries),
         Matrix(target="key", depth=hidden, columns=key, reads=keys),
         Matrix(target="value", depth=hidden, columns=key, reads=keys),
         Matrix(target="output", depth=query, columns=hidden, reads="attention", is_partial=True),
@@ -99,7 +129,8 @@ def _feed_forward(model: Architecture, ffn: int, num_experts: int = 0) -> list[M
 
 def adapted_matrices(model: Architecture, lora: Lora, layer: int) -> list[Matrix]:
     """Those beside which there is an adapter; `qkv` is one of the three's columns."""
-    found = [matrix for matrix in layer_matrices(model, layer) if matrix.target in lora.targets]
+    targets = lora.targets + ((_MIXERS,) if set(LINEAR) <= set(lora.targets) else ())
+    found = [matrix for matrix in layer_matrices(model, layer) if matrix.target in targets]
     if "qkv" in lora.targets:
         parts = [one for one in layer_matrices(model, layer) if one.target in ("query", "key", "value")]
         for reads in dict.fromkeys(one.reads for one in parts):
@@ -235,26 +266,27 @@ def frozen_inputs_bytes(model: Architecture, step: TrainingStep, layer: int, tok
         return 0.0
     # Results of norms and of the activation, which pointwise recomputation does not keep; of Hugging Face's code it is not modelled.
     are_gone = layout.recompute == "pointwise" and not software.reference_code
-    crosses = model.has_cross_attention(layer)
-    norms = model.norms_per_layer + crosses
+    norms = model.num_norms(layer)
     if software.lora.keeps_inputs:
         is_scaled = software.reference_code and model.reference_code.norm_bytes >= 8
         return tokens * model.hidden * (2.0 * norms if is_scaled else 0.0) / layout.stream_ranks
     per_hidden = (
-        0.0 if are_gone else 2.0 * min(norms, 2 + crosses)
+        0.0 if are_gone else 2.0 * min(norms, model.num_sublayers(layer))
     )  # of each norm before products, its result
     if software.reference_code:
         code = model.reference_code
         if software.autocast:  # a copy for each product that reads it
-            per_hidden = 2.0 * ((1 if code.fused_qkv else 3) + (2 if model.gated_mlp else 1) + crosses)
+            per_hidden = 2.0 * num_readers(model, layer)
         elif code.norm_bytes >= 8:  # and what its weights multiply
             per_hidden = 4.0 * norms
     found = tokens * model.hidden * per_hidden / layout.stream_ranks
-    if not software.fused_attention:
+    found += recurrence_output_bytes(model, step, layer, tokens)
+    if not software.fused_attention and model.has_attention(layer):
         value = model.head_dim if model.latent is None else model.latent.value_head_dim
         found += 2.0 * tokens * model.n_heads * value / layout.tensor
     if model.experts is None or not model.has_experts(layer):
-        return found + (0.0 if are_gone else 2.0 * tokens * model.ffn / layout.tensor)
+        feeds_forward = model.has_feed_forward(layer) and not are_gone
+        return found + (2.0 * tokens * model.ffn / layout.tensor if feeds_forward else 0.0)
     experts = model.experts
     passed = tokens * experts.experts_per_token * layout.expert_imbalance
     inner = passed * experts.expert_ffn + tokens * experts.shared_ffn

@@ -41,7 +41,9 @@ def attention_columns(model: Architecture) -> tuple[float, float]:
 def attention_seconds(
     model: Architecture, step: TrainingStep, layer: int, device: Device
 ) -> tuple[float, float]:
-    """Seconds of a layer's attention, and of its cross attention where it has one: forward and backward."""
+    """Seconds of a layer's attention, and of its cross attention where it has one: forward and backward; none of other layers."""
+    if not model.has_attention(layer):
+        return 0.0, 0.0
     crosses = model.has_cross_attention(layer)
     length = step.length_of(is_decoder=crosses)
     sees_half = model.causal and layer >= model.encoder_layers  # an encoder's tokens see all others

@@ -30,7 +30,7 @@ def embedding_work(model: Architecture, step: TrainingStep, device: Device, grou
     forward = stream_seconds(device, 2 * activations) + calls
     backward = stream_seconds(device, 2 * activations) + accumulate if _is_trained(step) else 0.0
     return Work(
-        forward_s=forward, backward_s=backward, weight_s=backward, recompute_s=0.0, matmul_s=0.0, attention_s=0.0,
+        forward_s=forward, backward_s=backward, weight_s=backward, recompute_s=0.0, matmul_s=0.0, attention_s=0.0, recurrence_s=0.0,
         stream_s=forward - calls + backward, collective_s=calls, host_s=0.0,
     )  # fmt: skip
 
@@ -79,6 +79,7 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
         recompute_s=0.0,
         matmul_s=2 * matmul + weight,
         attention_s=0.0,
+        recurrence_s=0.0,
         stream_s=forward_stream + backward_stream + accumulate,
         collective_s=calls + back_calls,
         host_s=0.0,

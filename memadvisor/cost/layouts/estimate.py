@@ -83,10 +83,11 @@ def check_layout(model: Architecture, step: TrainingStep, cluster: Cluster) -> N
             f"{step.seq_len} tokens do not part into {layout.context}.",
             hint="context divides the sequence's length.",
         )
-    if layout.tensor_kind != "1d" and (model.experts or model.latent or model.n_heads % layout.grid_side):
+    is_other = model.experts or model.latent or model.recurrence
+    if layout.tensor_kind != "1d" and (is_other or model.n_heads % layout.grid_side):
         raise UsageError(
             f"{model.name} does not part on a {layout.tensor_kind} grid of {layout.grid_side} ranks a line.",
-            hint="its heads must divide by that, and experts and latent attention go with 1d alone.",
+            hint="its heads must divide by that, and experts, latent attention and recurrences go with 1d alone.",
         )
     if (step.target_len is None) == (model.encoder_layers > 0):
         raise UsageError(
@@ -206,6 +207,7 @@ def _times(
     return {
         "matmul": work.matmul_s,
         "attention": work.attention_s,
+        **({"recurrence": work.recurrence_s} if model.recurrence is not None else {}),
         "memory_bound": work.stream_s,
         "recompute": work.recompute_s,
         "tensor_context_expert_collectives": work.collective_s,

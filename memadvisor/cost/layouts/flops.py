@@ -11,6 +11,7 @@ from functools import lru_cache
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import active_adapter_parameters
 from memadvisor.cost.layouts.operators import repeated_flops
+from memadvisor.cost.layouts.recurrences import recurrence_flops
 from memadvisor.layout import Layout, TrainingStep
 
 
@@ -20,7 +21,7 @@ def forward_flops(model: Architecture, step: TrainingStep) -> float:
         products = _encoder_decoder_products(model, step) + _attention_flops(model, step)
         return products + _adapter_flops(model, step)
     products = step.tokens * 2.0 * _parameters_of_products(model) + _attention_flops(model, step)
-    return products + _adapter_flops(model, step)
+    return products + step.tokens * _recurrence_flops(model) + _adapter_flops(model, step)
 
 
 @lru_cache(maxsize=256)
@@ -50,7 +51,16 @@ def _attention_flops(model: Architecture, step: TrainingStep) -> float:
         num_decoder = model.n_layers - model.encoder_layers
         pairs = model.encoder_layers * source * source + num_decoder * target * (target + source)
         return 2.0 * step.global_batch_sequences * columns * pairs
-    return 2.0 * step.tokens * step.seq_len * columns * model.n_layers
+    attending = sum(count for count, layer in model.kinds().values() if model.has_attention(layer))
+    return 2.0 * step.tokens * step.seq_len * columns * attending
+
+
+def _recurrence_flops(model: Architecture) -> float:
+    """Of one token's forward, beside the products."""
+    if model.recurrence is None:
+        return 0.0
+    layers = sum(count for count, layer in model.kinds().values() if model.has_recurrence(layer))
+    return layers * recurrence_flops(model.recurrence)
 
 
 def model_flops(model: Architecture, step: TrainingStep) -> float:
@@ -58,7 +68,8 @@ def model_flops(model: Architecture, step: TrainingStep) -> float:
     lora = step.software.lora
     if lora is None:
         return 3.0 * forward_flops(model, step)
-    frozen = forward_flops(model, step) - _attention_flops(model, step) - _adapter_flops(model, step)
+    mixing = _attention_flops(model, step) + step.tokens * _recurrence_flops(model)
+    frozen = forward_flops(model, step) - mixing - _adapter_flops(model, step)
     head = 2.0 * step.tokens * model.head_parameters() if lora.trains_ends else 0.0
     return 3.0 * forward_flops(model, step) - frozen + head
 
@@ -77,7 +88,7 @@ def executed_flops(model: Architecture, step: TrainingStep) -> float:
         again = forward_flops(model, step) - decoded * 2.0 * model.head_parameters()
         return plain + step.layout.recompute_share * again
     if step.repeats_operators:
-        return plain + _repeated_flops(model, step)
+        return plain + _repeated_flops(model, step) + step.tokens * _recurrence_flops(model)
     if step.layout.recompute == "selective":
         return plain + _attention_flops(model, step)
     return plain

@@ -6,7 +6,6 @@ parallelism Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,12 +13,17 @@ from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import adapter_parameters, adapter_work
 from memadvisor.cost.layouts.attention import attention_columns, attention_seconds
 from memadvisor.cost.layouts.coefficients import HOST_OPERATOR_S, Coefficients
-from memadvisor.cost.layouts.data_parallel import hidden_seconds
+from memadvisor.cost.layouts.expert_exchanges import expert_exchange_seconds, exposed_exchange_seconds
 from memadvisor.cost.layouts.expert_launches import waiting_seconds
 from memadvisor.cost.layouts.kernels import Device, cast_seconds, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.module_hooks import hooks_seconds
 from memadvisor.cost.layouts.operators import repeated_products
+from memadvisor.cost.layouts.recurrences import (
+    recurrence_exchange_bytes,
+    recurrence_products,
+    recurrence_seconds,
+)
 from memadvisor.cost.layouts.saved import layer_tokens
 from memadvisor.cost.layouts.tensor_grids import grid_lines, grid_seconds, local_products, unsplit
 from memadvisor.layout import Layout, TrainingStep
@@ -66,6 +70,7 @@ class Work:
     recompute_s: float
     matmul_s: float
     attention_s: float
+    recurrence_s: float
     stream_s: float
     collective_s: float
     host_s: float
@@ -81,7 +86,8 @@ def _projections(model: Architecture) -> list[tuple[float, float]]:
             (query, latent.q_rank or model.hidden),
             (model.n_heads * latent.nope_head_dim + value, latent.kv_rank),
         ]
-    return [((model.n_heads + 2 * model.n_kv_heads) * model.head_dim, model.hidden)]
+    queries = model.n_heads * (2 if model.attention_gate else 1)
+    return [((queries + 2 * model.n_kv_heads) * model.head_dim, model.hidden)]
 
 
 def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Device, groups: Groups) -> Work:
@@ -97,6 +103,7 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     # Frozen matrices have no gradients of their own.
     weight_s = matmul_s if software.lora is None else adapter_s
     core_forward_s, core_backward_s = attention_seconds(model, step, layer, device)
+    scan_forward_s, scan_backward_s = recurrence_seconds(model, step, layer, device)
     stream_s = stream_seconds(device, stream)
     stream_s += device.coefficients.kernel_s * (len(products) + adapters.num_operators)
     widening_s = stream_seconds(device, adapters.widening_bytes)
@@ -105,21 +112,26 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     accumulate_s = stream_seconds(device, parameters * (accumulate_bytes(step) + weight_cast_bytes(step)))
     forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
     far_s = software.far_call_s * (groups.tensor.nodes - 1)
-    forward_calls_s, backward_calls_s = forward_calls_s + 4 * far_s, backward_calls_s + 4 * far_s
+    far_s *= 2 * min(2, model.num_sublayers(layer))
+    forward_calls_s, backward_calls_s = forward_calls_s + far_s, backward_calls_s + far_s
     forward_stream_s = stream_s + stream_seconds(device, adapters.stream_bytes) + input_cast_s + widening_s
     forward_stream_s += stream_seconds(device, parameters * weight_cast_bytes(step))
-    forward_gpu = matmul_s + adapter_s + core_forward_s + forward_stream_s + forward_calls_s
+    forward_gpu = matmul_s + adapter_s + core_forward_s + scan_forward_s + forward_stream_s + forward_calls_s
     backward_stream_s = _BACKWARD_STREAM * stream_s + stream_seconds(device, adapters.backward_bytes)
     backward_stream_s += gradient_cast_s + accumulate_s + widening_s
-    backward_gpu = matmul_s + adapter_s + weight_s + core_backward_s + backward_stream_s + backward_calls_s
+    backward_gpu = matmul_s + adapter_s + weight_s + core_backward_s + scan_backward_s
+    backward_gpu += backward_stream_s + backward_calls_s
     known = device.coefficients
-    exchange_s = _expert_exchange_seconds(model, step, layer, tokens, groups)
-    exchanges = [_exposed_seconds(step, gpu, exchange_s, known) for gpu in (forward_gpu, backward_gpu)]
+    exchange_s = expert_exchange_seconds(model, step, layer, tokens, groups.expert)
+    exchanges = [
+        exposed_exchange_seconds(step, gpu, exchange_s, known) for gpu in (forward_gpu, backward_gpu)
+    ]
     forward_gpu, backward_gpu = forward_gpu + exchanges[0], backward_gpu + exchanges[1]
     call_s = _host_calls_seconds(model, step, layer, groups, known) + adapters.num_operators * HOST_OPERATOR_S
     call_s += hooks_seconds(model, step, layer)
-    forward_host = (known.host_forward_s + call_s) * software.launch_share
-    backward_host = (known.host_backward_s + call_s) * software.launch_share
+    launches = min(1.0, model.num_sublayers(layer) / 2)  # of a layer's, where it has one part of two
+    forward_host = (known.host_forward_s * launches + call_s) * software.launch_share
+    backward_host = (known.host_backward_s * launches + call_s) * software.launch_share
     # The host reads how many tokens each expert has where that is open, and cannot run ahead of the device.
     waits = model.experts is not None and model.has_experts(layer) and not software.pads_experts
     late = waiting_seconds(model, step, layer, tokens, device)
@@ -140,6 +152,7 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         recompute_s=recompute,
         matmul_s=2 * (matmul_s + adapter_s) + weight_s,
         attention_s=core_forward_s + core_backward_s,
+        recurrence_s=scan_forward_s + scan_backward_s,
         stream_s=forward_stream_s + backward_stream_s,
         collective_s=forward_calls_s + backward_calls_s + sum(exchanges),
         host_s=forward_idle + backward_idle,
@@ -152,8 +165,8 @@ def _host_calls_seconds(
     """What a layer's collectives take the host, forward or backward."""
     layout, software = step.layout, step.software
     tp = layout.tensor
-    calls = (6 if model.has_cross_attention(layer) else 4) if tp > 1 else 0
-    calls += 2 if layout.context > 1 else 0
+    calls = 2 * model.num_sublayers(layer) if tp > 1 else 0
+    calls += 2 if layout.context > 1 and model.block_of(layer) not in "FE" else 0
     calls += 2 if layout.expert > 1 and model.has_experts(layer) else 0
     call_s = known.host_call_s + software.far_call_s * (groups.tensor.nodes - 1)
     call_s += software.call_s if tp > 1 else 0.0
@@ -210,9 +223,10 @@ def _repeated_seconds(
         products = local_products(layout, products)
     elif layout.tensor > 1:
         activations = step.software.element_bytes * tokens * model.hidden
-        attentions = 2 if model.has_cross_attention(layer) else 1
+        sublayers = model.num_sublayers(layer)
+        attentions = sublayers - 1
         # What is scattered is kept; sums are not, but for the feed-forward's nobody asks.
-        calls_s = (attentions + 1) * groups.tensor.seconds("all_gather", activations)
+        calls_s = sublayers * groups.tensor.seconds("all_gather", activations)
         if not layout.sequence_parallel:
             calls_s = attentions * groups.tensor.seconds("all_reduce", activations)
         calls_s *= 1.0 - step.software.tensor_overlap
@@ -220,6 +234,7 @@ def _repeated_seconds(
     stream_s += device.coefficients.kernel_s * len(products)
     if not step.software.fused_attention:  # nothing of scores is kept
         stream_s += attention_seconds(model, step, layer, device)[0]
+    stream_s += recurrence_seconds(model, step, layer, device)[0]  # it is none of the operators that are kept
     stream_s += _casts(device, products, is_frozen=step.software.lora is not None)[0]
     again_s = sum(matmul_seconds(device, *shape) for shape in products) + stream_s + calls_s
     return max(again_s, device.coefficients.host_forward_s * step.software.launch_share)
@@ -234,11 +249,14 @@ def _products(
     hidden = model.hidden
     spread = layout.stream_ranks
     query, value = attention_columns(model)
-    products = [(tokens, columns / tp, depth, 1.0) for columns, depth in _projections(model)]
-    if model.latent is not None:
-        ranks = (model.latent.q_rank or 0) + model.latent.kv_rank + model.latent.rope_head_dim
-        products.append((tokens, float(ranks), float(hidden), 1.0))
-    products.append((tokens, float(hidden), value / tp, 1.0))
+    attends, feeds_forward = model.has_attention(layer), model.has_feed_forward(layer)
+    products = recurrence_products(model, layer, tokens, tp)
+    if attends:
+        products += [(tokens, columns / tp, depth, 1.0) for columns, depth in _projections(model)]
+        if model.latent is not None:
+            ranks = (model.latent.q_rank or 0) + model.latent.kv_rank + model.latent.rope_head_dim
+            products.append((tokens, float(ranks), float(hidden), 1.0))
+        products.append((tokens, float(hidden), value / tp, 1.0))
     crosses = model.has_cross_attention(layer)
     if crosses:  # queries of the decoder's tokens, keys and values of the encoder's result
         columns = 2.0 * model.n_kv_heads * model.head_dim
@@ -247,7 +265,7 @@ def _products(
         products.append((tokens, float(hidden), value / tp, 1.0))
     inner = 2 if model.gated_mlp else 1
     per_column = _activation_bytes(model, step)
-    columns = float(model.ffn)
+    columns = float(model.ffn) if feeds_forward else 0.0
     if model.experts is not None and model.has_experts(layer):
         experts = model.experts
         passed = tokens * experts.experts_per_token * layout.expert_imbalance
@@ -267,10 +285,11 @@ def _products(
     stream = tokens * hidden * (20.0 + (10.0 if _has_dropout(model, step) else 0.0)) / spread
     if software.reference_code or not software.fused_rotary:
         stream += tokens * hidden * _EAGER_STREAM / spread
-    if crosses:
-        stream *= 1.5
-    if model.positions == 0 and model.relative_buckets == 0:
+    stream *= model.num_sublayers(layer) / 2
+    if attends and model.positions == 0 and model.relative_buckets == 0:
         stream += tokens * query * 8.0 / tp  # rotary positions of queries and keys
+    if attends and model.attention_gate:
+        stream += tokens * query * 8.0 / tp  # its sigmoid, and their product with attention's result
     return products, (stream + stream_ffn) * software.element_bytes / 2
 
 
@@ -292,7 +311,7 @@ def _has_dropout(model: Architecture, step: TrainingStep) -> bool:
 def _pointwise_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
     """What both norms and the feed-forward's activation read and write."""
     per_column = _activation_bytes(model, step)
-    columns = float(model.ffn)
+    columns = float(model.ffn) if model.has_feed_forward(layer) else 0.0
     if model.experts is not None and model.has_experts(layer):
         passed = model.experts.experts_per_token * step.layout.expert_imbalance
         columns = passed * model.experts.expert_ffn + model.experts.shared_ffn
@@ -344,9 +363,13 @@ def _collectives(
             )
         else:
             pair = groups.tensor.seconds("all_reduce", activations)
-        exposed = (3 if model.has_cross_attention(layer) else 2) * pair * (1.0 - step.software.tensor_overlap)
+        exposed = model.num_sublayers(layer) * pair * (1.0 - step.software.tensor_overlap)
         forward, backward = exposed, exposed
-    if layout.context > 1:
+    if layout.context > 1 and model.has_recurrence(layer):
+        exchanged = recurrence_exchange_bytes(model, tokens, layout.tensor)
+        forward += groups.context.exchange_seconds(exchanged)
+        backward += groups.context.exchange_seconds(exchanged)
+    if layout.context > 1 and model.has_attention(layer):
         keys = 2.0 * step.software.element_bytes * tokens * model.n_kv_heads * model.head_dim / layout.tensor
         if layout.context_kind == "ring":
             passing = groups.context.seconds("all_gather", keys * layout.context)
@@ -358,34 +381,3 @@ def _collectives(
             forward += groups.context.exchange_seconds(exchanged)
             backward += groups.context.exchange_seconds(exchanged)
     return forward, backward
-
-
-def _expert_exchange_seconds(
-    model: Architecture, step: TrainingStep, layer: int, tokens: float, groups: Groups
-) -> float:
-    """Seconds in which a layer's tokens go to their experts and come back, forward or backward."""
-    layout = step.layout
-    if (
-        layout.expert == 1
-        or groups.lines is not None
-        or model.experts is None
-        or not model.has_experts(layer)
-    ):
-        return 0.0
-    # The fullest rank receives, and sends back, most.
-    sent = step.software.element_bytes * tokens * model.hidden / layout.stream_ranks * layout.expert_imbalance
-    experts, nodes = model.experts, groups.expert.nodes
-    most_nodes = (
-        experts.groups_per_token * max(1.0, nodes / experts.groups) if experts.groups > 1 else math.inf
-    )
-    copies, there = experts.experts_per_token, sent * step.software.dispatch_bytes / 2.0
-    return groups.expert.dispatch_seconds(there, copies, most_nodes) + groups.expert.dispatch_seconds(
-        sent, copies, most_nodes
-    )
-
-
-def _exposed_seconds(step: TrainingStep, compute_s: float, exchange_s: float, known: Coefficients) -> float:
-    """By how much an exchange makes a layer longer, where another microbatch's layer may run meanwhile."""
-    if not step.software.expert_overlap or step.layout.num_microbatches == 1:
-        return exchange_s
-    return min(exchange_s, hidden_seconds(compute_s, exchange_s, known.overlap_slowdown) - compute_s)

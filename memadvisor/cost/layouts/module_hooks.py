@@ -17,7 +17,7 @@ _NORMS = 2
 def hooked_modules(model: Architecture, step: TrainingStep, layer: int) -> float:
     """Modules of a layer with parameters of their own, on one rank: its matrices, its norms, and two of each adapter."""
     layout, lora = step.layout, step.software.lora
-    count = float(_NORMS)
+    count = float(min(_NORMS, model.num_norms(layer)))
     for matrix in layer_matrices(model, layer):
         with_adapter = lora is not None and matrix.target in lora.targets
         count += max(1.0, matrix.num_experts / layout.expert) * (3 if with_adapter else 1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.recurrences import recurrence_products
 from memadvisor.layout import TrainingStep
 
 
@@ -51,12 +52,13 @@ def operators_saved_bytes(model: Architecture, step: TrainingStep, layer: int, t
     stream = 2.0 * tokens * model.hidden / layout.stream_ranks
     kept = stream
     kept += sum(2.0 * each.rows * each.columns for each in kept_products(model, step, layer, tokens))
-    attentions = 2 if model.has_cross_attention(layer) else 1
+    sublayers = model.num_sublayers(layer)
+    attentions = (2 if model.has_cross_attention(layer) else 1) if model.has_attention(layer) else 0
     if step.software.fused_attention:  # the result, and one float32 of each row of scores
         value = model.head_dim if model.latent is None else model.latent.value_head_dim
         kept += attentions * tokens * model.n_heads * (2.0 * value + 4.0) / layout.tensor
     if layout.tensor > 1 and layout.sequence_parallel:  # scattered sums behind attention and feed-forward
-        kept += (attentions + 1) * stream
+        kept += sublayers * stream
     if layout.expert > 1 and model.experts is not None and model.has_experts(layer):
         passed = tokens * model.experts.experts_per_token * layout.expert_imbalance
         kept += 2 * 2.0 * passed * model.hidden  # as they come to the experts, and as they come back
@@ -74,7 +76,12 @@ def repeated_flops(model: Architecture, step: TrainingStep, layer: int, tokens: 
 def _counted(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> list[BlockProduct]:
     """The layer's products of plain matrices, in the order they run."""
     tp, hidden = step.layout.tensor, float(model.hidden)
-    found = _attention_products(model, step, tokens)
+    found = [
+        BlockProduct(rows=rows, columns=columns, depth=depth, is_partial=columns == hidden)
+        for rows, columns, depth, _ in recurrence_products(model, layer, tokens, tp)
+    ]
+    if model.has_attention(layer):
+        found += _attention_products(model, step, tokens)
     if model.has_cross_attention(layer):
         query = model.n_heads * model.head_dim / tp
         keys = model.n_kv_heads * model.head_dim / tp
@@ -85,7 +92,7 @@ def _counted(model: Architecture, step: TrainingStep, layer: int, tokens: float)
             BlockProduct(rows=source, columns=keys, depth=hidden),
             BlockProduct(rows=tokens, columns=hidden, depth=query, is_partial=True),
         ]
-    inner = float(model.ffn)
+    inner = float(model.ffn) if model.has_feed_forward(layer) else 0.0
     if model.experts is not None and model.has_experts(layer):
         inner = float(model.experts.shared_ffn)
     if inner:
@@ -103,7 +110,8 @@ def _attention_products(model: Architecture, step: TrainingStep, tokens: float) 
 
     if latent is None:
         query, keys = model.n_heads * model.head_dim / tp, model.n_kv_heads * model.head_dim / tp
-        projections = [product(columns, hidden) for columns in (query, keys, keys)]
+        gated = query * (2 if model.attention_gate else 1)
+        projections = [product(columns, hidden) for columns in (gated, keys, keys)]
         return [*projections, product(hidden, query, is_partial=True)]
     query = model.n_heads * (latent.nope_head_dim + latent.rope_head_dim) / tp
     value = model.n_heads * latent.value_head_dim / tp

@@ -12,6 +12,7 @@ from dataclasses import replace
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import frozen_inputs_bytes, input_bytes, layer_matrices
 from memadvisor.cost.layouts.operators import operators_saved_bytes
+from memadvisor.cost.layouts.recurrences import recurrence_saved_bytes
 from memadvisor.cost.layouts.saved_autocast import (
     encoder_copies_bytes,
     fp32_column_bytes,
@@ -73,16 +74,18 @@ def _all_trained_bytes(model: Architecture, step: TrainingStep, layer: int, toke
     layout, software = step.layout, step.software
     tp, hidden, spread = layout.tensor, model.hidden, layout.stream_ranks
     crosses = model.has_cross_attention(layer)
-    inside = _attention_bytes(model, step, tokens, tokens) + _ffn_bytes(model, step, layer, tokens)
+    inside = _ffn_bytes(model, step, layer, tokens)
+    if model.has_attention(layer):
+        inside += _attention_bytes(model, step, tokens, tokens)
     if crosses:
         inside += _attention_bytes(model, step, tokens, step.microbatch_tokens)
-    inside /= tp
-    norms, sublayers = model.norms_per_layer + crosses, 2 + crosses
+    inside = inside / tp + recurrence_saved_bytes(model, step, layer, tokens)
+    norms, sublayers = model.num_norms(layer), model.num_sublayers(layer)
     if software.autocast and crosses:
         inside += step.microbatch_tokens * hidden * encoder_copies_bytes(software) / spread
     if software.reference_code:
         if software.autocast:
-            return tokens * hidden * stream_bytes(model, norms, sublayers) / spread + inside
+            return tokens * hidden * stream_bytes(model, layer) / spread + inside
         return tokens * hidden * residual_bytes(model, norms, sublayers, wide=_wide(step)) / spread + inside
     # Input of each norm; result of each that products follow, which is their input and may be computed again (norms behind a
     # block's products have sums after them, which keep nothing); the masks of the dropouts after each block.
@@ -165,6 +168,8 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
     if model.latent is not None and software.repeats_latent and step.layout.recompute == "pointwise":
         kept = tokens * low
     kept += tokens * result * _attention_result_bytes(step)
+    if model.attention_gate:  # its sigmoid, and what of attention's result it leaves
+        kept += tokens * result * (2.0 + step.software.saved_input_bytes)
     if software.fused_attention:
         return kept + tokens * 4.0 * model.n_heads / _wide(step)
     if step.layout.recompute == "selective":
@@ -209,7 +214,7 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
         if step.software.autocast:
             per_column += fp32_column_bytes(model)
     if model.experts is None or not model.has_experts(layer):
-        return tokens * model.ffn * per_column
+        return tokens * model.ffn * per_column if model.has_feed_forward(layer) else 0.0
     experts = model.experts
     passed = tokens * experts.experts_per_token * step.layout.expert_imbalance
     tokens_bytes = software.saved_input_bytes + (0.0 if software.weighs_inside else 2.0)
@@ -231,13 +236,17 @@ def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int
         return input_bytes(model, step, layer, tokens)
     spread = layout.stream_ranks
     result = model.n_heads * (model.latent.value_head_dim if model.latent is not None else model.head_dim)
-    inner = float(model.ffn)
+    result *= model.has_attention(layer)
+    if model.recurrence is not None and model.has_recurrence(layer):
+        result += model.recurrence.inner
+    inner = float(model.ffn) if model.has_feed_forward(layer) else 0.0
     if model.experts is not None and model.has_experts(layer):
         passed = model.experts.experts_per_token * layout.expert_imbalance
         inner = passed * (model.experts.expert_ffn + model.hidden) + model.experts.shared_ffn
     if model.has_cross_attention(layer):
         result, inner = 2 * result, inner + model.hidden * layout.tensor / spread
-    inputs = tokens * (4.0 * model.hidden / spread + 2.0 * (result + inner) / layout.tensor)
+    norms = min(model.num_sublayers(layer), 2)
+    inputs = tokens * (2.0 * norms * model.hidden / spread + 2.0 * (result + inner) / layout.tensor)
     each = step.software.saved_input_bytes / 2 * _wide(step)
     return (inputs + _result_gradient_bytes(model, step, layer, tokens)) * each
 
@@ -264,14 +273,15 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
         return 0.0
     kinds = [layer for _, layer in model.kinds_among(layers).values()]
     tokens = max(layer_tokens(model, step, layer) for layer in kinds)
-    columns = (2.0 if model.gated_mlp else 1.0) * model.ffn / layout.tensor
+    columns = max(_widest_columns(model, layer) for layer in kinds) / layout.tensor
     gathered = 2.0 if layout.sequence_parallel else 1.0
     if layout.tensor_kind != "1d":
         gathered = 2.0 / layout.grid_side
     weights = model.hidden * columns
     lora = step.software.lora
     if lora is not None:
-        weights = model.hidden * model.ffn / layout.tensor if lora.is_quantized else 0.0
+        widest = max(_widest_columns(model, layer, is_one=True) for layer in kinds)
+        weights = model.hidden * widest / layout.tensor if lora.is_quantized else 0.0
     held = step.software.element_bytes * (tokens * columns + weights + gathered * tokens * model.hidden)
     if step.software.autocast:  # gradients of the 16-bit copies, and what they become in fp32
         held = 2.0 * tokens * columns + 6.0 * (weights + gathered * model.hidden * tokens)
@@ -281,6 +291,17 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
         plain_saved_bytes(model, step, layer) - layer_saved_bytes(model, step, layer) for layer in kinds
     )
     return held + max(0.0, *repeated)
+
+
+def _widest_columns(model: Architecture, layer: int, *, is_one: bool = False) -> float:
+    """Of the widest product of a layer: of its feed-forward block (gate and up together, unless `is_one`), or what comes into its
+    recurrence."""
+    columns = 0.0
+    if model.has_feed_forward(layer):
+        columns = (2.0 if model.gated_mlp and not is_one else 1.0) * model.ffn
+    if model.recurrence is not None and model.has_recurrence(layer):
+        columns = max(columns, float(model.recurrence.in_columns))
+    return columns
 
 
 def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:

@@ -23,13 +23,22 @@ def fp32_norm_bytes(model: Architecture) -> float:
     return 4.0 * ceil((model.reference_code.norm_bytes - 2.0) / 4.0)
 
 
-def stream_bytes(model: Architecture, norms: int, sublayers: int) -> float:
+def num_readers(model: Architecture, layer: int) -> int:
+    """Products that read a norm's result, each of which makes a copy of it."""
+    readers = model.has_cross_attention(layer) + model.has_recurrence(layer)
+    if model.has_attention(layer):
+        readers += 1 if model.reference_code.fused_qkv else 3
+    if model.has_feed_forward(layer):
+        readers += 2 if model.gated_mlp else 1
+    return readers
+
+
+def stream_bytes(model: Architecture, layer: int) -> float:
     """Of an element of a layer's residual stream: what its norms keep, the copy that each product makes of their results, and
-    the masks of the dropouts behind `sublayers`.
+    the masks of the dropouts behind its parts.
     """
-    code = model.reference_code
-    readers = (1 if code.fused_qkv else 3) + (sublayers - 2) + (2 if model.gated_mlp else 1)
-    return norms * fp32_norm_bytes(model) + 2.0 * readers + (sublayers if code.residual_dropout else 0)
+    masks = model.num_sublayers(layer) if model.reference_code.residual_dropout else 0
+    return model.num_norms(layer) * fp32_norm_bytes(model) + 2.0 * num_readers(model, layer) + masks
 
 
 def encoder_copies_bytes(software: Software) -> float:

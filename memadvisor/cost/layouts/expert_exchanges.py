@@ -1,0 +1,44 @@
+"""How long tokens take to their experts and back, and what of it another microbatch's layers hide."""
+
+from __future__ import annotations
+
+import math
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.data_parallel import hidden_seconds
+from memadvisor.cost.layouts.links import Group
+from memadvisor.layout import TrainingStep
+
+
+def expert_exchange_seconds(
+    model: Architecture, step: TrainingStep, layer: int, tokens: float, group: Group
+) -> float:
+    """Seconds in which a layer's tokens go to their experts and come back, forward or backward."""
+    layout = step.layout
+    if (
+        layout.expert == 1
+        or layout.tensor_kind != "1d"
+        or model.experts is None
+        or not model.has_experts(layer)
+    ):
+        return 0.0
+    # The fullest rank receives, and sends back, most.
+    sent = step.software.element_bytes * tokens * model.hidden / layout.stream_ranks * layout.expert_imbalance
+    experts, nodes = model.experts, group.nodes
+    most_nodes = (
+        experts.groups_per_token * max(1.0, nodes / experts.groups) if experts.groups > 1 else math.inf
+    )
+    copies, there = experts.experts_per_token, sent * step.software.dispatch_bytes / 2.0
+    return group.dispatch_seconds(there, copies, most_nodes) + group.dispatch_seconds(
+        sent, copies, most_nodes
+    )
+
+
+def exposed_exchange_seconds(
+    step: TrainingStep, compute_s: float, exchange_s: float, known: Coefficients
+) -> float:
+    """By how much an exchange makes a layer longer, where another microbatch's layer may run meanwhile."""
+    if not step.software.expert_overlap or step.layout.num_microbatches == 1:
+        return exchange_s
+    return min(exchange_s, hidden_seconds(compute_s, exchange_s, known.overlap_slowdown) - compute_s)
