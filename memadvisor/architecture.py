@@ -72,6 +72,32 @@ class ReferenceCode:
     logit_bytes: float = 12.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionTower:
+    """What makes tokens of images before a language model: `stack`, an encoder over the patches of one image each, and `around` it
+    parameters of the patches' projection, positions, norms and what leads into the language model.
+
+    `merged`: so many patches become one token. `image_tokens`: tokens of an image in the sequence, None where that depends on the
+    image. `images`: how many a sequence has, as it is asked for; their tokens are among the sequence's. `is_trained`: its
+    parameters have gradients and optimizer state.
+    """
+
+    stack: Architecture
+    around: int
+    merged: int = 1
+    image_tokens: int | None = None
+    images: int = 0
+    is_trained: bool = True
+
+    @property
+    def patches(self) -> int:
+        """Of an image."""
+        return (self.image_tokens or 0) * self.merged
+
+    def num_parameters(self) -> int:
+        return self.stack.num_parameters() + self.around
+
+
 class LayerKind(NamedTuple):
     """Layers of one kind have the same parameters and do the same work. `block`: one of recurrence.BLOCKS."""
 
@@ -101,6 +127,8 @@ class Architecture:
     `layer_pattern`: what each layer is made of, a letter for each (recurrence.BLOCKS), from the first layer again when it is through;
     where there is none all are attention with a feed-forward block. `recurrence`: what is there in place of attention, or
     beside it. `attention_gate`: as many columns as the queries have weigh attention's result (Qwen3-Next).
+
+    `tower`: of images, counted with the embedding. `left_out`: what else config.json has and is not counted, in words.
     """
 
     name: str
@@ -134,6 +162,8 @@ class Architecture:
     layer_pattern: str = ""
     recurrence: Recurrence | None = None
     attention_gate: bool = False
+    tower: VisionTower | None = None
+    left_out: str = ""
 
     @property
     def num_stacks(self) -> int:
@@ -249,11 +279,18 @@ class Architecture:
     def layer_parameters(self, layer: int) -> int:
         return self.shared_layer_parameters(layer) + self.expert_layer_parameters(layer)
 
+    def tower_parameters(self) -> int:
+        return 0 if self.tower is None else self.tower.num_parameters()
+
+    def frozen_tower_parameters(self) -> int:
+        """Of a tower that is not trained."""
+        return 0 if self.tower is None or self.tower.is_trained else self.tower.num_parameters()
+
     def embedding_parameters(self) -> int:
-        """The table of tokens, and for each stack that of positions and the norm over what they give."""
+        """The table of tokens, for each stack that of positions and the norm over what they give, and the tower of images."""
         norm = self.norm_parameters() if self.embedding_norm else 0
         positions = self.positions * self.hidden + self.relative_buckets * self.n_heads
-        return self.vocab * self.hidden + self.num_stacks * (positions + norm)
+        return self.vocab * self.hidden + self.num_stacks * (positions + norm) + self.tower_parameters()
 
     def head_parameters(self) -> int:
         """The output projection; as large as the table of tokens, of which it is the same tensor when tied."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 from memadvisor.architecture import Architecture
 from memadvisor.architectures.config_dense import DENSE_READERS
 from memadvisor.architectures.config_encoders import ENCODER_READERS
 from memadvisor.architectures.config_experts import EXPERT_READERS
 from memadvisor.architectures.config_hybrids import HYBRID_READERS
+from memadvisor.architectures.config_images import text_of, with_images
 from memadvisor.architectures.config_values import Config
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
 from memadvisor.architectures.reference_code import code_of
@@ -38,11 +38,16 @@ _ALIKE = {
 
 
 def architecture_from_config(config: Config, name: str) -> Architecture:
-    """The language model that a config.json describes. Raises UsageError for a type that is not known or a key that is
-    missing.
+    """The model that a config.json describes; of one of text and images the language model, with the tower before it where that
+    is known. Raises UsageError for a type that is not known or a key that is missing.
     """
-    if isinstance(config.get("text_config"), Mapping):
-        config = config["text_config"]
+    try:
+        return with_images(config, _language_model(text_of(config), name))
+    except KeyError as error:
+        raise UsageError(f"{name!r} has no {error.args[0]!r}.", hint="it is no whole config.json.") from error
+
+
+def _language_model(config: Config, name: str) -> Architecture:
     given = config.get("model_type")
     kind = _ALIKE.get(given, given) if isinstance(given, str) else None
     reader = _READERS.get(kind) if kind is not None else None
@@ -52,8 +57,5 @@ def architecture_from_config(config: Config, name: str) -> Architecture:
             hint=f"known are {', '.join(sorted({*_READERS, *_ALIKE}))}; or write a TOML file of the shapes (docs/estimate.md).",
         )
     config = {**config, "model_type": kind}
-    try:
-        found = reader(config, name)
-        return dataclasses.replace(found, code=found.code or code_of(config, found))
-    except KeyError as error:
-        raise UsageError(f"{name!r} has no {error.args[0]!r}.", hint="it is no whole config.json.") from error
+    found = reader(config, name)
+    return dataclasses.replace(found, code=found.code or code_of(config, found))

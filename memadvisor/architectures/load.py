@@ -27,6 +27,7 @@ from memadvisor.architectures.encoder_decoders import ENCODER_DECODERS
 from memadvisor.architectures.gpt_family import GPT_FAMILY
 from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.hybrid_family import HYBRID_FAMILY
+from memadvisor.architectures.image_family import IMAGE_FAMILY
 from memadvisor.architectures.llama_family import LLAMA_FAMILY
 from memadvisor.architectures.vision_transformers import VISION_TRANSFORMERS
 from memadvisor.errors import UsageError
@@ -35,7 +36,7 @@ from memadvisor.recurrence import BLOCKS, KINDS, Recurrence
 from memadvisor.run.files import may_be_there, read_input
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    GPT_FAMILY + LLAMA_FAMILY + HYBRID_FAMILY + ENCODER_DECODERS + VISION_TRANSFORMERS
+    GPT_FAMILY + LLAMA_FAMILY + HYBRID_FAMILY + IMAGE_FAMILY + ENCODER_DECODERS + VISION_TRANSFORMERS
 )
 
 # Other names of the same shapes.

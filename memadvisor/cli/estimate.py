@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from memadvisor.architecture import Architecture, target_length
-from memadvisor.architectures.load import load_architecture
 from memadvisor.cli.estimate_arguments import adapted, add_code, add_layout, offloaded_activations
 from memadvisor.cli.estimate_batch import batch_of, degree_of, positive, read_batch_tokens, recompute_share
+from memadvisor.cli.estimate_images import add_images, asked_model, refuse_images
 from memadvisor.cli.estimate_largest import largest_to_json, print_largest
 from memadvisor.cli.estimate_search import found_to_json, nearest_to_json, print_found, print_nearest
 from memadvisor.cli.estimate_table import predict_table
@@ -77,6 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_layout(parser.add_argument_group("layout"))
     add_code(parser.add_argument_group("training code"))
+    add_images(parser.add_argument_group("images"))
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory of an accelerator, in place of its data sheet's"
     )
@@ -126,6 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "--zeropp is of one layout or of a search, not of --table.",
                 hint="give the table a column zeropp.",
             )
+        refuse_images(arguments, "--table")
         predict_table(arguments.table, arguments.output)
         return 0
     if arguments.output is not None and not arguments.show_schedule:
@@ -181,7 +183,7 @@ def _search(arguments: argparse.Namespace) -> int:
             )
     cluster = _cluster(arguments)
     _, software = _software(arguments)
-    model = load_architecture(arguments.model)
+    model = asked_model(arguments)
     question = LayoutQuestion(
         model=model,
         target_len=_target(arguments, model),
@@ -241,7 +243,7 @@ def _largest(arguments: argparse.Namespace) -> int:
     cluster = _cluster(arguments)
     preset, software = _software(arguments)
     spread = arguments.sequence_parallel
-    model = load_architecture(arguments.model)
+    model = asked_model(arguments)
     question = LargestQuestion(
         quantity=quantity,
         model=model,
@@ -275,7 +277,7 @@ def _need(arguments: argparse.Namespace, *options: str) -> None:
 
 def _case(arguments: argparse.Namespace) -> LayoutCase:
     _need(arguments, "model", "seq")
-    architecture = load_architecture(arguments.model)
+    architecture = asked_model(arguments)
     cluster = _cluster(arguments)
     preset, software = _software(arguments)
     software = on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None)

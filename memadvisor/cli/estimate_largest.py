@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memadvisor.cli.model_words import part_lines
 from memadvisor.cost.layouts.estimate import SAFE_P_OOM
 from memadvisor.planning.largest import LargestAnswer, LargestFit, LargestQuestion
 from memadvisor.units import format_count
@@ -37,6 +38,8 @@ def print_largest(question: LargestQuestion, answers: Sequence[LargestAnswer], c
         ),
         soft_wrap=True,
     )
+    for line in part_lines(question.model):
+        console.print(Text(line), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("each technique alone")
     for name in (question.quantity, "tokens/s", "all recomputed", "tokens/s"):

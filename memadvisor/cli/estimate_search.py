@@ -10,6 +10,7 @@ from rich.text import Text
 
 from memadvisor.cli.estimate_view import layout_words
 from memadvisor.cli.layout_rows import layouts_table, some_of
+from memadvisor.cli.model_words import adapter_words, cluster_words, length_words, part_lines, size_words
 from memadvisor.layout import Layout
 from memadvisor.planning.layout_reasons import Neighbour, Reason, reason_words
 from memadvisor.planning.layout_space import LayoutQuestion
@@ -23,6 +24,8 @@ def print_found(
     question: LayoutQuestion, found: FoundLayouts, reasons: tuple[Reason, ...], console: Console
 ) -> None:
     """Predicted, all of it. `reasons`: of the best, in their order."""
+    for line in _question_lines(question):
+        console.print(Text(line), soft_wrap=True)
     console.print(Text(_answer(question, found)), soft_wrap=True)
     if (
         found.best and question.cluster.num_accelerators > 1
@@ -35,6 +38,18 @@ def print_found(
     if len(found.front) > 1:
         console.print(_table("less memory for more time (predicted)", some_of(found.front)))
     console.print(Text(_counts_words(found.counts)), soft_wrap=True)
+
+
+def _question_lines(question: LayoutQuestion) -> list[str]:
+    model = question.model
+    length = length_words(question.seq_len, question.target_len)
+    return [
+        f"model      {size_words(model)}; {length} x {question.batch_sequences} sequences a step",
+        f"cluster    {cluster_words(question.cluster)}",
+        *part_lines(model),
+        f"code       {question.software.name}, {question.software.compute_dtype}",
+        *adapter_words(model, question.software.lora),
+    ]
 
 
 def print_nearest(question: LayoutQuestion, nearest: NearestFit, console: Console) -> None:

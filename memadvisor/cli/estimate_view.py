@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memadvisor.architecture import Architecture
-from memadvisor.cost.layouts.adapters import adapter_parameters
+from memadvisor.architecture import VisionTower
+from memadvisor.cli.model_words import adapter_words, kind_words, model_lines
 from memadvisor.cost.layouts.estimate import StepEstimate
 from memadvisor.cost.layouts.memory import StageMemory
 from memadvisor.hardware.cluster import Cluster, Link
@@ -32,72 +32,12 @@ def print_estimate(case: LayoutCase, prediction: LayoutPrediction, console: Cons
 
 
 def _head(case: LayoutCase, step: TrainingStep) -> list[str]:
-    model, cluster = case.architecture, case.cluster
-    size = f"{format_count(model.num_parameters())} parameters"
-    if model.experts is not None:
-        size += f" ({format_count(model.active_parameters())} active)"
-    length = f"{step.seq_len}" if step.target_len is None else f"{step.seq_len} + {step.target_len}"
     return [
-        f"model      {model.name}: {size}; {length} tokens x {step.global_batch_sequences} sequences a step",
-        f"cluster    {_cluster_words(cluster)}",
+        *model_lines(case.architecture, step, case.cluster),
         f"layout     {layout_words(step.layout)}; {step.software.compute_dtype}, {step.software.name} code"
         + ("; micro-batch chosen" if case.micro_batch_is_open else ""),
-        *_layer_words(model),
-        *_adapter_words(model, step),
+        *adapter_words(case.architecture, step.software.lora),
     ]
-
-
-def _layer_words(model: Architecture) -> list[str]:
-    """Of a model whose layers differ, or have recurrences."""
-    kinds = model.kinds()
-    if model.recurrence is None and len(kinds) < 2:
-        return []
-    words = [f"{count} of {kind_words(model, layer)}" for count, layer in kinds.values()]
-    compared = (
-        "" if model.recurrence is None else "; recurrences by their kernels, compared with no measured step"
-    )
-    return [f"layers     {', '.join(words)}{compared}"]
-
-
-_RECURRENCES = {"gated_delta_net": "gated delta net", "mamba2": "Mamba 2", "mamba": "Mamba"}
-
-
-def kind_words(model: Architecture, layer: int) -> str:
-    """`attention and experts`."""
-    parts = []
-    if model.has_attention(layer):
-        parts.append("attention and cross attention" if model.has_cross_attention(layer) else "attention")
-    if model.recurrence is not None and model.has_recurrence(layer):
-        parts.append(_RECURRENCES[model.recurrence.kind])
-    if model.has_feed_forward(layer):
-        parts.append("experts" if model.has_experts(layer) else "a dense block")
-    return " and ".join(parts)
-
-
-def _adapter_words(model: Architecture, step: TrainingStep) -> list[str]:
-    lora = step.software.lora
-    if lora is None:
-        return []
-    kinds = model.kinds().values()
-    trained = sum(count * sum(adapter_parameters(model, lora, layer, 1)) for count, layer in kinds)
-    ends = ", and copies of the embedding and the head" if lora.trains_ends else ""
-    return [
-        f"trained    LoRA of rank {lora.rank} beside {', '.join(lora.targets)}: {format_count(trained)} parameters{ends};"
-        f" the frozen ones in {lora.base}"
-    ]
-
-
-def _cluster_words(cluster: Cluster) -> str:
-    hardware = cluster.accelerator
-    words = f"{cluster.num_accelerators} x {hardware.name} ({hardware.kind} rates)"
-    if cluster.num_nodes > 1:
-        words += f" in {cluster.num_nodes} nodes"
-    for where, link in (("inside", cluster.inside), ("across", cluster.across)):
-        if link is not None:
-            words += f"; {where} {link.kind} {format_count(link.bytes_per_s, 'B/s')}"
-    if cluster.across is not None:
-        words += f" each ({cluster.across.source.split(':')[0]})"
-    return words
 
 
 _ZEROPP_WORDS = {"hpz": "hpZ", "qwz": "qwZ (8 bits, lossy)", "qgz": "qgZ (4 bits, lossy)"}
@@ -199,6 +139,8 @@ def estimate_to_json(case: LayoutCase, prediction: LayoutPrediction) -> dict[str
                 {"layers": kind_words(model, layer), "num_layers": count}
                 for count, layer in model.kinds().values()
             ],
+            "tower": None if model.tower is None else _tower_to_json(model.tower),
+            "left_out": model.left_out or None,
         },
         "cluster": _cluster_to_json(case.cluster),
         "layout": dataclasses.asdict(step.layout),
@@ -225,6 +167,18 @@ def estimate_to_json(case: LayoutCase, prediction: LayoutPrediction) -> dict[str
                 )
             },
         },
+    }
+
+
+def _tower_to_json(tower: VisionTower) -> dict[str, Any]:
+    return {
+        "num_params": tower.num_parameters(),
+        "num_layers": tower.stack.n_layers,
+        "hidden": tower.stack.hidden,
+        "is_trained": tower.is_trained,
+        "images": tower.images,
+        "image_tokens": tower.image_tokens,
+        "patches": tower.patches if tower.image_tokens else None,
     }
 
 

@@ -91,15 +91,23 @@ class MemoryBounds:
                 (model.shared_layer_parameters(layer), model.expert_layer_parameters(layer))
                 for layer in kinds
             ),
-            (model.embedding_parameters(), 0),
+            (model.embedding_parameters() - model.frozen_tower_parameters(), 0),
             (0 if tied else model.head_parameters(), 0),
         ]
         tensor, expert = split.tensor, split.expert
         shared = np.array([shared / tensor for shared, _ in parts])
         experts = np.array([experts / tensor / expert for _, experts in parts])
         states = self._bytes_of(split, ways, shared, experts)
+        tower = model.frozen_tower_parameters() / tensor
         if self.question.software.lora is not None:
-            states += self._adapter_bytes(split, ways, shared[-2:])
+            own_ends = shared[-2:] - np.array(
+                [(model.tower_parameters() / tensor if tower == 0 else 0.0), 0.0]
+            )
+            states += self._adapter_bytes(split, ways, own_ends)
+        elif tower:
+            is_sharded = _stages(ways)[:, 0] == 3
+            ranks = np.where(is_sharded, _shard_ranks(split, ways)[:, 0], 1)
+            states[:, -2] += tower * self.question.software.parameter_bytes / ranks
         if schedule not in LOOPED:  # the mean device's layers are in memory anyhow
             whole = np.array(whole_model(model).layers, dtype=float)
             mean: Floats = states[:, :-2] @ whole / split.pipeline

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from memadvisor.architectures.config_encoders import ENCODER_READERS
+from memadvisor.architectures.config_images import TEXT_DEFAULTS, TOWERS
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
 from memadvisor.architectures.hugging_face import _ALIKE, _READERS, architecture_from_config
 from memadvisor.errors import UsageError
@@ -234,6 +235,114 @@ def test_parameters_are_those_of_the_model(kind, more):
     expected = sum(counted.values())
 
     assert architecture_from_config(json.loads(config.to_json_string()), kind).num_parameters() == expected
+
+
+_VIT = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+    "image_size": 16,
+}
+_QWEN_VIT = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_heads": 4,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+}
+_IMAGES = {
+    "gemma3": {
+        "text_config": {"model_type": "gemma3_text", **_TINY},
+        "vision_config": {"model_type": "siglip_vision_model", **_VIT, "vision_use_head": False},
+        "mm_tokens_per_image": 4,
+    },
+    "llava": {
+        "text_config": {"model_type": "llama", **_TINY},
+        "vision_config": {"model_type": "clip_vision_model", **_VIT},
+    },
+    "paligemma": {
+        "text_config": {"model_type": "gemma", **_TINY, **_WIDE_HEADS},
+        "vision_config": {"model_type": "siglip_vision_model", **_VIT},
+        "projection_dim": 64,
+    },
+    "qwen2_vl": {
+        "text_config": {**_TINY, **_GROUPED},
+        "vision_config": {"depth": 2, "embed_dim": 32, "num_heads": 4, "patch_size": 4, "hidden_size": 64},
+    },
+    "qwen2_5_vl": {"text_config": {**_TINY, **_GROUPED}, "vision_config": _QWEN_VIT},
+    "qwen3_vl": {
+        "text_config": {**_TINY, **_WIDE_HEADS},
+        "vision_config": {**_QWEN_VIT, "deepstack_visual_indexes": [0, 1]},
+    },
+    "qwen3_vl_moe": {
+        "text_config": {**_TINY, **_WIDE_HEADS, "num_experts": 4, **_SPARSE},
+        "vision_config": {**_QWEN_VIT, "deepstack_visual_indexes": [0]},
+    },
+    "qwen3_5": {"text_config": {**_TINY, **_WIDE_HEADS, **_DELTA}, "vision_config": _QWEN_VIT},
+    "qwen3_5_moe": {"text_config": {**_TINY, **_MORE["qwen3_5_moe_text"]}, "vision_config": _QWEN_VIT},
+}
+_IMAGE_VARIANTS = [
+    (
+        "llava",
+        {
+            "text_config": {"model_type": "qwen2", **_TINY},
+            "vision_config": {"model_type": "siglip_vision_model", **_VIT},
+            "vision_feature_layer": [-2, -1],
+        },
+    ),
+    (
+        "llava",
+        {
+            "text_config": {"model_type": "mistral", **_TINY},
+            "vision_config": {"model_type": "clip_vision_model", **_VIT},
+            "multimodal_projector_bias": False,
+        },
+    ),
+    ("qwen2_5_vl", {**_IMAGES["qwen2_5_vl"], "tie_word_embeddings": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields"), [*_IMAGES.items(), *_IMAGE_VARIANTS])
+def test_parameters_are_those_of_the_model_with_its_tower(kind, fields):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    config = transformers.AutoConfig.for_model(kind, **fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    model.tie_weights()
+    expected = sum({id(each): each.numel() for each in model.parameters()}.values())
+
+    found = architecture_from_config(json.loads(config.to_json_string(use_diff=False)), kind)
+    assert found.tower is not None and found.num_parameters() == expected
+    assert found.tower.num_parameters() > 0 == found.tower.images
+
+
+def test_every_tower_is_held_against_transformers():
+    assert sorted(_IMAGES) == sorted(TOWERS)
+
+
+@pytest.mark.parametrize("kind", TEXT_DEFAULTS)
+def test_what_a_config_inside_another_leaves_out_is_what_its_class_takes(kind):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(kind)
+    for key, value in TEXT_DEFAULTS[kind].items():
+        assert getattr(config, key) == value, key
+
+
+def test_a_tower_that_is_not_known_is_said_to_be_left_out():
+    config = {
+        "model_type": "other_vl",
+        "text_config": {"model_type": "llama", **_TINY},
+        "vision_config": {},
+        "audio_config": {},
+    }
+    found = architecture_from_config(config, "x")
+
+    assert found.tower is None
+    assert found.left_out == "the vision tower and the audio tower"
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,76 @@ def test_layers_that_differ_are_named_and_what_of_them_was_never_measured(capsys
     assert "compared with no measured step" in shown
 
 
+IMAGES = [
+    "estimate",
+    "--model",
+    "llava-1.5-7b",
+    "--gpus",
+    "8xH100",
+    "--seq",
+    "2048",
+    "--micro-batch",
+    "1",
+    "--zero",
+    "1",
+]
+
+
+def test_a_tower_of_images_is_named_and_what_is_assumed_of_it(capsys):
+    main(IMAGES)
+    without = capsys.readouterr().out
+    main([*IMAGES, "--images", "2", "--freeze-vision"])
+    frozen = capsys.readouterr().out
+    main([*IMAGES, "--images", "2", "--json"])
+    tower = json.loads(capsys.readouterr().out)["model"]["tower"]
+
+    assert "324 M parameters, trained; no image is counted (--images N)" in without
+    assert "frozen; 2 images of 576 tokens (576 patches) in each sequence" in frozen
+    assert (tower["num_params"], tower["images"], tower["is_trained"]) == (324_487_168, 2, True)
+
+
+def test_a_search_names_model_machines_and_images(capsys):
+    words = [
+        "estimate",
+        "--model",
+        "llava-1.5-7b",
+        "--gpus",
+        "2xH100",
+        "--seq",
+        "2048",
+        "--batch",
+        "8",
+        "--images",
+        "1",
+    ]
+    main([*words, "--lora-rank", "8"])
+    said = capsys.readouterr().out
+
+    assert "model      llava-1.5-7b: 7.06 G parameters; 2048 tokens x 8 sequences a step" in said
+    assert "2 x H100-SXM-80GB" in said and "1 image of 576 tokens" in said
+    assert "frozen" in said and "trained    LoRA of rank 8" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--model", "llama3-8b", "--images", "1"], "no vision tower"),
+        (["--model", "qwen2.5-vl-7b", "--images", "1"], "depends on its size"),
+        (["--model", "llava-1.5-7b", "--images", "4"], "more than the sequence's 2048"),
+        (["--model", "llava-1.5-7b", "--images", "0"], "--images"),
+        (["--model", "llava-1.5-7b", "--images", "1", "--cp", "2"], "images is not modelled"),
+    ],
+)
+def test_images_that_cannot_be_are_one_line(more, named, capsys):
+    assert (
+        main(["estimate", "--gpus", "8xH100", "--seq", "2048", "--zero", "1", "--micro-batch", "1", *more])
+        == 2
+    )
+    said = capsys.readouterr().err
+
+    assert named in said and "Hint" in said and len(said.splitlines()) == 1
+
+
 def test_one_layout_as_json(capsys):
     assert main([*LAYOUT, "--micro-batch", "4", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

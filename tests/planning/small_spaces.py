@@ -1,8 +1,10 @@
 """Questions whose spaces are small enough to be walked through."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from memadvisor.architecture import Architecture, Experts
+from memadvisor.architecture import Architecture, Experts, VisionTower
 from memadvisor.hardware.cluster import Cluster, Link
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import Software
@@ -18,6 +20,17 @@ def make_model(n_layers=4, experts=None, tied=True, pattern=""):
         name="small", n_layers=n_layers, hidden=1024, n_heads=8, n_kv_heads=4, head_dim=128, ffn=4096,
         vocab=32000, tied_embeddings=tied, gated_mlp=True, experts=experts, layer_pattern=pattern, recurrence=mixer,
     )  # fmt: skip
+
+
+def make_tower(is_trained):
+    """Of images before the model, one in each sequence."""
+    stack = Architecture(
+        name="tower", n_layers=6, hidden=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn=2048, vocab=0,
+        tied_embeddings=True, gated_mlp=False, biases=True, norm_vectors=2, causal=False, final_norm=False,
+    )  # fmt: skip
+    return VisionTower(
+        stack=stack, around=2_000_000, merged=4, image_tokens=64, images=1, is_trained=is_trained
+    )
 
 
 def make_cluster(per_node=4, num_nodes=1, memory_bytes=16e9, across=25e9, host=True):
@@ -75,13 +88,15 @@ def questions(draw):
     schedules = draw(
         st.sampled_from([("1f1b", "interleaved"), ("gpipe", "breadth-first"), ("1f1b", "zb-h1", "zb-v")])
     )
+    model = make_model(
+        draw(st.sampled_from([3, 4])),
+        experts,
+        draw(st.booleans()),
+        draw(st.sampled_from(["", "", "ra", "RFA"])),
+    )
+    tower = draw(st.sampled_from([None, None, make_tower(False), make_tower(True)]))
     return LayoutQuestion(
-        model=make_model(
-            draw(st.sampled_from([3, 4])),
-            experts,
-            draw(st.booleans()),
-            draw(st.sampled_from(["", "", "ra", "RFA"])),
-        ),
+        model=replace(model, tower=tower),
         cluster=make_cluster(
             per_node, num_nodes, draw(st.sampled_from([8e9, 12e9, 24e9])), draw(st.sampled_from([1e9, 50e9]))
         ),

@@ -13,6 +13,7 @@ from memadvisor.cost.layouts.kernels import Device
 from memadvisor.cost.layouts.layer_work import Groups, Work, layer_work
 from memadvisor.cost.layouts.memory import StageParameters, device_contents, stage_parameters
 from memadvisor.cost.layouts.saved import chunk_saved_bytes, layer_weight_input_bytes
+from memadvisor.cost.layouts.vision_work import tower_saved_bytes, tower_work
 from memadvisor.cost.pipelines.costs import ChunkCosts
 from memadvisor.layout import TrainingStep
 
@@ -51,6 +52,7 @@ def price_chunks(
         for kind, (_, layer) in model.kinds().items()
     }
     embedding, head = embedding_work(model, step, device, groups), head_work(model, step, device, groups)
+    tower = tower_work(model, step, device, groups)
     # Most chunks of a pipeline are alike, and priced once.
     priced: dict[tuple[object, ...], PricedChunk] = {}
     found = []
@@ -65,9 +67,10 @@ def price_chunks(
             counted = list(zip(numbers, kinds.values(), strict=True))
             work = sum_of(
                 [(times, kind.work) for times, kind in counted]
-                + [(held.embeddings, embedding), (held.heads, head)]
+                + [(held.embeddings, embedding), (held.embeddings, tower), (held.heads, head)]
             )
             saved = chunk_saved_bytes(model, step, held.layers)
+            saved += held.embeddings * tower_saved_bytes(model, step)
             inputs = sum(times * kind.weight_input_bytes for times, kind in counted)
             count = stage_parameters(model, step, held)
             costs = _chunk_costs(step, work, count, saved, inputs, replica_groups, device.coefficients)

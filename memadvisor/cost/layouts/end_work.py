@@ -24,9 +24,8 @@ def embedding_work(model: Architecture, step: TrainingStep, device: Device, grou
     calls = groups.tensor.seconds("all_reduce", activations) if layout.tensor > 1 else 0.0
     if groups.lines is not None:
         calls = groups.lines[0].seconds("all_gather", activations / layout.grid_side)
-    accumulate = stream_seconds(
-        device, model.embedding_parameters() / layout.weight_ranks * accumulate_bytes(step)
-    )
+    trained = model.embedding_parameters() - model.frozen_tower_parameters()
+    accumulate = stream_seconds(device, trained / layout.weight_ranks * accumulate_bytes(step))
     forward = stream_seconds(device, 2 * activations) + calls
     backward = stream_seconds(device, 2 * activations) + accumulate if _is_trained(step) else 0.0
     return Work(

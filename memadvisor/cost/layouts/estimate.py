@@ -99,6 +99,11 @@ def check_layout(model: Architecture, step: TrainingStep, cluster: Cluster) -> N
         raise UsageError(
             "context parallelism of an encoder-decoder is not modelled.", hint="use context 1 for it."
         )
+    if model.tower is not None and model.tower.images and layout.context > 1:
+        raise UsageError(
+            "context parallelism of a model with images is not modelled.",
+            hint="use context 1 for it, or no images.",
+        )
     if layout.expert > 1:
         experts = model.experts.num_experts if model.experts is not None else 0
         if experts == 0 or experts % layout.expert or (layout.data * layout.context) % layout.expert:

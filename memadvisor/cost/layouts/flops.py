@@ -12,6 +12,7 @@ from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import active_adapter_parameters
 from memadvisor.cost.layouts.operators import repeated_flops
 from memadvisor.cost.layouts.recurrences import recurrence_flops
+from memadvisor.cost.layouts.vision_work import tower_flops
 from memadvisor.layout import Layout, TrainingStep
 
 
@@ -26,7 +27,9 @@ def forward_flops(model: Architecture, step: TrainingStep) -> float:
 
 @lru_cache(maxsize=256)
 def _parameters_of_products(model: Architecture) -> int:
-    embedding = model.embedding_parameters() if not model.tied_embeddings else model.positions * model.hidden
+    embedding = model.embedding_parameters()
+    if model.tied_embeddings:  # the table of tokens is the head's matrix
+        embedding = model.positions * model.hidden + model.tower_parameters()
     return model.active_parameters() - embedding
 
 
@@ -65,13 +68,14 @@ def _recurrence_flops(model: Architecture) -> float:
 
 def model_flops(model: Architecture, step: TrainingStep) -> float:
     """The forward and twice as much backward; once as much of frozen matrices, which have no gradients."""
-    lora = step.software.lora
+    lora, tower = step.software.lora, model.tower
+    images = tower_flops(model, step) * (3.0 if tower is not None and tower.is_trained else 1.0)
     if lora is None:
-        return 3.0 * forward_flops(model, step)
+        return 3.0 * forward_flops(model, step) + images
     mixing = _attention_flops(model, step) + step.tokens * _recurrence_flops(model)
     frozen = forward_flops(model, step) - mixing - _adapter_flops(model, step)
     head = 2.0 * step.tokens * model.head_parameters() if lora.trains_ends else 0.0
-    return 3.0 * forward_flops(model, step) - frozen + head
+    return 3.0 * forward_flops(model, step) - frozen + head + images
 
 
 def _adapter_flops(model: Architecture, step: TrainingStep) -> float:
@@ -86,6 +90,8 @@ def executed_flops(model: Architecture, step: TrainingStep) -> float:
     if step.layout.recompute == "full":
         decoded = step.global_batch_sequences * step.length_of(is_decoder=True)
         again = forward_flops(model, step) - decoded * 2.0 * model.head_parameters()
+        if model.tower is not None and model.tower.is_trained:
+            again += tower_flops(model, step)
         return plain + step.layout.recompute_share * again
     if step.repeats_operators:
         return plain + _repeated_flops(model, step) + step.tokens * _recurrence_flops(model)

@@ -83,8 +83,8 @@ class StageParameters:
     """Parameters of one rank: `shared` are the same on all data-parallel ranks, `experts` on every `expert`th alone.
     `widest_layer`: what of a layer ZeRO stage 3 gathers, at most. `tensors`: how many they are. `units`: in how many pieces
     stage 3 gathers them, each layer, the embedding and the head one (FSDP's wrapping of blocks); `expert_units`: of those with
-    experts. Of a mean device they are fractions. `ends`: of `shared`, the embedding's and the head's. `trained`: those that have
-    gradients and state, where that is not all of them."""
+    experts. Of a mean device they are fractions. `ends`: of `shared`, the embedding's and the head's. `frozen`: of the ends, those of
+    a tower of images without gradients and state. `trained`: what is trained beside all of these, which are frozen then."""
 
     shared: float
     experts: float
@@ -93,11 +93,16 @@ class StageParameters:
     units: float = 1.0
     expert_units: float = 1.0
     ends: float = 0.0
+    frozen: float = 0.0
     trained: StageParameters | None = None
 
     @property
     def updated(self) -> StageParameters:
-        return self if self.trained is None else self.trained
+        if self.trained is not None:
+            return self.trained
+        if not self.frozen:
+            return self
+        return replace(self, shared=self.shared - self.frozen, ends=self.ends - self.frozen, frozen=0.0)
 
     @property
     def all(self) -> float:
@@ -146,7 +151,10 @@ def stage_parameters(model: Architecture, step: TrainingStep, contents: StageCon
         shared=shared + ends / tensor,
         experts=experts,
         ends=ends / tensor,
-        trained=_trained(model, step, contents, ends / tensor),
+        frozen=contents.embeddings * model.frozen_tower_parameters() / tensor,
+        trained=_trained(
+            model, step, contents, (ends - contents.embeddings * model.tower_parameters()) / tensor
+        ),
         widest_layer=widest,
         tensors=tensors,
         units=len(contents.layers) + contents.embeddings + contents.heads - tied,
@@ -301,6 +309,8 @@ def _held_states(step: TrainingStep, count: StageParameters) -> tuple[float, flo
     held_bytes += each.parameter.of_secondary(updated, layout)
     if count.trained is not None:
         held_bytes += frozen.of(count, layout, is_sharded=stage == 3) + frozen.of_secondary(count, layout)
+    elif count.frozen:
+        held_bytes += software.parameter_bytes * count.frozen / (layout.shard_ranks if stage == 3 else 1)
     parameter_bytes = 0.0 if layout.offload_parameters else held_bytes
     gradient_bytes = each.gradient.of(updated, layout, is_sharded=stage >= 2)
     if step.defers_reduction:
