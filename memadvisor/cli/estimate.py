@@ -173,7 +173,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.batch is None or arguments.seq is None:
         raise UsageError(
             "a search over layouts needs --seq and --batch, the sequences of a step.",
-            hint="add them, or name a layout: --tp N --pp N --cp N --zero STAGE; --dp follows.",
+            hint="add them, as --seq 4096 --batch 512, or name a layout: --tp N --pp N --cp N --zero STAGE; --dp follows.",
         )
     for option in _OF_ONE_LAYOUT:
         if getattr(arguments, option) not in _UNSET:

@@ -10,7 +10,14 @@ from rich.text import Text
 
 from memadvisor.cli.estimate_view import layout_words
 from memadvisor.cli.layout_rows import layouts_table, some_of
-from memadvisor.cli.model_words import adapter_words, cluster_words, length_words, part_lines, size_words
+from memadvisor.cli.model_words import (
+    adapter_words,
+    batch_words,
+    cluster_words,
+    length_words,
+    part_lines,
+    size_words,
+)
 from memadvisor.layout import Layout
 from memadvisor.planning.layout_reasons import Neighbour, Reason, reason_words
 from memadvisor.planning.layout_space import LayoutQuestion
@@ -30,7 +37,12 @@ def print_found(
     if (
         found.best and question.cluster.num_accelerators > 1
     ):  # else there is one split, and the front begins with it
-        console.print(_table("fastest splits over ranks, near-equals left out (predicted)", found.best))
+        console.print(
+            _table(
+                "fastest splits over ranks, near-equals left out (predicted; MFU with causal attention in full)",
+                found.best,
+            )
+        )
     if found.best:
         console.print(Text("why (predicted; each change alone, replicas make up for degrees)"))
         for number, reason in enumerate(reasons, start=1):
@@ -44,7 +56,7 @@ def _question_lines(question: LayoutQuestion) -> list[str]:
     model = question.model
     length = length_words(question.seq_len, question.target_len)
     return [
-        f"model      {size_words(model)}; {length} x {question.batch_sequences} sequences a step",
+        f"model      {size_words(model)}; {length} x {batch_words(question.batch_sequences)} a step",
         f"cluster    {cluster_words(question.cluster)}",
         *part_lines(model),
         f"code       {question.software.name}, {question.software.compute_dtype}",

@@ -25,7 +25,7 @@ COMPONENTS = tuple(field.name for field in dataclasses.fields(StageMemory))
 def print_estimate(case: LayoutCase, prediction: LayoutPrediction, console: Console) -> None:
     """Everything that it says is predicted from data sheets (or the hardware file) and says so."""
     step, estimate = prediction.step, prediction.estimate
-    for line in _head(case, step) + _answer(step, estimate):
+    for line in _head(case, step) + _answer(case, step, estimate):
         console.print(Text(line), soft_wrap=True)
     console.print(_memory_table(step.layout, estimate))
     console.print(_time_table(estimate))
@@ -80,14 +80,21 @@ def layout_words(layout: Layout) -> str:
     return ", ".join(words)
 
 
-def _answer(step: TrainingStep, estimate: StepEstimate) -> list[str]:
+# Above it the likelier end is that memory runs out.
+_EVEN_P_OOM = 0.5
+
+
+def _answer(case: LayoutCase, step: TrainingStep, estimate: StepEstimate) -> list[str]:
     rate = step.tokens / estimate.step_time_s
-    verdict = "fits" if estimate.fits else "does not fit"
+    verdict = "fits" if estimate.fits else "may not fit" if estimate.p_oom < _EVEN_P_OOM else "does not fit"
     worst = format_bytes(estimate.worst.total_bytes)
+    peak = case.cluster.accelerator.peak_flops_per_s[step.software.compute_dtype]
+    halved = f" ({format_fraction(estimate.mfu_halved)} with causal attention halved)"
     return [
         f"predicted  step {format_seconds(estimate.step_time_s)}, {format_count(rate)} tokens/s "
-        f"({format_count(rate / step.layout.num_ranks)} each); MFU {format_fraction(estimate.mfu)}, "
-        f"HFU {format_fraction(estimate.hfu)}",
+        f"({format_count(rate / step.layout.num_ranks)} each); MFU {format_fraction(estimate.mfu)}"
+        f"{halved if case.architecture.causal else ''}, HFU {format_fraction(estimate.hfu)},"
+        f" of {format_count(peak, 'FLOP/s')} each",
         f"predicted  {verdict}: {worst} of {format_bytes(estimate.memory_bytes)} on the fullest rank, "
         f"{format_fraction(estimate.p_oom)} chance of running out",
     ]
@@ -151,6 +158,7 @@ def estimate_to_json(case: LayoutCase, prediction: LayoutPrediction) -> dict[str
             "step_time_s": estimate.step_time_s,
             "tokens_per_s": step.tokens / estimate.step_time_s,
             "mfu": estimate.mfu,
+            "mfu_halved": estimate.mfu_halved,
             "hfu": estimate.hfu,
             "peak_memory_bytes": round(estimate.peak_memory_bytes),
             "total_memory_bytes": round(estimate.worst.total_bytes),

@@ -13,7 +13,7 @@ from memadvisor.units import format_count
 def model_lines(model: Architecture, step: TrainingStep, cluster: Cluster) -> list[str]:
     """What the model is, what of it is counted, and on what machines."""
     return [
-        f"model      {size_words(model)}; {length_words(step.seq_len, step.target_len)} x {step.global_batch_sequences} sequences a step",
+        f"model      {size_words(model)}; {length_words(step.seq_len, step.target_len)} x {batch_words(step.global_batch_sequences)} a step",
         f"cluster    {cluster_words(cluster)}",
         *part_lines(model),
     ]
@@ -26,6 +26,10 @@ def size_words(model: Architecture) -> str:
 
 def length_words(seq_len: int, target_len: int | None) -> str:
     return f"{seq_len} tokens" if target_len is None else f"{seq_len} + {target_len} tokens"
+
+
+def batch_words(sequences: int) -> str:
+    return f"{sequences} sequence{'' if sequences == 1 else 's'}"
 
 
 def part_lines(model: Architecture) -> list[str]:

@@ -209,6 +209,51 @@ def test_a_layout_that_does_not_fit_ends_with_1(capsys):
     assert "does not fit" in capsys.readouterr().out
 
 
+def test_a_layout_that_is_likelier_to_fit_than_not_may_not(capsys):
+    """And ends with 1 all the same, for one in ten such crashes are too many."""
+    words = [
+        "estimate",
+        "--model",
+        "llama3-70b",
+        "--gpus",
+        "8xMI300X",
+        "--seq",
+        "8192",
+        "--zero",
+        "3",
+        "--framework",
+        "fsdp",
+    ]
+    assert main([*words, "--recompute", "full", "--micro-batch", "1", "--json"]) == 1
+    assert 0.1 < json.loads(capsys.readouterr().out)["predicted"]["p_oom"] < 0.5
+    main([*words, "--recompute", "full", "--micro-batch", "1"])
+    assert "predicted  may not fit: " in capsys.readouterr().out
+
+
+def test_mfu_is_named_by_its_peak_and_by_how_attention_is_counted(capsys):
+    words = [
+        "estimate",
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "8xH100",
+        "--seq",
+        "131072",
+        "--cp",
+        "8",
+        "--zero",
+        "3",
+    ]
+    main([*words, "--json"])
+    predicted = json.loads(capsys.readouterr().out)["predicted"]
+    main(words)
+    said = capsys.readouterr().out
+
+    assert predicted["mfu_halved"] < 0.7 * predicted["mfu"]
+    assert f"({predicted['mfu_halved']:.1%}".replace("%", " %") + " with causal attention halved)" in said
+    assert "of 990 TFLOP/s each" in said and "x 1 sequence a step" in said
+
+
 def test_columns_of_a_table_that_are_not_read_are_named(tmp_path, capsys):
     (tmp_path / "layouts.csv").write_text("model,GPUs,tokens/s,Fused kernels\nllama2-7b,8,1,yes\n")
     assert main(["estimate", "--table", str(tmp_path / "layouts.csv"), "-o", str(tmp_path / "out.csv")]) == 0

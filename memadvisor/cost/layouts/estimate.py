@@ -16,7 +16,7 @@ from memadvisor.cost.layouts.data_parallel import (
     replica_groups,
     step_traffic,
 )
-from memadvisor.cost.layouts.flops import executed_flops, model_flops
+from memadvisor.cost.layouts.flops import executed_flops, halved_model_flops, model_flops
 from memadvisor.cost.layouts.kernels import Device, device_of
 from memadvisor.cost.layouts.layer_work import layer_groups
 from memadvisor.cost.layouts.links import Group, group_of, message_seconds
@@ -45,7 +45,7 @@ class StepEstimate:
     """All predicted. `first`, `last` and `worst` are pipeline stages; `time_s` sums to `step_time_s`.
 
     `pipeline`: the schedule played. `p_oom`: probability that a stage's peak, with what the prediction may be off, is
-    beyond the device's memory, of the stage where that is most likely.
+    beyond the device's memory, of the stage where that is most likely. `mfu` counts causal attention in full, `mfu_halved` half of it.
     """
 
     step_time_s: float
@@ -58,6 +58,7 @@ class StepEstimate:
     memory_bytes: int
     p_oom: float
     mfu: float
+    mfu_halved: float
     hfu: float
 
     @property
@@ -178,6 +179,7 @@ def estimate_step(
         memory_bytes=device.memory_bytes,
         p_oom=max(chance_of_more(memory, device.memory_bytes, coefficients) for memory in memory_of.values()),
         mfu=model_flops(model, step) / peak,
+        mfu_halved=halved_model_flops(model, step) / peak,
         hfu=executed_flops(model, step) / peak,
     )
 

@@ -58,6 +58,19 @@ def _attention_flops(model: Architecture, step: TrainingStep) -> float:
     return 2.0 * step.tokens * step.seq_len * columns * attending
 
 
+def halved_model_flops(model: Architecture, step: TrainingStep) -> float:
+    """`model_flops` with half of what causal attention is counted with: a token sees those before it alone. The same of encoders."""
+    if not model.causal:
+        return model_flops(model, step)
+    causal = _attention_flops(model, step)
+    if model.encoder_layers:  # the decoder's own alone
+        source, target = step.seq_len, step.length_of(is_decoder=True)
+        num_decoder = model.n_layers - model.encoder_layers
+        pairs = model.encoder_layers * source * source + num_decoder * target * (target + source)
+        causal *= num_decoder * target * target / pairs
+    return model_flops(model, step) - 1.5 * causal
+
+
 def _recurrence_flops(model: Architecture) -> float:
     """Of one token's forward, beside the products."""
     if model.recurrence is None:
