@@ -37,6 +37,12 @@ _NEMOTRON_H = {
     "model_type": "nemotron_h", "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
     "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 21504, "vocab_size": 131072,
 }  # fmt: skip
+_NEMOTRON_3_NANO = {
+    "model_type": "nemotron_h", "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "hidden_size": 2688, "num_attention_heads": 32, "num_key_value_heads": 2, "intermediate_size": 1856, "vocab_size": 131072,
+    "mamba_num_heads": 64, "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+}  # fmt: skip
 _BAMBA = {
     "model_type": "bamba", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
     "intermediate_size": 14336, "vocab_size": 128256, "mamba_d_state": 128, "attn_layer_indices": [9, 18, 27],
@@ -52,6 +58,7 @@ _CONFIGS: dict[str, Config] = {
     "falcon-mamba-7b": _FALCON_MAMBA,
     "mamba2-2.7b": _MAMBA2,
     "nemotron-h-8b": _NEMOTRON_H,
+    "nemotron-3-nano-30b-a3b": _NEMOTRON_3_NANO,
     "bamba-9b": _BAMBA,
 }
 

@@ -43,9 +43,10 @@ def _layer_words(model: Architecture) -> list[str]:
     if model.recurrence is None and len(kinds) < 2:
         return []
     words = [f"{count} of {kind_words(model, layer)}" for count, layer in kinds.values()]
-    compared = (
-        "" if model.recurrence is None else "; recurrences by their kernels, compared with no measured step"
-    )
+    compared = ""
+    if model.recurrence is not None:
+        steps = "five published steps" if model.recurrence.kind == "mamba2" else "no measured step"
+        compared = f"; recurrences by their kernels, compared with {steps}"
     return [f"layers     {', '.join(words)}{compared}"]
 
 

@@ -164,9 +164,10 @@ ROUNDED = {
     "qwen3.5-35b-a3b": 35.0,
     "qwen3.5-9b": 9.0,
     "nemotron-h-8b": 8.1,
+    "nemotron-3-nano-30b-a3b": 31.6,
     "bamba-9b": 9.8,
 }
 # Parameters that one token meets, in 10**9, as the papers print them.
 ACTIVE = {"dbrx": 36.0, "llama4-scout": 17.0, "llama4-maverick": 17.0, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
           "qwen1.5-moe-a2.7b": 2.7, "deepseek-v2": 21.0, "deepseek-v2-lite": 2.4, "deepseek-v3": 37.0, "glm-4.5": 32.0, "glm-4.5-air": 12.0, "minimax-m2": 10.0,
-          "jamba-v0.1": 12.0, "qwen3-next-80b-a3b": 3.3, "qwen3.5-35b-a3b": 3.0}  # fmt: skip
+          "jamba-v0.1": 12.0, "nemotron-3-nano-30b-a3b": 3.6, "qwen3-next-80b-a3b": 3.3, "qwen3.5-35b-a3b": 3.0}  # fmt: skip

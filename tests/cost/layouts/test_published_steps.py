@@ -13,6 +13,7 @@ AT_MOST = {
     "llm_foundry_h100": (0.1, None),
     "nemo_h100_fp8": (0.12, None),
     "megatron_bridge": (0.15, None),
+    "nemotron_nano": (0.2, None),
     "nemotron4_h100": (0.1, None),
     "automodel_h100": (0.1, None),
     "torchtitan": (0.13, 0.07),
