@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from memadvisor.architecture import Architecture, Experts, LatentAttention
 from memadvisor.architectures.config_dense import olmo2, qwen2, qwen3
 from memadvisor.architectures.config_shapes import base, llama
-from memadvisor.architectures.config_values import Config, whole
+from memadvisor.architectures.config_values import Config, layer_numbers, whole
 from memadvisor.errors import UsageError
 
 
@@ -95,7 +95,10 @@ def _hunyuan(config: Config, name: str) -> Architecture:
 
 def qwen_experts(config: Config, n_layers: int, shared_ffn: int) -> Experts | None:
     """In each `decoder_sparse_step`th layer that is not one of `mlp_only_layers`."""
-    step, dense = whole(config, "decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
+    step, dense = (
+        whole(config, "decoder_sparse_step", default=1),
+        layer_numbers(config, "mlp_only_layers") or [],
+    )
     layers = [layer for layer in range(step - 1, n_layers, step) if layer not in dense]
     experts = Experts(
         num_experts=whole(config, "num_experts", "num_local_experts"),
@@ -201,7 +204,7 @@ def _llama4(config: Config, name: str) -> Architecture:
         whole(config, "intermediate_size"),
         whole(config, "interleave_moe_layer_step", default=1),
     )
-    layers = config.get("moe_layers")
+    layers = layer_numbers(config, "moe_layers")
     if layers is None:
         layers = list(range(step - 1, found.n_layers, step))
     experts = dataclasses.replace(_experts(config, expert_ffn), shared_ffn=expert_ffn)

@@ -11,7 +11,7 @@ from typing import Any
 from memadvisor.architecture import Architecture, Experts
 from memadvisor.architectures.config_experts import in_layers, qwen_experts
 from memadvisor.architectures.config_shapes import base, llama
-from memadvisor.architectures.config_values import Config, whole
+from memadvisor.architectures.config_values import Config, layer_numbers, whole
 from memadvisor.errors import UsageError
 from memadvisor.recurrence import Recurrence
 
@@ -128,7 +128,7 @@ def _mamba2_mixer(
 
 def _bamba(config: Config, name: str) -> Architecture:
     found = llama(config, name)
-    attending = config.get("attn_layer_indices") or []
+    attending = layer_numbers(config, "attn_layer_indices") or []
     kinds = ["attention" if layer in attending else "mamba" for layer in range(found.n_layers)]
     inner = whole(config, "mamba_expand", default=2) * found.hidden
     return dataclasses.replace(

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from memadvisor.architecture import Architecture, VisionTower
-from memadvisor.architectures.config_values import Config, whole
+from memadvisor.architectures.config_shapes import MOST_LAYERS
+from memadvisor.architectures.config_values import Config, layer_numbers, whole
 from memadvisor.errors import UsageError
 
 # What the classes of language models take where a config inside another leaves it out (transformers 5.24).
@@ -63,9 +64,15 @@ def _stack(
     heads = whole(vision, "num_heads", "num_attention_heads", default=16)
     if hidden % heads:
         raise UsageError(f"{heads} heads do not divide hidden {hidden} of the vision tower.")
+    n_layers = whole(vision, "depth", "num_hidden_layers")
+    if n_layers > MOST_LAYERS:
+        raise UsageError(
+            f"the vision tower has more than {MOST_LAYERS:,} layers.",
+            hint="look for a digit too many in the file.",
+        )
     return Architecture(
         name="vision tower",
-        n_layers=whole(vision, "depth", "num_hidden_layers"),
+        n_layers=n_layers,
         hidden=hidden,
         n_heads=heads,
         n_kv_heads=heads,
@@ -131,7 +138,11 @@ def _qwen3_vl(config: Config, vision: Config, found: Architecture) -> VisionTowe
     tower = _qwen(config, vision, found, stack=stack, patch=16, columns=columns)
     more = hidden + whole(vision, "num_position_embeddings", default=2304) * hidden
     has_deep = str(config.get("model_type")).startswith("qwen3_vl")
-    deep = vision.get("deepstack_visual_indexes", [8, 16, 24]) if has_deep else []
+    deep = (
+        layer_numbers({"deepstack_visual_indexes": [8, 16, 24], **vision}, "deepstack_visual_indexes")
+        if has_deep
+        else []
+    )
     more += len(deep or []) * _merger(hidden, tower.merged, columns, 2 * hidden * tower.merged)
     return dataclasses.replace(tower, around=tower.around + more)
 

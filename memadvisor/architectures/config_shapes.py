@@ -8,6 +8,7 @@ from memadvisor.architecture import Architecture
 from memadvisor.architectures.config_values import Config, whole
 from memadvisor.errors import UsageError
 
+MOST_LAYERS = 10_000
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
     "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -19,6 +20,10 @@ _NAMES = {
 def base(config: Config, name: str, *, gated: bool, tied: bool) -> Architecture:
     """Sizes alone; `tied`: whether the model's class ties its embeddings where the config does not say."""
     hidden, n_layers, n_heads, vocab = (whole(config, *keys) for keys in _NAMES.values())
+    if n_layers > MOST_LAYERS:  # before anything is listed layer by layer
+        raise UsageError(
+            f"{name!r} has more than {MOST_LAYERS:,} layers.", hint="look for a digit too many in the file."
+        )
     head_dim = whole(config, "head_dim", default=0)
     if not head_dim:
         if hidden % n_heads:

@@ -24,3 +24,13 @@ def whole(config: Config, *keys: str, default: int | None = None, least: int = 1
     if default is None:
         raise KeyError(keys[0])
     return default
+
+
+def layer_numbers(config: Config, key: str) -> list[int] | None:
+    """Numbers of layers; None where the config does not say. Raises UsageError where it says something else."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or any(not isinstance(one, int) or isinstance(one, bool) for one in value):
+        raise UsageError(f"{key} is {value!r}.", hint="it is a list of whole numbers, each of a layer.")
+    return value

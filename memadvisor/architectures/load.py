@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from memadvisor.architecture import Architecture, Experts, LatentAttention, ReferenceCode
+from memadvisor.architectures.config_shapes import MOST_LAYERS
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODERS
 from memadvisor.architectures.gpt_family import GPT_FAMILY
 from memadvisor.architectures.hugging_face import architecture_from_config
@@ -106,7 +107,6 @@ _PARTS = (
     ("code", ReferenceCode),
     ("recurrence", Recurrence),
 )
-_MOST_LAYERS = 10_000
 _MOST_PARAMETERS = 10**15  # a thousand times the largest that was ever planned
 
 
@@ -177,8 +177,8 @@ def _read(path: Path) -> Architecture:
 def _of_a_size(model: Architecture) -> Architecture:
     """The model, unless it is beyond all that a prediction's whole numbers are for."""
     hint = "look for a digit too many in the file."
-    if model.n_layers > _MOST_LAYERS:
-        raise UsageError(f"{model.name!r} has more than {_MOST_LAYERS:,} layers.", hint=hint)
+    if model.n_layers > MOST_LAYERS:
+        raise UsageError(f"{model.name!r} has more than {MOST_LAYERS:,} layers.", hint=hint)
     if model.num_parameters() > _MOST_PARAMETERS:  # it may be more than a float can say
         raise UsageError(f"{model.name!r} has more than {_MOST_PARAMETERS:.3g} parameters.", hint=hint)
     experts = model.experts
