@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 from rich.console import Console
@@ -31,7 +32,7 @@ def print_found(
     question: LayoutQuestion, found: FoundLayouts, reasons: tuple[Reason, ...], console: Console
 ) -> None:
     """Predicted, all of it. `reasons`: of the best, in their order."""
-    for line in _question_lines(question):
+    for line in _question_lines(question) + _parting_words(question):
         console.print(Text(line), soft_wrap=True)
     console.print(Text(_answer(question, found)), soft_wrap=True)
     if (
@@ -115,6 +116,22 @@ def _answer(question: LayoutQuestion, found: FoundLayouts) -> str:
         f"Fastest of those with less than {limit} chance of running out of memory:"
         f" {layout_words(best.layout)}; {best.estimate.step_time_s:.3g} s a step predicted."
     )
+
+
+def _parting_words(question: LayoutQuestion) -> list[str]:
+    """Where the batch leaves out replicas for a reason that a few sequences more or less mend: what accelerators cannot be replicas
+    must be something else, and a number of them that is no power of two is seldom meant to be."""
+    number, sequences = question.cluster.num_accelerators, question.batch_sequences
+    most = gcd(number, sequences)
+    apart = number // most
+    if apart & (apart - 1) == 0:
+        return []
+    less = sequences // number * number
+    others = " or ".join(str(size) for size in (less, less + number) if size)
+    return [
+        f"{sequences} sequences part among {most} of {number} accelerators at most, as replicas: no layout with more was searched."
+        f" A batch of {others} parts among all."
+    ]
 
 
 def _table(title: str, layouts: tuple[Priced, ...]) -> Table:

@@ -23,7 +23,8 @@ _GATED = "llama mistral mixtral qwen gemma deepseek phi3 phi4 yi smollm olmo fal
 _PLAIN = "gpt opt bloom mpt megatron falcon pythia neox turing mtnlg bert cerebras phi galactica starcoder"
 # Models that are no transformers, or not alone: columns of shapes do not describe their layers.
 _OTHERS = re.compile(
-    r"mamba|rwkv|jamba|zamba|hyena|retnet|falcon-?h1|nemotron-?h\b|qwen3-?next|unet|resnet|diffusion|\bsdxl?\b"
+    r"mamba|rwkv|jamba|zamba|bamba|hyena|retnet|griffin|recurrentgemma|falcon-?h1|nemotron[ -]?(h\b|nano|3)|qwen3-?next|qwen3[._]5"
+    r"|granite-?4[\w.-]*-h|kimi-?linear|lfm2|olmo-?hybrid|unet|resnet|diffusion|\bsdxl?\b"
 )
 _WHOLE = ("n_heads", "n_kv_heads", "head_dim", "ffn", "vocab")
 _FLAGS = ("gated_mlp", "tied_embeddings", "biases", "causal")
@@ -62,10 +63,13 @@ def architecture_of(cells: Cells, *, seq_len: int, tensor: int) -> Architecture:
     other = _OTHERS.search((cells.text("model") or "").lower())
     if other is not None and named_architecture(cells.text("model") or "") is None:
         raise UsageError(
-            f"{cells.text('model')!r} is no transformer, or not alone, and {other[0]} is known by published names alone."
+            f"{cells.text('model')!r} is no transformer, or not alone, and no model that is known by that name: columns of shapes"
+            " do not describe its layers."
         )
     known = _named(cells)
     if known is not None:
+        if known.tower is not None:
+            cells.note("its tower of images is counted as trained, and no images")
         return known
     shape = _shape(cells, seq_len, tensor)
     if shape.vocab is None:

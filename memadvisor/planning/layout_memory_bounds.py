@@ -70,7 +70,7 @@ class MemoryBounds:
         layers = np.array(share.whole.layers, dtype=float)
         has = layers > 0
         passes = passes_in_flight(schedule, share.device, num_stages, works.num_microbatches, chunks)
-        kept: Floats = works.kept_bytes @ layers
+        kept: Floats = works.kept_bytes @ layers + works.tower_bytes * share.whole.embedding
         if chunks == 1 or schedule in _ALL_IN_FLIGHT:
             kept = kept * passes / chunks
         elif has.any():

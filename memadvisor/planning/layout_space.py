@@ -115,7 +115,7 @@ def splits(question: LayoutQuestion) -> Iterator[Split]:
     widest = question.widest_tensor or per_node
     for tensor in divisors(number):
         aligned = per_node % tensor == 0 or tensor % per_node == 0
-        if tensor > widest or not aligned or model.n_heads % tensor:
+        if tensor > widest or not aligned or not _parts_heads(model, tensor):
             continue
         for pipeline in divisors(number // tensor):
             if pipeline > model.n_layers + 2:
@@ -130,6 +130,16 @@ def splits(question: LayoutQuestion) -> Iterator[Split]:
                     continue
                 for expert in _experts(model, data * context):
                     yield Split(data, tensor, pipeline, context, expert)
+
+
+def _parts_heads(model: Architecture, tensor: int) -> bool:
+    """Whether so many ranks have whole heads each, of attention and of recurrences, where the model has any."""
+    layers = [layer for _, layer in model.kinds().values()]
+    attends = any(map(model.has_attention, layers))
+    recurrent = model.recurrence if any(map(model.has_recurrence, layers)) else None
+    return not (
+        (attends and model.n_heads % tensor) or (recurrent is not None and recurrent.n_heads % tensor)
+    )
 
 
 def _experts(model: Architecture, replicas: int) -> tuple[int, ...]:

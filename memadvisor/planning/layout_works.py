@@ -13,6 +13,7 @@ from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import layer_groups, layer_work, recompute_seconds
 from memadvisor.cost.layouts.links import Group, group_of
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
+from memadvisor.cost.layouts.vision_work import tower_saved_bytes, tower_work
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.planning.layout_space import DeviceWork, LayoutQuestion, Split, works
 
@@ -25,7 +26,7 @@ Pair = tuple[float, float]
 class Works:
     """Of one split, a row for each. Seconds (rows x kinds of layer and two x 2): of a layer of each kind, of the embedding and
     of the head; forward and backward, nothing gathered. Bytes: kept by a layer of each kind (rows x kinds), held while it
-    runs again and by its backward (rows x kinds each), by the head.
+    runs again and by its backward (rows x kinds each), by the head; kept by a tower of images.
     """
 
     rows: tuple[DeviceWork, ...]
@@ -35,6 +36,7 @@ class Works:
     again_bytes: Floats
     backward_bytes: Floats
     head_bytes: Floats
+    tower_bytes: Floats
 
     def at(self, rows: list[int]) -> Works:
         """These rows of it."""
@@ -48,6 +50,7 @@ class Works:
             again_bytes=self.again_bytes[rows],
             backward_bytes=self.backward_bytes[rows],
             head_bytes=self.head_bytes[rows],
+            tower_bytes=self.tower_bytes[rows],
         )
 
 
@@ -63,7 +66,7 @@ class WorkPrices:
         # Seconds of layers, without recomputation in the key; of the ends; bytes.
         self._groups: dict[tuple[int, int], Group] = {}
         self._layers: dict[tuple[object, ...], dict[str, Pair]] = {}
-        self._ends: dict[tuple[int, int, int, bool], tuple[Pair, Pair]] = {}
+        self._ends: dict[tuple[int, int, int, bool, str], tuple[Pair, Pair]] = {}
         self._bytes: dict[tuple[object, ...], tuple[float, ...]] = {}
 
     def of(self, split: Split) -> Works:
@@ -84,7 +87,8 @@ class WorkPrices:
             kept_bytes=held[:, :kinds],
             again_bytes=held[:, kinds : 2 * kinds],
             backward_bytes=held[:, 2 * kinds : 3 * kinds],
-            head_bytes=held[:, -1],
+            head_bytes=held[:, -2],
+            tower_bytes=held[:, -1],
         )
 
     def group(self, size: int, stride: int) -> Group:
@@ -124,13 +128,18 @@ class WorkPrices:
         return found
 
     def _end_seconds(self, work: DeviceWork, several: bool) -> tuple[Pair, Pair]:
-        """Embedding and head, which differ neither in experts nor in what is run again."""
-        key = (work.tensor, work.context, work.micro_batch_size, several)
+        """Embedding and head, which differ neither in experts nor in what is run again, but for a tower of images."""
+        model = self.question.model
+        recompute = "none" if model.tower is None else work.recompute
+        key = (work.tensor, work.context, work.micro_batch_size, several, recompute)
         if key not in self._ends:
-            model, step = self.question.model, self._alone(work, "none", several, False)
+            step = self._alone(work, recompute, several, False)
             groups = layer_groups(step.layout, self.group, False)
-            table, head = (part(model, step, self.device, groups) for part in (embedding_work, head_work))
-            self._ends[key] = (table.forward_s, table.backward_s), (head.forward_s, head.backward_s)
+            table, tower, head = (
+                part(model, step, self.device, groups) for part in (embedding_work, tower_work, head_work)
+            )
+            first = table.forward_s + tower.forward_s, table.backward_s + tower.backward_s
+            self._ends[key] = first, (head.forward_s, head.backward_s)
         return self._ends[key]
 
     def _work_bytes(self, work: DeviceWork) -> tuple[float, ...]:
@@ -151,7 +160,8 @@ class WorkPrices:
                 again = [layer_saved_bytes(model, plain, layer) for layer in self.kinds]
             kept = [layer_saved_bytes(model, step, layer) for layer in self.kinds]
             backward = [layer_backward_bytes(model, step, (layer,)) for layer in self.kinds]
-            self._bytes[key] = (*kept, *again, *backward, head_saved_bytes(model, step))
+            ends = head_saved_bytes(model, step), tower_saved_bytes(model, step)
+            self._bytes[key] = (*kept, *again, *backward, *ends)
         return self._bytes[key]
 
     def _alone(self, work: DeviceWork, recompute: str, several: bool, crosses: bool) -> TrainingStep:

@@ -146,3 +146,16 @@ def test_nothing_safe_ends_with_1(capsys):
 def test_what_a_search_cannot_take_is_said(capsys, arguments, words):
     assert main(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_batch_that_leaves_replicas_out_says_so(capsys):
+    """64 sequences on three accelerators leave a pipeline alone; on four nothing is odd about them."""
+    words = ["estimate", "--model", "gpt2", "--seq", "1024", "--gpus"]
+    main([*words, "3xA100", "--batch", "64"])
+    odd = capsys.readouterr().out
+    main([*words, "4xA100", "--batch", "64"])
+    even = capsys.readouterr().out
+
+    assert "64 sequences part among 1 of 3 accelerators at most, as replicas" in odd
+    assert "A batch of 63 or 66 parts among all" in odd
+    assert "at most, as replicas" not in even

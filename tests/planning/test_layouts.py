@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout
-from memadvisor.planning.layout_space import LayoutQuestion, all_layouts
+from memadvisor.planning.layout_space import LayoutQuestion, all_layouts, splits
 from memadvisor.planning.layouts import search_layouts
 from memadvisor.planning.priced_layouts import Priced, are_close, simplicity, split_of, told_apart
 from tests.planning.small_spaces import ZEROPP, make_cluster, make_model, questions
@@ -147,3 +147,24 @@ def test_where_no_layout_is_safe_the_smallest_of_all_is_named(question):
 def test_ranks_that_share_a_sequence_have_128_tokens_of_it_or_more():
     question = LayoutQuestion(model=make_model(), cluster=make_cluster(8, 4), seq_len=512, batch_sequences=1)
     assert {layout.context for layout in all_layouts(replace(question, schedules=("1f1b",)))} <= {1, 2, 4}
+
+
+def test_tensor_parallel_ranks_part_the_heads_that_a_model_has():
+    """Of attention, of a recurrence, or of both."""
+    question = LayoutQuestion(
+        model=make_model(4), cluster=make_cluster(4), seq_len=512, batch_sequences=4, recompute=("none",)
+    )
+    mixer = make_model(4, pattern="R").recurrence
+
+    def widths(pattern, n_heads, mixer_heads):
+        model = replace(
+            question.model,
+            layer_pattern=pattern,
+            n_heads=n_heads,
+            recurrence=replace(mixer, n_heads=mixer_heads),
+        )
+        return {split.tensor for split in splits(replace(question, model=model))}
+
+    assert widths("a", 2, 1) == {1, 2}
+    assert widths("R", 1, 4) == {1, 2, 4}
+    assert widths("ra", 4, 2) == {1, 2}

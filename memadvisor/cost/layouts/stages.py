@@ -33,7 +33,7 @@ def stage_layers(model: Architecture, layout: Layout, software: Software) -> tup
         return _even(model.n_layers, stages)
     deal = _running if software.stage_rule == "running" else _balanced
     # What the head costs, in layers.
-    head_in_layers = model.head_parameters() / model.layer_parameters(model.n_layers - 1)
+    head_in_layers = model.head_parameters() / _usual_layer(model)
     dealt = deal(model.n_layers, stages, head_in_layers)
     empty = dealt[:-1].count(0)
     if empty > 1:  # one can have the last norm
@@ -42,6 +42,14 @@ def stage_layers(model: Architecture, layout: Layout, software: Software) -> tup
             hint="use fewer stages or chunks.",
         )
     return dealt
+
+
+def _usual_layer(model: Architecture) -> float:
+    """Parameters of most layers, which are as the last one is; of layers that differ throughout their mean."""
+    if model.layer_pattern or (model.experts is not None and model.experts.every > 1):
+        kinds = model.kinds().values()
+        return sum(count * model.layer_parameters(layer) for count, layer in kinds) / model.n_layers
+    return float(model.layer_parameters(model.n_layers - 1))
 
 
 def _balanced(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:

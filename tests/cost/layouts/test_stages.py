@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,14 @@ def test_a_head_worth_four_layers_takes_their_place_on_the_last_stage():
     assert split(16, 2, head=4.0) == (10, 6)
     assert split(16, 4, head=4.0) == (5, 5, 5, 1)
     assert split(40, 8, head=1.5) == (6, 5, 5, 5, 5, 5, 5, 4)
+
+
+def test_where_layers_differ_throughout_the_head_is_weighed_by_their_mean():
+    """Attention alone has 256 parameters and two norms' 8, a block alone 512 and 8: a head of 784 is two layers of their mean."""
+    alternating = replace(model(16, 1.0), layer_pattern="AF")
+    mean = sum(alternating.layer_parameters(layer) for layer in (0, 1)) / 2
+    assert mean == 392
+    assert stage_layers(alternating, Layout(pipeline=2), Software()) == split(16, 2, head=2.0)
 
 
 def test_dealing_by_the_running_cost_passes_each_share():
