@@ -89,11 +89,12 @@ def _answer(case: LayoutCase, step: TrainingStep, estimate: StepEstimate) -> lis
     verdict = "fits" if estimate.fits else "may not fit" if estimate.p_oom < _EVEN_P_OOM else "does not fit"
     worst = format_bytes(estimate.worst.total_bytes)
     peak = case.cluster.accelerator.peak_flops_per_s[step.software.compute_dtype]
-    halved = f" ({format_fraction(estimate.mfu_halved)} with causal attention halved)"
+    mfu, halved = format_fraction(estimate.mfu), format_fraction(estimate.mfu_halved)
+    halved = "" if halved == mfu else f" ({halved} with causal attention halved)"
     return [
         f"predicted  step {format_seconds(estimate.step_time_s)}, {format_count(rate)} tokens/s "
-        f"({format_count(rate / step.layout.num_ranks)} each); MFU {format_fraction(estimate.mfu)}"
-        f"{halved if case.architecture.causal else ''}, HFU {format_fraction(estimate.hfu)},"
+        f"({format_count(rate / step.layout.num_ranks)} each); MFU {mfu}"
+        f"{halved}, HFU {format_fraction(estimate.hfu)},"
         f" of {format_count(peak, 'FLOP/s')} each",
         f"predicted  {verdict}: {worst} of {format_bytes(estimate.memory_bytes)} on the fullest rank, "
         f"{format_fraction(estimate.p_oom)} chance of running out",

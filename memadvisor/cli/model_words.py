@@ -6,7 +6,7 @@ from memadvisor.architecture import Architecture, VisionTower
 from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import TrainingStep
-from memadvisor.lora import Lora
+from memadvisor.lora import LINEAR, Lora
 from memadvisor.units import format_count
 
 
@@ -71,8 +71,10 @@ def adapter_words(model: Architecture, lora: Lora | None) -> list[str]:
     kinds = model.kinds().values()
     trained = sum(count * sum(adapter_parameters(model, lora, layer, 1)) for count, layer in kinds)
     ends = ", and copies of the embedding and the head" if lora.trains_ends else ""
+    has_all = model.recurrence is not None and set(LINEAR) <= set(lora.targets)
+    recurrences = ", and recurrences' matrices" if has_all else ""
     return [
-        f"trained    LoRA of rank {lora.rank} beside {', '.join(lora.targets)}: {format_count(trained)} parameters{ends};"
+        f"trained    LoRA of rank {lora.rank} beside {', '.join(lora.targets)}{recurrences}: {format_count(trained)} parameters{ends};"
         f" the frozen ones in {lora.base}"
     ]
 

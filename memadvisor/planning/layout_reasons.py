@@ -42,8 +42,8 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """All predicted. `spent`: shares of the step, by what they go to. `plain`: data parallelism alone, one sequence a
-    microbatch (None where the batch does not part among so many replicas, or where it is the layout itself).
+    """All predicted. `spent`: shares of the step, by what they go to. `plain`: data parallelism alone, with the
+    fastest microbatch that is safe, one sequence where none is (None where the batch does not part among so many replicas, or where it is the layout itself).
     `memory_bytes`: of an accelerator. `balanced`: stages of other numbers of layers, where that is faster and safe.
     """
 
@@ -61,19 +61,33 @@ def explain(question: LayoutQuestion, priced: Priced) -> Reason:
         neighbour = _neighbour(question, priced, change, layout)
         if neighbour is not None:
             neighbours.append(neighbour)
-    replicas = question.cluster.num_accelerators
-    plain = None
-    if question.batch_sequences % replicas == 0:
-        layout = Layout(data=replicas, num_microbatches=question.batch_sequences // replicas)
-        if layout != priced.layout:
-            plain = _neighbour(question, priced, f"plain dp {replicas}", layout)
     return Reason(
         spent=_spent(priced),
         memory_bytes=priced.estimate.memory_bytes,
-        plain=plain,
+        plain=_plain(question, priced),
         balanced=_balanced(question, priced),
         neighbours=tuple(neighbours),
     )
+
+
+def _plain(question: LayoutQuestion, priced: Priced) -> Neighbour | None:
+    replicas = question.cluster.num_accelerators
+    each, over = divmod(question.batch_sequences, replicas)
+    found: list[Neighbour] = []
+    size = 1
+    while not over and each % size == 0:
+        layout = Layout(data=replicas, micro_batch_size=size, num_microbatches=each // size)
+        if layout == priced.layout:
+            return None
+        one = _neighbour(question, priced, f"plain dp {replicas}", layout)
+        if one is None:
+            break
+        found.append(one)
+        if not one.is_safe:
+            break
+        size *= 2
+    safe = [one for one in found if one.is_safe]
+    return min(safe, key=lambda one: one.step_time_s) if safe else next(iter(found), None)
 
 
 def _balanced(question: LayoutQuestion, priced: Priced) -> Neighbour | None:

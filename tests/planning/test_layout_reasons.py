@@ -80,6 +80,14 @@ def test_plain_data_parallelism_is_no_reason_for_itself():
     assert [one.change for one in reason.neighbours] == ["tp 2", "pp 2"]
 
 
+def test_plain_data_parallelism_has_its_fastest_microbatch_that_is_safe():
+    """One sequence at a time is no measure of it where more have room."""
+    reason, estimate = explained(80e9, data=2, tensor=2, num_microbatches=8)
+    plain = reason.plain
+    assert plain.layout.data == 4 and plain.layout.micro_batch_size > 1 and plain.is_safe
+    assert plain.step_time_s < 1.2 * estimate.step_time_s
+
+
 def test_the_words_say_what_is_too_large_slower_as_fast_and_faster():
     reason, _ = explained(80e9, data=4, num_microbatches=4)
     one = reason.neighbours[0]

@@ -315,7 +315,7 @@ def _pointwise_bytes(model: Architecture, step: TrainingStep, layer: int, tokens
     if model.experts is not None and model.has_experts(layer):
         passed = model.experts.experts_per_token * step.layout.expert_imbalance
         columns = passed * model.experts.expert_ffn + model.experts.shared_ffn
-    of_hidden = 8.0 * model.hidden / step.layout.stream_ranks
+    of_hidden = 4.0 * min(2, model.num_sublayers(layer)) * model.hidden / step.layout.stream_ranks
     return tokens * (of_hidden + per_column * columns / step.layout.tensor) * step.software.element_bytes / 2
 
 
