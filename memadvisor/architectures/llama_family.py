@@ -41,7 +41,10 @@ def _qwen3(
     return _llama(name, n_layers, hidden, heads, ffn, 151936, head_dim=128, tied=tied, qk_norm=256, **more)
 
 
-def _gemma3(name: str, n_layers: int, hidden: int, heads: tuple[int, int], ffn: int, vocab: int, head_dim: int) -> Architecture:  # fmt: skip
+_TOWER = "the vision tower"
+
+
+def _gemma3(name: str, n_layers: int, hidden: int, heads: tuple[int, int], ffn: int, vocab: int, head_dim: int, left_out: str = _TOWER) -> Architecture:  # fmt: skip
     return _llama(
         name,
         n_layers,
@@ -53,6 +56,7 @@ def _gemma3(name: str, n_layers: int, hidden: int, heads: tuple[int, int], ffn: 
         tied=True,
         norms_per_layer=4,
         qk_norm=2 * head_dim,
+        left_out=left_out,
     )
 
 
@@ -119,8 +123,8 @@ _MISTRAL = (
     # https://huggingface.co/meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E, config.json (their language models)
     _llama("dbrx", 40, 6144, (48, 8), 10752, 100352, experts=_sparse(16, 4, 10752)),
     _llama("grok-1", 64, 6144, (48, 8), 32768, 131072, tied=True, experts=_sparse(8, 2, 32768)),
-    _llama("llama4-scout", 48, 5120, (40, 8), 16384, 202048, experts=_sparse(16, 1, 8192, 8192)),
-    _llama("llama4-maverick", 48, 5120, (40, 8), 16384, 202048, experts=_sparse(128, 1, 8192, 8192, first_dense=1, every=2)),
+    _llama("llama4-scout", 48, 5120, (40, 8), 16384, 202048, experts=_sparse(16, 1, 8192, 8192), left_out=_TOWER),
+    _llama("llama4-maverick", 48, 5120, (40, 8), 16384, 202048, experts=_sparse(128, 1, 8192, 8192, first_dense=1, every=2), left_out=_TOWER),
 )  # fmt: skip
 # arXiv:2407.10671, table 1; arXiv:2412.15115, table 1; https://huggingface.co/Qwen, config.json of each.
 _QWEN2 = (
@@ -164,7 +168,7 @@ _GEMMA = (
     _llama("gemma2-2b", 26, 2304, (8, 4), 9216, 256000, head_dim=256, tied=True, norms_per_layer=4),
     _llama("gemma2-9b", 42, 3584, (16, 8), 14336, 256000, head_dim=256, tied=True, norms_per_layer=4),
     _llama("gemma2-27b", 46, 4608, (32, 16), 36864, 256000, head_dim=128, tied=True, norms_per_layer=4),
-    _gemma3("gemma3-1b", 26, 1152, (4, 1), 6912, 262144, 256),
+    _gemma3("gemma3-1b", 26, 1152, (4, 1), 6912, 262144, 256, left_out=""),
     _gemma3("gemma3-4b", 34, 2560, (8, 4), 10240, 262208, 256),
     _gemma3("gemma3-12b", 48, 3840, (16, 8), 15360, 262208, 256),
     _gemma3("gemma3-27b", 62, 5376, (32, 16), 21504, 262208, 128),

@@ -132,3 +132,9 @@ def test_what_is_neither_a_name_nor_a_file():
 def test_any_fields_give_an_architecture_or_one_line(fields):
     with contextlib.suppress(UsageError):
         assert architecture_from_fields(fields, "x").num_parameters() > 0
+
+
+@pytest.mark.parametrize("name", ["gemma3-27b", "llama4-maverick", "llama4-scout"])
+def test_names_of_models_with_images_say_what_is_left_out(name):
+    assert load_architecture(name).left_out == "the vision tower"
+    assert load_architecture("gemma3-1b").left_out == ""
