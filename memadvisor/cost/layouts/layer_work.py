@@ -244,10 +244,8 @@ def _products(
     model: Architecture, step: TrainingStep, layer: int, tokens: float
 ) -> tuple[list[tuple[float, float, float, float]], float]:
     """(rows, columns, depth, count) of the forward's products, and the bytes that everything between them moves."""
-    layout, software = step.layout, step.software
+    layout, hidden = step.layout, model.hidden
     tp = layout.tensor
-    hidden = model.hidden
-    spread = layout.stream_ranks
     query, value = attention_columns(model)
     attends, feeds_forward = model.has_attention(layer), model.has_feed_forward(layer)
     products = recurrence_products(model, layer, tokens, tp)
@@ -281,16 +279,25 @@ def _products(
         products.append((tokens, inner * columns / tp, float(hidden), 1.0))
         products.append((tokens, float(hidden), columns / tp, 1.0))
         stream_ffn += tokens * columns * per_column / tp
+    stream = _stream_bytes(model, step, layer, tokens) + stream_ffn
+    return products, stream * step.software.element_bytes / 2
+
+
+def _stream_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
+    """What norms, sums, dropouts and rotary positions of a layer move, in elements of two bytes."""
+    layout, software, hidden = step.layout, step.software, model.hidden
+    spread, query = layout.stream_ranks, attention_columns(model)[0]
     # Two norms (read, write), two sums of the residual stream (two reads, one write), dropouts with a mask.
     stream = tokens * hidden * (20.0 + (10.0 if _has_dropout(model, step) else 0.0)) / spread
     if software.reference_code or not software.fused_rotary:
         stream += tokens * hidden * _EAGER_STREAM / spread
     stream *= model.num_sublayers(layer) / 2
-    if attends and model.positions == 0 and model.relative_buckets == 0:
-        stream += tokens * query * 8.0 / tp  # rotary positions of queries and keys
-    if attends and model.attention_gate:
-        stream += tokens * query * 8.0 / tp  # its sigmoid, and their product with attention's result
-    return products, (stream + stream_ffn) * software.element_bytes / 2
+    if model.has_attention(layer) and model.positions == 0 and model.relative_buckets == 0:
+        stream += tokens * query * 8.0 / layout.tensor  # rotary positions of queries and keys
+    if model.has_attention(layer) and model.attention_gate:
+        # Its sigmoid, and their product with attention's result.
+        stream += tokens * query * 8.0 / layout.tensor
+    return stream
 
 
 def _activation_bytes(model: Architecture, step: TrainingStep) -> float:

@@ -11,11 +11,10 @@ from itertools import accumulate
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.passing_layers import ahead_bytes, moving_bytes, recomputed_layer_bytes
 from memadvisor.cost.layouts.saved import (
     head_saved_bytes,
     layer_backward_bytes,
-    layer_saved_bytes,
-    plain_saved_bytes,
 )
 from memadvisor.cost.layouts.saved_autocast import only_matrices
 from memadvisor.layout import Layout, Software, TrainingStep
@@ -252,11 +251,11 @@ def stage_memory(
     parameter_bytes, gradient_bytes, optimizer_bytes = _held_states(step, count)
     activation_bytes = held_activation_bytes
     if layout.offload_activations:
-        moving = min(held_activation_bytes, _MOVING * _moved_at_once(model, step, contents.layers))
+        moving = min(held_activation_bytes, moving_bytes(model, step, contents.layers))
         activation_bytes = moving + (held_activation_bytes - moving) * (1.0 - layout.offload_activations)
     head_bytes = head_saved_bytes(model, step) if contents.heads else 0.0
     # A layer runs again, and its backward begins, when that of the head is through.
-    working = _recomputed_layer(model, step, contents.layers) + layer_backward_bytes(
+    working = recomputed_layer_bytes(model, step, contents.layers) + layer_backward_bytes(
         model, step, contents.layers
     )
     buffer_bytes = (
@@ -264,7 +263,7 @@ def stage_memory(
         + autocast_copies_bytes(model, step, contents)
         + narrow_copies_bytes(model, step, contents)
         + max(0.0, working - head_bytes)
-        + _ahead(model, step)
+        + ahead_bytes(model, step)
     )
     # Activations are gone when the optimizer updates.
     gone_bytes = activation_bytes + max(head_bytes, working)
@@ -374,36 +373,3 @@ def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:
         gathered = count.all
     size = software.parameter_bytes if software.lora is None else software.lora.matrix_bytes
     return bucket + gathered * size + count.updated.widest_layer * software.reduce_bytes
-
-
-# What activations go to the host by is on the device four times over: computed forward, on its way out, on its way back,
-# and in its backward.
-_MOVING = 4
-
-
-def _moved_at_once(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
-    """What goes to the host in one piece: a microbatch's activations of a chunk in a pipeline, else of a layer."""
-    if not layers:
-        return 0.0
-    saved = [
-        (count, layer_saved_bytes(model, step, layer)) for count, layer in model.kinds_among(layers).values()
-    ]
-    if step.layout.pipeline > 1:
-        return sum(count * kept for count, kept in saved) / step.layout.chunks
-    return max(kept for _, kept in saved)
-
-
-def _ahead(model: Architecture, step: TrainingStep) -> float:
-    """Results of collectives that other streams still hold when the host asks for the next ones."""
-    layout = step.layout
-    if layout.pipeline > 1:
-        return 0.0
-    elsewhere = 1.0 - 1.0 / layout.stream_ranks
-    return step.software.ahead_bytes * step.microbatch_tokens * model.hidden * elsewhere
-
-
-def _recomputed_layer(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
-    """A layer that runs again holds what it would have kept, until its backward is through."""
-    if step.layout.recompute != "full" or not layers:
-        return 0.0
-    return max(plain_saved_bytes(model, step, layer) for _, layer in model.kinds_among(layers).values())
