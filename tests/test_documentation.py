@@ -24,8 +24,8 @@ from memadvisor.run.journal import table_columns
 from memadvisor.run.records import TABLES
 from tests.analyzers.test_comparison import PLAN
 from tests.analyzers.test_utilization import HARDWARE
+from tests.make_checkpointing import checkpointed
 from tests.make_run import make_run
-from tests.report.test_checkpointing import row
 from tests.tui.test_endings import OUT_OF_MEMORY
 
 ROOT = Path(__file__).parents[1]
@@ -165,7 +165,7 @@ def shown():
     run = make_run(num_ranks=1, exit_code=None)
     rank = dataclasses.replace(run.ranks[0], out_of_memory=(OUT_OF_MEMORY,))
     analysis = analyze(dataclasses.replace(run, ranks=(rank,)))
-    modules = Checkpointing(peak_bytes=9, rows=(row("blocks.0", 1),), num_left_out=0)
+    modules = Checkpointing(peak_bytes=9, rows=(checkpointed("blocks.0", 1),), num_left_out=0)
     analysis = dataclasses.replace(
         analysis, ranks=(dataclasses.replace(analysis.ranks[0], checkpointing=modules),)
     )
