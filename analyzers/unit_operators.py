@@ -38,30 +38,36 @@ class Change(Timed, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An operator and those in place on its output that follow it; `outputs` are numbers of placed storages."""
+    """An operator and those in place on its output that follow it; `outputs` are numbers of placed storages. `is_asked_for`:
+    a second run comes to it."""
 
     name: str
     rows: tuple[Operator, ...]
     outputs: tuple[int, ...]
+    is_asked_for: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A unit's forward: all its operators, what may be kept of them, and when the last tensor was saved."""
+    """A unit's forward: all its operators, what may be kept of them, and when the last tensor was saved. `late`: what comes
+    after that."""
 
     rows: tuple[Operator, ...]
     groups: tuple[Group, ...]
     last_saved_s: float
+    late: tuple[Group, ...] = ()
 
     def operators(
         self, start: Bytes, unsaved: Iterable[Change], events: Iterable[Change], placed: Sequence[Placed]
     ) -> ForwardOperators:
         """`unsaved`: the changes of a forward that keeps nothing; `events`: those that were captured."""
         owner = {number: place for place, group in enumerate(self.groups) for number in group.outputs}
-        forward, deaths = cut(start, [_event(change, owner) for change in unsaved], at_births=False)
+        held = {n: place for place, group in enumerate((*self.groups, *self.late)) for n in group.outputs}
+        forward, deaths = cut(start, [_event(change, held) for change in unsaved], at_births=False)
         again, births = cut({}, self._again(events, owner), at_births=True)
         return ForwardOperators(
             operators=tuple(_operator(group, placed) for group in self.groups),
+            late=tuple(group.name for group in self.late),
             forward=forward,
             deaths=deaths,
             again=again,
@@ -122,10 +128,11 @@ def unit_forwards(
         own = rows[bisect_left(starts, piece.start_s) : bisect_right(starts, piece.end_s)]
         made = [(number, placed[number]) for number in born[position]]
         last_saved_s = _last_saved_s(position, made, passes)
-        groups = tuple(_groups(own, _outputs(own, made), placed, position, kept, last_saved_s))
-        groups = _without_lost_numbers(own, groups)
+        all_groups = tuple(_groups(own, _outputs(own, made), placed, position, kept, last_saved_s))
+        groups = _without_lost_numbers(own, [group for group in all_groups if group.is_asked_for])
         if groups:
-            found[position] = Forward(tuple(own), groups, last_saved_s)
+            late = tuple(group for group in all_groups if not group.is_asked_for)
+            found[position] = Forward(tuple(own), groups, last_saved_s, late)
     return found
 
 
@@ -189,8 +196,8 @@ def _groups(
         is_final = all(last_change.get(storage_id, 0) < end for storage_id in ids)
         is_needed = rows[end - 1].end_s <= last_saved_s
         own = all(_is_own(number, placed, position, kept) for number in outputs.get(place, ()))
-        if made and is_final and is_needed and own and row.name not in UNCOUNTED:
-            yield Group(name, tuple(rows[place:end]), tuple(outputs[place]))
+        if made and is_final and own and row.name not in UNCOUNTED:
+            yield Group(name, tuple(rows[place:end]), tuple(outputs[place]), is_needed)
 
 
 def _is_own(number: int, placed: Sequence[Placed], position: int, kept: Set[int]) -> bool:

@@ -111,7 +111,9 @@ class Activations:
         if position in self.parted:
             return _sum(self.parted.peak(position, view, level.start), self._during, position)
         if position in self._places:
-            reached = self.step.operators[position].forward_peak(self._places[position])
+            operators = self.step.operators[position]
+            held = operators.held(self.kept[self.step.segments[position].unit or ""])
+            reached = operators.forward_peak(held)
             shown = reached if view == "captured" else {c: n for c, n in reached.items() if c not in STATES}
             return _sum(shown, self._during, position)
         return _sum(level.peak_unsaved if self._forgets(position) else level.peak, self._during, position)

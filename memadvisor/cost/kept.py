@@ -67,7 +67,9 @@ class ForwardOperators:
     """What may be kept of one forward of a unit that is recomputed.
 
     `forward`: the levels of the first run if it keeps nothing; `deaths`: when keepable storages die in it. `again`:
-    what the run again brings into being, beside what was there; `births`: when keepable storages come.
+    what the run again brings into being, beside what was there; `births`: when keepable storages come. `late`: names of
+    operators behind the last tensor that is saved, whose outputs are held to the first run's end where a plan names them;
+    their places come after those of `operators`.
     """
 
     operators: tuple[KeepableOperator, ...]
@@ -75,6 +77,7 @@ class ForwardOperators:
     deaths: tuple[_Change, ...]
     again: tuple[Stretch, ...]
     births: tuple[_Change, ...]
+    late: tuple[str, ...] = ()
 
     @cached_property
     def place_of(self) -> Mapping[str, int]:
@@ -82,12 +85,11 @@ class ForwardOperators:
 
     def places(self, names: Collection[str]) -> frozenset[int]:
         """Of those operators that a plan names. A name without number stands for all calls."""
-        wanted = set(names)
-        return frozenset(
-            place
-            for place, operator in enumerate(self.operators)
-            if operator.name in wanted or operator.name.partition("#")[0] in wanted
-        )
+        return _named(names, [operator.name for operator in self.operators])
+
+    def held(self, names: Collection[str]) -> frozenset[int]:
+        """Of those, with the late ones, whose outputs the first run holds."""
+        return _named(names, [*(operator.name for operator in self.operators), *self.late])
 
     def seconds(self, places: Collection[int]) -> float:
         return sum(self.operators[place].seconds for place in places)
@@ -106,6 +108,13 @@ class ForwardOperators:
         """What the run again adds at its highest instant to the level that it begins with."""
         outside = [stretch for stretch in self.again if stretch.inside not in places]
         return _highest(outside, self.births, places, -1)
+
+
+def _named(names: Collection[str], calls: Sequence[str]) -> frozenset[int]:
+    wanted = set(names)
+    return frozenset(
+        place for place, call in enumerate(calls) if call in wanted or call.partition("#")[0] in wanted
+    )
 
 
 def _highest(

@@ -66,6 +66,9 @@ def test_what_comes_after_the_last_saved_tensor_is_not_run_again():
     calls = [call(0, "mm"), call(1, "mm")]
     storages = [made(0, "mm", saved_s=9.0), made(1, "mm", death=0, kept=False)]
     assert names(calls, storages) == ["aten::mm#0"]
+    placed = [item for item, _ in storages]
+    found = unit_forwards(SimpleNamespace(operators=calls), PASSES, placed, {0})[0]
+    assert [group.name for group in found.late] == ["aten::mm#1"]
 
 
 def test_what_flows_to_other_units_is_none():

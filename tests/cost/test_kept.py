@@ -1,5 +1,7 @@
 """Levels of a forward and of its run again for any choice of what stays, against playing them event by event."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,3 +85,14 @@ def test_a_name_without_number_is_every_call_and_an_unknown_one_is_none():
     found, *_ = made([1, 2], [True, True], [2, 2], [0, 0])
     assert found.places(["op"]) == {0, 1}
     assert found.places(["op#1", "aten::mm#0"]) == {1}
+
+
+def test_late_operators_are_held_and_not_kept():
+    """Of the last of three nobody asks in the second run: the first one holds it to its end."""
+    sizes = [1, 2, 4]
+    found, *_ = made(sizes, [True, True, False], [2, 2, 3], [0, 0, 0])
+    found = replace(found, operators=found.operators[:2], late=("op#2",))
+
+    assert (found.places(["op"]), found.held(["op"])) == ({0, 1}, {0, 1, 2})
+    assert sum(found.forward_peak(found.held(["op"])).values()) == 3 + sum(sizes)
+    assert sum(found.forward_peak(found.held(["op#2"])).values()) == 3 + 4

@@ -9,6 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.simulate import simulate
+from memadvisor.write_schedule import write_schedule
+from tests.engines.trainings import make_plan
 from tests.planning.test_called_again import predicted_and_measured
 from tests.planning.test_moved_activations import WIDTH, Block, Gpt, recorded
 
@@ -99,3 +102,15 @@ def test_a_unit_that_is_checkpointed_as_a_whole_is_none_that_a_plan_may_recomput
     run, _ = recorded(Around, 1, bf16=False)
 
     assert set(captured_step(run).recomputable) <= {"tokens", "head"}
+
+
+def test_a_policy_by_hand_holds_to_the_end_of_a_forward_what_its_last_checkpoint_gives_and_nobody_asks_for():
+    """What a stage's last checkpoint calls comes behind the last tensor that the stage saves."""
+    model = partial(Checkpointing, Stage, "not reentrant")
+    step = captured_step(recorded(model, 1, bf16=False)[0])
+    plan = make_plan(1, 0, "selective")
+    run, _ = recorded(model, 1, bf16=False, plan=plan)
+    predicted = simulate(step, write_schedule(plan, step.units), None).peak
+
+    assert "forward of blocks.3" in predicted.position
+    assert run.ranks[0].traced_step.peak_allocated_bytes == predicted.total_bytes
