@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from memadvisor.analyzers.changed_buffers import Copies
 from memadvisor.analyzers.placement import Stretch
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.run.records import Operator
@@ -37,7 +38,9 @@ def second_runs(
     """
     operators = sorted((op for op in rank.operators if op.phase == "forward"), key=lambda op: op.start_s)
     starts = [operator.start_s for operator in operators]
-    saved = sorted(row.saved_s for row in rank.saved)
+    rows = sorted(rank.saved, key=lambda row: row.saved_s)
+    saved = [row.saved_s for row in rows]
+    copies_in = Copies(rank)
     found: dict[tuple[str, int | None], SecondRun] = {}
     work: dict[tuple[str, int | None], tuple[_Work, ...]] = defaultdict(tuple)
     for piece, whole_s in zip(pieces, durations, strict=True):
@@ -49,12 +52,15 @@ def second_runs(
         before = found.get((piece.unit, piece.pass_number))
         # One that others interrupt runs again up to the last tensor of its last part that saves any.
         earlier = before.whole_s if before is not None else 0.0
+        copied_bytes, saved_copies_bytes = copies_in(inside, rows[first:last])
         stopped = before.until_saved_s if before is not None and last == first else earlier + whole_s * share
         found[piece.unit, piece.pass_number] = SecondRun(
             whole_s=earlier + whole_s,
             until_saved_s=stopped,
             num_saved=last - first + (before.num_saved if before is not None else 0),
             num_operators=len(inside) + (before.num_operators if before is not None else 0),
+            copied_bytes=copied_bytes + (before.copied_bytes if before is not None else 0),
+            saved_copies_bytes=saved_copies_bytes + (before.saved_copies_bytes if before is not None else 0),
         )
         work[piece.unit, piece.pass_number] += tuple(map(_work, inside))
     types = {unit.name: unit.type_name for unit in rank.units}
@@ -74,6 +80,8 @@ def _mean(runs: Sequence[SecondRun]) -> SecondRun:
         until_saved_s=sum(run.until_saved_s for run in runs) / len(runs),
         num_saved=runs[0].num_saved,
         num_operators=runs[0].num_operators,
+        copied_bytes=runs[0].copied_bytes,
+        saved_copies_bytes=runs[0].saved_copies_bytes,
     )
 
 

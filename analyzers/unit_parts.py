@@ -1,7 +1,7 @@
 """Parts of each unit that could keep nothing but what they are called with and run again by themselves.
 
-Candidates are modules inside a unit, and runs of siblings each of which is called with nothing but what the one before it
-returned; what they are called with must be kept by autograd in any case, for them. Offered are those that lower the highest
+Candidates are modules inside a unit, and runs of siblings each of which is called with nothing but the very tensor that the
+one before it returned, and no view of it; what they are called with must be kept by autograd in any case, for them. Offered are those that lower the highest
 instant of the unit's second run and backward.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from memadvisor.analyzers.changed_buffers import Copies
 from memadvisor.analyzers.placement import Passes, Placed, Stretch
 from memadvisor.cost.parts import Change, Modules, Part, PartedPass, PartStorage, highest
 from memadvisor.cost.second_run import RNG_STATE_BYTES, SecondRun
@@ -48,6 +49,8 @@ class _Trace:
         self.passes = passes
         self.freed = freed
         self.calls = _calls(rank)
+        self._copies = Copies(rank)
+        self._saved = sorted(rank.saved, key=lambda row: row.saved_s)
         self.random_state_bytes = RNG_STATE_BYTES if rank.process.device == "cpu" else 0
         operators = (op for op in rank.operators if op.phase == "forward")
         self._operators = sorted(operators, key=lambda op: op.start_s)
@@ -63,8 +66,34 @@ class _Trace:
                 self.dead[item.death].append(_Storage(number, item))
 
     def operators(self, piece: Stretch) -> Sequence[Operator]:
-        first, last = bisect_left(self._starts, piece.start_s), bisect_right(self._starts, piece.end_s)
-        return self._operators[first:last]
+        return self.between(piece.start_s, piece.end_s)
+
+    def between(self, start_s: float, end_s: float) -> Sequence[Operator]:
+        return self._operators[bisect_left(self._starts, start_s) : bisect_right(self._starts, end_s)]
+
+    def copied_bytes(self, start_s: float, end_s: float) -> int:
+        """Of buffers that change meanwhile."""
+        rows = self._saved
+        first, last = (bisect_left(rows, at, key=lambda row: row.saved_s) for at in (start_s, end_s))
+        return self._copies(self.between(start_s, end_s), rows[first:last])[0]
+
+    def runs(self, siblings: Sequence[_Call]) -> Iterator[list[_Call]]:
+        """The longest ones in which each is called with nothing but what the one before it returned."""
+        run: list[_Call] = []
+        for call in siblings:
+            if run and not self._is_handed_on(run[-1], call):
+                yield run
+                run = []
+            run.append(call)
+        if run:
+            yield run
+
+    def _is_handed_on(self, before: _Call, call: _Call) -> bool:
+        """A view of what was returned (a chunk of it) has its storage, and tells by its operator, which moves nothing."""
+        if len(call.inputs) != 1 or call.inputs != before.outputs:
+            return False
+        between = self.between(before.row.end_s, call.row.start_s)
+        return not any(op.changes in call.inputs or not (op.read_bytes or op.written_bytes) for op in between)
 
 
 def parted_passes(
@@ -219,7 +248,7 @@ class _Pass:
         siblings = [one.inside for one in (*root, *inside)]
         found = [
             self._part(span, counts)
-            for run in (run for calls in siblings for run in _runs(calls))
+            for run in (run for calls in siblings for run in self._trace.runs(calls))
             for span in _spans(run)
         ]
         return [part for part in found if part is not None]
@@ -243,7 +272,7 @@ class _Pass:
             storages=tuple(self._storage(each, end_s) for each in own),
             asked_s=min(asked),
             growth=highest({}, self._changes(inside, last_saved_s), ()),
-            run=self._second_run(start_s, last_saved_s, len(saved), len(calls)),
+            run=self._second_run(start_s, end_s, saved, len(calls)),
         )
 
     def _is_own(self, each: _Storage, start_s: float, end_s: float) -> bool:
@@ -267,31 +296,26 @@ class _Pass:
             death_segment=each.item.death,
         )
 
-    def _second_run(self, start_s: float, last_saved_s: float, num_saved: int, num_calls: int) -> SecondRun:
+    def _second_run(self, start_s: float, end_s: float, saved: Sequence[Saved], num_calls: int) -> SecondRun:
         operators = self._trace.operators(self._piece)
         total_s = sum(op.end_s - op.start_s for op in operators)
+        last_saved_s = max(row.saved_s for row in saved)
         inside = (op for op in operators if start_s <= op.start_s <= last_saved_s)
         share = sum(op.end_s - op.start_s for op in inside) / total_s if total_s > 0 else 1.0
         seconds = self._run.whole_s * share
-        return SecondRun(whole_s=seconds, until_saved_s=seconds, num_saved=num_saved, num_calls=num_calls)
+        return SecondRun(
+            whole_s=seconds,
+            until_saved_s=seconds,
+            num_saved=len(saved),
+            num_calls=num_calls,
+            copied_bytes=self._trace.copied_bytes(start_s, end_s),
+        )
 
 
 def _all_inside(call: _Call) -> Iterator[_Call]:
     for inner in call.inside:
         yield inner
         yield from _all_inside(inner)
-
-
-def _runs(siblings: Sequence[_Call]) -> Iterator[list[_Call]]:
-    """The longest ones in which each is called with nothing but what the one before it returned."""
-    run: list[_Call] = []
-    for call in siblings:
-        if run and not (len(call.inputs) == 1 and call.inputs == run[-1].outputs):
-            yield run
-            run = []
-        run.append(call)
-    if run:
-        yield run
 
 
 def _spans(run: Sequence[_Call]) -> Iterator[Sequence[_Call]]:

@@ -59,7 +59,7 @@ class SegmentChange:
 
 
 def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterable[SegmentChange]:
-    remembered: set[tuple[str, int]] = set()
+    passes: dict[tuple[str, int], int] = {}  # by unit and forward, where the last that it keeps goes
     for item in step.inner if stretches.units else ():
         if item.unit not in stretches:
             continue
@@ -69,9 +69,10 @@ def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterab
         yield SegmentChange(own, first, last, -size_bytes)
         yield SegmentChange("temporary", first, last, size_bytes)
         yield SegmentChange(own, last + 1, back, -size_bytes, ends_inside=True)
-        if step.device == "cpu" and (item.unit, item.death_segment) not in remembered:
-            remembered.add((item.unit, item.death_segment))
-            yield _random_state(step, item.birth_segment, item.death_segment)
+        passed = item.unit, item.birth_segment
+        passes[passed] = max(item.death_segment, passes.get(passed, 0))
+    for (unit, forward), backward in passes.items():
+        yield from _put_back(step, stretches, unit, forward, backward)
     yield from _states_of_others(step, stretches)
     for item in step.cached:
         if item.unit in stretches:
@@ -96,17 +97,24 @@ def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterab
 
 def _states_of_others(step: CapturedStep, stretches: Stretches) -> Iterable[SegmentChange]:
     """Units that save something, but nothing that is theirs alone: a layer that keeps what it is called with."""
-    if step.device != "cpu":
-        return
     for key, run in step.second_runs.items():
         keeps = key[0] in stretches and run.num_saved and key not in step.inner_of
         if keeps and key in step.backwards:
-            yield _random_state(step, step.forward_at[key], step.backwards[key])
+            yield from _put_back(step, stretches, key[0], step.forward_at[key], step.backwards[key])
 
 
-def _random_state(step: CapturedStep, forward: int, backward: int) -> SegmentChange:
-    last = backward + _goes_on(step, backward)
-    return SegmentChange("temporary", forward, last, RNG_STATE_BYTES)
+def _put_back(
+    step: CapturedStep, stretches: Stretches, unit: str, forward: int, backward: int
+) -> Iterable[SegmentChange]:
+    """What is as it was in the first run while a unit runs again: the generator's state, and buffers that it changes."""
+    run = step.second_runs.get((unit, step.segments[forward].pass_number))
+    copied_bytes = 0 if run is None else run.copied_bytes
+    if size_bytes := copied_bytes + (RNG_STATE_BYTES if step.device == "cpu" else 0):
+        last = backward + _goes_on(step, backward)
+        yield SegmentChange("temporary", forward, last, size_bytes)
+    if run is not None and run.saved_copies_bytes:
+        again = min(backward, _run_again_at(step, stretches, unit, forward))
+        yield SegmentChange("temporary", again, backward, run.saved_copies_bytes, begins_inside=True)
 
 
 def _goes_on(step: CapturedStep, position: int) -> bool:

@@ -173,7 +173,15 @@ class Activations:
         return added(sizes, {"temporary": RNG_STATE_BYTES}) if self.step.device == "cpu" else sizes
 
     def _growth(self, unit: str, stretch: Stretch, item: Stretch, number: int | None) -> Bytes:
-        """What a forward in a run of a stretch reaches: torch's checkpointing, and ours, end with the last tensor saved."""
+        """What a forward in a run of a stretch reaches, with the buffers that it changes as they were before."""
+        growth = self._own_growth(unit, stretch, item, number)
+        run = self.step.second_runs.get((unit, number))
+        return (
+            growth if run is None or not run.copied_bytes else added(growth, {"temporary": run.copied_bytes})
+        )
+
+    def _own_growth(self, unit: str, stretch: Stretch, item: Stretch, number: int | None) -> Bytes:
+        """The forward itself: torch's checkpointing, and ours, end with the last tensor saved."""
         segment = self.step.forwards[unit, number][0]
         if places := self._places_in(unit, number):
             return self._operators_of(unit, number).growth(places)
@@ -216,6 +224,8 @@ class Activations:
         keeps_all = self.stretches.keeps_all(item, stretch)
         for inner in self.step.inner_of.get((item[0], number), ()) if keeps_all else ():
             sizes[inner.category] = sizes.get(inner.category, 0) + inner.size_bytes
+        if keeps_all and (run := self.step.second_runs.get((item[0], number))) and run.saved_copies_bytes:
+            sizes["temporary"] = sizes.get("temporary", 0) + run.saved_copies_bytes
         return added(sizes, self._made(item[-1], stretch, number))
 
     def _made(self, unit: str, stretch: Stretch, number: int | None) -> Bytes:

@@ -76,8 +76,9 @@ class PartedPass:
 
     @property
     def state_bytes(self) -> int:
-        """The generator's, as it was when each module was called."""
-        return self.random_state_bytes * sum(len(part.modules) for part in self.parts)
+        """The generator's, as it was when each module was called, and copies of buffers that they change."""
+        copied_bytes = sum(part.run.copied_bytes for part in self.parts)
+        return self.random_state_bytes * sum(len(part.modules) for part in self.parts) + copied_bytes
 
     def growth(self) -> dict[str, int]:
         """What the second run of the unit has at its highest instant."""
@@ -95,7 +96,10 @@ class PartedPass:
             for storage in part.storages:
                 level[storage.category] = level.get(storage.category, 0) - storage.size_bytes
                 changes.append(Change(part.asked_s, storage.size_bytes, storage.category))
-        spikes = {part.asked_s: self._with_state(part.growth, self.random_state_bytes) for part in self.parts}
+        spikes = {
+            part.asked_s: self._with_state(part.growth, self.random_state_bytes + part.run.copied_bytes)
+            for part in self.parts
+        }
         return highest(level, events, changes, spikes)
 
     def _with_state(self, level: Bytes, size_bytes: int) -> dict[str, int]:

@@ -35,7 +35,9 @@ FREE = SecondRunCost(call_s=0.0, tensor_s=0.0)
 class SecondRun:
     """A unit's forward of one micro-batch: all of it, and that until its last tensor is saved, of `num_saved`.
 
-    `num_calls`: how many modules are called one after the other, each under its own random state.
+    `num_calls`: how many modules are called one after the other, each under its own random state. `copied_bytes`: of buffers
+    that the forward changes (running statistics), copied before it, and once more for the second run; of the latter copies
+    autograd saves `saved_copies_bytes`.
     """
 
     whole_s: float
@@ -43,6 +45,8 @@ class SecondRun:
     num_saved: int
     num_operators: int = 0
     num_calls: int = 1
+    copied_bytes: int = 0
+    saved_copies_bytes: int = 0
 
     def seconds(self, cost: SecondRunCost, *, stops: bool = True) -> float:
         """`stops`: nothing after the last saved tensor is needed."""

@@ -1,6 +1,7 @@
 """What a recomputation runs again ends with the last tensor that is saved; calls and tensors take time beside it."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,9 @@ from memadvisor.cost.simulate import simulate
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.run.records import Operator, Saved
 from memadvisor.write_schedule import write_schedule
-from tests.make_run import make_run
+from tests.make_run import make_run, storage
 
+SAVED_BY = ("aten::native_batch_norm", "aten::mul")
 COST = SecondRunCost(call_s=1e-3, tensor_s=1e-4, operator_s=1e-5)
 
 
@@ -126,3 +128,18 @@ def test_the_last_unit_of_a_stretch_alone_stops_early():
 
     assert added_s((("blocks.0", "blocks.1"),), ()) == pytest.approx(0.055 + 2 * (1e-3 + 10 * 1e-4))
     assert added_s((), names) == pytest.approx(0.045 + 2 * (1e-3 + 10 * 1e-4))
+
+
+def test_buffers_that_a_forward_changes_are_copied_and_those_that_a_batch_norm_saves_once_more():
+    """A counter that is added to, and running statistics; not a table that is only read, nor what the step itself makes."""
+    kept = (replace(saved(4.0), storage_id=number, operator=name) for number, name in enumerate(SAVED_BY))
+    writes = replace(operator(1, 2), name="aten::add_", changes=2), replace(operator(2, 3), changes=3)
+    rows = [
+        storage(storage_id=number, size_bytes=10**number, category="other", phase="baseline")
+        for number in range(3)
+    ]
+    rows.append(storage(storage_id=3, size_bytes=10**3, category="other", phase="forward"))
+    rank = replace(rank_with(writes, kept, device="cpu"), storages=tuple(rows))
+    found = second_runs(rank, pieces((0, 8)), [0.4])["u", 0]
+
+    assert (found.copied_bytes, found.saved_copies_bytes) == (1 + 100, 1)

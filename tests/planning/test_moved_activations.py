@@ -136,7 +136,7 @@ def recorded(kind, num_micro_batches, bf16, plan=None, make_optimizer=sgd):
 def test_what_leaves_and_comes_back_is_what_the_simulator_said(
     kind, num_micro_batches, bf16, away, again, keeping
 ):
-    """To the byte, but for the running statistics that a recomputed unit keeps copies of. A unit that is recomputed and
+    """To the byte, but for running statistics, whose copies a recomputed unit lets go of within its backward. A unit that is recomputed and
     moved has its inputs moved, and, `keeping`, what its products give.
 
     Both runs are made here, one after the other: what other tests have left alive in the process is in both peaks.
@@ -158,9 +158,8 @@ def test_what_leaves_and_comes_back_is_what_the_simulator_said(
     applied, measured_losses = recorded(kind, num_micro_batches, bf16, plan)
 
     assert measured_losses == losses
-    assert applied.ranks[0].traced_step.peak_allocated_bytes == pytest.approx(
-        predicted.peak.total_bytes, abs=200 if again and kind is UNet else 0
-    )
+    over_bytes = predicted.peak.total_bytes - applied.ranks[0].traced_step.peak_allocated_bytes
+    assert 0 <= over_bytes <= (200 if again and kind is UNet else 0)
     assert all(unit.kept for unit in units if unit.name in keeping)
     here = [replace(unit, activation_tier="device") for unit in units]
     without = make_plan(1, 0, "chosen", tuple(here))

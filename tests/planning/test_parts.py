@@ -99,8 +99,8 @@ def test_peaks_are_those_predicted_whether_units_run_again_or_not(plain, recompu
     ours, losses_ours = recorded(tmp_path / "run", kind, plan)
 
     assert losses_ours == losses
-    # Copies of running statistics are not counted.
-    assert peak_of(ours) == pytest.approx(predicted.peak_bytes, abs=0 if kind == "gpt" else 4096)
+    # A layer's backward lets go of its copies of running statistics, which are taken to be there throughout.
+    assert 0 <= predicted.peak_bytes - peak_of(ours) <= (0 if kind == "gpt" else 1200)
 
 
 def test_a_budget_below_what_whole_units_need_is_met(plain, tmp_path):

@@ -48,7 +48,7 @@ class Gpt(nn.Module):
     ],
 )
 def test_the_peak_is_what_the_simulator_said(kind, num_micro_batches, bf16, bits, chosen, again):
-    """To the byte, but for the running statistics that a recomputed unit keeps copies of."""
+    """To the byte, but for running statistics, whose copies a recomputed unit lets go of within its backward."""
     run, _ = recorded(kind, num_micro_batches, bf16)
     step = captured_step(run)
     units = tuple(
@@ -66,7 +66,7 @@ def test_the_peak_is_what_the_simulator_said(kind, num_micro_batches, bf16, bits
     predicted = simulate(step, write_schedule(plan, step.units), None)
     applied, _ = recorded(kind, num_micro_batches, bf16, plan)
     measured = applied.ranks[0].traced_step.peak_allocated_bytes
-    assert predicted.peak.total_bytes == pytest.approx(measured, abs=200 if again else 0)
+    assert 0 <= predicted.peak.total_bytes - measured <= (100 if again else 0)
     assert measured < 0.95 * run.ranks[0].traced_step.peak_allocated_bytes
     assert step.rounding_cost is not None and predicted.step_time_s > step.step_time_s
 

@@ -1,0 +1,34 @@
+"""Buffers of the script that a forward changes, of which an engine keeps copies where that forward runs again.
+
+A run does not say what is a buffer: of what was there before the step and is no parameter, state or input, those storages
+are taken that an operator in place writes into, and those that a batch norm saves, which changes its running statistics
+without telling (engines/activations/changing_buffers.py copies those of all norms).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memadvisor.run.records import Operator, Saved
+from memadvisor.run.run import RankRun
+
+
+class Copies:
+    """Of a rank's traced step."""
+
+    def __init__(self, rank: RankRun) -> None:
+        device = rank.process.device
+        self._sizes = {
+            row.storage_id: row.size_bytes
+            for row in rank.storages
+            if row.phase == "baseline" and row.category == "other" and row.device == device
+        }
+
+    def __call__(self, operators: Iterable[Operator], saved: Iterable[Saved]) -> tuple[int, int]:
+        """Bytes of those that these operators of a forward change, and of those among them that autograd saves."""
+        kept = {row.storage_id for row in saved if "batch_norm" in (row.operator or "")}
+        changed = {operator.changes for operator in operators if operator.changes is not None}
+        return self._bytes(kept | changed), self._bytes(kept)
+
+    def _bytes(self, storages: Iterable[int]) -> int:
+        return sum(self._sizes.get(storage_id, 0) for storage_id in storages)
