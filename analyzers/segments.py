@@ -11,6 +11,7 @@ from fractions import Fraction
 from memadvisor.analyzers.batch_sizes import slow_convolutions
 from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
+from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.analyzers.pieces import Piece, checkpointing_units, cut_step, typical_durations
@@ -66,7 +67,7 @@ class RecordedStep:
         of_rank: int | None = None,
     ) -> None:
         traced, rank, step = _traced_ranks(run, of_rank)
-        rank = with_passes_apart(rank) if rank.pipeline_stages else rank
+        rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
         self._is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
         # Stages keep theirs gathered for the whole step, and beside split layers each is gathered as it was: replayed as it is.
         self._groups = rank.shard_groups if rank.process.world_size > 1 and not self._is_apart else ()

@@ -18,7 +18,6 @@ from memadvisor.cost.moved_activations import Moves
 from memadvisor.cost.second_run import RNG_STATE_BYTES
 from memadvisor.cost.step import BoundaryTensor, CapturedStep
 from memadvisor.cost.stretches import Stretches
-from memadvisor.run.cut import innermost
 
 
 class SegmentChanges:
@@ -110,24 +109,10 @@ def _put_back(
     run = step.second_runs.get((unit, step.segments[forward].pass_number))
     copied_bytes = 0 if run is None else run.copied_bytes
     if size_bytes := copied_bytes + (RNG_STATE_BYTES if step.device == "cpu" else 0):
-        last = backward + _goes_on(step, backward)
-        yield SegmentChange("temporary", forward, last, size_bytes)
+        yield SegmentChange("temporary", forward, backward, size_bytes)
     if run is not None and run.saved_copies_bytes:
         again = min(backward, _run_again_at(step, stretches, unit, forward))
         yield SegmentChange("temporary", again, backward, run.saved_copies_bytes, begins_inside=True)
-
-
-def _goes_on(step: CapturedStep, position: int) -> bool:
-    """Whether a unit's backward is told as that of the model around it: both return one tensor, so both begin at once."""
-    if position + 1 >= len(step.segments):
-        return False
-    own, after = step.segments[position : position + 2]
-    begin = step.backward_begins.get(own.micro_batch, position)
-    is_last = all(segment.unit is None for segment in step.segments[begin:position])
-    if own.unit is None or after.unit in (None, own.unit) or own.pass_number != after.pass_number:
-        return False
-    is_around = innermost(own.unit, (after.unit or "",)) is not None
-    return is_last and is_around and after.phase == "backward"
 
 
 def changes_of_kept(

@@ -40,11 +40,13 @@ _ASIDE = (("communication", "output of "), ("gradient", "shards of "))
 
 @dataclass(frozen=True, slots=True)
 class GroupBytes:
-    """Of one group: its gathered parameters, a reduction's input, and this rank's part of what that gives."""
+    """Of one group: its gathered parameters, a reduction's input, and this rank's part of what that gives. `parts`: the
+    gathered parameters, each of which is allocated by itself."""
 
     full: int
     reduced: int
     shard: int
+    parts: tuple[int, ...] = ()
 
 
 class Fsdp2Memory:
@@ -95,11 +97,22 @@ class Fsdp2Memory:
         return held
 
     def tensors(self) -> dict[tuple[str, str], int]:
-        pieces = self._constants | {
-            ("gathered" if what == "parameter" else what, where): size
-            for (what, where), size in self._pieces().items()
-        }
+        pieces = dict(self._constants)
+        for (what, where), size_bytes in self._pieces().items():
+            kind = "gathered" if what == "parameter" else what
+            sizes = self._allocated.get((what, where), (size_bytes,))
+            pieces |= {(kind, f"{where} {i}" if i else where): size for i, size in enumerate(sizes)}
         return {piece: size for piece, size in pieces.items() if size > 0}
+
+    @cached_property
+    def _allocated(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        """What autograd and FSDP2 allocate parameter by parameter: gathered ones, by group, and whole gradients, by unit."""
+        found = {("parameter", name): sizes.parts for name, sizes in self.groups.items()}
+        for name, states in self.step.states.items():
+            sizes = tuple(p.size_bytes for p in states.parameters if p.requires_grad)
+            if sum(sizes) == states.trainable_bytes:
+                found["gradient", name] = sizes
+        return found
 
     @cached_property
     def _constants(self) -> dict[tuple[str, str], int]:
@@ -254,15 +267,16 @@ def group_bytes(step: CapturedStep) -> dict[str, GroupBytes]:
 
 
 def _sizes(group: ShardGroup, parameters: Iterable[Parameter]) -> GroupBytes:
-    full = reduced = shard = 0
+    reduced = shard = 0
+    parts = []
     for parameter in parameters:
         dtype, padded = parameter.dtype, _padded_bytes(parameter, group.num_ranks)
         computed = group.param_dtype or dtype
-        full += bytes_in(padded, dtype, computed)
+        parts.append(bytes_in(padded, dtype, computed))
         if parameter.requires_grad:
             reduced += bytes_in(padded, dtype, group.reduce_dtype or computed)
             shard += padded // group.num_ranks
-    return GroupBytes(full, reduced, shard)
+    return GroupBytes(sum(parts), reduced, shard, tuple(parts))
 
 
 def _padded_bytes(parameter: Parameter, num_ranks: int) -> int:
