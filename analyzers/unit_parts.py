@@ -1,7 +1,7 @@
 """Parts of each unit that could keep nothing but what they are called with and run again by themselves.
 
 Candidates are modules inside a unit, and runs of siblings each of which is called with nothing but the very tensor that the
-one before it returned, and no view of it; what they are called with must be kept by autograd in any case, for them. Offered are those that lower the highest
+one before it returned, as the engine asks for it, and no view of it; what they are called with must be kept by autograd in any case, for them. Offered are those that lower the highest
 instant of the unit's second run and backward.
 """
 
@@ -31,7 +31,6 @@ _MAX_SIBLINGS = 16  # of longer runs, single modules alone
 class _Call:
     row: ModuleCall
     inputs: frozenset[int]  # storages
-    outputs: frozenset[int]
     changes_input: bool
     inside: list[_Call] = field(default_factory=list)
 
@@ -77,24 +76,6 @@ class _Trace:
         first, last = (bisect_left(rows, at, key=lambda row: row.saved_s) for at in (start_s, end_s))
         return self._copies(self.between(start_s, end_s), rows[first:last])[0]
 
-    def runs(self, siblings: Sequence[_Call]) -> Iterator[list[_Call]]:
-        """The longest ones in which each is called with nothing but what the one before it returned."""
-        run: list[_Call] = []
-        for call in siblings:
-            if run and not self._is_handed_on(run[-1], call):
-                yield run
-                run = []
-            run.append(call)
-        if run:
-            yield run
-
-    def _is_handed_on(self, before: _Call, call: _Call) -> bool:
-        """A view of what was returned (a chunk of it) has its storage, and tells by its operator, which moves nothing."""
-        if len(call.inputs) != 1 or call.inputs != before.outputs:
-            return False
-        between = self.between(before.row.end_s, call.row.start_s)
-        return not any(op.changes in call.inputs or not (op.read_bytes or op.written_bytes) for op in between)
-
 
 def parted_passes(
     rank: RankRun,
@@ -128,11 +109,10 @@ def parted_passes(
 def _calls(rank: RankRun) -> dict[str, list[_Call]]:
     """By unit, the calls of its module with those inside them."""
     inputs: dict[int, set[int]] = defaultdict(set)
-    outputs: dict[int, set[int]] = defaultdict(set)
     changing = set()
     for tensor in rank.call_tensors:
-        if tensor.role in ("input", "output"):
-            (inputs if tensor.role == "input" else outputs)[tensor.call_id].add(tensor.storage_id)
+        if tensor.role == "input":
+            inputs[tensor.call_id].add(tensor.storage_id)
         if tensor.is_changed:
             changing.add(tensor.call_id)
     found: dict[str, list[_Call]] = defaultdict(list)
@@ -142,7 +122,6 @@ def _calls(rank: RankRun) -> dict[str, list[_Call]]:
         call = _Call(
             row,
             frozenset(inputs[row.call_id]),
-            frozenset(outputs[row.call_id]),
             row.call_id in changing,
         )
         while stack and stack[-1].row.end_s <= row.start_s:
@@ -248,7 +227,7 @@ class _Pass:
         siblings = [one.inside for one in (*root, *inside)]
         found = [
             self._part(span, counts)
-            for run in (run for calls in siblings for run in self._trace.runs(calls))
+            for run in (run for calls in siblings for run in _runs(calls))
             for span in _spans(run)
         ]
         return [part for part in found if part is not None]
@@ -316,6 +295,18 @@ def _all_inside(call: _Call) -> Iterator[_Call]:
     for inner in call.inside:
         yield inner
         yield from _all_inside(inner)
+
+
+def _runs(siblings: Sequence[_Call]) -> Iterator[list[_Call]]:
+    """The longest ones in which each is called with nothing but what the one before it returned."""
+    run: list[_Call] = []
+    for call in siblings:
+        if run and not call.row.takes_last:
+            yield run
+            run = []
+        run.append(call)
+    if run:
+        yield run
 
 
 def _spans(run: Sequence[_Call]) -> Iterator[Sequence[_Call]]:

@@ -6,6 +6,7 @@ What a call took in is what checkpointing it would have to keep, whether its own
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from memadvisor.key_value_caches import caches_among, own_place, tensors_of
 _MAX_DEPTH = 6  # of containers around a tensor: arguments are nested flatly, and a cycle must end
 
 
+_Returned = tuple[weakref.ref[torch.Tensor], int]  # a tensor, and its version then
+
+
 @dataclass(slots=True)
 class SeenCall:
     """A call that has begun; its tensors are addresses of storages. `end_ns` None: it is still running."""
@@ -28,6 +32,7 @@ class SeenCall:
     micro_batch: int
     start_ns: int
     versions: list[tuple[int, int]]  # of the positional tensors when it began: (id, version)
+    takes_last: bool  # see run/records.py
     end_ns: int | None = None
     inputs: tuple[
         tuple[int, bool, bool], ...
@@ -48,14 +53,19 @@ class ModuleCallLog:
         self.given: list[tuple[int, int]] = []
         self._address_of = address_of
         self._open: dict[int, SeenCall] = {}  # by the depth of the module stack
+        self._returned: dict[
+            int, tuple[weakref.ref[torch.Tensor], int]
+        ] = {}  # by the last one there: (what, version)
 
     def enter(self, info: ModuleInfo, args: Any, phase: str, micro_batch: int, depth: int) -> None:
         """A module is called; `depth` modules run around it. Evaluations keep nothing and are left out."""
         self._open.pop(depth, None)  # an exception may have passed by the end of the last one
+        last = self._returned.pop(depth, None)
+        self._returned.pop(depth + 1, None)
         if phase not in ("forward", "recompute") or not torch.is_grad_enabled():
             return
         versions = [(id(tensor), tensor._version) for tensor in _tensors(args) if not tensor.is_inference()]
-        call = SeenCall(info, phase, micro_batch, time.time_ns(), versions)
+        call = SeenCall(info, phase, micro_batch, time.time_ns(), versions, _is_handed_on(last, args))
         self._open[depth] = call
         self.calls.append(call)
 
@@ -67,6 +77,9 @@ class ModuleCallLog:
         if call is None:
             return ()
         call.end_ns = time.time_ns()
+        call.takes_last &= not kwargs
+        if isinstance(output, torch.Tensor):
+            self._returned[depth] = weakref.ref(output), _version(output)
         before = dict(call.versions)
         inputs: dict[int, tuple[bool, bool]] = {}
         for tensor in _tensors((args, kwargs)):
@@ -96,6 +109,18 @@ class ModuleCallLog:
             address = self._address_of(plain)
             if address and 2 * plain.nbytes >= plain.untyped_storage().nbytes():
                 yield address
+
+
+def _is_handed_on(last: _Returned | None, args: Any) -> bool:
+    """Whether a call has what the last one returned, unchanged, as its one positional argument."""
+    tensor = None if last is None else last[0]()
+    if last is None or tensor is None or len(args) != 1:
+        return False
+    return args[0] is tensor and _version(tensor) == last[1]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _put_into_caches(module: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:

@@ -53,6 +53,7 @@ def module_call_rows(trace: Trace) -> tuple[list[ModuleCall], list[CallTensor]]:
                 micro_batch=call.micro_batch,
                 start_s=(call.start_ns + trace.offset_ns) / 1e9,
                 end_s=(end_ns + trace.offset_ns) / 1e9,
+                takes_last=call.takes_last,
             )
         )
         found: list[tuple[int | None, str, bool, bool | None]] = [

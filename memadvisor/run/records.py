@@ -225,7 +225,8 @@ class Saved:
 class ModuleCall:
     """One call of a module in the traced step, with gradients: phase is forward or recompute.
 
-    Calls nest by time. `module` is "(Name)" for one that belongs to no discovered model.
+    Calls nest by time. `module` is "(Name)" for one that belongs to no discovered model. `takes_last`: it is called with
+    nothing but the very tensor that the call before it, inside the same one, has returned, unchanged; None in older runs.
     """
 
     call_id: int
@@ -235,6 +236,7 @@ class ModuleCall:
     micro_batch: int
     start_s: float
     end_s: float
+    takes_last: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,14 @@ from torch import nn
 
 import memadvisor
 from memadvisor.analyzers.placement import Passes
-from memadvisor.analyzers.unit_parts import _Trace
+from memadvisor.analyzers.unit_parts import _runs, _Trace
+
+
+class Twice(nn.Linear):
+    """May be called with what it is called with once more, as attention is."""
+
+    def forward(self, x, again=None):
+        return super().forward(x if again is None else x + again)
 
 
 class Between(nn.Module):
@@ -16,10 +23,11 @@ class Between(nn.Module):
     def __init__(self, between):
         super().__init__()
         self.between = between
-        self.one, self.two, self.three = nn.Linear(8, 8), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.one, self.two, self.three = nn.Linear(8, 8), Twice(4, 4), nn.Linear(4, 4)
 
     def forward(self, x):
-        return self.three(self.two(self.between(self.one(x))))
+        x = self.between(self.one(x))
+        return self.three(self.two(*x) if isinstance(x, tuple) else self.two(x))
 
 
 class Narrowing(nn.Linear):
@@ -47,7 +55,7 @@ def runs(directory, between, first=nn.Linear):
         for call in (root, *root.inside)
         if len(call.inside) == 3
     )
-    return ["".join(call.row.module[2] for call in run) for run in trace.runs(layers)]
+    return ["".join(call.row.module[2] for call in run) for run in _runs(layers)]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +64,7 @@ def runs(directory, between, first=nn.Linear):
         (lambda x: x.chunk(2, -1)[0], ["o", "tt"]),  # of the same storage, and not the very tensor
         (lambda x: F.relu(x)[:, :4], ["o", "tt"]),
         (lambda x: x.view(12, 4), ["o", "tt"]),
+        (lambda x: (x[:, :4], x[:, :4]), ["o", "tt"]),
     ],
 )
 def test_a_view_of_what_was_returned_is_another_tensor(between, found, tmp_path):
@@ -73,3 +82,9 @@ def test_what_is_handed_on_as_it_is_may_be_a_view_and_others_may_be_made_beside_
 def test_what_is_written_into_in_between_is_not_as_it_was_returned(tmp_path):
     """The engine sees the tensor's version."""
     assert runs(tmp_path / "run", lambda x: x.add_(2.0), Narrowing) == ["o", "tt"]
+
+
+def test_what_is_called_with_more_than_was_returned_is_another_part(tmp_path):
+    """As attention is, with the same tensor for query, key and value: one storage goes in."""
+    assert runs(tmp_path / "run", lambda x: (x, x), Narrowing) == ["o", "tt"]
+    assert runs(tmp_path / "other", lambda x: (x, None), Narrowing) == ["o", "tt"]

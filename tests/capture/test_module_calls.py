@@ -45,6 +45,7 @@ def test_calls_nest_and_hand_storages_on(tmp_path):
     assert rank.process.second_run_call_s is not None
     assert [call.module for call in rank.module_calls] == ["", "0", "1", "1.0", "1.1"]
     assert not [row for row in rank.operators if row.name == "aten::sin"]
+    assert [call.takes_last for call in rank.module_calls] == [False, False, True, False, True]
     whole, first, inner, relu, last = rank.module_calls
     assert whole.start_s < first.start_s < first.end_s < inner.start_s < relu.start_s
     assert last.end_s < inner.end_s < whole.end_s
