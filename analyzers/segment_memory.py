@@ -196,7 +196,8 @@ def _levels(
     same = unsaved is events
     own = _own_gradients(events)
     views = {"captured": events, "own_gradients": own, "passing_gradients": passing}
-    timeline = Timeline(piece.start_s, {**views, "collected_gradients": collected})
+    asked_s = None if asked is None else asked.time_s
+    timeline = Timeline(piece.start_s, {**views, "collected_gradients": collected}, asked_s)
     passing_level = collected_level = _level(others, passing, lean, asked)
     if collected is not passing:
         collected_level = _level(others, collected, collected if same else lean, asked)

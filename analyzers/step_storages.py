@@ -64,6 +64,7 @@ def step_storages(
                     and row.birth_s <= last_saved_s.get(item.birth, -math.inf)
                 ),
                 stream=stream_of(row),
+                owner=row.unit if row.category in STATES else None,
             )
         )
     return (*storages, *_unexplained(rank, step, len(passes.pieces)))

@@ -16,9 +16,8 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
-from memadvisor.cost.activation_changes import needed_until
+from memadvisor.cost.allocation_events import BIRTH, Event, StepEvents, Stretch, renewed_storages
 from memadvisor.cost.allocator_replay import Change
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.delayed_memory import memory_of
@@ -33,27 +32,12 @@ from memadvisor.schedule import Schedule, updated_at_step
 NUM_STEPS = 3
 _BROADCAST_BYTES = 250 * 2**20  # of torch/nn/parallel/distributed.py
 
-# Time within a segment, what happens, number of the storage, whether in a run again. At the same time, deaths
-# come first, but for that of what was born then.
-_Event = tuple[float, int, int, bool]
-_DEATH, _BIRTH, _DEATH_AT_BIRTH = 0, 1, 2
 _Owner = tuple[object, ...]
-
-
-class Stretch(Protocol):
-    """What this file needs of a segment."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def unit(self) -> str | None: ...
-    @property
-    def pass_number(self) -> int | None: ...
 
 
 def captured_sequence(storages: Sequence[StepStorage], segments: Sequence[Stretch]) -> list[Change]:
     """The training as it was captured."""
-    log = AllocationLog(storages, segments, frozenset(), models_states=False)
+    log = AllocationLog(storages, StepEvents(storages, segments, (), {}, {}), segments, models_states=False)
     for _ in range(NUM_STEPS):
         for position in range(len(segments)):
             log.segment(position, {}, 1.0)
@@ -68,7 +52,7 @@ def planned_sequence(
     transfers: TransferTimes | None = None,
 ) -> list[Change]:
     """The training under a schedule: recomputed units allocate twice, and engines hold what they hold."""
-    # One process alone keeps its states as captured; else they are the engine's.
+    # One process alone keeps its states as captured, but for what lies elsewhere; else they are the engine's.
     models_states = schedule.num_ranks > 1 or step.world_size > 1 or bool(schedule.offloaded_states)
     stretches = Stretches(schedule.stretches)
     if not stretches.are_alone:
@@ -80,11 +64,13 @@ def planned_sequence(
         for number, item in enumerate(step.storages if away else ())
         if item.saved is not None and (absence := absence_of(item.saved, step, away, stretches)) is not None
     }
+    asked_s = {n: line.asked_s for n, line in enumerate(step.timelines) if line.asked_s is not None}
     log = AllocationLog(
         step.storages,
+        StepEvents(step.storages, step.segments, recomputed, absences, asked_s),
         step.segments,
-        recomputed,
         models_states=models_states,
+        as_captured=_as_captured(step, schedule),
         absences=absences,
         streams=streams_of(step, schedule),
     )
@@ -101,6 +87,13 @@ def planned_sequence(
     return log.changes
 
 
+def _as_captured(step: CapturedStep, schedule: Schedule) -> frozenset[str]:
+    """Units whose parameters and gradients are the script's own tensors, whatever is done to their optimizer's state."""
+    if schedule.num_ranks > 1 or step.world_size > 1:
+        return frozenset()
+    return frozenset(unit.name for unit in schedule.units if unit.parameter_tier == "device")
+
+
 def _parameters(step: CapturedStep) -> dict[str, list[int]]:
     """Bytes of each parameter, by unit."""
     sizes = {
@@ -114,17 +107,19 @@ class AllocationLog:
     """Turns what a simulation does into changes. Implements simulation.Watcher.
 
     `models_states`: parameters, gradients and optimizer state are those of `tensors`; the captured ones are left
-    out, but for gradients at their birth, which are there until something takes them over. `absences`: by number of the
+    out, but for gradients at their birth, which are there until something takes them over, and for parameters and
+    gradients of units that are `as_captured`. `absences`: by number of the
     storage, what is on another tier meanwhile. `streams`: of `tensors`, by how their names begin; 0 of the others.
     """
 
     def __init__(
         self,
         storages: Sequence[StepStorage],
+        events: StepEvents,
         segments: Sequence[Stretch],
-        recomputed: Collection[str],
         *,
         models_states: bool,
+        as_captured: Collection[str] = (),
         absences: Mapping[int, Absence] | None = None,
         streams: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> None:
@@ -135,8 +130,9 @@ class AllocationLog:
         self._absences = absences or {}
         self._segments = segments
         self._models_states = models_states
-        self._events: list[list[_Event]] = [[] for _ in segments]
-        self._again: dict[int, list[_Event]] = {}
+        self._as_captured = as_captured
+        self._events = events
+        self._due: tuple[float, list[Event]] | None = None  # a run again that is yet to come
         self._alive: dict[_Owner, int] = {}  # owner -> number of its allocation
         self._old: dict[object, list[int]] = defaultdict(list)  # what an earlier step left for this number
         self._tensors: dict[tuple[str, str], int] = {}
@@ -144,8 +140,7 @@ class AllocationLog:
         self._num_allocated = 0
         self._has_stepped = not any(segment.phase == "optimizer" for segment in segments)
         self._has_gradients = False
-        self._renewed = _renewed(storages, len(segments), models_states=models_states)
-        self._place(frozenset(recomputed))
+        self._renewed = renewed_storages(storages, len(segments), self._is_modelled)
         for number, item in enumerate(storages):
             if item.birth_segment < 0 and self._is_there_first(number):
                 self._allocate((number, False), item.size_bytes, item.stream)
@@ -180,7 +175,7 @@ class AllocationLog:
         """What is new is allocated before what is old goes; what grows gets another piece."""
         if not self._models_states:
             return
-        wanted = {key: size for key, size in tensors.items() if self._exists(key[0])}
+        wanted = {key: size for key, size in tensors.items() if self._exists(*key)}
         gone = []
         for key, size in wanted.items():
             had = self._tensors.get(key, 0)
@@ -195,8 +190,16 @@ class AllocationLog:
         self._tensors = wanted
 
     def recomputation(self, position: int) -> None:
-        for event in self._again.get(position, ()):
-            self._play(event, 1.0)
+        """Where the backward is known to ask for it later, it runs then."""
+        asked_s = self._events.asked_s.get(position, -math.inf)
+        self._due = asked_s, self._events.again.get(position, [])
+        self._run_again(-math.inf)
+
+    def _run_again(self, time_s: float) -> None:
+        if self._due is not None and self._due[0] <= time_s:
+            events, self._due = self._due[1], None
+            for event in events:
+                self._play(event, 1.0)
 
     def segment(self, position: int, tensors: Mapping[tuple[str, str], int], share: float) -> None:
         """`share` scales what is born in it."""
@@ -209,10 +212,11 @@ class AllocationLog:
         if phase == "backward" and not gradients:
             self.states(tensors)  # they cannot be told from other temporaries, so their buffer is there first
         passing: list[_Owner] = []
-        for event in self._events[position]:
-            is_birth, number = event[1] == _BIRTH, event[2]
+        for event in self._events.of[position]:
+            self._run_again(event.time_s)
+            is_birth, number = event.kind == BIRTH, event.number
             item = self._storages[number]
-            if self._models_states and item.category in STATES:
+            if self._is_modelled(item):
                 if is_birth and number in gradients:
                     passing.append(("passing", number))
                     self._allocate(passing[-1], item.size_bytes, item.stream)
@@ -221,16 +225,17 @@ class AllocationLog:
                 self.states(tensors)  # the buffer that collects them
                 self._free_all(passing)
             self._play(event, share)
+        self._run_again(math.inf)
         self.states(tensors)
         self._free_all(passing)
 
     def update(self, share: float) -> None:
         """A part of an optimizer step, elsewhere: what is born and dies in one, with `share` scaling it."""
-        for segment, events in zip(self._segments, self._events, strict=True):
+        for segment, events in zip(self._segments, self._events.of, strict=True):
             for event in events if segment.phase == "optimizer" else ():
-                item = self._storages[event[2]]
+                item = self._storages[event.number]
                 passes = item.birth_segment == item.death_segment
-                if passes and not (self._models_states and item.category in STATES):
+                if passes and not self._is_modelled(item):
                     self._play(event, share)
 
     def end_step(self) -> None:
@@ -247,13 +252,13 @@ class AllocationLog:
     def _new_gradients(self, position: int) -> set[int]:
         if self._segments[position].phase != "backward":
             return set()
-        births = (number for _, kind, number, _ in self._events[position] if kind == _BIRTH)
+        births = (event.number for event in self._events.of[position] if event.kind == BIRTH)
         return {number for number in births if self._storages[number].category == "gradient"}
 
     def _is_there_first(self, number: int) -> bool:
         """Whether a storage from before the captured step was there before the first one."""
         item = self._storages[number]
-        if self._models_states and item.category in STATES:
+        if self._is_modelled(item):
             return False
         return number not in self._renewed and (item.category != "optimizer_state" or self._has_stepped)
 
@@ -263,63 +268,21 @@ class AllocationLog:
             if item.birth_segment < 0 and item.category == "optimizer_state" and not self._models_states:
                 self._allocate((number, False), item.size_bytes, item.stream)
 
-    def _exists(self, what: str) -> bool:
+    def _is_modelled(self, item: StepStorage) -> bool:
+        """Whether it is one of the `tensors`, as they are called above."""
+        is_own = item.category in ("parameter", "gradient") and item.owner in self._as_captured
+        return self._models_states and item.category in STATES and not is_own
+
+    def _exists(self, what: str, where: str) -> bool:
+        if what in ("parameter", "gradient") and where in self._as_captured:
+            return False  # they are played as captured
         if what == "gradient":
             return self._has_gradients
         return self._has_stepped or not what.endswith("optimizer_state")
 
-    def _place(self, recomputed: frozenset[str]) -> None:
-        """Put births and deaths on the segments, as they are when these units are recomputed."""
-        num_segments = len(self._segments)
-        alone = Stretches.alone(recomputed)
-        for number, item in enumerate(self._storages):
-            if item.birth_segment >= 0:
-                self._events[item.birth_segment].append((item.birth_s, _BIRTH, number, False))
-            death = (item.death_segment, item.death_s)
-            if item.freed_by in recomputed:
-                if item.death_segment < num_segments:
-                    self._events[item.death_segment].append((item.death_s, _DEATH, number, True))
-                death = item.unsaved_death
-            elif item.boundary is not None:
-                needed = needed_until(item.boundary, alone, maker=None)  # none makes its own input
-                death = death if needed == item.death_segment else (needed, math.inf)
-            if death[0] < num_segments:
-                kind = _DEATH_AT_BIRTH if death == (item.birth_segment, item.birth_s) else _DEATH
-                self._events[death[0]].append((death[1], kind, number, False))
-        for number, absence in self._absences.items():
-            if absence.is_away:  # from the end of the segment before to that of the last one
-                self._events[absence.first - 1].append((math.inf, _DEATH, number, False))
-                self._events[absence.last].append((math.inf, _BIRTH, number, False))
-        for events in self._events:
-            events.sort()
-        forwards: dict[tuple[str | None, int | None], int] = {
-            (segment.unit, segment.pass_number): position
-            for position, segment in enumerate(self._segments)
-            if segment.phase == "forward" and segment.unit in recomputed
-        }
-        again = self._reruns(set(forwards.values()))
-        for position, segment in enumerate(self._segments):
-            if segment.phase == "backward" and (segment.unit, segment.pass_number) in forwards:
-                self._again[position] = again[forwards[segment.unit, segment.pass_number]]
-
-    def _reruns(self, forwards: Collection[int]) -> dict[int, list[_Event]]:
-        """By forward segment, what running it again allocates, and frees before the backward begins."""
-        again: dict[int, list[_Event]] = defaultdict(list)
-        for number, item in enumerate(self._storages):
-            if item.birth_segment not in forwards or not item.runs_again:
-                continue
-            events = again[item.birth_segment]
-            events.append((item.birth_s, _BIRTH, number, True))
-            if item.freed_by is None:
-                end_s = item.death_s if item.death_segment == item.birth_segment else math.inf
-                events.append((end_s, _DEATH_AT_BIRTH, number, True))
-        for events in again.values():
-            events.sort()
-        return again
-
-    def _play(self, event: _Event, share: float) -> None:
+    def _play(self, event: Event, share: float) -> None:
         _, kind, number, is_again = event
-        if kind == _BIRTH:
+        if kind == BIRTH:
             item = self._storages[number]
             self._allocate((number, is_again), max(1, math.ceil(item.size_bytes * share)), item.stream)
         else:
@@ -356,38 +319,3 @@ class AllocationLog:
         for owner in owners:
             self._free(owner)
         owners.clear()
-
-
-def _renewed(
-    storages: Sequence[StepStorage], num_segments: int, *, models_states: bool
-) -> dict[int, list[int]]:
-    """What the step finds and frees, with what it leaves in its place.
-
-    First by category and size, one for one; what remains of a category goes all together with the first of it.
-    """
-    found: dict[str, list[int]] = defaultdict(list)
-    left: dict[str, list[int]] = defaultdict(list)
-    for number, item in enumerate(storages):
-        if models_states and item.category in STATES:
-            continue
-        if item.birth_segment < 0 and item.death_segment < num_segments:
-            found[item.category].append(number)
-        elif item.birth_segment >= 0 and item.death_segment >= num_segments:
-            left[item.category].append(number)
-    renewed: dict[int, list[int]] = {}
-    for category, numbers in found.items():
-        by_size: dict[int, list[int]] = defaultdict(list)
-        for number in left[category]:
-            by_size[storages[number].size_bytes].append(number)
-        rest = []
-        for number in sorted(numbers, key=lambda n: (storages[n].death_segment, storages[n].death_s)):
-            alike = by_size[storages[number].size_bytes]
-            renewed[number] = [alike.pop(0)] if alike else []
-            rest += [] if renewed[number] else [number]
-        remaining = [number for alike in by_size.values() for number in alike]
-        if rest and remaining:
-            renewed[rest[0]] = remaining
-        elif rest:  # nothing is left in their place: they were there from the start
-            for number in rest:
-                del renewed[number]
-    return renewed

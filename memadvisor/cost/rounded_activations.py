@@ -82,10 +82,12 @@ class TimedChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What comes and goes in one segment, in order, by view of it (cost/step.py's Segment)."""
+    """What comes and goes in one segment, in order, by view of it (cost/step.py's Segment). `asked_s`: when a unit's backward
+    first asks for what its forward has kept, if not at its beginning."""
 
     start_s: float
     views: Mapping[str, Sequence[Timed]]
+    asked_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

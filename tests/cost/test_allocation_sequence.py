@@ -1,9 +1,12 @@
 """The sequence of allocations under a plan holds, at its fullest, what the simulator says is alive."""
 
+from dataclasses import replace
+
 import pytest
 
 from memadvisor.analyzers.segments import captured_step
-from memadvisor.cost.allocation_sequence import NUM_STEPS, captured_sequence, planned_sequence
+from memadvisor.cost.allocation_events import StepEvents
+from memadvisor.cost.allocation_sequence import NUM_STEPS, AllocationLog, captured_sequence, planned_sequence
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
 from memadvisor.cost.simulate import simulate
@@ -114,6 +117,12 @@ class Stretch:
         self.phase = phase
 
 
+class Unit(Stretch):
+    """A segment of one."""
+
+    unit, pass_number = "u", 0
+
+
 SEGMENTS = [Stretch("forward"), Stretch("backward"), Stretch("optimizer")]
 
 
@@ -189,3 +198,57 @@ def test_what_ddp_broadcasts_is_there_once_before_the_first_step(stage):
     assert (
         sum(change.size_bytes for change in changes[:place]) >= whole_bytes
     )  # the script's own are all there
+
+
+def test_with_optimizer_state_elsewhere_one_rank_has_the_scripts_own_parameters_and_gradients():
+    """Tensor by tensor, as they were recorded, and not in one piece a unit."""
+    step = captured_step(make_run(num_ranks=1, device="cuda:0"))
+    own = step.units[1].name
+    units = tuple(
+        UnitPlan(name=unit.name, zero_stage=0, recompute=False, optimizer_tier="host") for unit in step.units
+    )
+    schedule = write_schedule(plan(units=units), step.units)
+    played = [c.size_bytes for c in planned_sequence(step, schedule, None, HOST) if c.size_bytes > 0]
+
+    for category, at_once in (("parameter", 1), ("gradient", NUM_STEPS)):
+        births = {"parameter": -1, "gradient": 0}
+        captured = [
+            item.size_bytes
+            for item in step.storages
+            if (item.owner, item.category) == (own, category) and item.birth_segment >= births[category]
+        ]
+        assert len(captured) > 1
+        assert all(played.count(size) >= at_once * captured.count(size) for size in captured)
+        assert sum(captured) not in played
+
+
+@pytest.mark.parametrize(("asked_s", "highest_mib"), [(None, 9), (12.0, 6)])
+def test_a_unit_runs_again_where_its_backward_first_asks(asked_s, highest_mib):
+    """Its backward works with 4 MiB, which are gone when it asks for the 3 that were kept beside 2 of another's."""
+    segments = [Unit("forward"), Unit("backward")]
+    kept = storage("activation", 3, 0, 1, birth_s=1.0, death_s=14.0)
+    kept = replace(kept, freed_by="u", unsaved_death=(0, 2.0), runs_again=True)
+    others, worked = storage("other", 2, -1, 2), storage("temporary", 4, 1, 1, birth_s=10.0, death_s=11.0)
+    storages = [kept, others, worked]
+    events = StepEvents(storages, segments, {"u"}, {}, {} if asked_s is None else {1: asked_s})
+    log = AllocationLog(storages, events, segments, models_states=False)
+    log.segment(0, {}, 1.0)
+    log.recomputation(1)
+    log.segment(1, {}, 1.0)
+
+    assert exact_peak(log.changes) == highest_mib * MIB
+    assert sum(change.size_bytes > 0 for change in log.changes) == 4
+
+
+def test_what_autograd_let_go_of_before_a_unit_ran_again_goes_when_it_has_run():
+    segments = [Unit("forward"), Unit("backward")]
+    kept = storage("activation", 3, 0, 1, birth_s=1.0, death_s=11.0)
+    kept = replace(kept, freed_by="u", unsaved_death=(0, 2.0), runs_again=True)
+    log = AllocationLog(
+        [kept], StepEvents([kept], segments, {"u"}, {}, {1: 12.0}), segments, models_states=False
+    )
+    log.segment(0, {}, 1.0)
+    log.recomputation(1)
+    log.segment(1, {}, 1.0)
+
+    assert [change.size_bytes // MIB for change in log.changes] == [3, 0, 3, 0]

@@ -1,0 +1,148 @@
+"""When each allocation of a captured step comes and goes, segment by segment, with what a plan changes of that.
+
+A unit that is recomputed frees what it keeps at its last use in the forward. It runs again where its backward first asks
+for something of that, and not where that begins, if the step tells; what it has made then lives as it was captured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from memadvisor.cost.activation_changes import needed_until
+from memadvisor.cost.moved_activations import Absence
+from memadvisor.cost.step import StepStorage
+from memadvisor.cost.stretches import Stretches
+
+# At the same time deaths come first, but for that of what was born then.
+DEATH, BIRTH, DEATH_AT_BIRTH = 0, 1, 2
+
+
+class Event(NamedTuple):
+    """What happens to the storage of a number; `is_again`: to its copy that a run again makes."""
+
+    time_s: float
+    kind: int
+    number: int
+    is_again: bool
+
+
+class Stretch(Protocol):
+    """What this file needs of a segment."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def unit(self) -> str | None: ...
+    @property
+    def pass_number(self) -> int | None: ...
+
+
+class StepEvents:
+    """`of` each segment, in order; `again`: by backward segment, what the run again allocates and frees before the backward
+    goes on, and `asked_s`, when that is, where it is known."""
+
+    def __init__(
+        self,
+        storages: Sequence[StepStorage],
+        segments: Sequence[Stretch],
+        recomputed: Collection[str],
+        absences: Mapping[int, Absence],
+        asked_s: Mapping[int, float],
+    ) -> None:
+        self._storages = storages
+        self.of: list[list[Event]] = [[] for _ in segments]
+        self.again: dict[int, list[Event]] = {}
+        self.asked_s = asked_s
+        forwards = {
+            (segment.unit, segment.pass_number): position
+            for position, segment in enumerate(segments)
+            if segment.phase == "forward" and segment.unit in recomputed
+        }
+        again = self._reruns(set(forwards.values()))
+        for position, segment in enumerate(segments):
+            key = segment.unit, segment.pass_number
+            if segment.phase == "backward" and key in forwards:
+                self.again[position] = again[forwards[key]]
+        self._place(frozenset(recomputed))
+        for number, absence in absences.items():
+            if absence.is_away:  # from the end of the segment before to that of the last one
+                self.of[absence.first - 1].append(Event(math.inf, DEATH, number, False))
+                self.of[absence.last].append(Event(math.inf, BIRTH, number, False))
+        for events in self.of:
+            events.sort()
+
+    def _place(self, recomputed: frozenset[str]) -> None:
+        """Put births and deaths on the segments, as they are when these units are recomputed."""
+        alone = Stretches.alone(recomputed)
+        for number, item in enumerate(self._storages):
+            if item.birth_segment >= 0:
+                self.of[item.birth_segment].append(Event(item.birth_s, BIRTH, number, False))
+            death = (item.death_segment, item.death_s)
+            if item.freed_by in recomputed:
+                if item.death_segment < len(self.of):
+                    asked_s = self.asked_s.get(item.death_segment, -math.inf)
+                    made_again = item.death_segment in self.again
+                    # What autograd had let go of by then is made again all the same.
+                    end_s = max(item.death_s, asked_s) if made_again else item.death_s
+                    self.of[item.death_segment].append(Event(end_s, DEATH, number, True))
+                death = item.unsaved_death
+            elif item.boundary is not None:
+                needed = needed_until(item.boundary, alone, maker=None)  # none makes its own input
+                death = death if needed == item.death_segment else (needed, math.inf)
+            if death[0] < len(self.of):
+                at_birth = death == (item.birth_segment, item.birth_s)
+                kind = DEATH_AT_BIRTH if at_birth else DEATH
+                self.of[death[0]].append(Event(death[1], kind, number, False))
+
+    def _reruns(self, forwards: Collection[int]) -> dict[int, list[Event]]:
+        """By forward segment, what running it again allocates, and frees before the backward goes on."""
+        again: dict[int, list[Event]] = defaultdict(list)
+        for number, item in enumerate(self._storages):
+            if item.birth_segment not in forwards or not item.runs_again:
+                continue
+            events = again[item.birth_segment]
+            events.append(Event(item.birth_s, BIRTH, number, True))
+            if item.freed_by is None:
+                end_s = item.death_s if item.death_segment == item.birth_segment else math.inf
+                events.append(Event(end_s, DEATH_AT_BIRTH, number, True))
+        for events in again.values():
+            events.sort()
+        return again
+
+
+def renewed_storages(
+    storages: Sequence[StepStorage], num_segments: int, is_modelled: Callable[[StepStorage], bool]
+) -> dict[int, list[int]]:
+    """What the step finds and frees, with what it leaves in its place.
+
+    First by category and size, one for one; what remains of a category goes all together with the first of it.
+    """
+    found: dict[str, list[int]] = defaultdict(list)
+    left: dict[str, list[int]] = defaultdict(list)
+    for number, item in enumerate(storages):
+        if is_modelled(item):
+            continue
+        if item.birth_segment < 0 and item.death_segment < num_segments:
+            found[item.category].append(number)
+        elif item.birth_segment >= 0 and item.death_segment >= num_segments:
+            left[item.category].append(number)
+    renewed: dict[int, list[int]] = {}
+    for category, numbers in found.items():
+        by_size: dict[int, list[int]] = defaultdict(list)
+        for number in left[category]:
+            by_size[storages[number].size_bytes].append(number)
+        rest = []
+        for number in sorted(numbers, key=lambda n: (storages[n].death_segment, storages[n].death_s)):
+            alike = by_size[storages[number].size_bytes]
+            renewed[number] = [alike.pop(0)] if alike else []
+            rest += [] if renewed[number] else [number]
+        remaining = [number for alike in by_size.values() for number in alike]
+        if rest and remaining:
+            renewed[rest[0]] = remaining
+        elif rest:  # nothing is left in their place: they were there from the start
+            for number in rest:
+                del renewed[number]
+    return renewed
