@@ -362,7 +362,13 @@ class EngineMemory:
         return self._gradient_bytes[name] if packed is None else packed.reduce_bytes
 
     def _resting_parameter_bytes(self, name: str) -> int:
-        return 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
+        stands_in = self.stages[name] == 3 or name in self._paged
+        resting_bytes = 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
+        if stands_in:
+            resting_bytes += self._states(name).stand_in_bytes(
+                self.step.device, self.step.precision.param_dtype
+            )
+        return resting_bytes
 
     def _is_collecting(self, name: str) -> bool:
         """Whether the full flat of gradients is there already; stages 2 and 3 make a new one each time."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
-from memadvisor.precision import Precision
+from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES
+from memadvisor.precision import Precision, bytes_in
 from memadvisor.run.records import Parameter
 
 
@@ -90,6 +91,13 @@ class UnitStates:
     @cached_property
     def trainable_bytes(self) -> int:
         return sum(parameter.size_bytes for parameter in self.parameters if parameter.requires_grad)
+
+    def stand_in_bytes(self, device: str, param_dtype: str | None) -> int:
+        """What stands for the values of parameters that are released: one element each, in a block of its own on a GPU."""
+        if device != "cpu":
+            return MIN_BLOCK_BYTES * len(self.parameters)
+        sizes = self.item_bytes
+        return sum(bytes_in(sizes.get(p.dtype, 0), p.dtype, param_dtype or p.dtype) for p in self.parameters)
 
     @cached_property
     def num_elements(self) -> Mapping[tuple[str, bool], int]:

@@ -44,17 +44,21 @@ def test_a_narrow_reduction_changes_buffers_alone(ranks, batches, overlap, dtype
 def test_a_gathered_unit_and_what_the_model_makes_are_half_and_masters_are_whole():
     """Stage 3 in the backward of blocks.2, its parameters and those of one unit ahead there; by hand."""
     run = make_run()
-    there = []
+    there, stand_ins = [], []
     for precision in (FULL_PRECISION, BF16):
         step = captured_step(run, precision=precision)
         result = play(step, ranks=2, stage=3, depth=1, precision=precision)
         there.append(next(m for m in result.moments if m.position == "backward of blocks.2"))
         resting = next(m for m in result.moments if m.position == "optimizer step").by_category_bytes
-        assert resting["parameter"] == sum(unit.parameter_bytes for unit in step.units) // 2
+        states = step.states.values()
+        stand_ins.append(sum(unit.stand_in_bytes("cpu", precision.param_dtype) for unit in states))
+        shards_bytes = sum(unit.parameter_bytes for unit in step.units) // 2
+        assert resting["parameter"] == shards_bytes + stand_ins[-1]
     block_bytes = flat_bytes(step.states["blocks.2"], 2, frozen=True)
     wide, narrow = (moment.by_category_bytes for moment in there)
 
-    assert wide["parameter"] - narrow["parameter"] == 2 * block_bytes // 2
+    assert stand_ins[0] == 2 * stand_ins[1] > 0
+    assert wide["parameter"] - narrow["parameter"] == 2 * block_bytes // 2 + stand_ins[1]
     assert narrow["activation"] == wide["activation"] // 2
 
 
@@ -113,9 +117,10 @@ def test_masters_are_twice_as_wide_in_shards_and_states_and_nowhere_else():
     (resting, running), (wide_resting, wide_running) = levels[:2], levels[2:]
     shard_bytes = sum(states.parameter_bytes for states in step.states.values()) // 2
     scalar_bytes = sum(states.optimizer_scalar_bytes for states in step.states.values())
+    stand_in_bytes = sum(states.stand_in_bytes("cpu", None) for states in step.states.values())
 
-    assert resting["parameter"] == resting["gradient"] == shard_bytes
-    assert wide_resting["parameter"] == wide_resting["gradient"] == 2 * shard_bytes
+    assert resting["parameter"] - stand_in_bytes == resting["gradient"] == shard_bytes
+    assert wide_resting["parameter"] - stand_in_bytes == wide_resting["gradient"] == 2 * shard_bytes
     assert (
         wide_resting["optimizer_state"] - scalar_bytes == 2 * (resting["optimizer_state"] - scalar_bytes) > 0
     )

@@ -102,7 +102,7 @@ def mixture(plain):
     ],
 )
 def test_what_the_engine_holds_is_what_the_simulator_said(plain, tmp_path, options):
-    """To the byte, but for the 4-byte stand-ins of released parameters in stage 3."""
+    """Within a thousandth, and two of a state in 8 bits."""
     if "--plan" in options:
         save_plan(mixture(plain), tmp_path / "mixture.json")
         options = ("--plan", str(tmp_path / "mixture.json"))
@@ -159,7 +159,7 @@ def test_what_gradients_that_share_a_message_hold_is_what_the_simulator_said(tmp
 
 
 def test_what_narrow_copies_and_sums_take_is_what_the_simulator_said(plain_run, tmp_path):
-    """States to the byte, but for the stand-ins; activations are taken to be narrow where the model makes them."""
+    """States to the byte; activations are taken to be narrow where the model makes them."""
     options = ("--zero", "3", "--param-dtype", "bf16", "--reduce-dtype", "bf16", "--gather-bits", "8")
     applied = memadvisor("run", tmp_path / "run", *options)
     step = captured_step(plain_run, precision=applied.plan.precision)
@@ -168,9 +168,8 @@ def test_what_narrow_copies_and_sums_take_is_what_the_simulator_said(plain_run, 
     for rank, analysis in zip(applied.ranks, analyze(applied).ranks, strict=True):
         assert predicted.total_bytes == pytest.approx(rank.traced_step.peak_allocated_bytes, rel=3e-3)
         measured = analysis.peak.by_category_bytes
-        for category in ("gradient", "communication", "optimizer_state"):
+        for category in ("parameter", "gradient", "communication", "optimizer_state"):
             assert predicted.by_category_bytes[category] == measured[category]
-        assert 0 <= measured["parameter"] - predicted.by_category_bytes["parameter"] < 100
 
 
 def test_what_masters_beside_whole_parameters_take_is_what_the_simulator_said(tmp_path):
