@@ -1,4 +1,4 @@
-"""Ranks that wrote no ending: killed, hanging, or still at it; and when each was last heard of."""
+"""Ranks that wrote no ending: killed, hanging, still at it, or given up by the recorder; and when each was last heard of."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class UnfinishedRank:
     before the newest of any rank. A rank far behind the others died or hung first; they wait for it.
 
     `is_alive`: whether its process was there when the run was read; None where the reading machine cannot know.
+    `has_stopped`: the recorder noted that it gave up, so that the record says nothing of how the process fares.
     """
 
     rank: int
@@ -20,6 +21,7 @@ class UnfinishedRank:
     last_seen_unix_s: float
     behind_s: float
     is_alive: bool | None = None
+    has_stopped: bool = False
 
 
 def unfinished_ranks(run: Run) -> tuple[UnfinishedRank, ...]:
@@ -33,6 +35,7 @@ def unfinished_ranks(run: Run) -> tuple[UnfinishedRank, ...]:
             last_seen_unix_s=seen_s[rank.process.rank],
             behind_s=newest_s - seen_s[rank.process.rank],
             is_alive=rank.is_alive,
+            has_stopped=rank.has_stopped,
         )
         for rank in run.ranks
         if rank.ending is None

@@ -311,7 +311,8 @@ def missing_from(analysis: Analysis) -> Iterator[str]:
         yield f"{numbered(run.missing_ranks)}: no record"
     for late in analysis.unfinished_ranks[:MAX_NAMED]:
         steps = f"after {late.num_steps} step{'s' * (late.num_steps != 1)}"
-        yield f"rank {late.rank}: {'still running' if late.is_alive else 'no ending (killed?)'} {steps}"
+        how = "still running" if late.is_alive else "no ending (killed?)"
+        yield f"rank {late.rank}: {'recording stopped' if late.has_stopped else how} {steps}"
     ended = [(rank.process.rank, rank.ending) for rank in run.ranks if rank.ending is not None]
     failed = [(rank, end) for rank, end in ended if end.exit_code or end.exception]
     for number, end in failed[:MAX_NAMED]:

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 from memadvisor.plan_file import plan_to_json
+from memadvisor.run.documents import Note
 from memadvisor.run.files import write_private_file
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.records import (
@@ -19,7 +20,7 @@ from memadvisor.run.records import (
     Step,
     Storage,
 )
-from memadvisor.run.run import Manifest, Run
+from memadvisor.run.run import Manifest, RankRun, Run
 from memadvisor.run.store import write_manifest
 from tests.play_training import Recorder, Settings
 
@@ -43,6 +44,12 @@ def make_run(**changes: object) -> Run:
         problems=settings.problems,
         plan=settings.plan,
     )
+
+
+def stopped(rank: RankRun) -> RankRun:
+    """As if the recorder had given up, with its line, while the script went on."""
+    note = Note(level="error", text="memadvisor stopped recording: ValueError: planted", time_s=None)
+    return dataclasses.replace(rank, notes=(*rank.notes, note))
 
 
 def write_run(run: Run, directory: Path) -> Path:

@@ -8,7 +8,7 @@ from memadvisor.analyzers.analysis import analyze
 from memadvisor.gates import Figure, Limits, hold, judge
 from memadvisor.hardware.hardware import Hardware
 from tests.analyzers.test_comparison import PLAN
-from tests.make_run import make_run
+from tests.make_run import make_run, stopped
 
 PEAK_BYTES = 4_052_872
 PROCESSOR = Hardware(
@@ -161,6 +161,15 @@ def test_growth_is_measured_from_the_baseline_rank_by_rank():
     slower = gate(Limits(max_slowdown=0.05), make_run(block_s=0.01), make_run())
     assert not slower.holds
     assert gate(Limits(max_slowdown=0.05), make_run(block_s=0.007), make_run()).holds
+
+
+def test_a_rank_that_was_not_recorded_to_its_end_fails_by_that_name():
+    run = make_run(exit_code=None, num_ranks=1)
+    judged = judge(
+        analyze(dataclasses.replace(run, ranks=(stopped(run.ranks[0]),))), Limits(max_peak_bytes=2**40)
+    )
+
+    assert judged.missing == ("rank 0: recording stopped after 8 steps",)
 
 
 def test_a_rank_that_the_baseline_lacks_fails():

@@ -36,6 +36,7 @@ _STATE_STYLES = {
     State.FAILED: ("✖", "#e5484d"),
     State.KILLED: ("✖", "#e5484d"),
     State.SILENT: ("?", "#f2c14e"),
+    State.STOPPED: ("■", "#f2c14e"),
 }
 
 

@@ -28,7 +28,10 @@ Fingerprint = frozenset[tuple[str, int, int]] | None
 
 
 class State(StrEnum):
-    """How a run stands. `silent`: nothing says that it ended, and nothing shows that its process lives."""
+    """How a run stands. `silent`: nothing says that it ended, and nothing shows that its process lives.
+
+    `stopped`: the recorder gave up, and whether the script goes on is not in the record.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -36,6 +39,7 @@ class State(StrEnum):
     FAILED = "failed"
     KILLED = "killed"
     SILENT = "silent"
+    STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +111,8 @@ def run_state(run: Run) -> tuple[State, str]:
         if rank.ending is not None and rank.ending.exit_code != 0:
             why = f" ({rank.ending.exception})" if rank.ending.exception else ""
             return State.FAILED, f"rank {rank.process.rank} ended with exit code {rank.ending.exit_code}{why}"
-    unended = [rank for rank in run.ranks if rank.ending is None]
+    stopped = [rank.process.rank for rank in run.ranks if rank.has_stopped]
+    unended = [rank for rank in run.ranks if rank.ending is None and not rank.has_stopped]
     for rank in unended:
         if lives(rank.process) is False:
             return (
@@ -119,6 +124,8 @@ def run_state(run: Run) -> tuple[State, str]:
         return State.SILENT, f"no ending recorded; the processes are on {hosts}"
     if unended:
         return State.RUNNING, "running"
+    if stopped:
+        return State.STOPPED, f"rank {stopped[0]} was not recorded to its end"
     return State.FINISHED, "finished"
 
 

@@ -92,8 +92,7 @@ def ending(analysis: Analysis) -> tuple[str, str]:
         raised = "" if failed.exception is None else f" ({failed.exception})"
         return f"exit code {failed.exit_code}{raised}", "bold red"
     if not run.is_finished:
-        unended = [rank for rank in run.ranks if rank.ending is None]
-        if not run.missing_ranks and all(any(note.level == "error" for note in r.notes) for r in unended):
+        if not run.missing_ranks and all(rank.has_stopped for rank in analysis.unfinished_ranks):
             return "not recorded to its end", "bold yellow"
         alive = {rank.is_alive for rank in analysis.unfinished_ranks}
         if False in alive:

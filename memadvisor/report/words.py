@@ -48,9 +48,8 @@ def unfinished_in_words(rank: UnfinishedRank) -> str:
     """`ended without a word (killed?); 7 steps, last record ..., 12.0 s before the newest of all ranks`."""
     behind = f", {format_seconds(rank.behind_s)} before the newest of all ranks" if rank.behind_s else ""
     steps = f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}"
-    return (
-        f"{_WITHOUT_ENDING[rank.is_alive]}; {steps}, last record {clock_time(rank.last_seen_unix_s)}{behind}"
-    )
+    how = "not recorded to its end" if rank.has_stopped else _WITHOUT_ENDING[rank.is_alive]
+    return f"{how}; {steps}, last record {clock_time(rank.last_seen_unix_s)}{behind}"
 
 
 def category_name(category: str) -> str:

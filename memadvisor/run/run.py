@@ -84,6 +84,11 @@ class RankRun:
         return f"<rank {self.process.rank} on {self.process.device}: {_steps_text(self)}>"
 
     @property
+    def has_stopped(self) -> bool:
+        """The recorder gave up before the script ended, and noted it: how the script went on is not known."""
+        return self.ending is None and any(note.level == "error" for note in self.notes)
+
+    @property
     def traced_step(self) -> Step | None:
         """The last step that was traced; storages, saved tensors and operators are of this one."""
         return next((step for step in reversed(self.steps) if step.traced), None)

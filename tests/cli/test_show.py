@@ -15,7 +15,7 @@ from memadvisor.errors import UsageError
 from memadvisor.run.documents import Note
 from memadvisor.run.records import TABLES
 from tests.analyzers.test_comparison import PLAN
-from tests.make_run import make_run, write_run
+from tests.make_run import make_run, stopped, write_run
 
 
 @pytest.fixture
@@ -163,6 +163,8 @@ def test_a_killed_run_and_one_that_raised_say_so():
     assert "ended without a word (killed?), last record 20" in of(dead, other)
     assert "still running" in of(alive, dataclasses.replace(other, is_alive=True))
     assert "no ending: killed, or still running" in of(alive, other)
+    assert "not recorded to its end" in of(*(stopped(rank) for rank in run.ranks))
+    assert "unfinished rank 0: not recorded to its end; 8 steps" in of(stopped(alive), other)
     assert "exit code 1 (ValueError)" in shown(make_run(exit_code=1, exception="ValueError"))
     assert "missing rank 1: no record" in shown(make_run(missing_ranks=(1,)))
 

@@ -8,7 +8,7 @@ import pytest
 
 from memadvisor.run.journal import JournalWriter
 from memadvisor.tui.watch import State, Watcher, awaits_first_flush, fingerprint, run_state
-from tests.make_run import make_run, write_run
+from tests.make_run import make_run, stopped, write_run
 
 
 def at_home(run, **changes):
@@ -49,6 +49,15 @@ def test_what_the_journals_say_decides_how_a_run_stands(run, state, words):
 
     assert found is state
     assert words in message
+
+
+def test_a_run_whose_recorder_gave_up_neither_runs_nor_was_killed():
+    run = at_home(make_run(exit_code=None))
+    first, other = run.ranks[:2]
+
+    both = dataclasses.replace(run, ranks=(stopped(first), stopped(other)))
+    assert run_state(both) == (State.STOPPED, "rank 0 was not recorded to its end")
+    assert run_state(dataclasses.replace(run, ranks=(stopped(first), other)))[0] is State.RUNNING
 
 
 def test_a_process_that_is_gone_without_an_ending_was_killed():
