@@ -1,7 +1,13 @@
-"""Start several ranks on this machine, as `torchrun --nproc-per-node` would, with signals and exit codes kept."""
+"""Start several ranks on this machine, as `torchrun --nproc-per-node` would, with signals and exit codes kept.
+
+A launcher that is killed can end nobody, and its ranks would train on without it. On Linux each asks the kernel to be
+told (`end_with`). Of the launcher alone: whoever started memadvisor once a rank answers for its own processes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -12,7 +18,10 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from memadvisor.run.process import is_there
+
 _GRACE_S = 15.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def launch_ranks(num_ranks: int, arguments: Sequence[str]) -> int:
@@ -45,6 +54,21 @@ def launch_ranks(num_ranks: int, arguments: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
+def end_with(launcher: int) -> None:
+    """Have this process, a rank, get SIGTERM when its launcher is no more, as the launcher would have sent it itself.
+
+    The kernel sends it when the *thread* ends that started the rank: `launch_ranks` needs the main one for its signals.
+    It outlives an exec, and processes that the script forks do not inherit it. Elsewhere than on Linux nothing happens.
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):  # a C library without it; forbidden, it returns -1
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    # It may have ended before; and an interpreter that is a script may stand between it and this process.
+    if os.getppid() != launcher and not is_there(launcher):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _start_rank(rank: int, num_ranks: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
@@ -56,7 +80,9 @@ def _start_rank(rank: int, num_ranks: int, port: int, arguments: Sequence[str]) 
         "MASTER_PORT": str(port),
     }
     environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, lest the ranks fight for the cores
-    return subprocess.Popen([sys.executable, "-m", "memadvisor", *arguments], env=environment)
+    command, *rest = arguments
+    ours = [command, "--launcher", str(os.getpid())]
+    return subprocess.Popen([sys.executable, "-m", "memadvisor", *ours, *rest], env=environment)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:

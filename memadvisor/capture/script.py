@@ -176,6 +176,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
     """
     takes_value = {
         "--nproc",
+        "--launcher",
         "-o",
         "--out",
         "--trace-step",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memadvisor import __version__
 from memadvisor.capture.children import Continuation
-from memadvisor.capture.launch import launch_ranks
+from memadvisor.capture.launch import end_with, launch_ranks
 from memadvisor.capture.script import Target, check_target
 from memadvisor.capture.session import profile_script, rank_identity, start_manifest
 from memadvisor.cli.closing import print_closing
@@ -59,12 +59,16 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="most that a rank writes; beyond it only steps are recorded (default: 1 GB)",
     )
-    # Of our own making: a rank that writes into a run there is, and a script that has executed itself anew.
+    # Of our own making: a rank that writes into a run there is, the launcher that started it, and a script that has
+    # executed itself anew.
     parser.add_argument("--joined", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.launcher is not None:
+        end_with(arguments.launcher)
     target = target_of(arguments)
     directory = choose_directory(arguments, target)
     if arguments.live and rank_identity().rank == 0 and not arguments.joined:

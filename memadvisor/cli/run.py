@@ -11,6 +11,7 @@ import contextlib
 import sys
 from pathlib import Path
 
+from memadvisor.capture.launch import end_with
 from memadvisor.capture.script import Target
 from memadvisor.capture.session import profile_script, rank_identity
 from memadvisor.cli.activation_bits import FLAGS as ROUNDING_FLAGS
@@ -81,6 +82,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.launcher is not None:
+        end_with(arguments.launcher)
     target = target_of(arguments)
     plan = _plan(arguments)
     _check_ranks(plan, arguments)

@@ -32,6 +32,12 @@ def lives(process: ProcessInfo) -> bool | None:
     return found[1] == start and found[0] not in "ZX"
 
 
+def is_there(pid: int) -> bool:
+    """Whether a process of this machine has that number now and has not ended; a zombie has."""
+    found = _state_and_start(pid)
+    return _exists(pid) if found is None else found[0] not in "ZX"
+
+
 def _scope() -> str | None:
     """Where a process number means one process: this boot of this machine, and this namespace of processes."""
     try:

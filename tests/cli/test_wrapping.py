@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.plan_file import save_plan
+from memadvisor.run.process import is_there
 from memadvisor.run.store import load_run
 from tests.torch_exit import completed
 from tests.warm_python import warm_python
@@ -178,6 +180,38 @@ def test_a_signal_to_the_launcher_reaches_its_ranks(out, tmp_path, number):
     for rank in ranks:
         with pytest.raises(ProcessLookupError):
             os.kill(rank, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal for it is Linux's")
+def test_ranks_end_with_a_launcher_that_is_killed(out, tmp_path):
+    """Nobody else would end them. What their scripts have forked is the scripts' own, and so is what they do on SIGTERM."""
+    (tmp_path / "waits.py").write_text(
+        "import os, signal, sys, time\n"
+        "def heed(number, frame):\n"
+        "    os.write(1, b'told %d\\n' % number)\n"
+        "    sys.exit(3)\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    signal.signal(signal.SIGTERM, heed)\n"
+        "child = os.fork() if os.environ['RANK'] == '0' else 0\n"
+        "os.write(1, b'%d %d\\n' % (os.getpid(), child))\n"
+        "time.sleep(120)\n"
+    )
+    process = start(profiled(out, "--nproc", "2"), ["waits.py"], cwd=tmp_path)
+    lines = [process.stdout.readline().split() for _ in range(3)]  # the forked one's own is among them
+    (child,) = {int(forked) for _, forked in lines} - {0}
+    ranks = {int(number) for number, _ in lines} - {child}
+    process.kill()
+    process.wait()
+    try:
+        assert process.stdout.readline() == f"told {int(signal.SIGTERM)}\n"
+        deadline_s = time.monotonic() + 60
+        while any(is_there(rank) for rank in ranks):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        assert is_there(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.communicate(timeout=60)
 
 
 def test_a_script_that_closes_all_descriptors_trains_on(out):
