@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.capture.allocator import DeviceBlock, workspace_sizes
 from memadvisor.capture.cpu_account import CpuAccount
+from memadvisor.capture.ddp_buckets import buckets_among
 from memadvisor.capture.ledger import Resident
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import (
@@ -26,6 +29,7 @@ from memadvisor.run.records import OptimizerState, Parameter
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
 CUBLAS = "cuBLAS workspace"
+_BUCKET_SIZES = ("rebuilt_bucket_sizes", "bucket_sizes")  # the first from the second step on
 
 
 def known_tensors(
@@ -67,9 +71,10 @@ def residents(
     device: torch.device,
     cpu: CpuAccount | None = None,
     given: Mapping[int, DeviceBlock] = MappingProxyType({}),
+    buckets: Sequence[int] = (),
 ) -> list[Resident]:
     """Every storage of the allocator's on `device` that Python can reach, once; the first label wins. `given` are the
-    allocator's live blocks there.
+    allocator's live blocks there, `buckets` the sizes of those that DDP holds.
 
     A storage that cannot be resized is numpy's or another library's, or the allocator's and was shown to
     numpy; one that is shared between processes never is the allocator's. The CPU allocator's account tells.
@@ -84,6 +89,9 @@ def residents(
             _take(tensor, "other", "", device, found, given, cpu)
     for address, size_bytes in cublas_workspaces(device, found, given).items():
         found[address] = Resident(address, size_bytes, "other", "", "", "", operator=CUBLAS)
+    unnamed = {a: block.requested_bytes for a, block in given.items() if a not in found}
+    for address in buckets_among(unnamed, buckets):
+        found[address] = Resident(address, given[address].size_bytes, "communication", "", "", "")
     if cpu is None or not is_profiler_free() or _sum_bytes(found.values()) <= cpu.allocated_bytes():
         return list(found.values())
     # What another thread let go meanwhile, or Python could not see when the account was opened.
@@ -135,6 +143,21 @@ def cublas_workspaces(
     unnamed = {address: block for address, block in given.items() if address not in found}
     sizes = workspace_sizes(device) if unnamed else set()
     return {a: block.size_bytes for a, block in unnamed.items() if block.requested_bytes in sizes}
+
+
+def bucket_sizes(device: torch.device) -> list[int]:
+    """Bytes of the buckets that DDP holds on `device`, as it tells for torch's own statistics."""
+    sizes: list[int] = []
+    has_group = dist.is_available() and dist.is_initialized()
+    for ddp in living(DistributedDataParallel) if has_group else ():
+        try:
+            if all(is_on(p, device) for p in ddp.module.parameters() if p.requires_grad):
+                told = ddp._get_ddp_logging_data()
+                words = next(told[name] for name in _BUCKET_SIZES if told.get(name))
+                sizes += [int(size) for size in words.split(", ")]
+        except Exception:
+            continue  # half-made, or worded otherwise by another torch: what nobody names is unexplained
+    return sizes
 
 
 def parameter_rows(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from memadvisor.capture.ddp_buckets import name_buckets
 from memadvisor.capture.label_log import Place
 from memadvisor.capture.truth import AllocatorEvent
 
@@ -132,6 +133,15 @@ class Ledger:
             self.blocks.remove(block)
             self._by_address[block.address].remove(block)
         return size_bytes
+
+    def take_buckets(self, sizes: Sequence[int], allocated_bytes: int | None) -> None:
+        """Name DDP's buckets among what was there before the step, and add those that the step did not touch."""
+        there = [block for block in self.blocks if block.place.phase == "baseline"]
+        unexplained_bytes = (allocated_bytes or 0) - sum(block.size_bytes for block in there)
+        for number, size_bytes in enumerate(name_buckets(there, sizes, unexplained_bytes)):
+            address = -1 - number  # which is not known
+            block = self._add(address, size_bytes, self._start_ns, BASELINE, "")
+            block.categories.add("communication")
 
     def freed_elsewhere(self, size_bytes: int, time_ns: int) -> int:
         """A thread that no profiler sees (a backend's own) freed this much; its size tells which block it was.

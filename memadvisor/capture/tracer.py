@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture.account import Account, make_account
 from memadvisor.capture.allocator import device_blocks
-from memadvisor.capture.census import Labelled, residents
+from memadvisor.capture.census import Labelled, bucket_sizes, residents
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.collective_call import CollectiveCall, Mark
 from memadvisor.capture.collectives import CollectiveLog
@@ -84,7 +84,7 @@ class Tracer:
         self.module_calls = ModuleCallLog(self.mode.address)
         given = device_blocks(device)
         self._given_bytes = {address: block.size_bytes for address, block in given.items()}
-        self._residents: list[Resident] = residents(known(), device, cpu, given)
+        self._residents: list[Resident] = residents(known(), device, cpu, given, bucket_sizes(device))
         self._start_allocated_bytes: int | None = None
         self.offset_ns = monotonic_less_wall_ns()
         self._default_hooks: DefaultHooks | None = None
@@ -186,6 +186,7 @@ class Tracer:
             start_allocated_bytes=self._start_allocated_bytes if self._has_truth else None,
             offset_ns=self.offset_ns,
             device=str(self._device),
+            buckets=bucket_sizes(self._device),
         )
         return Trace(
             account=account,

@@ -39,14 +39,14 @@ def plain(kind):
             rank.kill()
 
 
-def profiled(kind, directory):
+def profiled(kind, directory, fewest=5):
     """The recorded ranks. Losses, and each rank's collectives in their order, are those of the plain run."""
     words = ["memadvisor", "profile", "--nproc", "2", "--out", str(directory), str(SCRIPT), kind]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
     done = completed([warm_python(), "-m", *words], timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     expected = plain(kind)
-    assert all(int(line.split()[1]) >= 5 for line in expected if "collectives" in line)
+    assert all(int(line.split()[1]) >= fewest for line in expected if "collectives" in line)
     assert sum("collectives" in line for line in expected) == 2
     assert sorted(done.stdout.splitlines()) == expected
     return load_run(directory).ranks
@@ -82,6 +82,15 @@ def test_ddps_buckets_are_communication_and_its_reductions_are_seen(tmp_path):
     assert [(c.group, c.sequence, c.size_bytes) for c in ranks[0].collectives] == [
         (c.group, c.sequence, c.size_bytes) for c in ranks[1].collectives
     ]
+
+
+@pytest.mark.timeout(150)
+def test_ddps_buckets_are_communication_where_no_gradient_is_sent(tmp_path):
+    """No operator touches them, and no tensor of Python's is of them: one copy of the parameters was unexplained."""
+    for rank in profiled("local", tmp_path / "run", fewest=1):
+        assert alive_bytes(rank, "communication") == BYTES * sum(unit.num_parameters for unit in rank.units)
+        assert unexplained_bytes(rank) == 0
+        assert rank.collectives == ()
 
 
 @pytest.mark.timeout(150)

@@ -1,9 +1,10 @@
-"""Trainings of several ranks, as a script: `zoo_ranks.py ddp|fsdp|tensor` under a launcher."""
+"""Trainings of several ranks, as a script: `zoo_ranks.py ddp|local|fsdp|tensor` under a launcher."""
 
 import hashlib
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 # The process groups' own account of what they ran, torch's flight recorder.
@@ -34,7 +35,7 @@ def main(kind):
     group = dist.group.WORLD
     torch.manual_seed(0)
     model = Gpt()
-    if kind == "ddp":
+    if kind in ("ddp", "local"):
         model = torch.nn.parallel.DistributedDataParallel(model)
     elif kind == "fsdp":
         for block in model.blocks:
@@ -44,7 +45,9 @@ def main(kind):
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for block in model.blocks:
             parallelize_module(block.mlp, mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
-    train(model, next_token_loss, torch.optim.AdamW(model.parameters(), foreach=False))
+    # As local SGD trains: the ranks part, and no gradient is sent.
+    with model.no_sync() if kind == "local" else nullcontext():
+        train(model, next_token_loss, torch.optim.AdamW(model.parameters(), foreach=False))
     ran = operations()
     digest = hashlib.sha256(json.dumps(ran).encode()).hexdigest()
     # One write a line, and a short one: ranks print at once.
