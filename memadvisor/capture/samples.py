@@ -78,6 +78,7 @@ def batch_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, is_length_first: bool = False
 ) -> tuple[int | None, int | None]:
     """Samples are the first dimension of the first input, or of all in a dictionary, tokens the elements of a 2-D whole-number one.
+    Of a list of dictionaries of tokens, the sides of pairs of sentences, each has a row for a pair, and all tokens count.
 
     `is_length_first`: samples are the second dimension. A float vector is no batch: one sample's features, or a number
     beside each of another input's samples.
@@ -85,7 +86,9 @@ def batch_of(
     says that the first one's rows are the nodes of a graph. Of these half a batch is no smaller graph, and nobody knows how many graphs there are.
     """
     values = (*args, *kwargs.values())
-    tensors = _shaped(values) or _alike_in_dictionary(values)
+    plain = _shaped(values)
+    sides = [plain] if plain else _alike_in_dictionaries(values)
+    tensors = [tensor for side in sides for tensor in side]
     if not tensors or any(hasattr(type(value), name) for value in values for name in _OF_GRAPHS):
         return None, None
     first = tensors[0]
@@ -97,7 +100,8 @@ def batch_of(
     if any(_links_rows(first, other) for other in tensors[1:]):
         return None, None
     num_samples = first.shape[1] if is_length_first and first.dim() > 1 else first.shape[0]
-    return num_samples, first.numel() if not first.is_floating_point() and first.dim() == 2 else None
+    firsts = [side[0] for side in sides]
+    return num_samples, sum(each.numel() for each in firsts) if all(map(_are_tokens, firsts)) else None
 
 
 def num_elements_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -120,12 +124,26 @@ def _num_elements(values: Iterable[Any], depth: int) -> int:
     return num_elements
 
 
-def _alike_in_dictionary(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Of a model that takes a dictionary and no tensor beside it; none where they differ in their rows, as images and the
-    boxes of all of them do: nobody knows which are the samples."""
-    whole = next((value for value in values if isinstance(value, Mapping)), {})
-    inside = _shaped(tuple(islice(whole.values(), _MOST_VALUES)))
-    return inside if len({tensor.size(0) for tensor in inside}) == 1 else []
+def _alike_in_dictionaries(values: Sequence[Any]) -> list[list[torch.Tensor]]:
+    """Of a model that takes a dictionary and no tensor beside it, what is in it; of one that takes a list of dictionaries,
+    what is in each, if they begin with tokens: those of a detector have the boxes of one image each.
+
+    None where they differ in their rows, as images and the boxes of all of them do: nobody knows which are the samples.
+    """
+    for value in values:
+        whole = [value] if isinstance(value, Mapping) else value
+        if not (isinstance(whole, (list, tuple)) and whole and all(isinstance(v, Mapping) for v in whole)):
+            continue
+        sides = [_shaped(tuple(islice(each.values(), _MOST_VALUES))) for each in whole[:_MOST_VALUES]]
+        rows = {tensor.size(0) for side in sides for tensor in side}
+        is_one = whole is not value
+        is_known = all(sides) and (is_one or all(_are_tokens(side[0]) for side in sides))
+        return sides if is_known and len(rows) == 1 else []
+    return []
+
+
+def _are_tokens(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 2 and not tensor.is_floating_point()
 
 
 def _shaped(values: Sequence[Any]) -> list[torch.Tensor]:

@@ -48,7 +48,11 @@ def _read(name: str, module: Any) -> ShardGroup | None:
         if not groups:
             return None
         group = groups[0]
-        mesh, policy = group.mesh_info, group.mp_policy
+        # From torch 2.15 on each parameter has its own, which a policy may choose by the parameter.
+        policies = (
+            [group.mp_policy] if hasattr(group, "mp_policy") else [p.mp_policy for p in group.fsdp_params]
+        )
+        mesh, policy = group.mesh_info, policies[0]
         return ShardGroup(
             name=name,
             num_ranks=getattr(mesh, "shard_mesh_size", 1),
@@ -58,6 +62,7 @@ def _read(name: str, module: Any) -> ShardGroup | None:
             reduce_dtype=_name_of(policy.reduce_dtype),
             offloads=type(group.offload_policy).__name__ != "OffloadPolicy",
             is_plain=len(groups) == 1
+            and all(each == policy for each in policies)
             and len(group.modules) == 1
             and group.post_forward_mesh_info in (None, mesh)
             and all(getattr(p.fsdp_placement, "dim", None) == 0 for p in group.fsdp_params),

@@ -94,7 +94,7 @@ def test_captured_peak_of_each_rank_is_the_allocators(kind, worlds, tmp_path):
         run = load_run(directory / kind)
         assert [rank.process.rank for rank in run.ranks] == list(range(NUM_RANKS))
         for rank, (_, _, told) in zip(run.ranks, witness, strict=True):
-            peaks_bytes = json.loads(told.strip().splitlines()[-1])[kind]
+            peaks_bytes = json.loads([line for line in told.splitlines() if line.startswith("{")][-1])[kind]
             true_peak_bytes = peaks_bytes[1] if kind.startswith("ddp") else min(peaks_bytes)
             if rank.process.rank in said:
                 said[rank.process.rank].append(faults(rank, true_peak_bytes))

@@ -74,10 +74,18 @@ IMAGES, BOXES = torch.randn(8, 3, 16, 16), torch.randn(30, 4)
         (({"boxes": BOXES, "images": IMAGES},), (None, None)),
         (({"names": ["a", "b"]},), (None, None)),
         ((WORDS, {"mask": torch.ones(7, 7)}), (30, 210)),
+        (([{"input_ids": WORDS, "mask": torch.ones(30, 7)}, {"input_ids": WORDS[:, :5]}], None), (30, 360)),
+        (([{"input_ids": WORDS}, {"input_ids": WORDS[:7]}], None), (None, None)),
+        (
+            ([IMAGES[0]] * 2, [{"boxes": BOXES[:1], "labels": torch.ones(1, dtype=torch.long)}] * 2),
+            (None, None),
+        ),
+        (([{"name": "a"}, {"name": "b"}],), (None, None)),
     ],
 )
 def test_samples_are_the_rows_of_all_tensors_of_a_dictionary(inputs, found):
-    """A batch as it comes from a loader; YOLO's has boxes of all images, and images."""
+    """A batch as it comes from a loader; YOLO's has boxes of all images, and images. sentence-transformers' losses are
+    given a dictionary for each side of the pairs, a detector of torchvision's one for each image."""
     assert batch_of(inputs, {}) == found
 
 
