@@ -252,7 +252,7 @@ def _residuals(
         explained += event.delta_bytes
         unexplained = event.allocated_bytes - explained
         if unexplained < last:
-            freed = ledger.freed_elsewhere(last - unexplained, event.time_ns)
+            freed = ledger.freed_elsewhere(last - unexplained, event.time_ns, -unexplained)
             explained -= freed
             unexplained += freed
         if unexplained != last:

@@ -1,6 +1,6 @@
-"""All storages of one traced step, found by address and time: what was there, what came and what went.
+"""All blocks of memory of a traced step, found by address and time: births, deaths, and deaths that nobody reported.
 
-Pure Python, no torch. What is known of them comes from the labels (account.py).
+Pure Python, no torch.
 """
 
 from __future__ import annotations
@@ -114,25 +114,29 @@ class Ledger:
     def gone_before(self, size_bytes: int) -> int:
         """Such a thread as `freed_elsewhere` tells of freed this much between the census and the profiler's start.
 
-        Taken for it are residents that nobody has named and the step neither used nor freed, if their sizes add up.
-        Returns their bytes, which are no part of the step; else 0, and nothing changes.
+        Returns the bytes of the residents that are taken for it, which are no part of the step; else 0.
         """
-        unused = (
-            block
-            for block in self.blocks
-            if block.categories == {"other"} and block.death_ns is None and block.last_use_ns is None
-        )
-        gone, left_bytes = [], size_bytes
-        for block in sorted(unused, key=lambda block: -block.size_bytes):
-            if block.size_bytes <= left_bytes:
-                gone.append(block)
-                left_bytes -= block.size_bytes
-        if left_bytes:
-            return 0
+        gone = self._idle_from(self._start_ns, size_bytes)
         for block in gone:
             self.blocks.remove(block)
             self._by_address[block.address].remove(block)
-        return size_bytes
+        return sum(block.size_bytes for block in gone)
+
+    def _idle_from(self, time_ns: int, size_bytes: int) -> list[Block]:
+        """Residents that nobody has named, and that the step neither uses from then on nor frees, if sizes add up to this."""
+        idle = (
+            block
+            for block in self.blocks
+            if block.categories == {"other"}
+            and block.death_ns is None
+            and (block.last_use_ns is None or block.last_use_ns < time_ns)
+        )
+        found, left_bytes = [], size_bytes
+        for block in sorted(idle, key=lambda block: -block.size_bytes):
+            if block.size_bytes <= left_bytes:
+                found.append(block)
+                left_bytes -= block.size_bytes
+        return [] if left_bytes else found
 
     def take_buckets(self, sizes: Sequence[int], allocated_bytes: int | None) -> None:
         """Name DDP's buckets among what was there before the step, and add those that the step did not touch."""
@@ -143,10 +147,12 @@ class Ledger:
             block = self._add(address, size_bytes, self._start_ns, BASELINE, "")
             block.categories.add("communication")
 
-    def freed_elsewhere(self, size_bytes: int, time_ns: int) -> int:
+    def freed_elsewhere(self, size_bytes: int, time_ns: int, too_many_bytes: int) -> int:
         """A thread that no profiler sees (a backend's own) freed this much; its size tells which block it was.
 
-        Returns the bytes of the block that is taken for it; 0 where none fits, and they stay unexplained.
+        Where the blocks are by now larger than all that the allocator has given, by `too_many_bytes`, it may be idle
+        residents that nobody has named: what the script sent before the step, and the backend held a while longer.
+        Returns the bytes of what is taken for it; 0 where nothing fits, and they stay unexplained.
         """
         for block in reversed(self.blocks):
             if (
@@ -157,7 +163,10 @@ class Ledger:
             ):
                 block.death_ns = time_ns
                 return size_bytes
-        return 0
+        gone = self._idle_from(time_ns, too_many_bytes) if too_many_bytes > 0 else []
+        for block in gone:
+            block.death_ns = time_ns
+        return sum(block.size_bytes for block in gone)
 
     def made_elsewhere(self, alive: Iterable[Resident], residuals: list[tuple[int, int]]) -> None:
         """Name what another thread made in the step and is `alive` at its end: `residuals`, the bytes that are unexplained
