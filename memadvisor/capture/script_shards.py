@@ -17,6 +17,7 @@ NAMESPACE = "fsdp"
 _NAMED_ARGUMENTS = {
     "fsdp::split_with_sizes_copy": ("out", "parameter"),
     "fsdp::chunk_cat": ("tensors", "gradient"),
+    "fsdp::chunk_cat_mixed_dtype": ("tensors", "gradient"),  # from torch 2.15 on
 }
 
 
