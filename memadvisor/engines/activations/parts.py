@@ -1,7 +1,7 @@
 """Parts of a unit that keep nothing but what they are called with, and run again before their own backward.
 
-A part is a module inside a unit, or several that follow each other, each called with nothing but what the one before it
-has returned. Parts of a unit that is recomputed are taken apart in its second run (nested recomputation): what autograd
+A part is a module inside a unit, or several that follow each other, each called with no other tensor than the one before
+it has returned. Parts of a unit that is recomputed are taken apart in its second run (nested recomputation): what autograd
 would keep of a part is put off, and made by a third run when it is asked for. Parts of a unit that is not recomputed run
 again for the first time then. Where the script does not call a part's modules so, those up to there alone run again.
 """
@@ -43,6 +43,7 @@ from memadvisor.engines.sharding.saved import is_in_checkpoint
 from memadvisor.schedule import Schedule
 
 Note = Callable[[str, str], None]
+_UNCHANGING = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class Parts:
@@ -151,20 +152,22 @@ class _Part:
         leaves, self._spec = tree_flatten((args, kwargs))
         self._leaves = each_once(lambda leaf: kept_of(leaf, told), leaves)
         self._versions = versions_of(self._leaves)
-        self._calls: list[tuple[Callable[..., Any], Around, Conditions]] = []
+        self._calls: list[tuple[Callable[..., Any], Around, Conditions, _Given]] = []
         self._places = Places()
         self._filling = filling
         self._number = place.number
         self._returned: Returned | None = None
 
     def continues(self, number: int, args: Any, kwargs: Any) -> bool:
-        """Whether a call is the part's next, with nothing but what the last one has returned, unchanged."""
-        if self._returned is None or number != self._number or kwargs or len(args) != 1:
+        """Whether a call is the part's next, with no other tensor than the last one has returned, unchanged."""
+        if self._returned is None or number != self._number:
             return False
-        return isinstance(args[0], torch.Tensor) and self._returned.is_unchanged(args[0])
+        tensor = _Given(args, kwargs).only_tensor(args, kwargs)
+        return tensor is not None and self._returned.is_unchanged(tensor)
 
     def call(self, forward: Callable[..., Any], around: Around, args: Any, kwargs: Any) -> Any:
-        self._calls.append((forward, around, Conditions(tree_flatten((args, kwargs))[0])))
+        given = _Given(args, kwargs)
+        self._calls.append((forward, around, Conditions(tree_flatten((args, kwargs))[0]), given))
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self.unpack):
             output = forward(*args, **kwargs)
         self._number += 1
@@ -185,10 +188,34 @@ class _Part:
         args, kwargs = tree_unflatten(self._leaves, self._spec)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._places.filling(True), as_packed)
         with contextlib.suppress(Enough), hooks:
-            for forward, around, conditions in self._calls:
+            output: Any = None
+            for number, (forward, around, conditions, given) in enumerate(self._calls):
+                if number:
+                    args, kwargs = given.with_tensor(output)
                 with conditions.again(), around():
                     output = forward(*args, **kwargs)
-                args, kwargs = (output,), {}
+
+
+class _Given:
+    """What a call has beside its tensors: a library names what it leaves out (`attention_mask=None`)."""
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        leaves, self._spec = tree_flatten((args, kwargs))
+        self._beside = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def only_tensor(self, args: Any, kwargs: Any) -> torch.Tensor | None:
+        """None where there are several, or something that the script may change until it is needed again."""
+        if len(self._places) != 1 or any(type(leaf) not in _UNCHANGING for leaf in self._beside):
+            return None
+        tensor: torch.Tensor = tree_flatten((args, kwargs))[0][self._places[0]]
+        return tensor
+
+    def with_tensor(self, tensor: torch.Tensor) -> tuple[Any, Any]:
+        (place,) = self._places
+        leaves = [tensor if number == place else leaf for number, leaf in enumerate(self._beside)]
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        return args, kwargs
 
 
 def _inside(module: torch.nn.Module, unit: str, name: str) -> torch.nn.Module | None:
