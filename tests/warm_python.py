@@ -165,6 +165,8 @@ def _become(asked: dict[str, Any], command: str) -> None:
     finally:
         if torch.distributed.is_initialized():
             time.sleep(0.2)  # for what torch_exit.py is about
+        if "triton" in sys.modules:
+            gc.unfreeze()  # else its binding takes for leaked, and says so, what nobody collects at the end
 
 
 def _run(words: list[str], paths: list[str]) -> None:
