@@ -79,6 +79,7 @@ def batch_of(
 ) -> tuple[int | None, int | None]:
     """Samples are the first dimension of the first input, or of all in a dictionary, tokens the elements of a 2-D whole-number one.
     Of a list of dictionaries of tokens, the sides of pairs of sentences, each has a row for a pair, and all tokens count.
+    Of a list of images, with a dictionary of what is in each beside, they are the images.
 
     `is_length_first`: samples are the second dimension. A float vector is no batch: one sample's features, or a number
     beside each of another input's samples.
@@ -89,7 +90,9 @@ def batch_of(
     plain = _shaped(values)
     sides = [plain] if plain else _alike_in_dictionaries(values)
     tensors = [tensor for side in sides for tensor in side]
-    if not tensors or any(hasattr(type(value), name) for value in values for name in _OF_GRAPHS):
+    if not tensors:
+        return _images_with_targets(values), None
+    if any(hasattr(type(value), name) for value in values for name in _OF_GRAPHS):
         return None, None
     first = tensors[0]
     if _is_mapped(first):
@@ -140,6 +143,14 @@ def _alike_in_dictionaries(values: Sequence[Any]) -> list[list[torch.Tensor]]:
         is_known = all(sides) and (is_one or all(_are_tokens(side[0]) for side in sides))
         return sides if is_known and len(rows) == 1 else []
     return []
+
+
+def _images_with_targets(values: Sequence[Any]) -> int | None:
+    """How many images a detector of torchvision's is given: a list of images, and one of as many dictionaries."""
+    lists = [value for value in values if isinstance(value, (list, tuple)) and value]
+    images = [len(each) for each in lists if all(isinstance(one, torch.Tensor) for one in each)]
+    targets = [len(each) for each in lists if all(isinstance(one, Mapping) for one in each)]
+    return images[0] if len(images) == 1 and images == targets else None
 
 
 def _are_tokens(tensor: torch.Tensor) -> bool:

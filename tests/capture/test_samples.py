@@ -78,8 +78,10 @@ IMAGES, BOXES = torch.randn(8, 3, 16, 16), torch.randn(30, 4)
         (([{"input_ids": WORDS}, {"input_ids": WORDS[:7]}], None), (None, None)),
         (
             ([IMAGES[0]] * 2, [{"boxes": BOXES[:1], "labels": torch.ones(1, dtype=torch.long)}] * 2),
-            (None, None),
+            (2, None),
         ),
+        (([IMAGES[0]] * 2, [{"boxes": BOXES}] * 3), (None, None)),
+        (([IMAGES, IMAGES],), (None, None)),  # of several scales: nobody knows
         (([{"name": "a"}, {"name": "b"}],), (None, None)),
     ],
 )
