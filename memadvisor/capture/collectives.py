@@ -74,7 +74,7 @@ _FUNCTIONAL: dict[str, tuple[str, int]] = {
     "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
     "all_to_all_single": ("all_to_all", 0),
 }
-# Methods of ProcessGroup that the functions of torch.distributed call, by the names of torch 2.11 to 2.14.
+# Methods of ProcessGroup that the functions of torch.distributed call, by the names of torch 2.11 to 2.15.
 _METHODS = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base"),
     *("allgather_coalesced", "allgather_into_tensor_coalesced", "reduce_scatter", "_reduce_scatter_base"),

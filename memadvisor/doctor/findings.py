@@ -13,7 +13,7 @@ from memadvisor.units import format_bytes
 State = Literal["ok", "warning", "problem"]
 
 # From and up to which torch memadvisor is tested: pyproject.toml's bounds.
-TESTED_TORCH = ((2, 11), (2, 14))
+TESTED_TORCH = ((2, 11), (2, 15))
 
 # Variables that change what a profile measures, and how.
 ODD_VARIABLES = {

@@ -68,10 +68,10 @@ def test_bounds_are_those_of_the_package():
     assert f"torch>={first_major}.{first},<{last_major}.{last + 1}" in project["dependencies"]
 
 
-@pytest.mark.parametrize("version", ("2.10.1", "2.15.0+cu130", "3.0", "git1234"))
+@pytest.mark.parametrize("version", ("2.10.1", "2.16.0+cu130", "3.0", "git1234"))
 def test_another_torch_is_a_warning(version):
     found = _of("torch", torch=replace(ON_CPU, version=version))
-    assert found.state == "warning" and "tested with 2.11 to 2.14" in found.hint
+    assert found.state == "warning" and "tested with 2.11 to 2.15" in found.hint
 
 
 def test_torch_that_cannot_be_imported_is_the_problem_and_its_words_are_kept():
