@@ -7,6 +7,7 @@ import dataclasses
 import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -262,8 +263,15 @@ class RankWriter:
             has_ddp=None if wrapped is None else bool(wrapped),
             ddp_ranks=min((ddp.process_group.size() for ddp in wrapped or ()), default=None),
             has_ddp_hook=None if wrapped is None else any(getattr(ddp, "_comm_hooks", ()) for ddp in wrapped),
+            has_zero_optimizer=None if wrapped is None else has_zero_optimizer(),
             **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
         )
+
+
+def has_zero_optimizer() -> bool:
+    """torch's own is looked for where the script has imported it: that takes a second."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return module is not None and bool(living(module.ZeroRedundancyOptimizer))
 
 
 def _process_group_size() -> int:

@@ -139,13 +139,19 @@ def test_a_script_whose_ddp_is_over_some_of_its_ranks_is_refused():
         advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=10**9)
 
 
-def test_a_script_with_a_communication_hook_is_told_that_no_plan_applies():
+@pytest.mark.parametrize(
+    ("has", "words"),
+    [("has_ddp_hook", "communication hook"), ("has_zero_optimizer", "ZeroRedundancyOptimizer")],
+)
+def test_a_script_with_what_the_engine_does_not_take_over_is_told_so(has, words):
     ranks = tuple(
-        dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=True, has_ddp_hook=True))
+        dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=True, **{has: True}))
         for rank in RUN.ranks
     )
-    advice = advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=10**9)
-    assert any("communication hook" in note for note in advice.notes)
+    assert any(
+        words in note for note in advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=10**9).notes
+    )
+    assert not any(words in note for note in advise(RUN, memory_bytes=10**9).notes)
 
 
 def test_every_plan_says_where_its_peak_is_and_how_the_next_compares():

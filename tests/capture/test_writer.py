@@ -1,0 +1,23 @@
+"""What a process says of the script's training beside what it records of it."""
+
+import gc
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from memadvisor.capture.writer import has_zero_optimizer
+
+
+def test_an_optimizer_that_shares_out_its_states_is_seen():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    gc.collect()
+    assert not has_zero_optimizer()
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        optimizer = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
+        assert has_zero_optimizer()
+        del optimizer
+    finally:
+        dist.destroy_process_group()
