@@ -17,8 +17,9 @@ def measured_components(
     """Seconds of the median timed step by component, which sum to it.
 
     optimizer: its phase. recomputation: second forwards of the units that the plan recomputes; those of the script's own
-    checkpoints were in the run that it was worked out from, and are predicted as compute. exposed_communication: its share of the traced step,
-    in which alone collectives are seen; None where it was not recorded, and then it is in compute. compute: the rest.
+    checkpoints were in the run that it was worked out from, and are predicted as compute. exposed_communication: its
+    share of the traced step, in which alone collectives are seen; None where it was not recorded, and then it is in
+    compute. compute: the rest.
     """
     exposed_s = None
     if traffic is not None and traffic.exposed_fraction is not None:

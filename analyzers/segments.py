@@ -42,12 +42,13 @@ def captured_step(
     num_ranks: int | None = None,
     of_rank: int | None = None,
 ) -> CapturedStep:
-    """The step of the rank whose traced peak is highest, or of that named, which may hold a stage of a pipeline or parts of layers.
+    """The step of the rank whose traced peak is highest, or of that named, which may hold a stage of a pipeline or parts
+    of layers.
 
-    With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many:
-    storages with a batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as
-    large, and as many as there were. `repeats`: that many in place of each, however large they are. With a precision, the
-    step as the schedules of plans with that precision find it. Of several models the units are those that a plan for `num_ranks`, by
+    With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many: storages with a
+    batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as large, and as
+    many as there were. `repeats`: that many in place of each, however large they are. With a precision, the step as the
+    schedules of plans with that precision find it. Of several models the units are those that a plan for `num_ranks`, by
     default the run's own, may be about (planned_models.py). Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """

@@ -26,8 +26,8 @@ _IN_ORDER = f"{INSIDE}aten::clone"  # of what does not lie as either algorithm t
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Of two or three sides. `images`, which it is given, and `result`: (samples, channels, sides); `filters`: (output channels,
-    channels of a group, sides), or transposed (channels, output channels of a group, sides)."""
+    """Of two or three sides. `images`, which it is given, and `result`: (samples, channels, sides); `filters`: (output
+    channels, channels of a group, sides), or transposed (channels, output channels of a group, sides)."""
 
     images: Shape
     filters: Shape

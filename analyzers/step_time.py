@@ -32,10 +32,11 @@ class UnitTime:
 class StepTime:
     """The median steady step: timed, neither warm-up nor next to a traced one.
 
-    `by_phase_s` has forward, backward, optimizer and outside, each moment counted for the innermost phase:
-    medians, scaled together so that they sum to `median_s` (the parts of the median step need not be the
-    medians of the parts). An update inside a backward, by a gradient's hook, is the optimizer's. Steps in which no forward was seen (memadvisor did not listen, to save time) have no
-    part in the phases and units; those of `num_listened_steps` do. A recomputation counts as backward, as it runs there. Throughput is this rank's own.
+    `by_phase_s` has forward, backward, optimizer and outside, each moment counted for the innermost phase: medians,
+    scaled together so that they sum to `median_s` (the parts of the median step need not be the medians of the parts). An
+    update inside a backward, by a gradient's hook, is the optimizer's. Steps in which no forward was seen (memadvisor did
+    not listen, to save time) have no part in the phases and units; those of `num_listened_steps` do. A recomputation
+    counts as backward, as it runs there. Throughput is this rank's own.
     """
 
     median_s: float

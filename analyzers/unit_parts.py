@@ -1,8 +1,8 @@
 """Parts of each unit that could keep nothing but what they are called with and run again by themselves.
 
-Candidates are modules inside a unit, and runs of siblings each of which is called with nothing but the very tensor that the
-one before it returned, as the engine asks for it, and no view of it; what they are called with must be kept by autograd in any case, for them. Offered are those that lower the highest
-instant of the unit's second run and backward.
+Candidates are modules inside a unit, and runs of siblings each of which is called with nothing but the very tensor that
+the one before it returned, as the engine asks for it, and no view of it; what they are called with must be kept by
+autograd in any case, for them. Offered are those that lower the highest instant of the unit's second run and backward.
 """
 
 from __future__ import annotations

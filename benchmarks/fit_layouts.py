@@ -2,13 +2,13 @@
 
     python benchmarks/fit_layouts.py DIR [--every N] [--leave-one-out [--write docs/accuracy/held_out.json]]
 
-Each table weighs the same, whatever its number of rows; errors are logarithms of predicted over measured, and a row that is
-off by more than some `OFF` counts hardly more than one that is off by that (Cauchy's loss), so that runs that a network or an
-allocator held up do not bend the physics. All rows that ran count, whatever their MFU: planners choose among slow layouts
-too. Left out of the times are rows within a tenth of their device's memory, where an allocator that frees and tries again is
-what was measured; rows on `UNEXPLAINED` accelerators and more of the sweep, most of which
-are of jobs that were held up, which is no other cluster's physics; and pipelines whose order of work follows from the costs themselves.
-Of tables with over 500 rows each `--every`th that has a time counts, in the file's order.
+Each table weighs the same, whatever its number of rows; errors are logarithms of predicted over measured, and a row that
+is off by more than some `OFF` counts hardly more than one that is off by that (Cauchy's loss), so that runs that a
+network or an allocator held up do not bend the physics. All rows that ran count, whatever their MFU: planners choose
+among slow layouts too. Left out of the times are rows within a tenth of their device's memory, where an allocator that
+frees and tries again is what was measured; rows on `UNEXPLAINED` accelerators and more of the sweep, most of which are of
+jobs that were held up, which is no other cluster's physics; and pipelines whose order of work follows from the costs
+themselves. Of tables with over 500 rows each `--every`th that has a time counts, in the file's order.
 
 Times come first, then how often and how long nanotron's pipelines are held up, then peaks, then how far peaks are off, which
 failed rows tell too. What nanotron's code and cluster take

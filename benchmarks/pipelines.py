@@ -1,9 +1,9 @@
 """Plans for a pipeline, predicted from its plain run and measured: each rank's peak, and the step.
 
-The sample pipeline, or another script, is profiled, and run with the plans for shares of its first rank's peak, and with all blocks of all
-ranks recomputed; in every round each of them trains anew, the plain one too, in turn. Steps are the slowest rank's median,
-of the fastest round, and predictions are made from the fastest plain run: what disturbs only slows. Peaks are those of all
-rounds, and losses are compared with the plain run's.
+The sample pipeline, or another script, is profiled, and run with the plans for shares of its first rank's peak, and with
+all blocks of all ranks recomputed; in every round each of them trains anew, the plain one too, in turn. Steps are the
+slowest rank's median, of the fastest round, and predictions are made from the fastest plain run: what disturbs only
+slows. Peaks are those of all rounds, and losses are compared with the plain run's.
 
     python benchmarks/pipelines.py --nproc 2 [--rounds 1] [--shares 80 60 40] [--script samples/train_pipeline_conv.py]
         [--sample-options "--schedule gpipe"]

@@ -2,8 +2,8 @@
 
 An element is a whole number of `bits` bits between the smallest and the largest of its block of `BLOCK_ELEMENTS` that
 follow each other in memory; each block has these two as float32 numbers, its smallest and the width of a step
-(engines/activations/rounded.py; as ActNN, arXiv:2104.14129, section 3, and GACT, arXiv:2206.11357, have them). Masks are one bit an
-element, which loses nothing.
+(engines/activations/rounded.py; as ActNN, arXiv:2104.14129, section 3, and GACT, arXiv:2206.11357, have them). Masks are
+one bit an element, which loses nothing.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from memadvisor.recurrence import Recurrence
 class Experts:
     """Feed-forward blocks of which each token passes `experts_per_token`, and `shared_ffn` columns that all pass.
 
-    `first_dense` layers at the beginning have the plain feed-forward block; behind them each `every`th layer has experts, beginning
-    with the first. `shared_gate`: a vector weighs the shared columns.
-    `router_bias`: the router has one number more of each expert, a bias, or what balances them.
-    `groups_per_token` of `groups` of experts, side by side, may have a token (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
+    `first_dense` layers at the beginning have the plain feed-forward block; behind them each `every`th layer has experts,
+    beginning with the first. `shared_gate`: a vector weighs the shared columns. `router_bias`: the router has one number
+    more of each expert, a bias, or what balances them. `groups_per_token` of `groups` of experts, side by side, may have
+    a token (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
     """
 
     num_experts: int
@@ -74,12 +74,12 @@ class ReferenceCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionTower:
-    """What makes tokens of images before a language model: `stack`, an encoder over the patches of one image each, and `around` it
-    parameters of the patches' projection, positions, norms and what leads into the language model.
+    """What makes tokens of images before a language model: `stack`, an encoder over the patches of one image each, and
+    `around` it parameters of the patches' projection, positions, norms and what leads into the language model.
 
-    `merged`: so many patches become one token. `image_tokens`: tokens of an image in the sequence, None where that depends on the
-    image. `images`: how many a sequence has, as it is asked for; their tokens are among the sequence's. `is_trained`: its
-    parameters have gradients and optimizer state.
+    `merged`: so many patches become one token. `image_tokens`: tokens of an image in the sequence, None where that
+    depends on the image. `images`: how many a sequence has, as it is asked for; their tokens are among the sequence's.
+    `is_trained`: its parameters have gradients and optimizer state.
     """
 
     stack: Architecture
@@ -124,9 +124,9 @@ class Architecture:
     to besides (cross attention, with a norm of its own); tables of positions, the norm of the embedding and the last norm
     (`final_norm`) are there once for either stack. `relative_buckets`: rows of a stack's table of relative positions (T5).
 
-    `layer_pattern`: what each layer is made of, a letter for each (recurrence.BLOCKS), from the first layer again when it is through;
-    where there is none all are attention with a feed-forward block. `recurrence`: what is there in place of attention, or
-    beside it. `attention_gate`: as many columns as the queries have weigh attention's result (Qwen3-Next).
+    `layer_pattern`: what each layer is made of, a letter for each (recurrence.BLOCKS), from the first layer again when it
+    is through; where there is none all are attention with a feed-forward block. `recurrence`: what is there in place of
+    attention, or beside it. `attention_gate`: as many columns as the queries have weigh attention's result (Qwen3-Next).
 
     `tower`: of images, counted with the embedding. `left_out`: what else config.json has and is not counted, in words.
     """

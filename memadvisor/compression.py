@@ -22,9 +22,10 @@ _ALIGNMENT_BYTES = 4  # a scale begins every message
 class Compression:
     """What the messages of a plan hold instead of the numbers themselves. None: the numbers themselves.
 
-    `gather_bits`: 8; of each element of the parameters that stage 3 gathers in training passes. `reduce_bits`: 8 or
-    4; of each element of the gradients that stages 2 and 3 reduce to shards; they are added up in float32. Both are of parameters that
-    are float32 in the script; others travel as they are. What the optimizer keeps and updates is never rounded.
+    `gather_bits`: 8; of each element of the parameters that stage 3 gathers in training passes. `reduce_bits`: 8 or 4; of
+    each element of the gradients that stages 2 and 3 reduce to shards; they are added up in float32. Both are of
+    parameters that are float32 in the script; others travel as they are. What the optimizer keeps and updates is never
+    rounded.
 
     `all_reduce_bits`, `all_reduce_top`: of the gradients that stages 0 and 1 sum whole, 1, 4 or 8 bits of each element,
     or so many elements of each block, exactly; what is not sent is added to the next step's (error feedback).

@@ -24,12 +24,11 @@ _OF_ALL_REDUCES = ("merged", "native")  # and built-in alone
 class Algorithm:
     """How collectives of an operation go whose full message has `min_bytes` or more, up to the next entry.
 
-    pairwise: each rank sends every other its part; of a reduction one after another. together: a reduction's are all under
-    way at once, and what comes is added up in the same order. doubling: in each round ranks twice as far apart exchange all that they
-    have, so that log2 n rounds do (gathers of a power of two; Thakur, Rabenseifner and Gropp 2005, section 4.1).
-    merged: all-reduces of units whose backwards follow each other go in one message, as long as all of it is less than the
-    next entry's min_bytes.
-    num_ranks: among so many alone; None: among any number.
+    pairwise: each rank sends every other its part; of a reduction one after another. together: a reduction's are all
+    under way at once, and what comes is added up in the same order. doubling: in each round ranks twice as far apart
+    exchange all that they have, so that log2 n rounds do (gathers of a power of two; Thakur, Rabenseifner and Gropp 2005,
+    section 4.1). merged: all-reduces of units whose backwards follow each other go in one message, as long as all of it
+    is less than the next entry's min_bytes. num_ranks: among so many alone; None: among any number.
     """
 
     operation: str  # all_gather, reduce_scatter or all_reduce

@@ -24,50 +24,57 @@ class Software:
     """How the training code goes about it, as far as memory and time depend on it. The defaults are those of today's
     trainers (bf16, fused attention, gradients accumulated in fp32, collectives under the backward).
 
-    `parameter_bytes`: of a parameter as it is computed with (of one under `autocast` as it is held). `gradient_bytes`: of a gradient as it
-    is accumulated. `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master copy included. `reduce_bytes`: of a
-    gradient's element on the wire. `fused_attention`: scores never reach memory. `fused_mlp`: the gate's activation and product are one
-    kernel that keeps its inputs alone. `fused_rotary`: queries, keys and values are kept once; else rotary positions and changes of shape
-    leave copies of them, where not `repeats_keys`: keys and values are kept once, repeated for every query head, as are queries.
-    `fused_accumulation`: products of gradients add to what is accumulated. `tensor_overlap`: share of the collectives of tensor parallelism
-    that goes on under products. `overlap_reduce`, `overlap_gather`: gradients are reduced under the backward, parameters gathered under the
-    computation. `stage_rule`: how layers are dealt out to pipeline stages: `balanced` (the dearest stage is as cheap as can be, the head
-    counted), `even` (equal numbers) or `running` (each takes layers until its share of the whole cost is passed). `overlap_messages`: a
-    pipeline's devices compute while they send and receive. `bucket_bytes`: how much of gradients (of parameters, where they are gathered
-    once a step) goes in one collective; `shards_tensors`: each tensor is sharded, so that each has its own. `call_s`: what a collective of
-    tensor parallelism costs the host beyond what torch takes to launch it. `pipelined_call_s`: what it costs more, for each of its ranks,
-    while a pipeline's messages cross nodes. `far_call_s`: by how much it is longer, for the host and the device, for each further node that
-    its ranks are on. `stalled_message_s`, `stalling_node_chance`: what a pipeline's message takes more in jobs that are held up, and the
-    chance of each node to hold up a job (cost/layouts/stalls.py). `ahead_bytes`: what collectives of tensor parallelism hold, of each
-    element of the whole residual stream, where no pipeline keeps the host from running ahead. `reference_code`: the model is Hugging Face's
-    class, operator by operator (`Architecture.reference_code`), which then says what is kept in place of `fused_mlp`, `fused_rotary` and
-    `dropout`. `reuse_parameters`: how many parameters may come between two uses of one for ZeRO stage 3 to keep it gathered.
+    `parameter_bytes`: of a parameter as it is computed with (of one under `autocast` as it is held). `gradient_bytes`: of
+    a gradient as it is accumulated. `optimizer_bytes`: of all state that the optimizer keeps of a parameter, its master
+    copy included. `reduce_bytes`: of a gradient's element on the wire. `fused_attention`: scores never reach memory.
+    `fused_mlp`: the gate's activation and product are one kernel that keeps its inputs alone. `fused_rotary`: queries,
+    keys and values are kept once; else rotary positions and changes of shape leave copies of them, where not
+    `repeats_keys`: keys and values are kept once, repeated for every query head, as are queries. `fused_accumulation`:
+    products of gradients add to what is accumulated. `tensor_overlap`: share of the collectives of tensor parallelism
+    that goes on under products. `overlap_reduce`, `overlap_gather`: gradients are reduced under the backward, parameters
+    gathered under the computation. `stage_rule`: how layers are dealt out to pipeline stages: `balanced` (the dearest
+    stage is as cheap as can be, the head counted), `even` (equal numbers) or `running` (each takes layers until its share
+    of the whole cost is passed). `overlap_messages`: a pipeline's devices compute while they send and receive.
+    `bucket_bytes`: how much of gradients (of parameters, where they are gathered once a step) goes in one collective;
+    `shards_tensors`: each tensor is sharded, so that each has its own. `call_s`: what a collective of tensor parallelism
+    costs the host beyond what torch takes to launch it. `pipelined_call_s`: what it costs more, for each of its ranks,
+    while a pipeline's messages cross nodes. `far_call_s`: by how much it is longer, for the host and the device, for each
+    further node that its ranks are on. `stalled_message_s`, `stalling_node_chance`: what a pipeline's message takes more
+    in jobs that are held up, and the chance of each node to hold up a job (cost/layouts/stalls.py). `ahead_bytes`: what
+    collectives of tensor parallelism hold, of each element of the whole residual stream, where no pipeline keeps the host
+    from running ahead. `reference_code`: the model is Hugging Face's class, operator by operator
+    (`Architecture.reference_code`), which then says what is kept in place of `fused_mlp`, `fused_rotary` and `dropout`.
+    `reuse_parameters`: how many parameters may come between two uses of one for ZeRO stage 3 to keep it gathered.
     `offload_gradients`: with the optimizer's state on the host, gradients go there as they are made, by a bucket of
-    `reduce_bucket_elements`. `selective`: what selective recomputation means there: `scores` (attention's core, Korthikanti et al. 2022;
-    nothing where attention is fused) or `operators` (torchtitan's, see cost/layouts/operators.py). `autocast`: parameters are in fp32 and
-    torch.autocast casts the operands of each product to two bytes (cost/layouts/saved_autocast.py). `bucket_copy_bytes`: of a parameter's
-    gradient in the buckets that plain data parallelism reduces, beside the gradient itself. `attention_speed`: of fused attention on cards
-    from Hopper on, over FlashAttention 2. `attention_backward_share`: of its forward's rate that its backward reaches, where the kernels
-    are others than those that the coefficient of that name describes. `fused_loss`: the loss is one kernel over 16-bit logits, which become
-    their gradient. `loss_bytes`: of a logit as a cross entropy of separate kernels takes it: 4 where logits are cast to fp32 for it, 2
-    where it takes those of two bytes as they are. `defers_reduction`: ZeRO stages 2 and 3 keep whole gradients of a step's microbatches,
-    and reduce them with the last (FSDP's no_sync). `whole_in_pipelines`: so they do in a pipeline, where parameters stay gathered too, from
-    a step's first microbatch to its last. `gathers_narrow`: it gathers parameters in the 8 bits of products that take these.
-    `loss_parallel`: tensor-parallel ranks share out the loss with the vocabulary; else each has all logits. `update_gradient_bytes`: of the
-    gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2. `launch_share`: of a layer's launches, those that
-    the host makes; the others are replayed from CUDA graphs. `module_hook_s`: what the host takes of each module under ZeRO stage 3
-    (cost/layouts/module_hooks.py). `expert_overlap`: exchanges of experts go on under another microbatch's layers. `linear_loss`: the
-    head's product and the loss go by pieces of the tokens, so that logits are never whole. `update_passes`: what an update moves, over one
-    fused kernel's. `updates_lists`: it goes by kernels over lists of tensors, and holds one more of each parameter's size meanwhile.
-    `launches_each_expert`: products of a rank's experts are launched one by one, and so are the casts of what comes into them.
-    `pads_experts`: each expert gets as many tokens, of which some may be padding, so that the host need not read how many.
-    `dispatch_bytes`: of an element of a token on its way to its experts; it comes back in two. `saves_narrow`: products of fewer than 16
-    bits keep their inputs as they were cast for them. `narrow_copy_bytes`: of an element of a layer's matrix, in casts kept beside it.
-    `narrow_activations`: the gate keeps its inputs in one byte and not its result, attention's is kept once, in 12 bits (arXiv:2412.19437,
-    section 3.3.3). `weighs_inside`: a token is weighed between its expert's two products, whose result is not kept. `repeats_latent`:
-    pointwise recomputation has latent attention's queries, keys and values too. `loss_in_place`: the cross entropy's softmax takes the
-    place of the fp32 copy of the logits. `logit_bytes`: of a logit at the loss's peak, where it is another. `casts_shards`: shards of ZeRO
-    stage 3 are the fp32 copies, cast for each gather. `lora`: adapters alone are trained, and states are of them; None where all are.
+    `reduce_bucket_elements`. `selective`: what selective recomputation means there: `scores` (attention's core,
+    Korthikanti et al. 2022; nothing where attention is fused) or `operators` (torchtitan's, see
+    cost/layouts/operators.py). `autocast`: parameters are in fp32 and torch.autocast casts the operands of each product
+    to two bytes (cost/layouts/saved_autocast.py). `bucket_copy_bytes`: of a parameter's gradient in the buckets that
+    plain data parallelism reduces, beside the gradient itself. `attention_speed`: of fused attention on cards from Hopper
+    on, over FlashAttention 2. `attention_backward_share`: of its forward's rate that its backward reaches, where the
+    kernels are others than those that the coefficient of that name describes. `fused_loss`: the loss is one kernel over
+    16-bit logits, which become their gradient. `loss_bytes`: of a logit as a cross entropy of separate kernels takes it:
+    4 where logits are cast to fp32 for it, 2 where it takes those of two bytes as they are. `defers_reduction`: ZeRO
+    stages 2 and 3 keep whole gradients of a step's microbatches, and reduce them with the last (FSDP's no_sync).
+    `whole_in_pipelines`: so they do in a pipeline, where parameters stay gathered too, from a step's first microbatch to
+    its last. `gathers_narrow`: it gathers parameters in the 8 bits of products that take these. `loss_parallel`:
+    tensor-parallel ranks share out the loss with the vocabulary; else each has all logits. `update_gradient_bytes`: of
+    the gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2. `launch_share`: of a
+    layer's launches, those that the host makes; the others are replayed from CUDA graphs. `module_hook_s`: what the host
+    takes of each module under ZeRO stage 3 (cost/layouts/module_hooks.py). `expert_overlap`: exchanges of experts go on
+    under another microbatch's layers. `linear_loss`: the head's product and the loss go by pieces of the tokens, so that
+    logits are never whole. `update_passes`: what an update moves, over one fused kernel's. `updates_lists`: it goes by
+    kernels over lists of tensors, and holds one more of each parameter's size meanwhile. `launches_each_expert`: products
+    of a rank's experts are launched one by one, and so are the casts of what comes into them. `pads_experts`: each expert
+    gets as many tokens, of which some may be padding, so that the host need not read how many. `dispatch_bytes`: of an
+    element of a token on its way to its experts; it comes back in two. `saves_narrow`: products of fewer than 16 bits
+    keep their inputs as they were cast for them. `narrow_copy_bytes`: of an element of a layer's matrix, in casts kept
+    beside it. `narrow_activations`: the gate keeps its inputs in one byte and not its result, attention's is kept once,
+    in 12 bits (arXiv:2412.19437, section 3.3.3). `weighs_inside`: a token is weighed between its expert's two products,
+    whose result is not kept. `repeats_latent`: pointwise recomputation has latent attention's queries, keys and values
+    too. `loss_in_place`: the cross entropy's softmax takes the place of the fp32 copy of the logits. `logit_bytes`: of a
+    logit at the loss's peak, where it is another. `casts_shards`: shards of ZeRO stage 3 are the fp32 copies, cast for
+    each gather. `lora`: adapters alone are trained, and states are of them; None where all are.
     """
 
     name: str = "default"

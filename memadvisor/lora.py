@@ -14,8 +14,9 @@ LINEAR = (*ATTENTION, *FEED_FORWARD)
 # `qkv` is one matrix in place of three, with one adapter.
 MATRICES = (*LINEAR, "qkv")
 
-# Bytes of an element of a frozen matrix. 4 bits have a scale of each block: NF4's of 64 elements in fp32, quantised in turn with
-# double quantisation (8 bits, and fp32 of each 256 blocks); GPTQ's and AWQ's of 128 in fp16, with a zero of 4 bits.
+# Bytes of an element of a frozen matrix. 4 bits have a scale of each block: NF4's of 64 elements in fp32, quantised in
+# turn with double quantisation (8 bits, and fp32 of each 256 blocks); GPTQ's and AWQ's of 128 in fp16, with a zero of 4
+# bits.
 BASES = {
     "fp32": 4.0,
     "16bit": 2.0,
@@ -24,8 +25,9 @@ BASES = {
     "nf4-dq": 0.5 + 1 / 64 + 4 / (64 * 256),
     "int4": 0.5 + 2.5 / 128,
 }
-# What making an element 16 bits wide for a product moves: it is read and written in one kernel; GPTQ's go through torch's operators,
-# a shift in 32 bits, a cast to 8, a mask, the zeros' difference and the scales (auto_gptq, qlinear_cuda_old.py).
+# What making an element 16 bits wide for a product moves: it is read and written in one kernel; GPTQ's go through torch's
+# operators, a shift in 32 bits, a cast to 8, a mask, the zeros' difference and the scales (auto_gptq,
+# qlinear_cuda_old.py).
 _WIDENING = {
     "int8": BASES["int8"] + 2.0,
     "nf4": BASES["nf4"] + 2.0,
@@ -62,12 +64,12 @@ _LARGEST_RANK = 2**20  # far wider than any matrix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """Beside each of the matrices `targets` (of MATRICES) of every layer are two more, of `rank` columns and `rank` rows; they
-    alone are trained. `base`: in what the frozen matrices of layers are held (of BASES); all else that is frozen has 16 bits,
-    or 32 where `widened`, as peft's prepare_model_for_kbit_training casts what is not quantised. `keeps_inputs`: products with frozen
-    matrices keep what comes in, as bitsandbytes' of 4 bits do (autograd/_functions.py, MatMul4Bit). `shares_inputs`: one
-    autograd function does the products with a matrix and its adapter, and keeps one input for both, and none that it can make of
-    what else it keeps (Unsloth, kernels/fast_lora.py). `dropout`: before the adapters.
+    """Beside each of the matrices `targets` (of MATRICES) of every layer are two more, of `rank` columns and `rank` rows;
+    they alone are trained. `base`: in what the frozen matrices of layers are held (of BASES); all else that is frozen has
+    16 bits, or 32 where `widened`, as peft's prepare_model_for_kbit_training casts what is not quantised. `keeps_inputs`:
+    products with frozen matrices keep what comes in, as bitsandbytes' of 4 bits do (autograd/_functions.py, MatMul4Bit).
+    `shares_inputs`: one autograd function does the products with a matrix and its adapter, and keeps one input for both,
+    and none that it can make of what else it keeps (Unsloth, kernels/fast_lora.py). `dropout`: before the adapters.
     `trains_ends`: copies of the embedding and of the head are trained too (peft's modules_to_save).
     """
 

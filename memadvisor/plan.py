@@ -116,8 +116,9 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """What one rank does, where each has models, or parts of them, of its own: stages of a pipeline, or tensor parallelism. Fields are those of `Plan`, for
-    the rank by itself. `prediction`: of its own peak; its step is that of all ranks together."""
+    """What one rank does, where each has models, or parts of them, of its own: stages of a pipeline, or tensor
+    parallelism. Fields are those of `Plan`, for the rank by itself. `prediction`: of its own peak; its step is that of
+    all ranks together."""
 
     rank: int
     fingerprint: str

@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KINDS = ("gated_delta_net", "mamba2", "mamba")
-# What of a model's layer is there, one letter a layer: a mixer (attention, recurrence, both side by side) and a feed-forward block
-# behind it, or one of these alone (`E`: experts).
+# What of a model's layer is there, one letter a layer: a mixer (attention, recurrence, both side by side) and a
+# feed-forward block behind it, or one of these alone (`E`: experts).
 BLOCKS = "arbARFE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """`n_heads` of `head_dim` columns of values each, and `n_key_heads` of `state_dim` columns of queries and of keys (Mamba's C
-    and B, whose heads are called groups). Mamba has a head for each inner column, and steps of `step_rank` columns.
+    """`n_heads` of `head_dim` columns of values each, and `n_key_heads` of `state_dim` columns of queries and of keys
+    (Mamba's C and B, whose heads are called groups). Mamba has a head for each inner column, and steps of `step_rank`
+    columns.
 
     `convolution`: tokens that the convolution looks at. `norm`: parameters of the norms inside. `in_bias`, `out_bias`: the
     products have biases.

@@ -14,10 +14,10 @@ from memadvisor.layout import Software
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A trainer. `zero_stage` and `sequence_parallel` (with tensor parallelism) are what it does unless told otherwise, and
-    `looped_chunks` on each rank under interleaved and breadth-first schedules (None: one layer each). `offloads_together`: the
-    optimizer's state goes to the host with the parameters, or not at all. `offloads_recomputed`: inputs of layers that run again wait
-    on the host."""
+    """A trainer. `zero_stage` and `sequence_parallel` (with tensor parallelism) are what it does unless told otherwise,
+    and `looped_chunks` on each rank under interleaved and breadth-first schedules (None: one layer each).
+    `offloads_together`: the optimizer's state goes to the host with the parameters, or not at all. `offloads_recomputed`:
+    inputs of layers that run again wait on the host."""
 
     software: Software
     meaning: str

@@ -54,7 +54,8 @@ def with_fp32_gradients(software: Software) -> Software:
 
 
 def with_precision(software: Software, precision: str) -> Software:
-    """The same code computing in another dtype: bf16, fp16, fp8, fp4, fp32; `amp_bf16` and `autocast fp16` are torch.autocast's.
+    """The same code computing in another dtype: bf16, fp16, fp8, fp4, fp32; `amp_bf16` and `autocast fp16` are
+    torch.autocast's.
 
     Pure bf16 (Lightning's bf16-true) keeps parameters, gradients and Adam's moments in it, and no master copy; fp32 one copy of
     everything, 16 B a parameter. Trainers other than the default cast parameters as they do, whatever the word: FSDP under
@@ -112,8 +113,8 @@ def with_precision(software: Software, precision: str) -> Software:
     return dataclasses.replace(software, compute_dtype={"bf16": "bfloat16", "fp16": "float16"}[word])
 
 
-# The narrowest dtype counts, for products have it: `bf16 + fp32 accumulation` is bf16. A bare `mixed`, `amp` or apex's `O2` is the
-# trainer's own of 16 bits.
+# The narrowest dtype counts, for products have it: `bf16 + fp32 accumulation` is bf16. A bare `mixed`, `amp` or apex's
+# `O2` is the trainer's own of 16 bits.
 _DTYPES = {
     "fp4": r"fp4|float4|e2m1",  # nvfp4, mxfp4
     "fp8": r"fp8|float8|e4m3|e5m2",  # fp8-cs, mxfp8, bf16+fp8

@@ -1,6 +1,7 @@
 """Figures as SVG files, written by hand: predicted against measured, and the share of rows within an error.
 
-Dots are one path of round-capped strokes of no length for each group, some ten bytes a row. Colours follow the reader's light or dark.
+Dots are one path of round-capped strokes of no length for each group, some ten bytes a row. Colours follow the reader's
+light or dark.
 """
 
 from __future__ import annotations

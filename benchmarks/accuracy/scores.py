@@ -1,8 +1,8 @@
 """How far predictions are from measurements: errors, fits, regret of decisions, and the null baseline to beat.
 
-A relative error is predicted / measured - 1. A decision is what shares a model, a number of accelerators, a sequence length
-and a global batch: the advisor would take the fastest layout that it says fits. Its regret is by how much that one ran longer than
-the fastest measured one; if its run failed, it is a failed pick and has no regret.
+A relative error is predicted / measured - 1. A decision is what shares a model, a number of accelerators, a sequence
+length and a global batch: the advisor would take the fastest layout that it says fits. Its regret is by how much that one
+ran longer than the fastest measured one; if its run failed, it is a failed pick and has no regret.
 """
 
 from __future__ import annotations

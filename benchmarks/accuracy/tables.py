@@ -1,8 +1,8 @@
 """Published tables -> one frame each, with what was measured, what is predicted, and what the null baseline says.
 
-Columns of a frame: `measured_s`, `predicted_s`, `null_s`, `measured_bytes`, `predicted_bytes`, `null_bytes`, `p_oom`, `fits`, `ran`, `error` (why
-a row has no prediction), the shape (`model n_layers hidden ffn vocab seq_len n_gpus dp tp pp cp micro_batch_size
-global_batch_seqs recompute`), the table's own columns that are not among those, and `bubble_share`.
+Columns of a frame: `measured_s`, `predicted_s`, `null_s`, `measured_bytes`, `predicted_bytes`, `null_bytes`, `p_oom`,
+`fits`, `ran`, `error` (why a row has no prediction), the shape (`model n_layers hidden ffn vocab seq_len n_gpus dp tp pp
+cp micro_batch_size global_batch_seqs recompute`), the table's own columns that are not among those, and `bubble_share`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 It needs Linux, a C compiler with binutils, and a CUDA build of torch (CUDA 13; tried with torch 2.14.1+cu130), whose
 packages bring the headers. `paper_gpu.c` stands in for the CUDA runtime: torch's own caching allocator, its counters,
-profiler, events, streams and hooks run as on a device of PAPER_GPU_GIB (80) with compute capability
-PAPER_GPU_CAPABILITY (80) and name PAPER_GPU_NAME, or PAPER_GPU_COUNT (1) of them. So what memadvisor records of a GPU's memory, predicts of it and
-does with it can be held against `torch.cuda.max_memory_allocated` and `max_memory_reserved`, to the byte. `paper_nccl.c` is
-NCCL for the ranks of one machine, each on a device of its own: messages travel through shared memory, and sums are right.
+profiler, events, streams and hooks run as on a device of PAPER_GPU_GIB (80) with compute capability PAPER_GPU_CAPABILITY
+(80) and name PAPER_GPU_NAME, or PAPER_GPU_COUNT (1) of them. So what memadvisor records of a GPU's memory, predicts of it
+and does with it can be held against `torch.cuda.max_memory_allocated` and `max_memory_reserved`, to the byte.
+`paper_nccl.c` is NCCL for the ranks of one machine, each on a device of its own: messages travel through shared memory,
+and sums are right.
 
 What this cannot tell: kernels do nothing, so no value and no time means anything; all streams are in order, so no race
 is found; cuDNN is off, Triton and CUDA graphs have nothing to run on, and the driver's own memory is made up.

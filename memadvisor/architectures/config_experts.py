@@ -13,8 +13,8 @@ from memadvisor.errors import UsageError
 
 
 def in_layers(experts: Experts, layers: Sequence[int], n_layers: int, keys: str) -> Experts | None:
-    """With experts in these layers of so many; None where they are none. Raises UsageError, which names the `keys` of the config,
-    where they do not follow each other at one distance up to the end.
+    """With experts in these layers of so many; None where they are none. Raises UsageError, which names the `keys` of the
+    config, where they do not follow each other at one distance up to the end.
     """
     if not layers:
         return None

@@ -1,5 +1,5 @@
-"""Models with recurrences in place of attention, or beside it, out of a Hugging Face config.json. What a key's absence means is what
-the model's own class takes.
+"""Models with recurrences in place of attention, or beside it, out of a Hugging Face config.json. What a key's absence
+means is what the model's own class takes.
 """
 
 from __future__ import annotations

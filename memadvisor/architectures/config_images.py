@@ -1,7 +1,7 @@
 """Models of text and images out of a Hugging Face config.json: the language model inside, and the vision tower before it.
 
-Parameters of a tower are those that transformers builds. Its layers are taken for an encoder's over all patches of an image: windows
-of attention (Qwen2.5-VL) are not told apart.
+Parameters of a tower are those that transformers builds. Its layers are taken for an encoder's over all patches of an
+image: windows of attention (Qwen2.5-VL) are not told apart.
 """
 
 from __future__ import annotations

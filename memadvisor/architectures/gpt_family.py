@@ -196,7 +196,8 @@ _BERT = (
     dataclasses.replace(_bert("roberta-base", 12, 768, 12), vocab=50265, positions=514),
     dataclasses.replace(_bert("roberta-large", 24, 1024, 16), vocab=50265, positions=514),
 )
-# arXiv:2402.16819, table 1; arXiv:2406.11704, table 1; the others: https://github.com/NVIDIA/NeMo, nemo/collections/llm/gpt/model/nemotron.py
+# arXiv:2402.16819, table 1; arXiv:2406.11704, table 1; the others: https://github.com/NVIDIA/NeMo,
+# nemo/collections/llm/gpt/model/nemotron.py
 _NEMOTRON = (
     _nemotron("nemotron-4b", 32, 3072, (24, 8), 9216),
     _nemotron("nemotron-8b", 32, 4096, (32, 32), 16384),

@@ -61,7 +61,8 @@ _birth_ns = attrgetter("birth_ns")
 class Ledger:
     """All blocks of a step, found by address and time.
 
-    `given_bytes`: of what was alive when the step began, what the allocator gave for it, where it gives more than it is asked for.
+    `given_bytes`: of what was alive when the step began, what the allocator gave for it, where it gives more than it is
+    asked for.
     """
 
     def __init__(self, residents: Iterable[Resident], given_bytes: Mapping[int, int], start_ns: int) -> None:

@@ -1,9 +1,9 @@
 """Running out of memory: who asked for how much, where the training stood, and who held the rest.
 
-The script's exception is only looked at. Where it is met: at the end of the innermost known module that is
-listened to, of the backward, or of the script. What a script catches elsewhere (a loss outside any module, an optimizer's step) is
-seen under `--memory-limit` alone. On CUDA an observer of torch's tells of the very moment; whether that was more
-than a search for workspace that torch itself gave up, only the exception says.
+The script's exception is only looked at. Where it is met: at the end of the innermost known module that is listened to,
+of the backward, or of the script. What a script catches elsewhere (a loss outside any module, an optimizer's step) is
+seen under `--memory-limit` alone. On CUDA an observer of torch's tells of the very moment; whether that was more than a
+search for workspace that torch itself gave up, only the exception says.
 """
 
 from __future__ import annotations

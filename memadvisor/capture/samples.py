@@ -77,14 +77,14 @@ def takes_length_first(module: torch.nn.Module) -> bool:
 def batch_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, is_length_first: bool = False
 ) -> tuple[int | None, int | None]:
-    """Samples are the first dimension of the first input, or of all in a dictionary, tokens the elements of a 2-D whole-number one.
-    Of a list of dictionaries of tokens, the sides of pairs of sentences, each has a row for a pair, and all tokens count.
-    Of a list of images, with a dictionary of what is in each beside, they are the images.
+    """Samples are the first dimension of the first input, or of all in a dictionary, tokens the elements of a 2-D
+    whole-number one. Of a list of dictionaries of tokens, the sides of pairs of sentences, each has a row for a pair, and
+    all tokens count. Of a list of images, with a dictionary of what is in each beside, they are the images.
 
     `is_length_first`: samples are the second dimension. A float vector is no batch: one sample's features, or a number
-    beside each of another input's samples.
-    None for what is not known: without a tensor, under `torch.func.vmap`, where one call is many, and where another input
-    says that the first one's rows are the nodes of a graph. Of these half a batch is no smaller graph, and nobody knows how many graphs there are.
+    beside each of another input's samples. None for what is not known: without a tensor, under `torch.func.vmap`, where
+    one call is many, and where another input says that the first one's rows are the nodes of a graph. Of these half a
+    batch is no smaller graph, and nobody knows how many graphs there are.
     """
     values = (*args, *kwargs.values())
     plain = _shaped(values)

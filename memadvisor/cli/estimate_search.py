@@ -119,8 +119,8 @@ def _answer(question: LayoutQuestion, found: FoundLayouts) -> str:
 
 
 def _parting_words(question: LayoutQuestion) -> list[str]:
-    """Where the batch leaves out replicas for a reason that a few sequences more or less mend: what accelerators cannot be replicas
-    must be something else, and a number of them that is no power of two is seldom meant to be."""
+    """Where the batch leaves out replicas for a reason that a few sequences more or less mend: what accelerators cannot
+    be replicas must be something else, and a number of them that is no power of two is seldom meant to be."""
     number, sequences = question.cluster.num_accelerators, question.batch_sequences
     most = gcd(number, sequences)
     apart = number // most

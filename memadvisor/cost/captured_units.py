@@ -50,8 +50,9 @@ class CapturedUnit:
 class CapturedModel:
     """All units in the order of execution, and the step around them. `batch_samples`: of a step, over all ranks.
 
-    `optimizer_s`: the optimizer step. `outside_s`: of a step, in no micro-batch (loading data, logging).
-    `other_bytes`: there when the step begins, and no states. `model_flops`: of a sample. `parameter_bytes`: of an element. `dtype`: of its products.
+    `optimizer_s`: the optimizer step. `outside_s`: of a step, in no micro-batch (loading data, logging). `other_bytes`:
+    there when the step begins, and no states. `model_flops`: of a sample. `parameter_bytes`: of an element. `dtype`: of
+    its products.
     """
 
     units: tuple[CapturedUnit, ...]

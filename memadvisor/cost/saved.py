@@ -20,9 +20,9 @@ class SavedStorages:
     `size_bytes`: of all of them. `saved_until`: for each unit that saves them, where autograd lets go of them.
     `movable_by`: those of these units of which an engine may take them: not where they came in as an argument that needs
     no gradient, which others keep alive. `taken_by`: those of the units that take them as input and need a gradient of
-    them: where they are recomputed, that is what they keep, and an engine may take it. `held_until`: the last segment in which anybody but autograd holds them.
-    `input_of`: the backward segment of each unit that takes them as input: recomputing that unit keeps them so long.
-    `maker`: the unit in whose forward they are made; None for none.
+    them: where they are recomputed, that is what they keep, and an engine may take it. `held_until`: the last segment in
+    which anybody but autograd holds them. `input_of`: the backward segment of each unit that takes them as input:
+    recomputing that unit keeps them so long. `maker`: the unit in whose forward they are made; None for none.
     """
 
     category: str

@@ -1,10 +1,10 @@
 """Seconds that a unit's second forward takes in a backward.
 
-The operators until the last tensor is saved take what they took in the first forward; what follows them is run only
-where something after it is needed. Beside that, a call that is run again keeps its arguments, random state and casts
-and has them again, and each tensor that autograd saves passes through hooks three times: saved in the first run, saved
-in the second, and asked for. Where outputs of operators are kept, each operator of both runs is looked at (engines/activations/kept.py). All that
-is work of the CPU: where a device runs behind it, nobody waits for it.
+The operators until the last tensor is saved take what they took in the first forward; what follows them is run only where
+something after it is needed. Beside that, a call that is run again keeps its arguments, random state and casts and has
+them again, and each tensor that autograd saves passes through hooks three times: saved in the first run, saved in the
+second, and asked for. Where outputs of operators are kept, each operator of both runs is looked at
+(engines/activations/kept.py). All that is work of the CPU: where a device runs behind it, nobody waits for it.
 """
 
 from __future__ import annotations

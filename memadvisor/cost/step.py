@@ -140,10 +140,11 @@ class BoundaryTensor:
 class StepStorage:
     """One allocation of the captured step, so that the sequence of all of them can be played again.
 
-    Segments are as above (-1: before the step; their number: after it); times order what happens within one.
-    `freed_by`: the unit whose recomputation sets it free; it then dies at `unsaved_death` (segment, time).
-    `boundary` is set for what flows between units, `saved` for what an engine may take meanwhile. `runs_again`: a recomputation of its unit allocates it too.
-    `stream`: whose memory of the allocator's it is; 0 is the one that computes. `owner`: the unit whose state it is.
+    Segments are as above (-1: before the step; their number: after it); times order what happens within one. `freed_by`:
+    the unit whose recomputation sets it free; it then dies at `unsaved_death` (segment, time). `boundary` is set for what
+    flows between units, `saved` for what an engine may take meanwhile. `runs_again`: a recomputation of its unit
+    allocates it too. `stream`: whose memory of the allocator's it is; 0 is the one that computes. `owner`: the unit whose
+    state it is.
     """
 
     category: str
@@ -165,17 +166,18 @@ class StepStorage:
 class CapturedStep:
     """The traced step of one rank. Durations are of the timed steps and sum to `step_time_s`.
 
-    `synced_micro_batches` are those whose backward ended in a reduction over the ranks, as recorded; empty
-    where none was. `peak_bytes` is the allocator's own where it was recorded, else that of the rows. `constant_state_bytes` are
+    `synced_micro_batches` are those whose backward ended in a reduction over the ranks, as recorded; empty where none
+    was. `peak_bytes` is the allocator's own where it was recorded, else that of the rows. `constant_state_bytes` are
     state bytes that belong to no unit's parameters. `exposed_communication_s` is inside `step_time_s`, and in no
-    segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`:
-    that of the schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the
-    optimizer step, as far as is known. `updates_together`: the optimizer's own temporaries are of all parameters that one
-    of its steps updates (foreach), and not of one after another. `shard_groups`: those of a script that shares its model by FSDP2.
+    segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`: that of
+    the schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the optimizer step,
+    as far as is known. `updates_together`: the optimizer's own temporaries are of all parameters that one of its steps
+    updates (foreach), and not of one after another. `shard_groups`: those of a script that shares its model by FSDP2.
     `saved`: what units' forwards keep for their backwards and may wait elsewhere. `roundable`: what of it may be in fewer
     bits meanwhile; `timelines`: what comes and goes in each segment; `rounding_cost`: None where it was not measured.
-    `make_parted`: see `parted`. `second_runs`: what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside. `time_factors`: what
-    runs on this machine have taught, by component of the step time (components.py); 1 for those that are not there.
+    `make_parted`: see `parted`. `second_runs`: what each unit's forward of a micro-batch would run again;
+    `second_run_cost`: what that takes beside. `time_factors`: what runs on this machine have taught, by component of the
+    step time (components.py); 1 for those that are not there.
     """
 
     rank: int

@@ -33,7 +33,8 @@ A10 = "NVIDIA A10 data sheet, https://www.nvidia.com/content/dam/en-zz/Solutions
 A10G = "NVIDIA A10G of AWS's G5, https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/"
 L4 = f"NVIDIA L4 product page, https://www.nvidia.com/en-us/data-center/l4/; {_HALVED}"
 L40S = "NVIDIA L40S data sheet, https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413"
-# Its sheet is 11 % above B200's, and its best products in bf16 4 % (1822 and 1745 TFLOP/s): so much less of what B200 reaches of its own.
+# Its sheet is 11 % above B200's, and its best products in bf16 4 % (1822 and 1745 TFLOP/s): so much less of what B200
+# reaches of its own.
 GB200_SHARE, GB200_PRODUCTS = (
     0.56,
     "ML Engineering, maximum achievable matmul FLOPS, https://github.com/stas00/ml-engineering, compute/accelerator/README.md",

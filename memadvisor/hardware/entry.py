@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class CatalogueEntry:
     """`aliases` are the names by which drivers and people call the device, in any case.
 
-    `power_w` is its limit as sold, of the page of its rates; None where that was not looked up. `sources` name the page of each figure: `memory`, `bandwidth`, `flops`.
-    `matmul_share`: what large products are known to reach of the rates, where that is another share than other cards' (the cost
-    model's `matmul_share`); `sources` then name where it is from as `matmul`.
+    `power_w` is its limit as sold, of the page of its rates; None where that was not looked up. `sources` name the page
+    of each figure: `memory`, `bandwidth`, `flops`. `matmul_share`: what large products are known to reach of the rates,
+    where that is another share than other cards' (the cost model's `matmul_share`); `sources` then name where it is from
+    as `matmul`.
     """
 
     name: str

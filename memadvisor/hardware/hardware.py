@@ -97,9 +97,9 @@ class EngineCost:
 
     `gradient_s`: for each parameter whose gradient comes in a backward, to put it into its unit's flat. `collective_s`:
     for each collective of a unit, to begin it and take what it brings; `lane_s`: what other threads take for it, the
-    lane's and the backend's, of a core that computes, which is 0 where each rank has two. `piece_s`: for each parameter of stages 1 to 3 in
-    an optimizer step, to put this rank's piece, and its state, in its place; beyond the rank's share of the optimizer's
-    own time. `shown_s`: for each parameter of stage 3, each time that it is gathered and released.
+    lane's and the backend's, of a core that computes, which is 0 where each rank has two. `piece_s`: for each parameter
+    of stages 1 to 3 in an optimizer step, to put this rank's piece, and its state, in its place; beyond the rank's share
+    of the optimizer's own time. `shown_s`: for each parameter of stage 3, each time that it is gathered and released.
     """
 
     gradient_s: float
@@ -129,12 +129,12 @@ class PagingCost:
 class Hardware:
     """`kind` says where the figures come from: `datasheet`, `measured` (calibrate) or `given` (by the user).
 
-    Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`). `disk`: of files in
-    the directory that was measured; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
+    Peaks are dense FLOP/s by dtype name as torch prints it without its prefix (`bfloat16`, `float32`). `disk`: of files
+    in the directory that was measured; `page_cache`: of those that fit in it. `host`: of pinned memory of a GPU's host.
     `..._both_ways`: of either direction while the other goes on too. `matmuls`: products of many shapes, of which
-    `peak_flops_per_s` is the best. `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes. `overlap`: of the ranks of
-    `collectives`. `alternatives`: of other algorithms. `engine`, `paging`: what the engine itself takes of several ranks, and of one;
-    None where not measured.
+    `peak_flops_per_s` is the best. `coder`: of float32 optimizer state that the device decodes from 8 bits, and codes.
+    `overlap`: of the ranks of `collectives`. `alternatives`: of other algorithms. `engine`, `paging`: what the engine
+    itself takes of several ranks, and of one; None where not measured.
     """
 
     name: str

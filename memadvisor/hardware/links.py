@@ -6,7 +6,8 @@ host too unless `host` says otherwise. `reference`: the vendor's own node of suc
 nobody names others; network cards belong to the node, not to the card. Rates of PCIe are those of its lanes before coding
 (16 GB/s for 16 lanes of generation 3).
 
-Latencies are those by which NCCL chooses its algorithms (ring, protocol Simple): NCCL 2.12, src/graph/tuning.cc, hwLat. Of TPUs' links none is published; NVLink's is taken.
+Latencies are those by which NCCL chooses its algorithms (ring, protocol Simple): NCCL 2.12, src/graph/tuning.cc, hwLat.
+Of TPUs' links none is published; NVLink's is taken.
 """
 
 from __future__ import annotations

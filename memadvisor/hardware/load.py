@@ -11,9 +11,10 @@ The file is one JSON object with the fields of `Hardware`:
      "page_cache": {"bandwidth": {"read_bytes_per_s": 5e9, "write_bytes_per_s": 3e9}, "size_bytes": 8589934592}}
 
 `disk`, `page_cache`, `host`, `coder` (as `disk`, of optimizer state in 8 bits) and `overlap` (`{"compute": 1.2,
-"collective": 1.5, "late_s": 1e-3, "spread": 0.05}`, of which the last two may be missing) may be missing; so may `disk_both_ways`, `page_cache_both_ways` and `host_both_ways` (as `disk`),
-`matmuls`, `optimizers`, and the `pieces` of a collective, which are lists of what hardware.py says, and `engine`, with
-the seconds of its EngineCost, and `paging`, with those of its PagingCost.
+"collective": 1.5, "late_s": 1e-3, "spread": 0.05}`, of which the last two may be missing) may be missing; so may
+`disk_both_ways`, `page_cache_both_ways` and `host_both_ways` (as `disk`), `matmuls`, `optimizers`, and the `pieces` of a
+collective, which are lists of what hardware.py says, and `engine`, with the seconds of its EngineCost, and `paging`, with
+those of its PagingCost.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ RTX_PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell, tensor rates without sparsity as 
 MI250X = "AMD Instinct MI250X product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
 MI300X = "AMD Instinct MI300X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
 
-# Sheets of GeForce cards have the rate at a boost clock that they pass under load: Megatron's 117 TFLOP/s on each of 8 RTX 4090,
-# of which products, attention and the pipeline's bubble leave them nine tenths of the sheet's rate.
+# Sheets of GeForce cards have the rate at a boost clock that they pass under load: Megatron's 117 TFLOP/s on each of 8
+# RTX 4090, of which products, attention and the pipeline's bubble leave them nine tenths of the sheet's rate.
 GEFORCE_SHARE, GEFORCE_PRODUCTS = (
     0.9,
     "Infinigence, training on RTX 4090, https://aurora-wandb.infini-ai.com/infini-perf/4090-48GB-megatron_r0.10.0-llama2_7b",
@@ -45,8 +45,9 @@ CDNA3_SHARE, CDNA3_PRODUCTS = (
     "Microsoft, AI benchmarking guide, ND MI300X v5, https://github.com/Azure/AI-benchmarking-guide",
 )
 
-# What a step's large products reach of the best that a single one of many shapes does, as an A100's: 0.81 of the sheet's rate (the
-# cost model's `matmul_share`) where the best is 0.869 of it. Cards whose sheet says nothing of the best have none of their own.
+# What a step's large products reach of the best that a single one of many shapes does, as an A100's: 0.81 of the sheet's
+# rate (the cost model's `matmul_share`) where the best is 0.869 of it. Cards whose sheet says nothing of the best have
+# none of their own.
 OF_THE_BEST = 0.93
 BEST_PRODUCTS = "maximum achievable matmul FLOPS, https://github.com/stas00/ml-engineering/tree/master/compute/accelerator#maximum-achievable-matmul-flops-comparison-table"
 GAUDI2_SHARE, GAUDI3_SHARE = 0.994 * OF_THE_BEST, 1288.8 / 1835 * OF_THE_BEST

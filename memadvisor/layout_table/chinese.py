@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# model; cards (with, and without what counts them); nodes; cards of a node; sequence length; layers; hidden size; heads; vocabulary;
-# parallelism of data, tensors, pipelines, contexts, experts, sequences; sizes of a microbatch, of a batch, of the whole one; accumulation;
-# recomputation; precision; framework; optimizer; strategy; parameters
+# model; cards (with, and without what counts them); nodes; cards of a node; sequence length; layers; hidden size; heads;
+# vocabulary; parallelism of data, tensors, pipelines, contexts, experts, sequences; sizes of a microbatch, of a batch, of
+# the whole one; accumulation; recomputation; precision; framework; optimizer; strategy; parameters
 _WORDS = {
     "\u6a21\u578b": "model",
     "\u5361\u6570": "gpus",

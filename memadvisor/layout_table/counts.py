@@ -1,6 +1,7 @@
 """Cells that say how many there are with what they count: `8 nodes x 8 H100`, `16 GPUs (2 nodes)`, `4x8`, `8xH100`, `v5p-128`.
 
-Each function takes what a row says by column, may take away the cell that it reads, and returns what that says of other columns.
+Each function takes what a row says by column, may take away the cell that it reads, and returns what that says of other
+columns.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def slice_of_tpus(said: dict[str, str]) -> dict[str, str]:
 
 
 def counted_cards(said: dict[str, str]) -> dict[str, str]:
-    """`4x8` accelerators: four nodes of eight; `8 x A100` with their name. A count in the name's place is their number, and a name
-    in the count's their name."""
+    """`4x8` accelerators: four nodes of eight; `8 x A100` with their name. A count in the name's place is their number,
+    and a name in the count's their name."""
     if "gpu" not in said and re.fullmatch(r"[a-z].*", said.get("n_gpus", ""), re.IGNORECASE):
         said["gpu"] = said.pop("n_gpus")  # `Accelerators`: A100
     name = said.get("gpu", "")

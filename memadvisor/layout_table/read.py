@@ -117,8 +117,8 @@ def _titled(rows: list[list[str]]) -> str | None:
 def _told(
     found: list[Heading], rows: list[list[str]], first: int, title: str | None
 ) -> Iterator[tuple[int, Cells]]:
-    """The cells of each row with its line. Where a spreadsheet has merged a model's cell with those above, all that is empty before
-    the row's first cell is as there; a row with a model alone before such rows is their caption."""
+    """The cells of each row with its line. Where a spreadsheet has merged a model's cell with those above, all that is
+    empty before the row's first cell is as there; a row with a model alone before such rows is their caption."""
     place = next((each.position for each in found if each.columns == ("model",)), None)
     above: list[str] = []
     for number, row in enumerate(rows, start=first):

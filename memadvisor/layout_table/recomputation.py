@@ -15,8 +15,8 @@ _ALL = re.compile(
 _EVERY = re.compile(r"every (\d+)|every (?:other|second)|half|(\d+) ?(?:of|in|out of|/) ?([1-9]\d*)")
 # torchtitan's `selective` by layer: every second one, or as many as are said, as a whole (its activation checkpointing).
 _SELECTED_LAYERS = re.compile(r"selective\W*(?:ac\W*)?layers?\W*([1-9]\d?)?", re.IGNORECASE)
-# Policies of jax.checkpoint, and MaxText's names of them (MaxText/layers/models.py): those that keep results of products, and those
-# that keep some of them beside a layer's input, which is as much as nothing.
+# Policies of jax.checkpoint, and MaxText's names of them (MaxText/layers/models.py): those that keep results of products,
+# and those that keep some of them beside a layer's input, which is as much as nothing.
 _KEEPS_PRODUCTS = re.compile(
     r"minimal|(checkpoint)?dots(saveable)?(withnobatchdims(saveable)?)?$|checkpointdots|savedotwithcontext$"
 )

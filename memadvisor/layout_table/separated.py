@@ -1,5 +1,5 @@
-"""The text of a table -> its rows as lists of cells: CSV with commas, semicolons or tabs, a table of Markdown or LaTeX, or columns
-of blanks."""
+"""The text of a table -> its rows as lists of cells: CSV with commas, semicolons or tabs, a table of Markdown or LaTeX,
+or columns of blanks."""
 
 from __future__ import annotations
 

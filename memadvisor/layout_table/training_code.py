@@ -108,8 +108,9 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
 def _has_scores(
     cells: Cells, preset: Preset, architecture: Architecture, gpu: str, *, is_reference: bool
 ) -> bool:
-    """Whether an old model's scores are in memory with other trainers than Megatron's. FlashAttention is for cards from Turing on (its
-    README.md), and Hugging Face's classes of GPT-2, BERT and OPT took torch's in 2024 (transformers 4.41 to 4.46, release notes)."""
+    """Whether an old model's scores are in memory with other trainers than Megatron's. FlashAttention is for cards from
+    Turing on (its README.md), and Hugging Face's classes of GPT-2, BERT and OPT took torch's in 2024 (transformers 4.41
+    to 4.46, release notes)."""
     if not _is_old(cells, architecture, gpu):
         return False
     return is_reference or (preset in _OLDER and gpu.startswith("V100"))

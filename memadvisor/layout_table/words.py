@@ -1,4 +1,5 @@
-"""Cells that say more than their own column does: `TP4 PP2`, `DeepSpeed ZeRO-3 + offload`, `interleaved (v=2)`, `4x8` accelerators.
+"""Cells that say more than their own column does: `TP4 PP2`, `DeepSpeed ZeRO-3 + offload`, `interleaved (v=2)`, `4x8`
+accelerators.
 
 What they say goes into the columns that are for it, where the row has none of its own.
 """
@@ -241,8 +242,8 @@ def _offload(said: dict[str, str]) -> dict[str, str]:
 
 
 def _offloaded_inputs(said: dict[str, str]) -> dict[str, str]:
-    """What is kept for the backward waits on the host, of words for recomputation: MaxText's `minimal_offloaded`, axolotl's `offload`,
-    Unsloth's own checkpoints."""
+    """What is kept for the backward waits on the host, of words for recomputation: MaxText's `minimal_offloaded`,
+    axolotl's `offload`, Unsloth's own checkpoints."""
     text = said.get("recompute", "").lower()
     if not re.search(r"unsloth|(full|minimal|^)[\s_-]*offload", text) or "offload_activations" in said:
         return {}

@@ -36,11 +36,13 @@ class Advice:
     """Plans from best to worst, those that fit first.
 
     `measured_peak_bytes` and `measured_step_time_s` are the plain run's own. `smallest_budget_bytes` is the lowest
-    predicted peak over all plans searched, `smallest_unchanged_bytes` over those that leave the script alone. `front`: what less and more memory would give, with the best plan's way of
-    sharding and the script left alone. `next_gib_s`: how much faster a step gets with a GiB beyond the budget; None
-    where no plan that leaves the script alone fits. `lossy`: what the first such plan would give if it were
-    lossy. `learnt`: what runs that were named have taught. `policy` and `named`: a policy that was asked for by name, and its plan, which fits. `micro_batch`: samples of one that
-    were asked about, where they were; `recorded_micro_batch`: those of the run, where they are known. `notes` are assumptions that the reader should know.
+    predicted peak over all plans searched, `smallest_unchanged_bytes` over those that leave the script alone. `front`:
+    what less and more memory would give, with the best plan's way of sharding and the script left alone. `next_gib_s`:
+    how much faster a step gets with a GiB beyond the budget; None where no plan that leaves the script alone fits.
+    `lossy`: what the first such plan would give if it were lossy. `learnt`: what runs that were named have taught.
+    `policy` and `named`: a policy that was asked for by name, and its plan, which fits. `micro_batch`: samples of one
+    that were asked about, where they were; `recorded_micro_batch`: those of the run, where they are known. `notes` are
+    assumptions that the reader should know.
     """
 
     budget_bytes: int
@@ -88,8 +90,8 @@ def advise(
     `optimizer_bits`, which are never chosen: they are lossy. `policy`: one whose plan is shown beside them
     (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
     `near_ranks`: how many ranks that follow each other are of one node, and may share second copies
-    (second_copies.py). `micro_batch`: samples of each, in place of the recorded ones (micro_batches.py). Raises UsageError where the run has no traced step, or where nothing is known of the
-    collectives that several ranks need.
+    (second_copies.py). `micro_batch`: samples of each, in place of the recorded ones (micro_batches.py). Raises
+    UsageError where the run has no traced step, or where nothing is known of the collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
     _check_options(ranks, precision, compression, local_sgd)

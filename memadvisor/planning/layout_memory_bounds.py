@@ -122,8 +122,8 @@ class MemoryBounds:
         return found
 
     def _bytes_of(self, split: Split, ways: tuple[States, ...], shared: Floats, experts: Floats) -> Floats:
-        """Of parameters, their gradients and their optimizer's state (ways x parts), by ZeRO stage. Frozen ones have no more than
-        themselves."""
+        """Of parameters, their gradients and their optimizer's state (ways x parts), by ZeRO stage. Frozen ones have no
+        more than themselves."""
         software, lora = self.question.software, self.question.software.lora
         if lora is None:
             sizes = (software.parameter_bytes, software.gradient_bytes, software.optimizer_bytes)

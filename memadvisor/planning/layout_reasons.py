@@ -42,9 +42,10 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """All predicted. `spent`: shares of the step, by what they go to. `plain`: data parallelism alone, with the
-    fastest microbatch that is safe, one sequence where none is (None where the batch does not part among so many replicas, or where it is the layout itself).
-    `memory_bytes`: of an accelerator. `balanced`: stages of other numbers of layers, where that is faster and safe.
+    """All predicted. `spent`: shares of the step, by what they go to. `plain`: data parallelism alone, with the fastest
+    microbatch that is safe, one sequence where none is (None where the batch does not part among so many replicas, or
+    where it is the layout itself). `memory_bytes`: of an accelerator. `balanced`: stages of other numbers of layers,
+    where that is faster and safe.
     """
 
     spent: dict[str, float]

@@ -56,9 +56,10 @@ class SearchCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundLayouts:
-    """`best`: the fastest of each split over ranks (data, tensor, pipeline, context, expert), fastest first, without those
-    that are close to one before them (`are_close`). `front`: no layout takes both less memory and less time, by ascending time. All are safe: their chance of running out of memory
-    is below the question's. `smallest`: where none is safe the layout that needs least memory, if any can be estimated.
+    """`best`: the fastest of each split over ranks (data, tensor, pipeline, context, expert), fastest first, without
+    those that are close to one before them (`are_close`). `front`: no layout takes both less memory and less time, by
+    ascending time. All are safe: their chance of running out of memory is below the question's. `smallest`: where none is
+    safe the layout that needs least memory, if any can be estimated.
     """
 
     best: tuple[Priced, ...]
@@ -82,8 +83,8 @@ def search_layouts(
 class _Family:
     """Layouts of one split and one schedule: a row for each way of working, a column for each way of holding states.
 
-    `pipeline_s`: of rows, a bound of their forwards and backwards. `work_bytes`, `state_bytes`: of rows and of columns, on each device that
-    may be the fullest.
+    `pipeline_s`: of rows, a bound of their forwards and backwards. `work_bytes`, `state_bytes`: of rows and of columns,
+    on each device that may be the fullest.
     """
 
     split: Split

@@ -66,7 +66,8 @@ class PipelinePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineAdvice:
-    """The best choice of each rank of `num_pipelines` beside each other, of `num_stages` each. `plan`: None where a rank does not fit; `ranks` then has the choice of least peak for it.
+    """The best choice of each rank of `num_pipelines` beside each other, of `num_stages` each. `plan`: None where a rank
+    does not fit; `ranks` then has the choice of least peak for it.
 
     `step_time_s` is predicted. `everything`: what it would be if every rank recomputed all that it can. `bubble_fraction`:
     of the played step, what ranks do not compute in. `front`: none known takes both less memory and less time.

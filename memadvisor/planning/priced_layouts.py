@@ -50,8 +50,9 @@ def split_of(layout: Layout) -> Split:
 
 
 def are_close(one: Priced, other: Priced) -> bool:
-    """Whether they differ in details: tensor, pipeline, what ZeRO shards (nothing, states, parameters too) and recomputation
-    are the same, both lose digits in collectives or neither does, and neither time nor memory differs by `CLOSE` of the smaller.
+    """Whether they differ in details: tensor, pipeline, what ZeRO shards (nothing, states, parameters too) and
+    recomputation are the same, both lose digits in collectives or neither does, and neither time nor memory differs by
+    `CLOSE` of the smaller.
     """
     return _kind(one.layout) == _kind(other.layout) and all(
         max(pair) < (1 + CLOSE) * min(pair)

@@ -76,8 +76,8 @@ def _scaled_latent(latent: LatentAttention, width: _Width) -> LatentAttention:
 
 
 def _scaled_recurrence(mixer: Recurrence, width: _Width) -> Recurrence:
-    """States of Mamba are as wide as they were; its heads are the inner columns themselves, those of Mamba 2 and of the delta rule are
-    not."""
+    """States of Mamba are as wide as they were; its heads are the inner columns themselves, those of Mamba 2 and of the
+    delta rule are not."""
     if mixer.kind == "mamba":
         n_heads, step_rank = width(mixer.n_heads), width(mixer.step_rank)
         norm = step_rank + 2 * mixer.state_dim if mixer.norm else 0

@@ -1,8 +1,9 @@
 """What one profiled process leaves behind, as rows; each class is one table of the journal.
 
 Times are seconds of the process's monotonic clock (`time.monotonic`), which all processes of one machine share;
-`ProcessInfo.unix_offset_s` (documents.py) turns them into wall-clock time. `None` always means "not recorded", never zero. Names are
-those of `named_modules`; the model itself is "", a second one of the script `model1`, its children `model1.layer`.
+`ProcessInfo.unix_offset_s` (documents.py) turns them into wall-clock time. `None` always means "not recorded", never
+zero. Names are those of `named_modules`; the model itself is "", a second one of the script `model1`, its children
+`model1.layer`.
 """
 
 from __future__ import annotations
@@ -98,20 +99,19 @@ class OptimizerState:
 class Step:
     """From the end of one optimizer step to the end of the next.
 
-    `recorder_s` is the time that memadvisor's own hooks took inside the step; None where it is not known:
-    in a traced step, whether or not its trace was kept, and up to it on CPU, where the allocator keeps its account and
-    is slower for it. A traced step's times never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step has
-    one, and no step after it has `allocated_bytes`. Micro-batches are the calls of a model with gradients, or the
-    backwards where these are fewer; of several models, or parts that the script calls itself, calls, samples and
-    tokens are those of the one that has the most. A batch that a model is given again in the step counts once; in how
-    many calls of all models a batch came again after a backward (SAM's second pass, a closure of L-BFGS) is
-    `num_repeated_batches`, 0 in older runs. `largest_input_elements`: elements of all tensors that the largest call of
-    a model was given, where gradients were wanted; None in older runs. Where modules are not listened to, those of the first
-    call in the step and after each backward.
-    Where listening to the modules would cost too much, most steps go without: they have no spans but those of
-    backward and optimizer, and no samples and tokens; an evaluation pass in one of them is not recorded as such,
-    and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only
-    later (capture/steps.py), and the one after it, have no `recorder_s`, and the former no bytes.
+    `recorder_s` is the time that memadvisor's own hooks took inside the step; None where it is not known: in a traced
+    step, whether or not its trace was kept, and up to it on CPU, where the allocator keeps its account and is slower for
+    it. A traced step's times never enter a throughput figure. Peaks are the allocator's own; on CPU only a traced step
+    has one, and no step after it has `allocated_bytes`. Micro-batches are the calls of a model with gradients, or the
+    backwards where these are fewer; of several models, or parts that the script calls itself, calls, samples and tokens
+    are those of the one that has the most. A batch that a model is given again in the step counts once; in how many calls
+    of all models a batch came again after a backward (SAM's second pass, a closure of L-BFGS) is `num_repeated_batches`,
+    0 in older runs. `largest_input_elements`: elements of all tensors that the largest call of a model was given, where
+    gradients were wanted; None in older runs. Where modules are not listened to, those of the first call in the step and
+    after each backward. Where listening to the modules would cost too much, most steps go without: they have no spans but
+    those of backward and optimizer, and no samples and tokens; an evaluation pass in one of them is not recorded as such,
+    and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only later
+    (capture/steps.py), and the one after it, have no `recorder_s`, and the former no bytes.
     """
 
     index: int

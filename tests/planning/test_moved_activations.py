@@ -136,8 +136,8 @@ def recorded(kind, num_micro_batches, bf16, plan=None, make_optimizer=sgd):
 def test_what_leaves_and_comes_back_is_what_the_simulator_said(
     kind, num_micro_batches, bf16, away, again, keeping
 ):
-    """To the byte, but for running statistics, whose copies a recomputed unit lets go of within its backward. A unit that is recomputed and
-    moved has its inputs moved, and, `keeping`, what its products give.
+    """To the byte, but for running statistics, whose copies a recomputed unit lets go of within its backward. A unit that
+    is recomputed and moved has its inputs moved, and, `keeping`, what its products give.
 
     Both runs are made here, one after the other: what other tests have left alive in the process is in both peaks.
     """

@@ -1,9 +1,10 @@
-"""What low-rank adapters add to a layer, and what freezing its matrices takes away (Hu et al. 2021, arXiv:2106.09685, section 4).
+"""What low-rank adapters add to a layer, and what freezing its matrices takes away (Hu et al. 2021, arXiv:2106.09685,
+section 4).
 
-A product with a frozen matrix has no gradient of the matrix: its backward is one product in place of two, and its input need not
-be kept. An adapter of rank r beside a matrix (m x n) has r (m + n) parameters and two products; it keeps its input and the r
-columns between them. Where matrices are quantised, each product, forward and backward, has them made 16 bits wide first (Dettmers
-et al. 2023, arXiv:2305.14314, equation 5).
+A product with a frozen matrix has no gradient of the matrix: its backward is one product in place of two, and its input
+need not be kept. An adapter of rank r beside a matrix (m x n) has r (m + n) parameters and two products; it keeps its
+input and the r columns between them. Where matrices are quantised, each product, forward and backward, has them made 16
+bits wide first (Dettmers et al. 2023, arXiv:2305.14314, equation 5).
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _SUM_BYTES = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """One matrix (depth x columns) of a layer, by its name in `lora.MATRICES`. `is_partial`: tensor parallelism parts its depth,
-    else its columns. `num_experts`: so many of it, of which each token passes some; 0 where all tokens pass it. `reads`: whose
-    result its input is: of the norm before attention or before the feed-forward block, of attention, of the activation, of the encoder.
+    """One matrix (depth x columns) of a layer, by its name in `lora.MATRICES`. `is_partial`: tensor parallelism parts its
+    depth, else its columns. `num_experts`: so many of it, of which each token passes some; 0 where all tokens pass it.
+    `reads`: whose result its input is: of the norm before attention or before the feed-forward block, of attention, of
+    the activation, of the encoder.
     """
 
     target: str
@@ -161,9 +163,10 @@ def active_adapter_parameters(model: Architecture, lora: Lora) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterWork:
-    """Of one layer's forward. `products`: (rows, columns, depth, count). `stream_bytes`: what everything between them moves, and
-    `backward_bytes` in the backward, where the results' sum moves nothing and two gradients of the input are added.
-    `widening_bytes`: what making quantised matrices 16 bits wide moves. `num_operators`: launched beside the frozen ones."""
+    """Of one layer's forward. `products`: (rows, columns, depth, count). `stream_bytes`: what everything between them
+    moves, and `backward_bytes` in the backward, where the results' sum moves nothing and two gradients of the input are
+    added. `widening_bytes`: what making quantised matrices 16 bits wide moves. `num_operators`: launched beside the
+    frozen ones."""
 
     products: tuple[tuple[float, float, float, float], ...] = ()
     stream_bytes: float = 0.0
@@ -264,7 +267,8 @@ def frozen_inputs_bytes(model: Architecture, step: TrainingStep, layer: int, tok
     software, layout = step.software, step.layout
     if software.lora is None or step.repeats_operators:
         return 0.0
-    # Results of norms and of the activation, which pointwise recomputation does not keep; of Hugging Face's code it is not modelled.
+    # Results of norms and of the activation, which pointwise recomputation does not keep; of Hugging Face's code it is
+    # not modelled.
     are_gone = layout.recompute == "pointwise" and not software.reference_code
     norms = model.num_norms(layer)
     if software.lora.keeps_inputs:

@@ -12,18 +12,18 @@ from memadvisor.cost.layouts.kernels import (
 )
 from memadvisor.layout import TrainingStep
 
-# Bytes that pass of one score of two bytes where attention is not fused: softmax and dropout, forward and backward (each reads and
-# writes two-byte scores, dropout a mask of one byte).
+# Bytes that pass of one score of two bytes where attention is not fused: softmax and dropout, forward and backward (each
+# reads and writes two-byte scores, dropout a mask of one byte).
 _SCORES_FORWARD, _SCORES_FORWARD_DROPOUT = 4.0, 9.0
 _SCORES_BACKWARD, _SCORES_BACKWARD_DROPOUT = 6.0, 11.0
-# Under torch.autocast, whose softmax is in fp32: cast from two bytes to four (2+4), softmax (4+4), dropout (4+4 and a mask of one), and
-# cast back for the product (4+2); backward the same way round, where softmax reads its result too.
+# Under torch.autocast, whose softmax is in fp32: cast from two bytes to four (2+4), softmax (4+4), dropout (4+4 and a
+# mask of one), and cast back for the product (4+2); backward the same way round, where softmax reads its result too.
 _CAST_FORWARD, _CAST_FORWARD_DROPOUT = 20.0, 29.0
 _CAST_BACKWARD, _CAST_BACKWARD_DROPOUT = 24.0, 33.0
 # Of Hugging Face's classes besides: scaled (2+2), and the mask is added (2+2).
 _APART_FORWARD, _APART_BACKWARD = 8.0, 4.0
-# Of fused attention's rate where keys and values pass round a ring, in blocks whose results are merged: measured, 86 % on 8 H800 and
-# 84 % on 8 A100 (https://github.com/feifeibear/long-context-attention, README.md, zigzag).
+# Of fused attention's rate where keys and values pass round a ring, in blocks whose results are merged: measured, 86 % on
+# 8 H800 and 84 % on 8 A100 (https://github.com/feifeibear/long-context-attention, README.md, zigzag).
 _RING_SHARE = 0.86
 # Two-byte elements of 16 bytes, which a head is a multiple of for tensor cores to take it.
 _ALIGNED = 8

@@ -11,8 +11,8 @@ import math
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.memory import StageMemory
 
-# What torch may have of a card over what its sheet says: 79.1 GiB of "80 GB", 39.5 of 40, 23.7 of 24 (its messages of memory that ran
-# out; docs/cost-model.md).
+# What torch may have of a card over what its sheet says: 79.1 GiB of "80 GB", 39.5 of 40, 23.7 of 24 (its messages of
+# memory that ran out; docs/cost-model.md).
 _ON_CARD = 1.06
 
 
@@ -24,8 +24,8 @@ def chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coe
 
 
 def room_bytes(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:
-    """What of a device's memory an allocator may have: what the sheet's leaves to a usual context, and no more than the card has
-    beside this job's own, which takes a larger part of a small card."""
+    """What of a device's memory an allocator may have: what the sheet's leaves to a usual context, and no more than the
+    card has beside this job's own, which takes a larger part of a small card."""
     return min(capacity_bytes - coefficients.context_bytes, _ON_CARD * capacity_bytes - memory.context_bytes)
 
 

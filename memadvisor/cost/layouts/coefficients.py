@@ -19,17 +19,17 @@ class Coefficients:
     attention reaches of a large product's rate; its backward reaches `attention_backward_share` of that.
     `bandwidth_share`: of a kernel that streams. `kernel_s`: the least time between two kernels.
 
-    `host_forward_s`, `host_backward_s`: what the host takes to launch a layer; a device cannot be faster.
-    `host_call_s`: for one collective more. `inside_share`, `across_share`: of a link's rate in large collectives.
-    `tree_share`: of a ring's rate that a tree reaches (NCCL, src/graph/tuning.cc: 0.5 to 0.9 by size). `collective_s`:
-    what a collective takes before anything moves. `overlap_slowdown`: by how much computation is slower while collectives go on.
+    `host_forward_s`, `host_backward_s`: what the host takes to launch a layer; a device cannot be faster. `host_call_s`:
+    for one collective more. `inside_share`, `across_share`: of a link's rate in large collectives. `tree_share`: of a
+    ring's rate that a tree reaches (NCCL, src/graph/tuning.cc: 0.5 to 0.9 by size). `collective_s`: what a collective
+    takes before anything moves. `overlap_slowdown`: by how much computation is slower while collectives go on.
 
     `allocator_share`: what the caching allocator reserves, of its tensors' bytes (fragments); `allocator_fixed_bytes`:
-    workspaces and its smallest blocks. `driver_bytes`, `communicator_bytes`: what driver and kernels take beside the allocator, and
-    the buffers of each communicator of a rank. `context_bytes`: what of the sheet's memory is left to all of them where it is asked
-    whether a peak fits; a card has more than its sheet says.
-    `peak_sigma`: by what share a peak of parameters, gradients and optimizer state alone is off (standard deviation);
-    `activations_sigma`: by what share all the rest is, besides.
+    workspaces and its smallest blocks. `driver_bytes`, `communicator_bytes`: what driver and kernels take beside the
+    allocator, and the buffers of each communicator of a rank. `context_bytes`: what of the sheet's memory is left to all
+    of them where it is asked whether a peak fits; a card has more than its sheet says. `peak_sigma`: by what share a peak
+    of parameters, gradients and optimizer state alone is off (standard deviation); `activations_sigma`: by what share all
+    the rest is, besides.
     """
 
     matmul_share: float = 0.81
@@ -61,6 +61,6 @@ class Coefficients:
 
 FITTED = Coefficients()
 
-# What the host takes to launch one operator more than a layer's usual ones: about what PyTorch's dispatch and autograd take of one. Not
-# fitted: no row of the published tables that fits run on has such operators.
+# What the host takes to launch one operator more than a layer's usual ones: about what PyTorch's dispatch and autograd
+# take of one. Not fitted: no row of the published tables that fits run on has such operators.
 HOST_OPERATOR_S = 10e-6

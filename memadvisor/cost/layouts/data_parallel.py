@@ -147,8 +147,8 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
 def optimizer_seconds(
     step: TrainingStep, count: StageParameters, device: Device, host_bytes_per_s: float | None
 ) -> float:
-    """Every byte of the optimizer's state is read and written, gradients are read (twice, for their norm), parameters written; code that is not fused
-    goes over them more often.
+    """Every byte of the optimizer's state is read and written, gradients are read (twice, for their norm), parameters
+    written; code that is not fused goes over them more often.
 
     State on the host: gradients go there, parameters come back, and the host's memory is what limits the update.
     """
@@ -176,8 +176,8 @@ def exposed_step_seconds(
     first_forward_s: float,
     known: Coefficients,
 ) -> float:
-    """What reductions add to the last backwards, and gathers of updated parameters to the first forwards. The seconds given of both
-    are one microbatch's through all that the device holds."""
+    """What reductions add to the last backwards, and gathers of updated parameters to the first forwards. The seconds
+    given of both are one microbatch's through all that the device holds."""
     software, layout = step.software, step.layout
     passes = passes_beside(layout.schedule, layout.chunks, layout.pipeline, layout.num_microbatches)
 
@@ -192,9 +192,10 @@ def exposed_step_seconds(
 def passes_beside(schedule: str, chunks: int, num_stages: int, num_microbatches: int) -> int:
     """How many microbatches run where a step's reductions, or gathers, may go on beside them.
 
-    Under looped schedules a device's part of the model is through with its last group of microbatches, as many as there are stages
-    (all of them, breadth-first), before the part in front of it begins with them; then its gradients are reduced
-    (megatron/core/pipeline_parallel/schedules.py, is_last_microbatch_for_model_chunk and grad_sync_func; arXiv:2211.05953, section 4.2).
+    Under looped schedules a device's part of the model is through with its last group of microbatches, as many as there
+    are stages (all of them, breadth-first), before the part in front of it begins with them; then its gradients are
+    reduced (megatron/core/pipeline_parallel/schedules.py, is_last_microbatch_for_model_chunk and grad_sync_func;
+    arXiv:2211.05953, section 4.2).
     """
     name = canonical_name(schedule)
     if chunks == 1 or name not in _LOOPED:
@@ -203,8 +204,8 @@ def passes_beside(schedule: str, chunks: int, num_stages: int, num_microbatches:
 
 
 def bare_seconds(collective_s: float, pass_s: float, chunks: int, passes: int) -> float:
-    """Seconds of collectives with no computation beside them: of `chunks` parts alike, each has beside it its own microbatch's pass,
-    for its buckets go as they are ready, and all passes of the parts that come after it."""
+    """Seconds of collectives with no computation beside them: of `chunks` parts alike, each has beside it its own
+    microbatch's pass, for its buckets go as they are ready, and all passes of the parts that come after it."""
     own_s = pass_s / chunks
     others_s = (chunks - 1) * passes * own_s
     return max(0.0, collective_s / chunks - own_s, collective_s - own_s - others_s)

@@ -45,7 +45,8 @@ class StepEstimate:
     """All predicted. `first`, `last` and `worst` are pipeline stages; `time_s` sums to `step_time_s`.
 
     `pipeline`: the schedule played. `p_oom`: probability that a stage's peak, with what the prediction may be off, is
-    beyond the device's memory, of the stage where that is most likely. `mfu` counts causal attention in full, `mfu_halved` half of it.
+    beyond the device's memory, of the stage where that is most likely. `mfu` counts causal attention in full,
+    `mfu_halved` half of it.
     """
 
     step_time_s: float

@@ -12,7 +12,8 @@ from memadvisor.hardware.catalogue import find_entry
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout import NARROW
 
-# Of an element: read in two bytes, written in one twice, as it is and transposed; the other way round is for gradients of weights.
+# Of an element: read in two bytes, written in one twice, as it is and transposed; the other way round is for gradients of
+# weights.
 _CAST_BYTES, _FROZEN_CAST_BYTES = 4.0, 3.0
 
 

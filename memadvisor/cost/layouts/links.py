@@ -26,8 +26,9 @@ _CARDS_OF_A_SOCKET = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """`near`: its ranks in one node; `nodes`: how many it spans. Rates and latencies are those that it reaches. `bytes_per_s` is
-    a ring's; `own_bytes_per_s` what each rank has of the network by itself, infinite inside one node, where the other is it.
+    """`near`: its ranks in one node; `nodes`: how many it spans. Rates and latencies are those that it reaches.
+    `bytes_per_s` is a ring's; `own_bytes_per_s` what each rank has of the network by itself, infinite inside one node,
+    where the other is it.
     """
 
     size: int

@@ -80,10 +80,11 @@ def device_contents(chunks: tuple[int, ...], layers: tuple[int, ...]) -> StageCo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParameters:
     """Parameters of one rank: `shared` are the same on all data-parallel ranks, `experts` on every `expert`th alone.
-    `widest_layer`: what of a layer ZeRO stage 3 gathers, at most. `tensors`: how many they are. `units`: in how many pieces
-    stage 3 gathers them, each layer, the embedding and the head one (FSDP's wrapping of blocks); `expert_units`: of those with
-    experts. Of a mean device they are fractions. `ends`: of `shared`, the embedding's and the head's. `frozen`: of the ends, those of
-    a tower of images without gradients and state. `trained`: what is trained beside all of these, which are frozen then."""
+    `widest_layer`: what of a layer ZeRO stage 3 gathers, at most. `tensors`: how many they are. `units`: in how many
+    pieces stage 3 gathers them, each layer, the embedding and the head one (FSDP's wrapping of blocks); `expert_units`:
+    of those with experts. Of a mean device they are fractions. `ends`: of `shared`, the embedding's and the head's.
+    `frozen`: of the ends, those of a tower of images without gradients and state. `trained`: what is trained beside all
+    of these, which are frozen then."""
 
     shared: float
     experts: float

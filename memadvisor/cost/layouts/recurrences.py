@@ -1,7 +1,7 @@
 """What a layer's recurrence (memadvisor/recurrence.py) takes and keeps: its products, the scan itself, and what autograd saves.
 
-Scans of whole sequences run chunk by chunk: products inside a chunk, a state from each chunk to the next. Counted from the kernels
-that trainers call, tensor by tensor:
+Scans of whole sequences run chunk by chunk: products inside a chunk, a state from each chunk to the next. Counted from
+the kernels that trainers call, tensor by tensor:
 
 - Mamba 2: mamba_ssm, ops/triton/ssd_combined.py (mamba_split_conv1d_scan_combined). It saves what comes in and its result before the
   gate; the backward runs convolution and states again.
@@ -27,8 +27,8 @@ _CHUNK = {"mamba2": 256, "gated_delta_net": 64}
 _SCAN_TOKENS = 2048
 # A backward does what the forward did again, and twice as much.
 _BACKWARD = 3.0
-# Of an exponential, in multiplications and additions that take as long: an SM of A100 and H100 has 16 units for these and 128 for
-# those (CUDA C++ Programming Guide, table of arithmetic throughput).
+# Of an exponential, in multiplications and additions that take as long: an SM of A100 and H100 has 16 units for these and
+# 128 for those (CUDA C++ Programming Guide, table of arithmetic throughput).
 _EXPONENTIAL_FLOPS = 16.0
 _SCAN_FLOPS = 7.0
 
@@ -49,8 +49,8 @@ def recurrence_products(
 
 
 def recurrence_flops(mixer: Recurrence) -> float:
-    """Of one token's forward, without products and convolution (two for each of their parameters), as Megatron Bridge counts them
-    (training/utils/flop_utils.py): 7 for each number of Mamba's states, 8 of the delta rule's."""
+    """Of one token's forward, without products and convolution (two for each of their parameters), as Megatron Bridge
+    counts them (training/utils/flop_utils.py): 7 for each number of Mamba's states, 8 of the delta rule's."""
     states = mixer.inner * mixer.state_dim
     return (8.0 if mixer.kind == "gated_delta_net" else _SCAN_FLOPS) * states
 
@@ -82,7 +82,8 @@ def _chunk_flops(mixer: Recurrence) -> float:
         mixer.kind == "mamba2"
     ):  # scores of each group; with the values; states from values, results from states
         return 2.0 * chunk * (mixer.keys + mixer.inner) + 4.0 * states
-    # Keys with keys, w and u, queries with keys, scores with values; values from states, states from values, results from states.
+    # Keys with keys, w and u, queries with keys, scores with values; values from states, states from values, results from
+    # states.
     return 2.0 * chunk * (3 * keys + 2 * mixer.inner) + 6.0 * states
 
 
@@ -93,11 +94,13 @@ def _moved_bytes(mixer: Recurrence) -> float:
         return 10.0 * inner
     chunk = _CHUNK[mixer.kind]
     if mixer.kind == "mamba2":
-        # Values twice, the result, B three times and C twice; scores of groups and states of chunks written and read, passed on too.
+        # Values twice, the result, B three times and C twice; scores of groups and states of chunks written and read,
+        # passed on too.
         once = 6.0 * inner + 10.0 * mixer.keys + 16.0 * heads
         return once + 8.0 * chunk * mixer.n_key_heads + 16.0 * inner * mixer.state_dim / chunk
-    # Queries and keys are repeated for every head of values and normed, then read four and two times; values copied; w, u and new
-    # values written and read, the result written; a chunk's triangle in 4 bytes and its inverse in 2, states in 2.
+    # Queries and keys are repeated for every head of values and normed, then read four and two times; values copied; w, u
+    # and new values written and read, the result written; a chunk's triangle in 4 bytes and its inverse in 2, states in
+    # 2.
     keys = heads * mixer.state_dim
     once = 4.0 * mixer.keys + 26.0 * keys + 16.0 * inner
     return once + 12.0 * chunk * heads + 4.0 * inner * mixer.state_dim / chunk
@@ -123,15 +126,15 @@ def _kept_bytes(mixer: Recurrence) -> float:
         return (
             2.0 * (mixer.in_columns + inner) + steps + between + 8.0 * inner * mixer.state_dim / _SCAN_TOKENS
         )
-    # The convolution's input, queries and keys of each head with what normed them, values, the result and the gate; of each head
-    # its steps and decays, and its row of the chunk's inverse.
+    # The convolution's input, queries and keys of each head with what normed them, values, the result and the gate; of
+    # each head its steps and decays, and its row of the chunk's inverse.
     columns = 2.0 * mixer.convolved + 4.0 * heads * mixer.state_dim + 6.0 * inner
     return columns + heads * (8.0 + 20.0 + 2.0 * _CHUNK[mixer.kind])
 
 
 def recurrence_output_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
-    """The last product's input, in two bytes; Hugging Face's Mamba classes have that product inside the kernels' function, whose
-    backward makes it again."""
+    """The last product's input, in two bytes; Hugging Face's Mamba classes have that product inside the kernels'
+    function, whose backward makes it again."""
     mixer = model.recurrence
     if mixer is None or not model.has_recurrence(layer):
         return 0.0
@@ -141,7 +144,7 @@ def recurrence_output_bytes(model: Architecture, step: TrainingStep, layer: int,
 
 
 def recurrence_exchange_bytes(model: Architecture, tokens: float, tensor: int) -> float:
-    """What context-parallel ranks exchange, who scan whole sequences of some of the heads each: all that comes in, and the result
-    (megatron/core/ssm/mamba_context_parallel.py)."""
+    """What context-parallel ranks exchange, who scan whole sequences of some of the heads each: all that comes in, and
+    the result (megatron/core/ssm/mamba_context_parallel.py)."""
     mixer = model.recurrence
     return 0.0 if mixer is None else 2.0 * tokens * (mixer.in_columns + mixer.inner) / tensor

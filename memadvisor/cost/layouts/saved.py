@@ -27,7 +27,8 @@ from memadvisor.cost.layouts.saved_reference import (
 )
 from memadvisor.layout import TrainingStep
 
-# Of one logit at the peak: the product in two bytes, its float32 copy, whose softmax is made beside it, and the gradient in two.
+# Of one logit at the peak: the product in two bytes, its float32 copy, whose softmax is made beside it, and the gradient
+# in two.
 LOGIT_BYTES = 12.0
 # Where the cross entropy takes them as they are: the product, its log-softmax, the gradient of that, and its own, in two bytes.
 _NARROW_LOGIT_BYTES = 8.0
@@ -225,8 +226,9 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
 
 
 def layer_weight_input_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
-    """What a backward that is split keeps for the weights' gradients: the inputs of the products with weights, and the gradients of
-    their results, which there were none of before (of a GPT 14 s b h and 18 s b h bytes: arXiv:2401.10241, section 3, 32 s b h).
+    """What a backward that is split keeps for the weights' gradients: the inputs of the products with weights, and the
+    gradients of their results, which there were none of before (of a GPT 14 s b h and 18 s b h bytes: arXiv:2401.10241,
+    section 3, 32 s b h).
 
     With full recomputation inputs are there again when it begins, until the weights' gradients are through.
     """
@@ -266,7 +268,8 @@ def _result_gradient_bytes(model: Architecture, step: TrainingStep, layer: int, 
 def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
     """What a layer's backward holds beyond what was saved, at its widest product: the gradients of its result, of its
     weights before they are accumulated and of its input, and the input gathered from the tensor-parallel ranks; where
-    some of it runs again, its results besides. Frozen weights have no gradients, and quantised ones a copy in 16 bits, one at a time.
+    some of it runs again, its results besides. Frozen weights have no gradients, and quantised ones a copy in 16 bits,
+    one at a time.
     """
     layout = step.layout
     if not layers:
@@ -294,8 +297,8 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
 
 
 def _widest_columns(model: Architecture, layer: int, *, is_one: bool = False) -> float:
-    """Of the widest product of a layer: of its feed-forward block (gate and up together, unless `is_one`), or what comes into its
-    recurrence."""
+    """Of the widest product of a layer: of its feed-forward block (gate and up together, unless `is_one`), or what comes
+    into its recurrence."""
     columns = 0.0
     if model.has_feed_forward(layer):
         columns = (2.0 if model.gated_mlp and not is_one else 1.0) * model.ffn
@@ -327,7 +330,8 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     if step.software.fused_loss:
         logit_bytes = _FUSED_LOGIT_BYTES * _wide(step)
     if step.software.linear_loss:
-        # As many pieces as make one of the logits about as large as the stream (Hsu et al. 2024, arXiv:2410.10989, section 3.2).
+        # As many pieces as make one of the logits about as large as the stream (Hsu et al. 2024, arXiv:2410.10989,
+        # section 3.2).
         logit_bytes /= max(1.0, model.vocab / model.hidden)
     ranks = layout.tensor if step.software.loss_parallel else 1
     return tokens * (norm_bytes * model.hidden / parts + logit_bytes * model.vocab / ranks)

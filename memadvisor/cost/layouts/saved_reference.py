@@ -13,8 +13,9 @@ from memadvisor.cost.layouts.saved_autocast import fp32_norm_bytes
 
 def residual_bytes(model: Architecture, norms: int, sublayers: int, *, wide: float = 1.0) -> float:
     """Of an element of the residual stream: what its norms keep, and the masks of the dropouts behind `sublayers`. Norms
-    more than sublayers are behind them, and the sum that takes their results keeps nothing. `wide`: of how many times two bytes the
-    elements are; what is said is then of two, and so it is of the others. An RMSNorm need not copy what is in fp32.
+    more than sublayers are behind them, and the sum that takes their results keeps nothing. `wide`: of how many times two
+    bytes the elements are; what is said is then of two, and so it is of the others. An RMSNorm need not copy what is in
+    fp32.
     """
     code = model.reference_code
     behind = max(0, norms - sublayers)

@@ -1,8 +1,9 @@
 """What a vision tower before a language model takes and keeps, for one microbatch on the rank of the first stage.
 
-Its layers are an encoder's, over the patches of one image each, and priced as any layer is; what is around them (patches' projection,
-what leads into the language model) is one product of as many parameters over the tokens that come out. Tensor parallel ranks part
-it as they part the language model. A frozen tower runs forward alone and keeps nothing, for nothing before it has a gradient either.
+Its layers are an encoder's, over the patches of one image each, and priced as any layer is; what is around them (patches'
+projection, what leads into the language model) is one product of as many parameters over the tokens that come out. Tensor
+parallel ranks part it as they part the language model. A frozen tower runs forward alone and keeps nothing, for nothing
+before it has a gradient either.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 1F1B and its interleaved form do the same with every further microbatch (with every further p of them), so their times are
 a linear system in (max, +), whose states repeat after a while: ends of microbatch j + c are those of j plus a constant
-(Baccelli, Cohen, Olsder and Quadrat, Synchronization and Linearity, 1992, section 3.7). A short step is played, and its ends are
-looked at: once they repeat over a stretch that holds all that later pieces wait for, every later piece repeats too, and
-so does the emptying. Where they do not, a longer step is played, the whole one in the end.
+(Baccelli, Cohen, Olsder and Quadrat, Synchronization and Linearity, 1992, section 3.7). A short step is played, and its
+ends are looked at: once they repeat over a stretch that holds all that later pieces wait for, every later piece repeats
+too, and so does the emptying. Where they do not, a longer step is played, the whole one in the end.
 """
 
 from __future__ import annotations

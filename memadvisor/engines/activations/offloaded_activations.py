@@ -1,9 +1,10 @@
 """Units whose saved tensors are on another tier from the end of their forward until their backward.
 
-Plays the OFFLOAD and PREFETCH actions of a schedule. As with recomputation the forward of a unit's class is wrapped,
-not the module. A unit that runs again keeps its inputs, and outputs of some operators: recompute.py hands these to the
-call that is running (`call_of`). A backward is announced by the gradients of the unit's outputs. What the schedule has not brought back when autograd asks for it, as
-where the script's order is another than the plan's, comes at once; so results hang on the schedule in nothing.
+Plays the OFFLOAD and PREFETCH actions of a schedule. As with recomputation the forward of a unit's class is wrapped, not
+the module. A unit that runs again keeps its inputs, and outputs of some operators: recompute.py hands these to the call
+that is running (`call_of`). A backward is announced by the gradients of the unit's outputs. What the schedule has not
+brought back when autograd asks for it, as where the script's order is another than the plan's, comes at once; so results
+hang on the schedule in nothing.
 
 A call of a unit remembers the calls before it that the schedule has brought back at its own backward: of several
 micro-batches under way each finds its own.

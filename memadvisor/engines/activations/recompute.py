@@ -1,9 +1,9 @@
 """Units whose forward keeps nothing but its inputs, and runs again in the backward.
 
-The first run is the script's own call (unit_forwards.py). second_run.py does the work, with the random state and
-autocast of the first run; buffers that a forward changes are put back for it (changing_buffers.py). Stretches of several units are stretches.py's; one whose units the
-script does not call one after the other, each with what the one before it returned, is left to its units, each by
-itself.
+The first run is the script's own call (unit_forwards.py). second_run.py does the work, with the random state and autocast
+of the first run; buffers that a forward changes are put back for it (changing_buffers.py). Stretches of several units are
+stretches.py's; one whose units the script does not call one after the other, each with what the one before it returned,
+is left to its units, each by itself.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ whole number nearest to element / scale, ties to even. So
 Of 1 bit, the scale is the mean magnitude of the block, and each element becomes plus or minus it (0 plus it, but
 for a block of zeros): far off, and meant for those who add what is missing to what they send next.
 
-A packed message is float32 scales, then codes: int8; or two of 4 bits in a byte, the earlier element in its lower
-half, each with 8 added; or eight of 1 bit, 1 for plus, the earliest element lowest. The same input makes the same bytes, and the same bytes make the same numbers.
+A packed message is float32 scales, then codes: int8; or two of 4 bits in a byte, the earlier element in its lower half,
+each with 8 added; or eight of 1 bit, 1 for plus, the earliest element lowest. The same input makes the same bytes, and
+the same bytes make the same numbers.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ whose parameters are whole, they are given the class of those that are arriving 
 
 In the next backward all ranks tell each other whether they have found a reason against it, since a rank that reads
 gradients needs those of the others. If none has, units are updated early from then on; else all is as without it, and a
-note says why. One step is enough to watch: the first has no optimizer state yet, so that it needs no more memory
-with its gradients kept than later ones with theirs freed. What a later step does that the first did not cannot be made right any more, and raises.
+note says why. One step is enough to watch: the first has no optimizer state yet, so that it needs no more memory with its
+gradients kept than later ones with theirs freed. What a later step does that the first did not cannot be made right any
+more, and raises.
 """
 
 from __future__ import annotations

@@ -83,11 +83,12 @@ class Flat:
     compute with and gathers carry; other than the script's with stage 3 alone. reduce_dtype: that of `grad`; other than
     the script's with stages 2 and 3 alone. gather_bits, reduce_bits: of each element while it travels (transfers.py).
 
-    full: all parameters; with stage 3 its storage is resized to nothing between uses. None with stage 0,
-    whose parameters stay where the script put them. own_shard: this rank's slice of `full`, or, with stage
-    3 and of masters, storage of its own; `shard` is that or a copy of what lies elsewhere. page: where both lie between their uses,
-    of a unit that has them on another tier (paged_flats.py). grad: full gradients, while they are being made (stages 2, 3) or until the
-    script drops them (0, 1). own_gradient: this rank's slice of the mean gradient (stages 2, 3), as `grad_shard` gives it.
+    full: all parameters; with stage 3 its storage is resized to nothing between uses. None with stage 0, whose parameters
+    stay where the script put them. own_shard: this rank's slice of `full`, or, with stage 3 and of masters, storage of
+    its own; `shard` is that or a copy of what lies elsewhere. page: where both lie between their uses, of a unit that has
+    them on another tier (paged_flats.py). grad: full gradients, while they are being made (stages 2, 3) or until the
+    script drops them (0, 1). own_gradient: this rank's slice of the mean gradient (stages 2, 3), as `grad_shard` gives
+    it.
     """
 
     unit: str

@@ -1,8 +1,9 @@
 """An optimizer step unit by unit, with each unit's state brought in before its update and put away after it.
 
-Two buffers take turns: while one unit is updated in the first, the state of the unit before is written from the
-second, and then that of the next unit is read into it. So at most two units' states are in memory, and both buffers
-go when the step is over. State in codes (coded_tier.py) needs one buffer alone, as nothing runs beside the updates. State that the optimizer makes in its first step is put away from where it has made it.
+Two buffers take turns: while one unit is updated in the first, the state of the unit before is written from the second,
+and then that of the next unit is read into it. So at most two units' states are in memory, and both buffers go when the
+step is over. State in codes (coded_tier.py) needs one buffer alone, as nothing runs beside the updates. State that the
+optimizer makes in its first step is put away from where it has made it.
 
 At every moment `optimizer.state` tells the truth: a plain tensor is the state, a late one (parcels.py) says where it
 is. So a step that is interrupted, or a tier that fails, leaves nothing to repair.

@@ -43,8 +43,9 @@ def make_step(seq_len=4096, software=None, **layout):
 
 
 def test_a_delta_net_keeps_what_its_kernels_save():
-    """Of a token, two bytes of: queries, keys and values before the convolution (8192), queries and keys of 32 heads, values, the
-    result, the gate, and the last product's input (4096 each); of each head a row of 64 of the chunk's inverse. The rest is small."""
+    """Of a token, two bytes of: queries, keys and values before the convolution (8192), queries and keys of 32 heads,
+    values, the result, the gate, and the last product's input (4096 each); of each head a row of 64 of the chunk's
+    inverse. The rest is small."""
     kept = recurrence_saved_bytes(make_model(DELTA), make_step(seq_len=1), 0, 1.0)
     large = 2 * (8192 + 2 * 4096 + 4 * 4096 + 32 * 64)
 

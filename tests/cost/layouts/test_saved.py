@@ -120,8 +120,9 @@ def test_a_layer_whose_scores_are_computed_again_holds_them_for_its_backward():
     "dtype, narrow", [("bfloat16", 2.0), ("float8_e4m3fn", 1.0), ("float4_e2m1fn_x2", 0.5625)]
 )
 def test_products_of_transformer_engine_keep_their_inputs_as_they_were_cast(dtype, narrow):
-    """Of a Llama's layer: both norms' inputs and, narrow, results; queries, keys, values; the result of attention, which its kernel
-    keeps in two bytes and, where it is cast, the product beside it; the gate's two inputs, and its result, narrow."""
+    """Of a Llama's layer: both norms' inputs and, narrow, results; queries, keys, values; the result of attention, which
+    its kernel keeps in two bytes and, where it is cast, the product beside it; the gate's two inputs, and its result,
+    narrow."""
     model = replace(GPT, gated_mlp=True)
     software = Software(compute_dtype=dtype, saves_narrow=True)
     step = TrainingStep(layout=Layout(micro_batch_size=B), seq_len=S, software=software)
@@ -142,8 +143,9 @@ def test_results_of_experts_are_kept_for_their_weights_alone(weighs_inside):
 
 
 def test_deepseek_s_own_training_keeps_a_token_s_ranks_and_what_experts_were_given():
-    """arXiv:2412.19437, sections 3.2.3 and 3.3.3: of a layer the inputs of both norms, latent ranks, attention's result once in 12 bits and
-    its sums, the router's scores, a byte of each expert's input and of each column before its gate."""
+    """arXiv:2412.19437, sections 3.2.3 and 3.3.3: of a layer the inputs of both norms, latent ranks, attention's result
+    once in 12 bits and its sums, the router's scores, a byte of each expert's input and of each column before its
+    gate."""
     model = load_architecture("deepseek-v3")
     step = TrainingStep(
         layout=Layout(recompute="pointwise"),

@@ -81,7 +81,8 @@ def test_two_images_take_twice_the_flops_and_the_memory_of_one():
     assert model_flops(two, step) - model_flops(none, step) == pytest.approx(
         2 * (model_flops(one, step) - model_flops(none, step))
     )
-    # 24 layers of an encoder of 576 patches and the projector's two matrices, three products each of which the backward does two.
+    # 24 layers of an encoder of 576 patches and the projector's two matrices, three products each of which the backward
+    # does two.
     layers = 24 * (4 * 1024**2 + 2 * 1024 * 4096) * 576 + 24 * 2 * 576**2 * 1024 + (1024 + 4096) * 4096 * 576
     counted = (model_flops(one, step) - model_flops(none, step)) / 8
     assert counted == pytest.approx(6 * layers, rel=0.01)
