@@ -9,7 +9,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
-from memadvisor.layout import Software
+from memadvisor.software_traits import Software
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ import re
 
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.layout import Software
 from memadvisor.lora import Lora
 from memadvisor.software import GPT_NEOX, MEGATRON_2021, MEGATRON_DEEPSPEED, MODERN
+from memadvisor.software_traits import Software
 
 _OPTIMIZER_STATE = {
     **dict.fromkeys(("adam", "adamw", "lamb"), 8),

@@ -26,6 +26,7 @@ DATA = (
     "memadvisor.lora",
     "memadvisor.zeropp_options",
     "memadvisor.software",
+    "memadvisor.software_traits",
     "memadvisor.software_dtypes",
     "memadvisor.run",
     "memadvisor.hardware",

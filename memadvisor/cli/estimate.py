@@ -25,7 +25,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.cluster_file import load_cluster
 from memadvisor.hardware.clusters import parse_cluster
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.layout_table.read import LayoutCase
 from memadvisor.layout_table.training_code import is_fused, is_reference
 from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits
@@ -38,6 +38,7 @@ from memadvisor.planning.predict_layouts import predict_case
 from memadvisor.planning.what_if import what_if
 from memadvisor.software import MODERN, PRESETS, Preset, find_preset
 from memadvisor.software_dtypes import on_accelerator, with_optimizer, with_precision
+from memadvisor.software_traits import Software
 from memadvisor.units import parse_bytes
 from memadvisor.zeropp_options import zeropp_fields, zeropp_names
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from memadvisor.errors import UsageError
-from memadvisor.layout import RECOMPUTE, TENSOR_KINDS, Software
+from memadvisor.layout import RECOMPUTE, TENSOR_KINDS
 from memadvisor.layout_table.adapters import keeps_inputs, widens
 from memadvisor.lora import LINEAR, Lora, base_named, targets_named
 from memadvisor.schedule_names import SCHEDULES
 from memadvisor.software import PRESETS, UNSLOTH, Preset
 from memadvisor.software_dtypes import with_lora
+from memadvisor.software_traits import Software
 
 
 def add_layout(group: argparse._ArgumentGroup) -> None:

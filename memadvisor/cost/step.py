@@ -143,8 +143,7 @@ class StepStorage:
     Segments are as above (-1: before the step; their number: after it); times order what happens within one. `freed_by`:
     the unit whose recomputation sets it free; it then dies at `unsaved_death` (segment, time). `boundary` is set for what
     flows between units, `saved` for what an engine may take meanwhile. `runs_again`: a recomputation of its unit
-    allocates it too. `stream`: whose memory of the allocator's it is; 0 is the one that computes. `owner`: the unit whose
-    state it is.
+    allocates it too. `stream`: whose memory it is; 0 is the one that computes. `owner`: the unit whose state it is.
     """
 
     category: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from memadvisor.errors import UsageError
-from memadvisor.layout import Software
 from memadvisor.layout_table.cells import NO, Cells
 from memadvisor.lora import LINEAR, Lora, base_named, targets_named
 from memadvisor.software import TORCHTUNE, UNSLOTH
+from memadvisor.software_traits import Software
 
 USUAL_RANK = 8  # peft's
 USUAL_TARGETS = ("query", "value")  # arXiv:2106.09685, section 4.2, and peft's of a Llama

@@ -8,7 +8,6 @@ import re
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.layout import Software
 from memadvisor.layout_table.adapters import adapters_of
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.software import (
@@ -37,6 +36,7 @@ from memadvisor.software_dtypes import (
     with_optimizer,
     with_precision,
 )
+from memadvisor.software_traits import Software
 
 STRATEGIES = {
     "noshard": 0,

@@ -20,9 +20,10 @@ from memadvisor.cost.layouts.saved import chunk_saved_bytes
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.planning.layout_space import divisors
 from memadvisor.planning.scaled_model import scaled_model
+from memadvisor.software_traits import Software
 
 Quantity = Literal["micro-batch", "sequence", "model"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)

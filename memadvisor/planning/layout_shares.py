@@ -10,7 +10,8 @@ from functools import lru_cache
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout, Software
+from memadvisor.layout import Layout
+from memadvisor.software_traits import Software
 
 
 @dataclass(frozen=True, slots=True)

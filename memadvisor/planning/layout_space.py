@@ -15,7 +15,8 @@ from memadvisor.architecture import Architecture
 from memadvisor.cost.pipelines.schedules import check_schedule
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
-from memadvisor.layout import RECOMPUTE, Layout, Software, TrainingStep
+from memadvisor.layout import RECOMPUTE, Layout, TrainingStep
+from memadvisor.software_traits import Software
 from memadvisor.zeropp_options import ZeroPP, zeropp_fields
 
 # Those that every trainer of today runs. The others split backwards, hold weights twice or change the training (2BW): they

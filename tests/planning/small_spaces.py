@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from memadvisor.architecture import Architecture, Experts, VisionTower
 from memadvisor.hardware.cluster import Cluster, Link
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.layout import Software
 from memadvisor.lora import Lora
 from memadvisor.planning.layout_space import LayoutQuestion
 from memadvisor.recurrence import Recurrence
+from memadvisor.software_traits import Software
 
 
 def make_model(n_layers=4, experts=None, tied=True, pattern=""):

@@ -8,12 +8,12 @@ from hypothesis import example, given, settings
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
-from memadvisor.layout import Software
 from memadvisor.planning.layout_memory_bounds import MemoryBounds
 from memadvisor.planning.layout_shares import can_be_dealt
 from memadvisor.planning.layout_space import make_layout, pipelines, splits, states
 from memadvisor.planning.layout_time_bounds import TimeBounds
 from memadvisor.planning.layout_works import WorkPrices
+from memadvisor.software_traits import Software
 from tests.planning.small_spaces import LORA, STARVED, ZEROPP, questions
 
 

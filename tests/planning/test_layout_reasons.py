@@ -3,11 +3,12 @@ import dataclasses
 from hypothesis import example, given, settings
 
 from memadvisor.cost.layouts.estimate import estimate_step
-from memadvisor.layout import Layout, Software
+from memadvisor.layout import Layout
 from memadvisor.planning.layout_reasons import Neighbour, Reason, explain, reason_words
 from memadvisor.planning.layout_space import LayoutQuestion, all_layouts
 from memadvisor.planning.layouts import search_layouts
 from memadvisor.planning.priced_layouts import Priced
+from memadvisor.software_traits import Software
 from tests.planning.small_spaces import ZEROPP, make_cluster, make_model, questions
 
 

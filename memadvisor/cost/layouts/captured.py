@@ -25,7 +25,8 @@ from memadvisor.cost.layouts.links import message_seconds
 from memadvisor.cost.layouts.memory import StageParameters
 from memadvisor.cost.pipelines.costs import ChunkCosts, PipelineTimes
 from memadvisor.cost.pipelines.simulate import simulate_pipeline
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software_traits import Software
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

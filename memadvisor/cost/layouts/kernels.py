@@ -10,7 +10,7 @@ from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.errors import UsageError
 from memadvisor.hardware.catalogue import find_entry
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.layout import NARROW
+from memadvisor.software_traits import NARROW
 
 # Of an element: read in two bytes, written in one twice, as it is and transposed; the other way round is for gradients of
 # weights.

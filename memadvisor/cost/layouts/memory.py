@@ -17,7 +17,8 @@ from memadvisor.cost.layouts.saved import (
     layer_backward_bytes,
 )
 from memadvisor.cost.layouts.saved_autocast import only_matrices
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software_traits import Software
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

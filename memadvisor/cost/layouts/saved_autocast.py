@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import ceil
 
 from memadvisor.architecture import Architecture
-from memadvisor.layout import Software
+from memadvisor.software_traits import Software
 
 
 def fp32_norm_bytes(model: Architecture) -> float:

@@ -6,7 +6,8 @@ import math
 
 from memadvisor.architecture import Architecture
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout, Software
+from memadvisor.layout import Layout
+from memadvisor.software_traits import Software
 
 
 def stage_layers(model: Architecture, layout: Layout, software: Software) -> tuple[int, ...]:

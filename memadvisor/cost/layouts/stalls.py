@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memadvisor.cost.pipelines.costs import ChunkCosts
-from memadvisor.layout import Software
+from memadvisor.software_traits import Software
 
 
 def chance_of_stalls(software: Software, num_nodes: int) -> float:

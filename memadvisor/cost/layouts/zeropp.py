@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from memadvisor.cost.layouts.links import Group
-from memadvisor.layout import Software, TrainingStep
+from memadvisor.layout import TrainingStep
+from memadvisor.software_traits import Software
 
 # A block's scale is of fp32; DeepSpeed's blocks have 4,000 to 8,000 elements (its CUDAQuantizer).
 _SCALE_BYTES = 4 / 4096

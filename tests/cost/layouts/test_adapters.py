@@ -16,8 +16,9 @@ from memadvisor.cost.layouts.layer_work import layer_groups, layer_work
 from memadvisor.cost.layouts.links import group_of
 from memadvisor.cost.layouts.memory import StageContents, stage_memory, stage_parameters
 from memadvisor.cost.layouts.saved import layer_saved_bytes
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.lora import LINEAR, Lora
+from memadvisor.software_traits import Software
 from tests.cost.layouts.nodes import make_cluster
 
 LLAMA = Architecture(

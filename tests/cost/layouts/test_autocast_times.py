@@ -10,7 +10,8 @@ from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import weight_cast_bytes
 from memadvisor.hardware.load import named_hardware
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software_traits import Software
 
 GPT = load_architecture("gpt3-1.3b")
 SEQ, MICRO = 1024, 4

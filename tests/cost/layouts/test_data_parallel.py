@@ -17,7 +17,8 @@ from memadvisor.cost.layouts.memory import (
     stage_memory,
     stage_parameters,
 )
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software_traits import Software
 from tests.planning.small_spaces import make_model
 
 

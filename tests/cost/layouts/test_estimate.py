@@ -6,7 +6,8 @@ from memadvisor.architecture import Architecture, Experts
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software_traits import Software
 from tests.cost.layouts.nodes import make_cluster
 
 LLAMA = Architecture(

@@ -11,7 +11,8 @@ from memadvisor.cost.layouts.kernels import device_of, matmul_seconds
 from memadvisor.cost.layouts.layer_work import layer_groups, layer_work
 from memadvisor.cost.layouts.links import group_of
 from memadvisor.hardware.load import load_hardware
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software_traits import Software
 from tests.cost.layouts.nodes import make_cluster
 from tests.planning.small_spaces import make_model
 

@@ -12,9 +12,10 @@ from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.cost.layouts.memory import device_contents, stage_parameters
 from memadvisor.errors import UsageError
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.lora import Lora
 from memadvisor.software import PRESETS
+from memadvisor.software_traits import Software
 from tests.cost.layouts.nodes import make_cluster
 
 GPT = Architecture(

@@ -9,9 +9,10 @@ from memadvisor.cost.layouts.chance import chance_of_more
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.memory import StageContents, stage_memory
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software import FSDP
 from memadvisor.software_dtypes import with_precision
+from memadvisor.software_traits import Software
 
 LLAMA = Architecture(
     name="llama", n_layers=16, hidden=1024, n_heads=8, n_kv_heads=8, head_dim=128, ffn=2816, vocab=32000,

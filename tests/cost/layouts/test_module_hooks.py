@@ -10,9 +10,10 @@ from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import layer_groups, layer_work
 from memadvisor.cost.layouts.links import group_of
 from memadvisor.cost.layouts.module_hooks import hooked_modules, hooks_seconds
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.lora import Lora
 from memadvisor.software import DEEPSPEED
+from memadvisor.software_traits import Software
 from tests.cost.layouts.nodes import make_cluster
 from tests.planning.small_spaces import make_model
 

@@ -17,9 +17,10 @@ from memadvisor.cost.layouts.recurrences import (
 from memadvisor.cost.layouts.saved import layer_saved_bytes
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.lora import Lora
 from memadvisor.recurrence import Recurrence
+from memadvisor.software_traits import Software
 from tests.cost.layouts.nodes import make_cluster
 
 # Qwen3-Next's.

@@ -12,8 +12,9 @@ from memadvisor.cost.layouts.saved import (
     layer_saved_bytes,
     layer_weight_input_bytes,
 )
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software import find_preset
+from memadvisor.software_traits import Software
 
 S, B, H, A = 2048, 4, 6144, 64
 GPT = Architecture(

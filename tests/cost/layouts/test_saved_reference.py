@@ -12,8 +12,9 @@ from memadvisor.architectures.load import load_architecture
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.memory import device_contents, stage_memory
 from memadvisor.cost.layouts.saved import chunk_saved_bytes, layer_saved_bytes
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software import DEEPSPEED
+from memadvisor.software_traits import Software
 
 BATCH, TOKENS = 2, 16
 SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96, "intermediate_size": 160}

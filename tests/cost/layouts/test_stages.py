@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.errors import UsageError
-from memadvisor.layout import STAGE_RULES, Layout, Software
+from memadvisor.layout import STAGE_RULES, Layout
+from memadvisor.software_traits import Software
 
 
 def model(layers, head):

@@ -15,8 +15,9 @@ from memadvisor.cost.layouts.saved import layer_saved_bytes
 from memadvisor.cost.layouts.vision_work import tower_saved_bytes, tower_step, tower_work
 from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
-from memadvisor.layout import Layout, Software, TrainingStep
+from memadvisor.layout import Layout, TrainingStep
 from memadvisor.lora import Lora
+from memadvisor.software_traits import Software
 from tests.cost.layouts.nodes import make_cluster
 
 MODEL = load_architecture("llava-1.5-7b")

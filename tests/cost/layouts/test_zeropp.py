@@ -15,7 +15,8 @@ from memadvisor.cost.layouts.links import group_of
 from memadvisor.cost.layouts.memory import StageParameters
 from memadvisor.cost.layouts.zeropp import QUANTIZED_GRADIENT_BYTES, QUANTIZED_WEIGHT_BYTES
 from memadvisor.errors import UsageError
-from memadvisor.layout import ZEROPP, Layout, Software, TrainingStep
+from memadvisor.layout import ZEROPP, Layout, TrainingStep
+from memadvisor.software_traits import Software
 from memadvisor.zeropp_options import zeropp_fields
 from tests.cost.layouts.nodes import make_cluster
 
