@@ -20,7 +20,9 @@ _NEAREST = "memadvisor-nearest"
 _BLOCKS = "\u2588\u2589\u258a\u258b\u258c\u258d\u258e\u258f\u25a0"  # of which bars and legends are made
 
 # A number stays with its unit: rich breaks lines at no-break spaces too.
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i)?B\b|[num]?s\b)")
+_BEFORE_UNIT = re.compile(
+    r"(?<=\d) (?=(?:[KMGT]i)?B\b|[num]?s\b|[kMGT]\b|\w+/s\b)|(?<=\d [kMGT]) (?=\w+/s\b)"
+)
 _GLUE = "\ue000"
 
 # Sections that are one line still stand apart; notes and problems stay together.

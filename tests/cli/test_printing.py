@@ -64,11 +64,13 @@ def test_lines_beside_a_label_stand_beneath_each_other(width):
 
 def test_a_number_stays_beside_its_unit():
     """A closing summary ended in "unexplained 0", and "B" on a line of its own."""
-    text = "peak 25.3 MiB in backward, step 12 ms, 3 us a call, 7 B left of 8 samples"
+    text = "peak 25.3 MiB in backward, step 12 ms, 3 us a call, 7 B left of 8 samples; 5.25 k tokens/s, 7 samples/s"
     for width in range(30, 90):
         written = io.StringIO()
         print_plainly(Labelled("peak", Text(text)), Console(file=written, width=width))
         lines = [line[13:] for line in written.getvalue().splitlines()]
 
         assert " ".join(lines) == text
-        assert not any(line.startswith(("MiB", "ms", "us", "B ")) for line in lines)
+        assert not any(
+            line.startswith(("MiB", "ms", "us", "B ", "k ", "tokens/s", "samples/s")) for line in lines
+        )
