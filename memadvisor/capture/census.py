@@ -95,7 +95,11 @@ def residents(
     if cpu is None or not is_profiler_free() or _sum_bytes(found.values()) <= cpu.allocated_bytes():
         return list(found.values())
     # What another thread let go meanwhile, or Python could not see when the account was opened.
-    return [each for each in found.values() if each.category != "other" or cpu.block_bytes(each.address)]
+    return [
+        each
+        for each in found.values()
+        if each.category != "other" or cpu.holds(each.address, each.size_bytes)
+    ]
 
 
 def _sum_bytes(blocks: Iterable[Resident]) -> int:
@@ -124,7 +128,8 @@ def _take(
         storage = tensor.untyped_storage()
         size_bytes = storage.nbytes()
         if device.type == "cpu" and (not storage.resizable() or is_shared(tensor)):
-            size_bytes = cpu.block_bytes(address) if cpu is not None else 0
+            if cpu is None or not cpu.holds(address, size_bytes):
+                return
         elif not storage.resizable():
             size_bytes = given[address].size_bytes if address in given else 0
         if not size_bytes:

@@ -57,8 +57,9 @@ class CpuAccount:
     def add(self, address: int, size_bytes: int) -> None:
         self._new(self._reporter, address, size_bytes)
 
-    def block_bytes(self, address: int) -> int:
-        """Size of the live block at `address`; 0 where it is not the allocator's (numpy's, shared memory).
+    def holds(self, address: int, size_bytes: int) -> bool:
+        """Whether a live block of this size at `address` is the allocator's, and not numpy's, or shared memory. By how much
+        the total changes without it: other threads may allocate a little meanwhile.
 
         Not while a profiler records: it would see the block go and come.
         """
@@ -66,10 +67,10 @@ class CpuAccount:
         try:
             before_bytes = self.allocated_bytes()
             self._delete(self._reporter, address)
-            size_bytes = before_bytes - self.allocated_bytes()
-            if size_bytes > 0:
+            is_held = 2 * (before_bytes - self.allocated_bytes()) > size_bytes
+            if is_held:
                 self.add(address, size_bytes)
-            return max(0, size_bytes)
+            return is_held
         finally:
             self._log_level.value = level
 
