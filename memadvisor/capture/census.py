@@ -71,10 +71,9 @@ def residents(
     device: torch.device,
     cpu: CpuAccount | None = None,
     given: Mapping[int, DeviceBlock] = MappingProxyType({}),
-    buckets: Sequence[int] = (),
 ) -> list[Resident]:
     """Every storage of the allocator's on `device` that Python can reach, once; the first label wins. `given` are the
-    allocator's live blocks there, `buckets` the sizes of those that DDP holds.
+    allocator's live blocks there.
 
     A storage that cannot be resized is numpy's or another library's, or the allocator's and was shown to
     numpy; one that is shared between processes never is the allocator's. The CPU allocator's account tells.
@@ -89,9 +88,6 @@ def residents(
             _take(tensor, "other", "", device, found, given, cpu)
     for address, size_bytes in cublas_workspaces(device, found, given).items():
         found[address] = Resident(address, size_bytes, "other", "", "", "", operator=CUBLAS)
-    unnamed = {a: block.requested_bytes for a, block in given.items() if a not in found}
-    for address in buckets_among(unnamed, buckets):
-        found[address] = Resident(address, given[address].size_bytes, "communication", "", "", "")
     if cpu is None or not is_profiler_free() or _sum_bytes(found.values()) <= cpu.allocated_bytes():
         return list(found.values())
     # What another thread let go meanwhile, or Python could not see when the account was opened.
@@ -150,8 +146,21 @@ def cublas_workspaces(
     return {a: block.size_bytes for a, block in unnamed.items() if block.requested_bytes in sizes}
 
 
+def resident_buckets(
+    given: Mapping[int, DeviceBlock], known: Iterable[Resident], sizes: Sequence[int]
+) -> list[Resident]:
+    """Of the allocator's live blocks that nobody has named, those that are as large as DDP's buckets."""
+    named = {each.address for each in known}
+    unnamed = {a: block.requested_bytes for a, block in given.items() if a not in named}
+    return [
+        Resident(address, given[address].size_bytes, "communication", "", "", "")
+        for address in buckets_among(unnamed, sizes)
+    ]
+
+
 def bucket_sizes(device: torch.device) -> list[int]:
-    """Bytes of the buckets that DDP holds on `device`, as it tells for torch's own statistics."""
+    """Bytes of the buckets that DDP holds on `device`, as it tells for torch's own statistics: after the forward that
+    follows the one in which it has made them anew, and not before."""
     sizes: list[int] = []
     has_group = dist.is_available() and dist.is_initialized()
     for ddp in living(DistributedDataParallel) if has_group else ():

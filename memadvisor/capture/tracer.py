@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture.account import Account, make_account
 from memadvisor.capture.allocator import device_blocks
-from memadvisor.capture.census import Labelled, bucket_sizes, residents
+from memadvisor.capture.census import Labelled, bucket_sizes, resident_buckets, residents
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.collective_call import CollectiveCall, Mark
 from memadvisor.capture.collectives import CollectiveLog
@@ -82,9 +82,8 @@ class Tracer:
             self.mode, self.log, also=mode.mark_saved if isinstance(mode, MemoryWatch) else None
         )
         self.module_calls = ModuleCallLog(self.mode.address)
-        given = device_blocks(device)
-        self._given_bytes = {address: block.size_bytes for address, block in given.items()}
-        self._residents: list[Resident] = residents(known(), device, cpu, given, bucket_sizes(device))
+        self._given = device_blocks(device)
+        self._residents: list[Resident] = residents(known(), device, cpu, self._given)
         self._start_allocated_bytes: int | None = None
         self.offset_ns = monotonic_less_wall_ns()
         self._default_hooks: DefaultHooks | None = None
@@ -173,9 +172,10 @@ class Tracer:
             events = as_added_in_place(truth.stop(has_totals=has_totals), self.log.added_aside)
         if self._device.type == "cpu" and events and self._cpu is not None:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
+        buckets = bucket_sizes(self._device)
         account = make_account(
-            residents=self._residents,
-            given_bytes=self._given_bytes,
+            residents=[*self._residents, *resident_buckets(self._given, self._residents, buckets)],
+            given_bytes={address: block.size_bytes for address, block in self._given.items()},
             events=[event for event in events if event.time_ns <= end_ns],
             log=self.log,
             given=self.module_calls.given,
@@ -186,7 +186,7 @@ class Tracer:
             start_allocated_bytes=self._start_allocated_bytes if self._has_truth else None,
             offset_ns=self.offset_ns,
             device=str(self._device),
-            buckets=bucket_sizes(self._device),
+            buckets=buckets,
         )
         return Trace(
             account=account,
