@@ -95,10 +95,8 @@ def _hunyuan(config: Config, name: str) -> Architecture:
 
 def qwen_experts(config: Config, n_layers: int, shared_ffn: int) -> Experts | None:
     """In each `decoder_sparse_step`th layer that is not one of `mlp_only_layers`."""
-    step, dense = (
-        whole(config, "decoder_sparse_step", default=1),
-        layer_numbers(config, "mlp_only_layers") or [],
-    )
+    step = whole(config, "decoder_sparse_step", default=1)
+    dense = layer_numbers(config, "mlp_only_layers") or []
     layers = [layer for layer in range(step - 1, n_layers, step) if layer not in dense]
     experts = Experts(
         num_experts=whole(config, "num_experts", "num_local_experts"),
@@ -175,10 +173,8 @@ def _dots1(config: Config, name: str) -> Architecture:
 
 def _ernie_moe(config: Config, name: str) -> Architecture:
     found = base(config, name, gated=True, tied=True)
-    every, start = (
-        whole(config, "moe_layer_interval", default=1),
-        whole(config, "moe_layer_start_index", default=1, least=0),
-    )
+    every = whole(config, "moe_layer_interval", default=1)
+    start = whole(config, "moe_layer_start_index", default=1, least=0)
     last = config.get("moe_layer_end_index", -1)
     end = found.n_layers if last in (-1, None) else whole(config, "moe_layer_end_index", least=0) + 1
     layers = [layer for layer in range(every - 1, min(end, found.n_layers), every) if layer >= start]
@@ -200,10 +196,8 @@ def _ernie_moe(config: Config, name: str) -> Architecture:
 
 def _llama4(config: Config, name: str) -> Architecture:
     found = llama({"head_dim": 128, **config, "intermediate_size": config.get("intermediate_size_mlp")}, name)
-    expert_ffn, step = (
-        whole(config, "intermediate_size"),
-        whole(config, "interleave_moe_layer_step", default=1),
-    )
+    expert_ffn = whole(config, "intermediate_size")
+    step = whole(config, "interleave_moe_layer_step", default=1)
     layers = layer_numbers(config, "moe_layers")
     if layers is None:
         layers = list(range(step - 1, found.n_layers, step))

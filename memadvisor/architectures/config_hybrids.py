@@ -231,14 +231,10 @@ def _mamba_mixer(config: Config, hidden: int, prefix: str, *, has_norms: bool = 
 
 def _jamba(config: Config, name: str) -> Architecture:
     found = llama(config, name)
-    every, first = (
-        whole(config, f"attn_layer_{key}", default=size, least=0)
-        for key, size in (("period", 8), ("offset", 4))
-    )
-    period, offset = (
-        whole(config, f"expert_layer_{key}", default=size, least=0)
-        for key, size in (("period", 2), ("offset", 1))
-    )
+    every = whole(config, "attn_layer_period", default=8, least=0)
+    first = whole(config, "attn_layer_offset", default=4, least=0)
+    period = whole(config, "expert_layer_period", default=2, least=0)
+    offset = whole(config, "expert_layer_offset", default=1, least=0)
     if not every or not period:
         raise UsageError("attn_layer_period or expert_layer_period is 0.", hint="both are 1 or more.")
     kinds = ["attention" if layer % every == first else "mamba" for layer in range(found.n_layers)]

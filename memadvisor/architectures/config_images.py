@@ -100,15 +100,11 @@ def _merger(hidden: int, merged: int, columns: int, norm: int) -> int:
     return norm + wide * wide + wide + wide * columns + columns
 
 
-def _qwen(
-    config: Config, vision: Config, found: Architecture, *, stack: Architecture, patch: int, columns: int
-) -> VisionTower:
+def _qwen(vision: Config, stack: Architecture, *, patch: int, columns: int) -> VisionTower:
     """Of the family: patches of two frames, merged by fours, whose number follows from the image."""
     merged = whole(vision, "spatial_merge_size", default=2) ** 2
-    channels, frames = (
-        whole(vision, "in_channels", "in_chans", default=3),
-        _side(vision, "temporal_patch_size", 2),
-    )
+    channels = whole(vision, "in_channels", "in_chans", default=3)
+    frames = _side(vision, "temporal_patch_size", 2)
     patches = channels * frames * _side(vision, "patch_size", patch) ** 2 * stack.hidden
     around = patches + _merger(stack.hidden, merged, columns, stack.norm_parameters())
     return VisionTower(stack=stack, around=around, merged=merged)
@@ -117,17 +113,13 @@ def _qwen(
 def _qwen2_vl(config: Config, vision: Config, found: Architecture) -> VisionTower:
     hidden = whole(vision, "embed_dim", default=1280)
     stack = _stack({"depth": 32, **vision}, hidden, whole(vision, "mlp_ratio", default=4) * hidden)
-    return _qwen(
-        config, vision, found, stack=stack, patch=14, columns=whole(vision, "hidden_size", default=3584)
-    )
+    return _qwen(vision, stack, patch=14, columns=whole(vision, "hidden_size", default=3584))
 
 
 def _qwen2_5_vl(config: Config, vision: Config, found: Architecture) -> VisionTower:
     hidden, ffn = whole(vision, "hidden_size", default=3584), whole(vision, "intermediate_size", default=3420)
     stack = _stack({"depth": 32, **vision}, hidden, ffn, gated=True, norm_vectors=1)
-    return _qwen(
-        config, vision, found, stack=stack, patch=14, columns=whole(vision, "out_hidden_size", default=3584)
-    )
+    return _qwen(vision, stack, patch=14, columns=whole(vision, "out_hidden_size", default=3584))
 
 
 def _qwen3_vl(config: Config, vision: Config, found: Architecture) -> VisionTower:
@@ -135,7 +127,7 @@ def _qwen3_vl(config: Config, vision: Config, found: Architecture) -> VisionTowe
     hidden, ffn = whole(vision, "hidden_size", default=1152), whole(vision, "intermediate_size", default=4304)
     stack = _stack({"depth": 27, **vision}, hidden, ffn)
     columns = whole(vision, "out_hidden_size", default=3584)
-    tower = _qwen(config, vision, found, stack=stack, patch=16, columns=columns)
+    tower = _qwen(vision, stack, patch=16, columns=columns)
     more = hidden + whole(vision, "num_position_embeddings", default=2304) * hidden
     has_deep = str(config.get("model_type")).startswith("qwen3_vl")
     deep = (

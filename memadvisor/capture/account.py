@@ -87,27 +87,34 @@ def make_account(
         block = ledger.at(address, time_ns)
         return None if block is None else block.number
 
-    saved = [
-        Saved(
-            storage_id=block.number,
-            module=row.place.module,
-            unit=row.place.unit,
-            micro_batch=row.place.micro_batch,
-            size_bytes=row.size_bytes,
-            shape=row.shape,
-            saved_s=(row.saved_ns + offset_ns) / 1e9,
-            unpacked_s=seconds(row.unpacked_ns),
-            released_s=seconds(row.released_ns if row.released_ns and row.released_ns <= end_ns else None),
-            operator=log.operator_of_node.get(row.node_number or 0, ""),
-            needs_gradient=row.needs_gradient,
-            copy_of=None if row.copy_of is None else storage_at(*row.copy_of),
-            original_bytes=row.original_bytes,
-        )
-        for row, block in saved_blocks
-    ]
-
+    saved = [_saved_row(row, block, log, storage_at, seconds, end_ns) for row, block in saved_blocks]
     rows = [Residual((time_ns + offset_ns) / 1e9, size_bytes) for time_ns, size_bytes in residuals]
     return Account(storages, saved, rows, peak_bytes, peak_reserved_bytes, storage_at)
+
+
+def _saved_row(
+    row: SavedTensor,
+    block: Block,
+    log: LabelLog,
+    storage_at: Callable[[int, int], int | None],
+    seconds: Callable[[int | None], float | None],
+    end_ns: int,
+) -> Saved:
+    return Saved(
+        storage_id=block.number,
+        module=row.place.module,
+        unit=row.place.unit,
+        micro_batch=row.place.micro_batch,
+        size_bytes=row.size_bytes,
+        shape=row.shape,
+        saved_s=seconds(row.saved_ns) or 0.0,
+        unpacked_s=seconds(row.unpacked_ns),
+        released_s=seconds(row.released_ns if row.released_ns and row.released_ns <= end_ns else None),
+        operator=log.operator_of_node.get(row.node_number or 0, ""),
+        needs_gradient=row.needs_gradient,
+        copy_of=None if row.copy_of is None else storage_at(*row.copy_of),
+        original_bytes=row.original_bytes,
+    )
 
 
 def _apply_log(ledger: Ledger, log: LabelLog, final: Iterable[Named]) -> list[tuple[SavedTensor, Block]]:

@@ -17,8 +17,8 @@ from memadvisor.capture.truth import AllocatorEvent
 # The allocator's and Python's clocks agree to far less than this.
 CLOCK_SLACK_NS = 20_000
 BASELINE = Place("baseline", "", "", 0)
-_ELSEWHERE = Place("outside", "", "", 0)
-OTHER_THREAD = "(another thread)"
+_OUTSIDE = Place("outside", "", "", 0)
+_OTHER_THREAD = "(another thread)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,12 @@ class Ledger:
         self._by_address: dict[int, list[Block]] = {}  # in order of birth
         self._start_ns = start_ns
         for resident in residents:
-            block = self._add(resident.address, resident.size_bytes, start_ns, BASELINE, resident.operator)
-            block.categories.add(resident.category)
-            block.unit, block.dtype, block.shape = resident.unit, resident.dtype, resident.shape
+            self._add_resident(resident, start_ns, BASELINE, resident.operator)
+
+    def _add_resident(self, resident: Resident, birth_ns: int, place: Place, operator: str) -> None:
+        block = self._add(resident.address, resident.size_bytes, birth_ns, place, operator)
+        block.categories.add(resident.category)
+        block.unit, block.dtype, block.shape = resident.unit, resident.dtype, resident.shape
 
     def _add(self, address: int, size_bytes: int, birth_ns: int, place: Place, operator: str) -> Block:
         block = Block(address, size_bytes, birth_ns, None, place, operator)
@@ -90,12 +93,12 @@ class Ledger:
         for event in events:
             if event.delta_bytes > 0:
                 position = bisect_right(times, event.time_ns) - 1
-                place = places[position][1] if position >= 0 else Place("outside", "", "", 0)
+                place = places[position][1] if position >= 0 else _OUTSIDE
                 self._add(event.address, event.delta_bytes, event.time_ns, place, event.operator)
                 continue
-            living = self._by_address.get(event.address)
-            if living and living[-1].death_ns is None:
-                living[-1].death_ns = event.time_ns
+            living = self._living(event.address)
+            if living is not None:
+                living.death_ns = event.time_ns
             else:  # it was there before the step, and nobody knew it
                 block = self._add(event.address, -event.delta_bytes, self._start_ns, BASELINE, "")
                 block.death_ns = event.time_ns
@@ -172,22 +175,21 @@ class Ledger:
     def made_elsewhere(self, alive: Iterable[Resident], residuals: list[tuple[int, int]]) -> None:
         """Name what another thread made in the step and is `alive` at its end: `residuals`, the bytes that are unexplained
         from when on, shrink by it from where on they held as much to the end."""
-        strangers = [each for each in alive if not self._is_alive(each.address)]
+        strangers = [each for each in alive if self._living(each.address) is None]
         for each in sorted(strangers, key=lambda each: -each.size_bytes):
             position = len(residuals)
             while position and residuals[position - 1][1] >= each.size_bytes:
                 position -= 1
             if position == len(residuals):
                 continue  # newer than the step, or none of what is unexplained
-            place = _ELSEWHERE if position else BASELINE
-            block = self._add(each.address, each.size_bytes, residuals[position][0], place, OTHER_THREAD)
-            block.categories.add(each.category)
-            block.unit, block.dtype, block.shape = each.unit, each.dtype, each.shape
+            place = _OUTSIDE if position else BASELINE
+            self._add_resident(each, residuals[position][0], place, _OTHER_THREAD)
             residuals[position:] = [(time, left - each.size_bytes) for time, left in residuals[position:]]
 
-    def _is_alive(self, address: int) -> bool:
-        lived = self._by_address.get(address, ())
-        return any(block.death_ns is None for block in lived)
+    def _living(self, address: int) -> Block | None:
+        """What lives there after all that has been played."""
+        lived = self._by_address.get(address)
+        return lived[-1] if lived and lived[-1].death_ns is None else None
 
     def sight(self, address: int, time_ns: int, size_bytes: int, dtype: str, shape: str) -> None:
         """A storage that the step used; if the allocator never saw its birth, it was there before."""

@@ -53,9 +53,7 @@ class ModuleCallLog:
         self.given: list[tuple[int, int]] = []
         self._address_of = address_of
         self._open: dict[int, SeenCall] = {}  # by the depth of the module stack
-        self._returned: dict[
-            int, tuple[weakref.ref[torch.Tensor], int]
-        ] = {}  # by the last one there: (what, version)
+        self._returned: dict[int, _Returned] = {}  # by depth, what the last call there gave
 
     def enter(self, info: ModuleInfo, args: Any, phase: str, micro_batch: int, depth: int) -> None:
         """A module is called; `depth` modules run around it. Evaluations keep nothing and are left out."""
@@ -88,7 +86,9 @@ class ModuleCallLog:
                 was_changed, needed = inputs.get(address, (False, True))
                 inputs[address] = was_changed or changed, needed and tensor.requires_grad
             if not depth:
-                self.given += ((address, call.start_ns) for address in self._addresses_of_most(tensor))
+                self.given += (
+                    (address, call.start_ns) for plain, address in self._placed(tensor) if _is_most(plain)
+                )
         call.inputs = tuple((address, *known) for address, known in inputs.items())
         call.outputs = self._all_addresses(_tensors(output))
         if call.info.is_unit and call.phase == "forward":
@@ -99,16 +99,18 @@ class ModuleCallLog:
         return tuple(dict.fromkeys(address for tensor in tensors for address in self._addresses(tensor)))
 
     def _addresses(self, tensor: torch.Tensor) -> Iterator[int]:
+        return (address for _, address in self._placed(tensor))
+
+    def _placed(self, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
         for plain in plain_tensors(tensor):
             address = self._address_of(plain)
             if address:
-                yield address
+                yield plain, address
 
-    def _addresses_of_most(self, tensor: torch.Tensor) -> Iterator[int]:
-        for plain in plain_tensors(tensor):
-            address = self._address_of(plain)
-            if address and 2 * plain.nbytes >= plain.untyped_storage().nbytes():
-                yield address
+
+def _is_most(plain: torch.Tensor) -> bool:
+    """Of what is stored there."""
+    return 2 * plain.nbytes >= plain.untyped_storage().nbytes()
 
 
 def _is_handed_on(last: _Returned | None, args: Any) -> bool:

@@ -50,5 +50,5 @@ _WORDS = {
 
 def in_english(name: str) -> str:
     """A header of this list in the reader's words; any other as it is."""
-    bare = name.strip().lower().replace(" ", "").rstrip("\u6570\u5ea6") if name else name
-    return _WORDS.get(name.strip().lower().replace(" ", ""), _WORDS.get(bare, name))
+    written = name.strip().lower().replace(" ", "")
+    return _WORDS.get(written) or _WORDS.get(written.rstrip("\u6570\u5ea6"), name)

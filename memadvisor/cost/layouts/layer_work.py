@@ -132,15 +132,8 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     launches = min(1.0, model.num_sublayers(layer) / 2)  # of a layer's, where it has one part of two
     forward_host = (known.host_forward_s * launches + call_s) * software.launch_share
     backward_host = (known.host_backward_s * launches + call_s) * software.launch_share
-    # The host reads how many tokens each expert has where that is open, and cannot run ahead of the device.
-    waits = model.experts is not None and model.has_experts(layer) and not software.pads_experts
-    late = waiting_seconds(model, step, layer, tokens, device)
-    forward_idle, backward_idle = (
-        host + wait if waits else max(0.0, host - gpu)
-        for gpu, host, wait in (
-            (forward_gpu, forward_host, late[0]),
-            (backward_gpu, backward_host, late[1]),
-        )
+    forward_idle, backward_idle = _idle_seconds(
+        model, step, layer, tokens, device, (forward_gpu, backward_gpu), (forward_host, backward_host)
     )
     forward_s = forward_gpu + forward_idle
     recompute = recompute_seconds(model, step, layer, device, groups, forward_s)
@@ -159,6 +152,23 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     )
 
 
+def _idle_seconds(
+    model: Architecture,
+    step: TrainingStep,
+    layer: int,
+    tokens: float,
+    device: Device,
+    gpu_s: tuple[float, float],
+    host_s: tuple[float, float],
+) -> tuple[float, float]:
+    """For how long the device has nothing to do, forward and backward: until the host has launched it."""
+    if model.experts is None or not model.has_experts(layer) or step.software.pads_experts:
+        return max(0.0, host_s[0] - gpu_s[0]), max(0.0, host_s[1] - gpu_s[1])
+    # The host reads how many tokens each expert has where that is open, and cannot run ahead of the device.
+    late = waiting_seconds(model, step, layer, tokens, device)
+    return host_s[0] + late[0], host_s[1] + late[1]
+
+
 def _host_calls_seconds(
     model: Architecture, step: TrainingStep, layer: int, groups: Groups, known: Coefficients
 ) -> float:
@@ -166,7 +176,7 @@ def _host_calls_seconds(
     layout, software = step.layout, step.software
     tp = layout.tensor
     calls = 2 * model.num_sublayers(layer) if tp > 1 else 0
-    calls += 2 if layout.context > 1 and model.block_of(layer) not in "FE" else 0
+    calls += 2 if layout.context > 1 and (model.has_attention(layer) or model.has_recurrence(layer)) else 0
     calls += 2 if layout.expert > 1 and model.has_experts(layer) else 0
     call_s = known.host_call_s + software.far_call_s * (groups.tensor.nodes - 1)
     call_s += software.call_s if tp > 1 else 0.0
