@@ -2,7 +2,8 @@
 
 A thread of Gloo's that lets go of its buffer a moment later makes the very same step a buffer higher, with us and
 without (FSDP2: 0.4 % in one plain run of six, alone on the machine; tensor parallel 8 % in one of many, on a busy one).
-So a rank whose step came out otherwise than the witness's is profiled again; one that is never the same fails.
+So where a rank's step came out otherwise than the witness's both run again, and the lowest of all the witness's steps
+counts; a rank that is never the same fails.
 """
 
 import json
@@ -66,7 +67,7 @@ def worlds(tmp_path_factory):
     return witness, run_completed(HERE / "profile_zoo.py", directory, *KINDS, anew=directory), directory
 
 
-def faults(rank, true_peak_bytes: int) -> list[str]:
+def faults(rank, witness_bytes: int) -> list[str]:
     """What of a rank's traced step is not as the witness says."""
     step = rank.traced_step
     assert step is not None, rank.notes
@@ -74,30 +75,40 @@ def faults(rank, true_peak_bytes: int) -> list[str]:
     unexplained_bytes = max(row.unexplained_bytes for row in rank.residuals)
     rows_bytes = explained_peak_bytes(rank)
     said = {
-        f"peak {peak_bytes}, the witness's {true_peak_bytes}": peak_bytes
-        == pytest.approx(true_peak_bytes, rel=1e-3),
+        f"peak {peak_bytes}, the witness's {witness_bytes}": peak_bytes
+        == pytest.approx(witness_bytes, rel=1e-3),
         f"unexplained {unexplained_bytes} of {peak_bytes}": unexplained_bytes < 0.01 * peak_bytes,
         f"rows {rows_bytes} of {peak_bytes}": rows_bytes == pytest.approx(peak_bytes, rel=1e-2),
     }
     return [words for words, holds in said.items() if not holds]
 
 
+def true_peak_bytes(told: str, kind: str) -> int:
+    """Of the steps that the witness's stderr tells of: the one like ours, or the one that no thread made higher."""
+    peaks_bytes = json.loads([line for line in told.splitlines() if line.startswith("{")][-1])[kind]
+    return peaks_bytes[1] if kind.startswith("ddp") else min(peaks_bytes)
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", KINDS)
 def test_captured_peak_of_each_rank_is_the_allocators(kind, worlds, tmp_path):
     witness, _, directory = worlds
+    true_peaks_bytes = [true_peak_bytes(told, kind) for _, _, told in witness]
     said: dict[int, list[list[str]]] = {rank: [] for rank in range(NUM_RANKS)}
     for profile in range(PROFILES):
         if profile:
             directory = tmp_path / str(profile)
+            again = run_completed(HERE / "true_peak.py", "--zoo", kind)
+            true_peaks_bytes = [
+                min(peak_bytes, true_peak_bytes(told, kind))
+                for peak_bytes, (_, _, told) in zip(true_peaks_bytes, again, strict=True)
+            ]
             run_completed(HERE / "profile_zoo.py", directory, kind, anew=directory)
         run = load_run(directory / kind)
         assert [rank.process.rank for rank in run.ranks] == list(range(NUM_RANKS))
-        for rank, (_, _, told) in zip(run.ranks, witness, strict=True):
-            peaks_bytes = json.loads([line for line in told.splitlines() if line.startswith("{")][-1])[kind]
-            true_peak_bytes = peaks_bytes[1] if kind.startswith("ddp") else min(peaks_bytes)
+        for rank, peak_bytes in zip(run.ranks, true_peaks_bytes, strict=True):
             if rank.process.rank in said:
-                said[rank.process.rank].append(faults(rank, true_peak_bytes))
+                said[rank.process.rank].append(faults(rank, peak_bytes))
         said = {rank: lines for rank, lines in said.items() if lines[-1]}
         if not said:
             return
