@@ -23,6 +23,8 @@ from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, out_of_memory
 from memadvisor.analyzers.peak import PeakBreakdown, peak_breakdown
 from memadvisor.analyzers.pipeline_passes import with_micro_batches_apart
 from memadvisor.analyzers.roofline import Roofline, roofline
+from memadvisor.analyzers.script_changes.change import ScriptChange
+from memadvisor.analyzers.script_changes.found import script_changes
 from memadvisor.analyzers.sides import Key
 from memadvisor.analyzers.skew import Skew, skew
 from memadvisor.analyzers.step_time import StepTime, step_time
@@ -58,6 +60,7 @@ class RankAnalysis:
     operators: OperatorTable | None = None
     roofline: Roofline | None = None
     evaluation: Evaluation | None = None
+    script_changes: tuple[ScriptChange, ...] = ()
 
     @property
     def known_peak_bytes(self) -> int | None:
@@ -125,6 +128,7 @@ def _analyze_rank(
     time = step_time(rank)
     peak = peak_breakdown(rank, timeline)
     used = utilization(rank, time, hardware)
+    traffic = communication(rank, matched)
     return RankAnalysis(
         rank=rank.process.rank,
         highest_peak_bytes=_highest(step.peak_allocated_bytes for step in rank.steps),
@@ -136,12 +140,13 @@ def _analyze_rank(
         checkpointing=checkpointing(rank, timeline, peak, time),
         step_time=time,
         utilization=used,
-        communication=communication(rank, matched),
+        communication=traffic,
         fragmentation=fragmentation(rank),
         out_of_memory=out_of_memory(rank),
         operators=operator_table(rank),
         roofline=roofline(rank, time, used, hardware),
         evaluation=evaluation(rank),
+        script_changes=script_changes(rank, timeline, time, traffic, has_plan=run.plan is not None),
     )
 
 
@@ -224,6 +229,7 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "communication": _communication_to_json(rank.communication),
         "allocator": None if rank.fragmentation is None else _fragmentation_to_json(rank.fragmentation),
         "out_of_memory": [dataclasses.asdict(event) for event in rank.out_of_memory],
+        "script_changes": [dataclasses.asdict(change) for change in rank.script_changes],
         "overhead": {
             "timed_step_fraction": None if time is None else time.recorder_fraction,
             "traced_step_s": None if time is None else time.traced_step_s,

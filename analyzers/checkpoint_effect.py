@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from memadvisor.analyzers.checkpoint_frames import FOREVER_S, MODEL_STATES, Frame, TracedCalls
+from memadvisor.analyzers.altered_curve import FOREVER_S, AlteredCurve
+from memadvisor.analyzers.checkpoint_frames import MODEL_STATES, Frame, TracedCalls
 from memadvisor.analyzers.timeline import MemoryTimeline
 
 # torch.get_rng_state() on the processor, which each checkpoint keeps and its second run copies once more.
@@ -59,7 +58,7 @@ def checkpoint_effect(traced: TracedCalls, timeline: MemoryTimeline, frames: Seq
         if frame.again_s is not None:
             for copy in frame.copies:
                 changes += [(frame.again_s, copy.size_bytes), (copy.until_s, -copy.size_bytes)]
-    curve = _Curve(timeline, changes)
+    curve = AlteredCurve(timeline, changes)
     peak_bytes, peak_s = curve.highest()
     peaks_again = False
     for frame in frames:
@@ -110,34 +109,3 @@ def _moved(traced: TracedCalls, frames: Sequence[Frame]) -> tuple[list[tuple[flo
 
 def _is_held(traced: TracedCalls, storage_id: int) -> bool:
     return traced.is_held_elsewhere(traced.storages[storage_id])
-
-
-class _Curve:
-    """The old curve plus changes of bytes; changes at FOREVER_S never happen."""
-
-    def __init__(self, timeline: MemoryTimeline, changes: list[tuple[float, int]]) -> None:
-        finite = sorted(change for change in changes if change[0] != FOREVER_S)
-        self._change_s = np.array([time_s for time_s, _ in finite])
-        deltas = np.array([delta_bytes for _, delta_bytes in finite], dtype=np.int64)
-        self._sums = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(deltas)))
-        self._old_s, self._old_bytes = timeline.clock_s, timeline.total_bytes
-
-    def highest(self) -> tuple[int, float]:
-        """The highest level, and when."""
-        times_s = np.union1d(self._old_s, self._change_s[self._change_s >= self._old_s[0]])
-        positions = np.searchsorted(self._old_s, times_s, side="right") - 1
-        levels = (
-            self._old_bytes[positions] + self._sums[np.searchsorted(self._change_s, times_s, side="right")]
-        )
-        index = int(np.argmax(levels))
-        return int(levels[index]), float(times_s[index])
-
-    def before(self, time_s: float) -> int:
-        """The level just before a moment."""
-        position = max(0, int(np.searchsorted(self._old_s, time_s, side="left")) - 1)
-        change_bytes = self._sums[np.searchsorted(self._change_s, time_s, side="left")]
-        return int(self._old_bytes[position]) + int(change_bytes)
-
-    def change_at(self, time_s: float) -> int:
-        """New level less old one at a moment; what happens at that very moment has happened."""
-        return int(self._sums[np.searchsorted(self._change_s, time_s, side="right")])

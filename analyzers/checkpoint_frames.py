@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from memadvisor.analyzers.altered_curve import FOREVER_S
 from memadvisor.analyzers.weight_casts import cached_casts, is_weight_cast
 from memadvisor.run.records import ModuleCall, Operator, Saved, Step, Storage
 from memadvisor.run.run import RankRun
 
 MODEL_STATES = ("parameter", "gradient", "optimizer_state")
-FOREVER_S = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,16 @@ class TracedCalls:
             return True
         released_s = self.released_s(self.saves_of[storage.storage_id])
         death_s = FOREVER_S if storage.death_s is None else storage.death_s
-        if death_s <= released_s:
-            return False
-        following = bisect_right(self._operator_starts, released_s)
-        return following < len(self.operators) and self._operator_starts[following] < death_s
+        return self.has_operator_between(released_s, death_s)
+
+    def has_operator_between(self, after_s: float, before_s: float) -> bool:
+        """Whether any began after the one moment, and before the other."""
+        following = bisect_right(self._operator_starts, after_s)
+        return following < len(self.operators) and self._operator_starts[following] < before_s
+
+    def argument_until_s(self, storage: Storage) -> float:
+        """Until when a module that it was given to ran; 0 where it was given to none."""
+        return self._argument_until.get(storage.storage_id, 0.0)
 
     def forward_end_s(self, storage: Storage) -> float:
         """Until when the forward itself needs a storage, as far as operators and arguments tell."""

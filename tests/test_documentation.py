@@ -26,6 +26,7 @@ from tests.analyzers.test_comparison import PLAN
 from tests.analyzers.test_utilization import HARDWARE
 from tests.make_checkpointing import checkpointed
 from tests.make_run import make_run
+from tests.report.test_script_changes import CHANGE
 from tests.tui.test_endings import OUT_OF_MEMORY
 
 ROOT = Path(__file__).parents[1]
@@ -161,13 +162,15 @@ def words_of(text):
 
 @cache
 def shown():
-    """Keys of runs that between them have a plan, a rank without an ending, memory that ran out, and modules to checkpoint."""
+    """Keys of runs that between them have a plan, a rank without an ending, memory that ran out, modules to checkpoint, and a
+    script to change."""
     run = make_run(num_ranks=1, exit_code=None)
     rank = dataclasses.replace(run.ranks[0], out_of_memory=(OUT_OF_MEMORY,))
     analysis = analyze(dataclasses.replace(run, ranks=(rank,)))
     modules = Checkpointing(peak_bytes=9, rows=(checkpointed("blocks.0", 1),), num_left_out=0)
     analysis = dataclasses.replace(
-        analysis, ranks=(dataclasses.replace(analysis.ranks[0], checkpointing=modules),)
+        analysis,
+        ranks=(dataclasses.replace(analysis.ranks[0], checkpointing=modules, script_changes=(CHANGE,)),),
     )
     analyses = [analyze(make_run(plan=PLAN), HARDWARE), analysis]
     return keys_of([json.loads(json.dumps(analysis_to_json(each))) for each in analyses])

@@ -42,7 +42,7 @@ class OverviewPane(Pane):
         self.set_class(is_wide, "wide")
         width = max(40, (self.size.width - 8) // 2 if is_wide else self.size.width - 4)
         self.query_one("#overview-figures", Static).update(lines(flow(_figures(view), self.size.width - 4)))
-        memory.update(lines([*out_of_memory_rows(view), *_memory(view, width)]))
+        memory.update(lines([*out_of_memory_rows(view), *_memory(view, width), *_script(view)]))
         time.update(lines([*_time(view, width), *_utilization(view), Text(""), *_run(view)]))
 
 
@@ -115,6 +115,21 @@ def _model_states(view: View) -> list[Text]:
             f"{format_bytes(states.expected_bytes)}{each}",
         )
     ]
+
+
+def _script(view: View) -> list[Text]:
+    """What to change in the script itself."""
+    changes = view.result.script_changes
+    if not changes:
+        return []
+    rows = [
+        paragraph(("Change in the script", "bold"), ("  predicted, of each by itself", "dim")),
+    ]
+    for change in changes:
+        saved = change.saved_in_words
+        rows.append(paragraph(*(((saved, "bold #2ec4a6"), ": ") if saved else ()), change.seen))
+        rows.append(paragraph((f"  {change.change_in_words}", "dim")))
+    return [*rows, Text("")]
 
 
 def _time(view: View, width: int) -> list[Text]:

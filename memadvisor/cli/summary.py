@@ -17,6 +17,7 @@ from memadvisor.cli.summary_arithmetic import operators, roofline, utilization
 from memadvisor.cli.summary_checkpointing import checkpointing
 from memadvisor.cli.summary_failures import out_of_memory
 from memadvisor.cli.summary_memory import model_states, modules, peak
+from memadvisor.cli.summary_script import script_changes
 from memadvisor.cli.summary_time import communication, ranks, step_time, units
 from memadvisor.cli.tables import heading, table
 from memadvisor.report.words import clock_time, unfinished_in_words
@@ -44,6 +45,8 @@ def sections(analysis: Analysis, width: int, *, has_color: bool, convention: str
         yield allocator(rank.fragmentation)
     if rank.checkpointing is not None and rank.checkpointing.best(1):
         yield checkpointing(rank.checkpointing, width)
+    if rank.script_changes:
+        yield script_changes(rank.script_changes)
     yield model_states(rank.model_states)
     yield step_time(analysis, rank, width)
     yield utilization(rank.utilization, recorded, convention)

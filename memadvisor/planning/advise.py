@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.planned_models import check_trained
+from memadvisor.analyzers.script_changes.change import ScriptChange
+from memadvisor.analyzers.script_changes.found import changes_of
 from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.step import CapturedStep
@@ -41,8 +43,9 @@ class Advice:
     how much faster a step gets with a GiB beyond the budget; None where no plan that leaves the script alone fits.
     `lossy`: what the first such plan would give if it were lossy. `learnt`: what runs that were named have taught.
     `policy` and `named`: a policy that was asked for by name, and its plan, which fits. `micro_batch`: samples of one
-    that were asked about, where they were; `recorded_micro_batch`: those of the run, where they are known. `notes` are
-    assumptions that the reader should know.
+    that were asked about, where they were; `recorded_micro_batch`: those of the run, where they are known.
+    `script_changes`: what to change in the script itself, beside any plan. `notes` are assumptions that the reader should
+    know.
     """
 
     budget_bytes: int
@@ -61,6 +64,7 @@ class Advice:
     learnt: Learnt | None = None
     micro_batch: int | None = None
     recorded_micro_batch: int | None = None
+    script_changes: tuple[ScriptChange, ...] = ()
 
     @property
     def best(self) -> Plan | None:
@@ -143,11 +147,17 @@ def advise(
         learnt=learnt,
         micro_batch=micro_batch,
         recorded_micro_batch=recorded_size,
+        script_changes=_script_changes(run, plain),
         notes=(
             *notes(run, plays, plain, found),
             *split_notes(recorded, recorded_size, (one.plan.micro_batch_size for one in found)),
         ),
     )
+
+
+def _script_changes(run: Run, plain: CapturedStep) -> tuple[ScriptChange, ...]:
+    rank = next((rank for rank in run.ranks if rank.process.rank == plain.rank), None)
+    return () if rank is None else changes_of(run, rank)
 
 
 def _check_options(

@@ -59,3 +59,9 @@ def packed(values: NDArray[Any] | Sequence[float]) -> dict[str, str]:
     """Numbers as Plotly reads them from base64: all 64 bits of each, in a third of the space of digits."""
     array = np.ascontiguousarray(values, dtype="<f8")
     return {"dtype": "f8", "bdata": base64.b64encode(array.tobytes()).decode()}
+
+
+def packed_places(values: NDArray[Any] | Sequence[float]) -> dict[str, str]:
+    """Places along an axis, in half the space of `packed`: seven digits, finer than any screen."""
+    array = np.ascontiguousarray(values, dtype="<f4")
+    return {"dtype": "f4", "bdata": base64.b64encode(array.tobytes()).decode()}

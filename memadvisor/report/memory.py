@@ -11,7 +11,7 @@ from memadvisor.analyzers.comparison import Comparison
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.timeline import MemoryTimeline
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing
-from memadvisor.report.downsample import kept_indices, packed
+from memadvisor.report.downsample import kept_indices, packed, packed_places
 from memadvisor.report.lanes import lane_axis, phase_bands, step_lanes, time_axis
 from memadvisor.report.view import RankView
 from memadvisor.report.words import (
@@ -77,7 +77,7 @@ def memory_over_time(view: RankView) -> Block:
 def _areas(
     timeline: MemoryTimeline, kept: np.ndarray[Any, Any], factor: float, unit: str, time_factor: float
 ) -> Iterator[dict[str, Any]]:
-    times = packed(timeline.times_s[kept] / time_factor)
+    times = packed_places(timeline.times_s[kept] / time_factor)
     for category in STACK:
         sizes = timeline.by_category_bytes[category]
         if not sizes.any() and category != UNEXPLAINED:

@@ -16,11 +16,12 @@ from memadvisor.units import format_bytes, format_fraction, format_seconds
 WORTH_NAMING = 0.25
 EXPOSED_WORTH_NAMING = 0.1
 UNEXPLAINED_WORTH_NAMING = 0.05
+CHANGE_WORTH_NAMING = 0.05
 
 
 def next_steps(view: RankView) -> list[str]:
     """At most five sentences, the most telling first; never empty."""
-    found = [*_trouble(view), *_memory(view), *_time(view)]
+    found = [*_trouble(view), *_script(view), *_memory(view), *_time(view)]
     return [*found[:4], *_command(view)]
 
 
@@ -50,6 +51,18 @@ def _trouble(view: RankView) -> Iterator[str]:
             f"({format_bytes(compared.peak_bytes.measured)} measured): advise again on the plain run, "
             "for as much less as this one took more."
         )
+
+
+def _script(view: RankView) -> Iterator[str]:
+    """The change of the script that saves most, where that is much."""
+    most = next(iter(view.result.script_changes), None)
+    peak, time = view.result.peak, view.result.step_time
+    if most is None or peak is None or not most.saved_in_words:
+        return
+    of_peak = (most.peak_saved_bytes or 0) / peak.allocated_bytes if peak.allocated_bytes else 0.0
+    of_step = (most.step_saved_s or 0.0) / time.median_s if time is not None and time.median_s else 0.0
+    if max(of_peak, of_step) >= CHANGE_WORTH_NAMING:
+        yield f"In the script ({most.saved_in_words}): {most.seen} {most.change}"
 
 
 def _memory(view: RankView) -> Iterator[str]:

@@ -23,6 +23,7 @@ from memadvisor.report.peak_modules import largest_storages, peak_by_module
 from memadvisor.report.prediction import plan_and_prediction
 from memadvisor.report.ranks import rank_skew
 from memadvisor.report.reading import alert, how_to_read, notes_and_problems
+from memadvisor.report.script_changes import script_change_list, script_change_section
 from memadvisor.report.states import model_state_table
 from memadvisor.report.times import every_step, step_waterfall, unit_times
 from memadvisor.report.traffic import (
@@ -94,6 +95,7 @@ def _measured_sections(analysis: Analysis) -> list[Section]:
             lead="What the forward keeps for the backward, by which unit, and for how long.",
             by_rank=by_rank(activation_lifetimes, saved_by_unit, checkpointing_table),
         ),
+        script_change_section(analysis, by_rank(script_change_list)),
         Section(
             name="time",
             title="Step time",

@@ -4,11 +4,12 @@ import base64
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.timeline import MemoryTimeline
-from memadvisor.report.downsample import highest, kept_indices, merged, packed
+from memadvisor.report.downsample import highest, kept_indices, merged, packed, packed_places
 
 
 def _timeline(times_s, sizes):
@@ -81,3 +82,11 @@ def test_packed_numbers_keep_every_bit(values):
 
     assert stored["dtype"] == "f8"
     assert np.frombuffer(base64.b64decode(stored["bdata"]), "<f8").tolist() == values
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=20))
+def test_packed_places_keep_seven_digits(values):
+    stored = packed_places(values)
+    places = np.frombuffer(base64.b64decode(stored["bdata"]), "<f4")
+
+    assert places == pytest.approx(values, rel=1e-7, abs=1e-30)

@@ -1,0 +1,85 @@
+"""One change of the script, and the records that changes are found in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from memadvisor.analyzers.altered_curve import AlteredCurve
+from memadvisor.analyzers.checkpoint_frames import TracedCalls
+from memadvisor.analyzers.communication import Communication
+from memadvisor.analyzers.step_time import StepTime
+from memadvisor.analyzers.timeline import MemoryTimeline
+from memadvisor.run.records import Span, Step
+from memadvisor.run.run import RankRun
+from memadvisor.units import format_bytes, format_seconds
+
+# Shares of the peak, and of a step, below which a change is not worth a reader's minute.
+WORTH_OF_PEAK = 0.02
+WORTH_OF_STEP = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptChange:
+    """`seen` is what was measured, `change` what to write. What it would save is predicted, of this change alone.
+
+    `peak_saved_bytes`: how much lower the traced step's peak gets; 0 where another moment is as high. `step_saved_s`: how
+    much shorter the median step gets, at most so much where `is_at_most`. None: not predicted. `effect`: how results
+    change ("rounded otherwise"); "" where they do not.
+    """
+
+    kind: str
+    seen: str
+    change: str
+    peak_saved_bytes: int | None = None
+    step_saved_s: float | None = None
+    is_at_most: bool = False
+    effect: str = ""
+
+    @property
+    def saved_in_words(self) -> str:
+        """`peak -2.01 MiB, step at most -12.3 ms`; "" where nothing is predicted."""
+        saved = []
+        if self.peak_saved_bytes:
+            saved.append(f"peak -{format_bytes(self.peak_saved_bytes)}")
+        if self.step_saved_s:
+            saved.append(f"step {'at most ' * self.is_at_most}-{format_seconds(self.step_saved_s)}")
+        return ", ".join(saved)
+
+    @property
+    def change_in_words(self) -> str:
+        """What to write, and what of the results it changes."""
+        return f"{self.change} Results: {self.effect}." if self.effect else self.change
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Facts:
+    """A rank with a traced step, and what other analyzers say of it."""
+
+    rank: RankRun
+    step: Step
+    timeline: MemoryTimeline
+    time: StepTime | None
+    communication: Communication | None
+
+    @cached_property
+    def calls(self) -> TracedCalls:
+        return TracedCalls(self.rank, self.step)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        return int(self.timeline.total_bytes.max())
+
+    def peak_saved_bytes(self, changes: Iterable[tuple[float, int]]) -> int:
+        """How much lower the peak is after changes of live bytes (altered_curve.py); negative where it is higher."""
+        highest_bytes, _ = AlteredCurve(self.timeline, changes).highest()
+        return self.peak_bytes - highest_bytes
+
+    def is_worth(self, saved_bytes: int) -> bool:
+        return saved_bytes >= WORTH_OF_PEAK * self.peak_bytes
+
+    def spans(self, kind: str) -> list[Span]:
+        """Those of the traced step, in order."""
+        found = [span for span in self.rank.spans if span.step == self.step.index and span.kind == kind]
+        return sorted(found, key=lambda span: span.start_s)

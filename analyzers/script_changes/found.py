@@ -1,0 +1,61 @@
+"""All changes of the script that a run shows, the most telling first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memadvisor.analyzers.clocks import align_clocks
+from memadvisor.analyzers.communication import Communication, communication
+from memadvisor.analyzers.matching import match_collectives
+from memadvisor.analyzers.script_changes.attention_scores import attention_scores
+from memadvisor.analyzers.script_changes.bucket_views import bucket_views
+from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
+from memadvisor.analyzers.script_changes.fused_updates import fused_updates
+from memadvisor.analyzers.script_changes.growth import growth
+from memadvisor.analyzers.script_changes.held_results import held_results
+from memadvisor.analyzers.script_changes.repeated_reductions import repeated_reductions
+from memadvisor.analyzers.script_changes.stale_gradients import stale_gradients
+from memadvisor.analyzers.step_time import StepTime, step_time
+from memadvisor.analyzers.timeline import MemoryTimeline, memory_timeline
+from memadvisor.run.run import RankRun, Run
+
+_FINDERS: tuple[Callable[[Facts], ScriptChange | None], ...] = (
+    growth,
+    held_results,
+    attention_scores,
+    stale_gradients,
+    bucket_views,
+    repeated_reductions,
+    fused_updates,
+)
+
+
+def changes_of(run: Run, rank: RankRun) -> tuple[ScriptChange, ...]:
+    """Those of one rank of a run of which nothing else has been analysed yet."""
+    traffic = communication(rank, match_collectives(run.ranks, align_clocks(run.ranks)))
+    return script_changes(
+        rank, memory_timeline(rank), step_time(rank), traffic, has_plan=run.plan is not None
+    )
+
+
+def script_changes(
+    rank: RankRun,
+    timeline: MemoryTimeline | None,
+    time: StepTime | None,
+    traffic: Communication | None,
+    *,
+    has_plan: bool,
+) -> tuple[ScriptChange, ...]:
+    """None of a step that ran with a plan in force: what it keeps and sends is the plan's doing as much as the script's."""
+    step = rank.traced_step
+    if step is None or timeline is None or has_plan:
+        return ()
+    facts = Facts(rank=rank, step=step, timeline=timeline, time=time, communication=traffic)
+    found = [change for finder in _FINDERS if (change := finder(facts)) is not None]
+
+    def weight(change: ScriptChange) -> float:
+        of_peak = (change.peak_saved_bytes or 0) / facts.peak_bytes
+        of_step = (change.step_saved_s or 0.0) / time.median_s if time is not None and time.median_s else 0.0
+        return max(of_peak, of_step)
+
+    return tuple(sorted(found, key=weight, reverse=True))

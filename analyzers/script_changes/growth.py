@@ -1,0 +1,42 @@
+"""Memory that a step leaves behind on top of what the step before left: with enough steps it runs out."""
+
+from __future__ import annotations
+
+from memadvisor.analyzers.checkpoint_frames import MODEL_STATES
+from memadvisor.analyzers.script_changes.change import WORTH_OF_PEAK, Facts, ScriptChange
+from memadvisor.run.records import Storage
+from memadvisor.units import format_bytes
+
+
+def growth(facts: Facts) -> ScriptChange | None:
+    storages = [s for s in facts.calls.storages.values() if s.category not in MODEL_STATES]
+    new = [s for s in storages if s.phase != "baseline" and s.death_s is None]
+    gone_bytes = sum(s.size_bytes for s in storages if s.phase == "baseline" and s.death_s is not None)
+    grown_bytes = sum(s.size_bytes for s in new) - gone_bytes
+    if grown_bytes < WORTH_OF_PEAK * facts.peak_bytes or not _goes_on(facts, grown_bytes):
+        return None
+    most = max(new, key=lambda storage: storage.size_bytes)
+    return ScriptChange(
+        kind="growth",
+        seen=f"The traced step leaves {format_bytes(grown_bytes)} behind beyond what the step before left; the largest: "
+        f"{_in_words(most)}.",
+        change="If that goes on (outputs or losses in a list, say), keep `x.item()` or `x.detach().cpu()` of them.",
+    )
+
+
+def _goes_on(facts: Facts, grown_bytes: int) -> bool:
+    """False where later steps are known to end no higher than the traced one did."""
+    ends = [
+        step.allocated_bytes
+        for step in facts.rank.steps
+        if step.index > facts.step.index and step.allocated_bytes is not None
+    ]
+    if facts.step.allocated_bytes is None or not ends:
+        return True
+    return ends[-1] - facts.step.allocated_bytes >= 0.5 * grown_bytes * len(ends)
+
+
+def _in_words(storage: Storage) -> str:
+    maker = storage.module or storage.operator.removeprefix("aten::")
+    of_what = f" of {maker}" if maker else ""
+    return f"{storage.dtype} {storage.shape}{of_what}, {format_bytes(storage.size_bytes)}"

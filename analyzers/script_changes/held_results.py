@@ -1,0 +1,99 @@
+"""Tensors that nothing needs any more, and that a variable keeps alive while the memory is at its fullest.
+
+`out = model(x)` keeps `out` through the whole backward, and the one of the step before through this step's forward, until
+the name is given to the next. Needed is what an operator still reads, what autograd keeps, and what a module that is
+running was given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from memadvisor.analyzers.altered_curve import moved_death
+from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
+from memadvisor.run.records import Storage
+from memadvisor.units import format_bytes
+
+_CATEGORIES = ("activation", "temporary", "other")
+_NUM_NAMED = 2
+_MOST_NAMED = 20  # of so many together, each would be worth naming
+
+
+def held_results(facts: Facts) -> ScriptChange | None:
+    held = {storage.storage_id: until_s for storage, until_s in _held(facts)}
+    changes = [
+        change
+        for number, until_s in held.items()
+        for change in moved_death(facts.calls.storages[number], until_s)
+    ]
+    saved_bytes = facts.peak_saved_bytes(changes)
+    if not facts.is_worth(saved_bytes):
+        return None
+    peak_s = float(facts.timeline.clock_s[facts.timeline.total_bytes.argmax()])
+    alive = [
+        storage
+        for number, until_s in held.items()
+        if until_s <= peak_s < _death_s(facts, storage := facts.calls.storages[number])
+    ]
+    alive = [storage for storage in alive if facts.is_worth(_MOST_NAMED * storage.size_bytes)]
+    alive.sort(key=lambda storage: -storage.size_bytes)
+    named = ", ".join(_in_words(storage) for storage in alive[:_NUM_NAMED]) or "many small ones"
+    more = f" and {len(alive) - _NUM_NAMED} more" if len(alive) > _NUM_NAMED else ""
+    return ScriptChange(
+        kind="held_results",
+        seen=f"At the peak, variables hold what nothing reads any more: {named}{more}.",
+        change="`del` the names once they have been used; or make and use them in a function that returns the loss alone.",
+        peak_saved_bytes=saved_bytes,
+    )
+
+
+def _held(facts: Facts) -> Iterator[tuple[Storage, float]]:
+    """Storages that outlive their use, with until when they were needed."""
+    renewed = _renewed(facts)
+    for storage in facts.calls.storages.values():
+        if storage.category not in _CATEGORIES:
+            continue
+        if storage.phase == "baseline":
+            # Else it may be there for steps to come: a data set, a running mean, another model.
+            if storage.last_use_s is None and storage.death_s is not None:
+                yield storage, facts.step.start_s
+            continue
+        # What lives on into the next step may be read there, unless that of the step before was not read in this one.
+        if not storage.operator or (storage.death_s is None and not renewed[_kind(storage)]):
+            continue
+        until_s = _needed_until_s(facts, storage)
+        if facts.calls.has_operator_between(until_s, _death_s(facts, storage)):
+            yield storage, until_s
+
+
+def _renewed(facts: Facts) -> Counter[tuple[str, int]]:
+    """How many of a dtype and size were there when the step began, were not read, and went."""
+    return Counter(
+        _kind(storage)
+        for storage in facts.calls.storages.values()
+        if storage.phase == "baseline" and storage.last_use_s is None and storage.death_s is not None
+    )
+
+
+def _kind(storage: Storage) -> tuple[str, int]:
+    return storage.dtype, storage.size_bytes
+
+
+def _needed_until_s(facts: Facts, storage: Storage) -> float:
+    calls = facts.calls
+    kept = calls.saves_of.get(storage.storage_id, [])
+    uses = (storage.birth_s, storage.last_use_s or storage.birth_s)
+    return max(*uses, calls.released_s(kept), calls.argument_until_s(storage))
+
+
+def _death_s(facts: Facts, storage: Storage) -> float:
+    return facts.step.end_s if storage.death_s is None else storage.death_s
+
+
+def _in_words(storage: Storage) -> str:
+    what = f"{storage.dtype} {storage.shape}, {format_bytes(storage.size_bytes)}"
+    if storage.phase == "baseline":
+        return f"{what}, of the step before"
+    maker = storage.module or storage.operator.removeprefix("aten::")
+    return f"{what}, of {maker}"

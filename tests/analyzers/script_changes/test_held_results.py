@@ -1,0 +1,72 @@
+"""What counts as held beyond its use, on steps made by hand."""
+
+import dataclasses
+
+from memadvisor.analyzers.script_changes.found import script_changes
+from memadvisor.analyzers.timeline import memory_timeline
+from memadvisor.run.records import Operator, Storage
+from memadvisor.run.run import RankRun
+from tests.make_run import make_run, step, storage
+
+
+def operator(start_s: float) -> Operator:
+    return Operator("aten::mm", "", "", "forward", start_s, start_s + 0.01, 0, 0)
+
+
+def rank_of(*storages: Storage) -> RankRun:
+    """A step of one second with operators at every tenth, and its peak, 1000 bytes more, at the middle."""
+    peak = storage(storage_id=99, birth_s=0.5, death_s=0.55, size_bytes=1000, last_use_s=0.54)
+    return dataclasses.replace(
+        make_run(num_ranks=1).ranks[0],
+        steps=(step(index=0, start_s=0.0, end_s=1.0, traced=True),),
+        storages=(*storages, peak),
+        operators=tuple(operator(tenth / 10) for tenth in range(10)),
+        saved=(),
+        residuals=(),
+        spans=(),
+        module_calls=(),
+        call_tensors=(),
+        collectives=(),
+        optimizer_states=(),
+    )
+
+
+def saved_bytes(*storages: Storage) -> int:
+    rank = rank_of(*storages)
+    found = script_changes(rank, memory_timeline(rank), None, None, has_plan=False)
+    held = [change for change in found if change.kind == "held_results"]
+    return sum(change.peak_saved_bytes or 0 for change in held)
+
+
+def test_a_result_that_outlives_its_last_use_is_held():
+    assert saved_bytes(storage(birth_s=0.1, death_s=0.9, last_use_s=0.2, size_bytes=400)) == 400
+
+
+def test_a_result_that_is_used_after_the_peak_is_not():
+    assert saved_bytes(storage(birth_s=0.1, death_s=0.9, last_use_s=0.8, size_bytes=400)) == 0
+
+
+def test_a_data_set_that_this_step_does_not_read_is_not():
+    """It is there for steps to come."""
+    assert saved_bytes(storage(phase="baseline", category="other", size_bytes=400)) == 0
+
+
+def test_what_was_there_is_held_where_it_goes_without_having_been_read():
+    old = storage(phase="baseline", category="other", size_bytes=400, death_s=0.7)
+
+    assert saved_bytes(old) == 400
+    assert saved_bytes(dataclasses.replace(old, last_use_s=0.1)) == 0  # a recurrent state, say
+
+
+def test_what_lives_on_is_held_only_where_that_of_the_step_before_went_unread():
+    new = storage(birth_s=0.1, last_use_s=0.2, size_bytes=400)
+    old = storage(storage_id=1, phase="baseline", category="other", size_bytes=400, death_s=0.1)
+
+    assert saved_bytes(new) == 0
+    assert saved_bytes(new, old) == 400
+    assert saved_bytes(new, dataclasses.replace(old, last_use_s=0.05)) == 0
+
+
+def test_parameters_and_their_like_are_never_held():
+    for category in ("parameter", "gradient", "optimizer_state", "communication", "input"):
+        assert saved_bytes(storage(category=category, birth_s=0.1, death_s=0.9, size_bytes=400)) == 0
