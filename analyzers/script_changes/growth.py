@@ -7,13 +7,17 @@ from memadvisor.analyzers.script_changes.change import WORTH_OF_PEAK, Facts, Scr
 from memadvisor.run.records import Storage
 from memadvisor.units import format_bytes
 
+_SIZEABLE = 0.001  # of the peak
+
 
 def growth(facts: Facts) -> ScriptChange | None:
     storages = [s for s in facts.calls.storages.values() if s.category not in MODEL_STATES]
     new = [s for s in storages if s.phase != "baseline" and s.death_s is None]
-    gone_bytes = sum(s.size_bytes for s in storages if s.phase == "baseline" and s.death_s is not None)
-    grown_bytes = sum(s.size_bytes for s in new) - gone_bytes
-    if grown_bytes < WORTH_OF_PEAK * facts.peak_bytes or not _goes_on(facts, grown_bytes):
+    gone = [s for s in storages if s.phase == "baseline" and s.death_s is not None]
+    grown_bytes = sum(s.size_bytes for s in new) - sum(s.size_bytes for s in gone)
+    # Where one takes the place of another, a larger batch makes it larger, and no step need follow that is larger still.
+    has_more = _num_sizeable(facts, new) > _num_sizeable(facts, gone)
+    if not has_more or grown_bytes < WORTH_OF_PEAK * facts.peak_bytes or not _goes_on(facts, grown_bytes):
         return None
     most = max(new, key=lambda storage: storage.size_bytes)
     return ScriptChange(
@@ -22,6 +26,10 @@ def growth(facts: Facts) -> ScriptChange | None:
         f"{_in_words(most)}.",
         change="If that goes on (outputs or losses in a list, say), keep `x.item()` or `x.detach().cpu()` of them.",
     )
+
+
+def _num_sizeable(facts: Facts, storages: list[Storage]) -> int:
+    return sum(storage.size_bytes >= _SIZEABLE * facts.peak_bytes for storage in storages)
 
 
 def _goes_on(facts: Facts, grown_bytes: int) -> bool:

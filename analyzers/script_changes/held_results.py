@@ -16,11 +16,14 @@ from memadvisor.run.records import Storage
 from memadvisor.units import format_bytes
 
 _CATEGORIES = ("activation", "temporary", "other")
+_COMPILED = "Torch-Compiled Region"  # as torch names it to its profiler
 _NUM_NAMED = 2
 _MOST_NAMED = 20  # of so many together, each would be worth naming
 
 
 def held_results(facts: Facts) -> ScriptChange | None:
+    if any(storage.operator.startswith(_COMPILED) for storage in facts.calls.storages.values()):
+        return None  # what compiled code reads is not seen
     held = {storage.storage_id: until_s for storage, until_s in _held(facts)}
     changes = [
         change

@@ -33,6 +33,11 @@ def test_what_takes_the_place_of_another_is_none():
     assert not grows(rank_of(KEPT, storage(storage_id=1, phase="baseline", size_bytes=400, death_s=0.1)))
 
 
+def test_what_takes_the_place_of_a_smaller_one_is_none():
+    """A larger batch, say."""
+    assert not grows(rank_of(KEPT, storage(storage_id=1, phase="baseline", size_bytes=100, death_s=0.1)))
+
+
 def test_new_states_of_the_optimizer_are_none():
     assert not grows(rank_of(dataclasses.replace(KEPT, category="optimizer_state")))
 

@@ -70,3 +70,11 @@ def test_what_lives_on_is_held_only_where_that_of_the_step_before_went_unread():
 def test_parameters_and_their_like_are_never_held():
     for category in ("parameter", "gradient", "optimizer_state", "communication", "input"):
         assert saved_bytes(storage(category=category, birth_s=0.1, death_s=0.9, size_bytes=400)) == 0
+
+
+def test_nothing_is_said_of_compiled_code():
+    """What it reads is not seen."""
+    held = storage(birth_s=0.1, death_s=0.9, last_use_s=0.2, size_bytes=400)
+    compiled = storage(storage_id=1, birth_s=0.3, death_s=0.4, operator="Torch-Compiled Region: 0/1")
+
+    assert saved_bytes(held, compiled) == 0
