@@ -146,7 +146,9 @@ def _analyze_rank(
         operators=operator_table(rank),
         roofline=roofline(rank, time, used, hardware),
         evaluation=evaluation(rank),
-        script_changes=script_changes(rank, timeline, time, traffic, has_plan=run.plan is not None),
+        script_changes=script_changes(
+            rank, timeline, time, traffic, used, hardware, has_plan=run.plan is not None
+        ),
     )
 
 

@@ -37,7 +37,7 @@ class Utilization:
     executed_flops_per_step: int | None
     palm_flops_per_step: int | None
     step_time_s: float | None
-    dtype: str | None  # in which the matrix products run: that of most of their output bytes
+    dtype: str | None  # in which the matrix products run: that of most of their output bytes, or tf32
     peak_flops_per_s: float | None
     hardware_name: str | None
     hardware_kind: str | None  # "datasheet", "measured" or "given"
@@ -48,7 +48,7 @@ class Utilization:
 def utilization(rank: RankRun, time: StepTime | None, hardware: Hardware | None) -> Utilization:
     """MFU and HFU; what cannot be worked out is None."""
     model_flops, executed_flops = _training_flops(rank)
-    dtype = compute_dtype(rank)
+    dtype = product_dtype(rank, hardware)
     peak = hardware.peak_flops_per_s.get(dtype) if hardware is not None and dtype is not None else None
     step_time_s = time.median_s if time is not None else None
 
@@ -128,6 +128,22 @@ def compute_dtype(rank: RankRun) -> str | None:
         parameters[parameter.dtype] += parameter.num_elements
     most = (products or parameters).most_common(1)
     return most[0][0] if most else None
+
+
+def product_dtype(rank: RankRun, hardware: Hardware | None) -> str | None:
+    """`compute_dtype`, or tf32 where the device multiplies float32 tensors so and has a peak for it.
+
+    A GPU before Ampere has none, whatever the script allows.
+    """
+    dtype = compute_dtype(rank)
+    if dtype != "float32" or hardware is None or "tf32" not in hardware.peak_flops_per_s:
+        return dtype
+    sizes: Counter[bool] = Counter()
+    for row in rank.operators:
+        sizes["conv" in row.name] += row.executed_flops
+    process = rank.process
+    precision = process.float32_convolution if sizes[True] > sizes[False] else process.float32_matmul
+    return "tf32" if precision == "tf32" else dtype
 
 
 def _is_floating(dtype: str) -> bool:

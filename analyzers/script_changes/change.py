@@ -11,6 +11,8 @@ from memadvisor.analyzers.checkpoint_frames import TracedCalls
 from memadvisor.analyzers.communication import Communication
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.timeline import MemoryTimeline
+from memadvisor.analyzers.utilization import Utilization
+from memadvisor.hardware.hardware import Hardware
 from memadvisor.run.records import Span, Step
 from memadvisor.run.run import RankRun
 from memadvisor.units import format_bytes, format_seconds
@@ -62,6 +64,8 @@ class Facts:
     timeline: MemoryTimeline
     time: StepTime | None
     communication: Communication | None
+    utilization: Utilization | None = None
+    hardware: Hardware | None = None
 
     @cached_property
     def calls(self) -> TracedCalls:

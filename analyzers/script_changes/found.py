@@ -13,14 +13,18 @@ from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
 from memadvisor.analyzers.script_changes.fused_updates import fused_updates
 from memadvisor.analyzers.script_changes.growth import growth
 from memadvisor.analyzers.script_changes.held_results import held_results
+from memadvisor.analyzers.script_changes.narrow_products import narrow_products
 from memadvisor.analyzers.script_changes.repeated_reductions import repeated_reductions
 from memadvisor.analyzers.script_changes.stale_gradients import stale_gradients
 from memadvisor.analyzers.step_time import StepTime, step_time
 from memadvisor.analyzers.timeline import MemoryTimeline, memory_timeline
+from memadvisor.analyzers.utilization import Utilization, utilization
+from memadvisor.hardware.hardware import Hardware
 from memadvisor.run.run import RankRun, Run
 
 _FINDERS: tuple[Callable[[Facts], ScriptChange | None], ...] = (
     growth,
+    narrow_products,
     held_results,
     attention_scores,
     stale_gradients,
@@ -30,11 +34,17 @@ _FINDERS: tuple[Callable[[Facts], ScriptChange | None], ...] = (
 )
 
 
-def changes_of(run: Run, rank: RankRun) -> tuple[ScriptChange, ...]:
+def changes_of(run: Run, rank: RankRun, hardware: Hardware | None = None) -> tuple[ScriptChange, ...]:
     """Those of one rank of a run of which nothing else has been analysed yet."""
-    traffic = communication(rank, match_collectives(run.ranks, align_clocks(run.ranks)))
+    time = step_time(rank)
     return script_changes(
-        rank, memory_timeline(rank), step_time(rank), traffic, has_plan=run.plan is not None
+        rank,
+        memory_timeline(rank),
+        time,
+        communication(rank, match_collectives(run.ranks, align_clocks(run.ranks))),
+        None if hardware is None else utilization(rank, time, hardware),
+        hardware,
+        has_plan=run.plan is not None,
     )
 
 
@@ -43,6 +53,8 @@ def script_changes(
     timeline: MemoryTimeline | None,
     time: StepTime | None,
     traffic: Communication | None,
+    used: Utilization | None,
+    hardware: Hardware | None,
     *,
     has_plan: bool,
 ) -> tuple[ScriptChange, ...]:
@@ -50,7 +62,15 @@ def script_changes(
     step = rank.traced_step
     if step is None or timeline is None or has_plan:
         return ()
-    facts = Facts(rank=rank, step=step, timeline=timeline, time=time, communication=traffic)
+    facts = Facts(
+        rank=rank,
+        step=step,
+        timeline=timeline,
+        time=time,
+        communication=traffic,
+        utilization=used,
+        hardware=hardware,
+    )
     found = [change for finder in _FINDERS if (change := finder(facts)) is not None]
 
     def weight(change: ScriptChange) -> float:

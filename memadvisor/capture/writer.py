@@ -23,6 +23,7 @@ from memadvisor.capture.census import optimizer_state_rows, parameter_rows
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.models import Models
 from memadvisor.capture.pipeline_stages import pipeline_stages
+from memadvisor.capture.product_precision import float32_products
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
 from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
@@ -245,6 +246,7 @@ class RankWriter:
     def _process_info(self, device: torch.device) -> ProcessInfo:
         properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
         wrapped = None if _process_group_size() == 1 else living(DistributedDataParallel)
+        precision = float32_products(device)
         return ProcessInfo(
             rank=_process_group_rank(self._options),
             world_size=max(self._options.world_size, _process_group_size()),
@@ -264,6 +266,8 @@ class RankWriter:
             ddp_ranks=min((ddp.process_group.size() for ddp in wrapped or ()), default=None),
             has_ddp_hook=None if wrapped is None else any(getattr(ddp, "_comm_hooks", ()) for ddp in wrapped),
             has_zero_optimizer=None if wrapped is None else has_zero_optimizer(),
+            float32_matmul=precision["matmul"],
+            float32_convolution=precision["convolution"],
             **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
         )
 

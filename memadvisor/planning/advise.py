@@ -13,6 +13,7 @@ from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
+from memadvisor.hardware.load import named_hardware
 from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import notes
@@ -147,7 +148,7 @@ def advise(
         learnt=learnt,
         micro_batch=micro_batch,
         recorded_micro_batch=recorded_size,
-        script_changes=_script_changes(run, plain),
+        script_changes=_script_changes(run, plain, hardware),
         notes=(
             *notes(run, plays, plain, found),
             *split_notes(recorded, recorded_size, (one.plan.micro_batch_size for one in found)),
@@ -155,9 +156,11 @@ def advise(
     )
 
 
-def _script_changes(run: Run, plain: CapturedStep) -> tuple[ScriptChange, ...]:
+def _script_changes(run: Run, plain: CapturedStep, hardware: Hardware | None) -> tuple[ScriptChange, ...]:
     rank = next((rank for rank in run.ranks if rank.process.rank == plain.rank), None)
-    return () if rank is None else changes_of(run, rank)
+    if rank is None:
+        return ()
+    return changes_of(run, rank, hardware or named_hardware(rank.process.device_name))
 
 
 def _check_options(

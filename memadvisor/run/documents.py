@@ -15,7 +15,8 @@ class ProcessInfo:
     measured after the traced step; so is what rounding an activation takes, and bringing it back: by tensor, and by element.
     None on GPUs. `has_ddp`: whether a DistributedDataParallel was there, and `has_ddp_hook`, whether one with a
     communication hook of the script's (`register_comm_hook`); `ddp_ranks`: how many ranks its process group has, of several
-    the smallest; `has_zero_optimizer`: whether there was a ZeroRedundancyOptimizer. None where the script has one rank."""
+    the smallest; `has_zero_optimizer`: whether there was a ZeroRedundancyOptimizer. None where the script has one rank. `float32_matmul`, `float32_convolution`: in what the
+    device computes products of float32 tensors when the first step had ended, ieee or tf32; None on CPUs."""
 
     rank: int
     world_size: int
@@ -42,6 +43,8 @@ class ProcessInfo:
     has_ddp_hook: bool | None = None
     ddp_ranks: int | None = None
     has_zero_optimizer: bool | None = None
+    float32_matmul: str | None = None
+    float32_convolution: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

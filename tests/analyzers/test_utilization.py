@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from memadvisor.analyzers.step_time import step_time
-from memadvisor.analyzers.utilization import compute_dtype, utilization
+from memadvisor.analyzers.utilization import compute_dtype, product_dtype, utilization
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.run.records import Operator, Span
 from tests.make_run import make_run, storage
@@ -128,3 +128,20 @@ def test_what_an_optimizer_multiplies_runs_but_is_not_needed():
     before, after = (utilization(r, step_time(r), HARDWARE) for r in (rank, muon))
     assert after.model_flops_per_step == before.model_flops_per_step
     assert after.executed_flops_per_step == before.executed_flops_per_step + 1000
+
+
+@pytest.mark.parametrize(
+    ("matmul", "convolution", "peaks", "dtype"),
+    [
+        ("tf32", "ieee", ("float32", "tf32"), "tf32"),
+        ("ieee", "tf32", ("float32", "tf32"), "float32"),  # its products are no convolutions
+        ("tf32", "ieee", ("float32",), "float32"),  # a card before Ampere, whatever the script allows
+        (None, None, ("float32", "tf32"), "float32"),  # an older run
+    ],
+)
+def test_float32_that_is_multiplied_as_tf32_has_its_peak(matmul, convolution, peaks, dtype):
+    rank = make_run(num_ranks=1).ranks[0]
+    process = dataclasses.replace(rank.process, float32_matmul=matmul, float32_convolution=convolution)
+    hardware = dataclasses.replace(HARDWARE, peak_flops_per_s=dict.fromkeys(peaks, 1e12))
+
+    assert product_dtype(dataclasses.replace(rank, process=process), hardware) == dtype
