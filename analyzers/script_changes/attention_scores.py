@@ -1,7 +1,8 @@
 """Attention whose weights are kept for the backward, where `scaled_dot_product_attention` would keep none.
 
 The weights of a layer are batch x heads x length x length. FlashAttention (arXiv:2205.14135, section 3) keeps the
-output, and the logarithm of each row's sum in float32, and makes the rest again in its backward.
+output, and the logarithm of each row's sum in float32, and makes the rest again in its backward. It also keeps queries, keys
+and values as they are given, where products of batches keep copies of them: how much that moves is not recorded.
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ def attention_scores(facts: Facts) -> ScriptChange | None:
     if not kept or (facts.rank.process.device == "cpu" and _drops_weights(facts, kept)):
         return None  # on a CPU torch's fused attention knows no dropout, and keeps all
     changes: list[tuple[float, int]] = []
-    of_module: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    of_module: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    inside: set[tuple[str, int]] = (
+        set()
+    )  # what operators of the module allocate inside themselves, without a shape
     for save, shape in kept:
         of_module[save.module].add((math.prod(shape), shape[-1]))
+        inside.add((save.module, save.size_bytes))
         weights = facts.calls.storages[save.storage_id]
         sums_bytes = math.prod(shape[:-1]) * _FLOAT32_BYTES
         changes += [(weights.birth_s, sums_bytes), (weights.death_s or facts.step.end_s, -sums_bytes)]
     for storage in facts.calls.storages.values():
         shape = _shape(storage.shape)
-        if shape and (math.prod(shape), shape[-1]) in of_module.get(storage.module, ()):
+        is_like = bool(shape) and (math.prod(shape), shape[-1]) in of_module.get(storage.module, ())
+        if is_like or (not storage.shape and (storage.module, storage.size_bytes) in inside):
             changes += moved_death(storage, storage.birth_s)
     saved_bytes = facts.peak_saved_bytes(changes)
     if not facts.is_worth(saved_bytes):
@@ -49,6 +55,7 @@ def attention_scores(facts: Facts) -> ScriptChange | None:
         change="`torch.nn.functional.scaled_dot_product_attention` keeps none of them; in Hugging Face models that is "
         '`attn_implementation="sdpa"`.',
         peak_saved_bytes=saved_bytes,
+        peak_is_rough=True,
         effect="rounded otherwise",
     )
 

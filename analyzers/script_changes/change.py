@@ -26,7 +26,8 @@ WORTH_OF_STEP = 0.02
 class ScriptChange:
     """`seen` is what was measured, `change` what to write. What it would save is predicted, of this change alone.
 
-    `peak_saved_bytes`: how much lower the traced step's peak gets; 0 where another moment is as high. `step_saved_s`: how
+    `peak_saved_bytes`: how much lower the traced step's peak gets; 0 where another moment is as high. `peak_is_rough`: what
+    else the change moves is not known. `step_saved_s`: how
     much shorter the median step gets, at most so much where `is_at_most`. None: not predicted. `effect`: how results
     change ("rounded otherwise"); "" where they do not.
     """
@@ -35,6 +36,7 @@ class ScriptChange:
     seen: str
     change: str
     peak_saved_bytes: int | None = None
+    peak_is_rough: bool = False
     step_saved_s: float | None = None
     is_at_most: bool = False
     effect: str = ""
@@ -44,7 +46,7 @@ class ScriptChange:
         """`peak -2.01 MiB, step at most -12.3 ms`; "" where nothing is predicted."""
         saved = []
         if self.peak_saved_bytes:
-            saved.append(f"peak -{format_bytes(self.peak_saved_bytes)}")
+            saved.append(f"peak {'about ' * self.peak_is_rough}-{format_bytes(self.peak_saved_bytes)}")
         if self.step_saved_s:
             saved.append(f"step {'at most ' * self.is_at_most}-{format_seconds(self.step_saved_s)}")
         return ", ".join(saved)
