@@ -1,7 +1,8 @@
 """torch's global hooks, all of them, installed in one place and removed without a trace.
 
-Module forwards (pre and post), optimizer steps (pre and post), the call into the autograd engine, the start and the
-end of the script's own profiler, and of its capturing of CUDA graphs, while which nobody is told of the others. No
+Module forwards (pre and post), optimizer steps (pre and post), the call into the autograd engine, DataLoaders' batches,
+the start and the end of the script's own profiler, and of its capturing of CUDA graphs, while which nobody is told of the
+others. No
 full-backward module hooks: they break in-place activations. A hook never raises into the training; the first failure
 switches the recorder off.
 
@@ -24,6 +25,8 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from memadvisor.capture.compiled import never_compiled, never_compiled_itself
+from memadvisor.capture.data_waits import DataWaits
+from memadvisor.capture.loader_hooks import tell_of_loaders
 from memadvisor.capture.optimizer_hooks import tell_of_updates
 from memadvisor.capture.position import Position
 from memadvisor.capture.training_thread import OTHERS, TrainingThread
@@ -81,11 +84,13 @@ class Hooks:
         self._thread = TrainingThread(
             observer.position, lambda: observer.note("warning", OTHERS), observer.change_thread
         )
+        self.data_waits = DataWaits(self._thread, observer.position, observer.fail)
         self._undo: list[Callable[[], None]] = []
         self.quiet_call_s = self._install_module_hooks()
         before = self._guarded(self._beginning(observer.enter_optimizer))
         after = self._guarded(self._end(observer.leave_optimizer))
         self._undo.append(tell_of_updates(before, after))
+        self._undo.append(tell_of_loaders(self.data_waits))
         self._wrap_backward()
         self._wrap_profiler()
         self._silence_compile()
@@ -142,6 +147,7 @@ class Hooks:
 
     def remove(self) -> None:
         self._is_listening = False
+        self.data_waits.is_aside = True
         self._num_calls_without_gradients = None
         while self._undo:
             self._undo.pop()()
@@ -311,11 +317,12 @@ class Hooks:
 
         def capture_begin(*args: Any, **kwargs: Any) -> None:
             begin(*args, **kwargs)
-            self._was_listening_before_capture = self._is_listening
+            self._was_listening_before_capture, self.data_waits.is_aside = self._is_listening, True
             self.listen_to_modules(False)
 
         def capture_end(*args: Any, **kwargs: Any) -> None:
             was_listening, self._was_listening_before_capture = self._was_listening_before_capture, None
+            self.data_waits.is_aside = False
             try:
                 end(*args, **kwargs)
             finally:

@@ -16,13 +16,14 @@ import torch
 from memadvisor.capture.around import Around
 from memadvisor.capture.census import Labelled, known_tensors
 from memadvisor.capture.clock import DeviceMark, clock_for
+from memadvisor.capture.closed_step import ClosedStep
 from memadvisor.capture.gauges import Gauges
 from memadvisor.capture.hooks import Hooks
 from memadvisor.capture.live_storages import rows_of_known
 from memadvisor.capture.models import Models
 from memadvisor.capture.out_of_memory import OutOfMemoryLog, place_of_failure
 from memadvisor.capture.position import Position
-from memadvisor.capture.spans import ClosedStep, SpanLog
+from memadvisor.capture.spans import SpanLog
 from memadvisor.capture.tracing import Tracing
 from memadvisor.capture.unstepped import BackwardSteps, what_was_seen
 from memadvisor.capture.updates import Updates
@@ -288,6 +289,7 @@ class Recorder:
         self._spans = SpanLog(self._position, clock_for(self._gauges.device).mark, self.reach_backward_of)
         self._spans.on_first_batch = self.on_first_batch
         self.hooks.on_first_call = self._spans.see_first_call
+        self.hooks.data_waits.spans = self._spans
         self._spans.has_gradients = self._models.has_gradients
         self._spans.length_first = self._tracing.length_first
         self._writer.write_process(self._gauges.device)
@@ -309,7 +311,7 @@ class Recorder:
 
     def _write_step(self, step: ClosedStep, now_s: float, *, at_once: bool = False) -> bool:
         """False: nothing can be written any more."""
-        self._writer.add_step(step)
+        self._writer.add_step(step, self.hooks.data_waits.setups.take_new())
         self._writer.write_models(self._models, self._updates.living)
         self._writer.flush(now_s, force=at_once)
         if self._writer.failure is not None:
@@ -323,6 +325,7 @@ class Recorder:
         step = self._spans.step
         self._spans.stop_listening(self.hooks.quiet_call_s * self.hooks.num_module_calls)
         self.hooks.num_module_calls = 0
+        self.hooks.data_waits.see_models(step.index, self._models.roots())
         self._updates.last_end = None
         self._position.micro_batch = 0
         counter = self._gauges.read(now_s)

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from memadvisor.capture.clock import DeviceMark, seconds_of
+from memadvisor.capture.clock import DeviceMark
 from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import LengthFirst, SeenBatches, batch_of, num_elements_of
 from memadvisor.run.cut import innermost
-from memadvisor.run.records import Span, Step
 
 _Mark = float | DeviceMark
 # One span under way: kind, unit, micro-batch, start, end, whether there were gradients when it began.
@@ -67,6 +66,7 @@ class OpenStep:
     is_pieced: bool = False
     is_disturbed: bool = False
     spans: list[_OpenSpan] = field(default_factory=list)
+    waits: list[tuple[Any, ...]] = field(default_factory=list)  # for DataLoaders (data_waits.py)
     given: dict[str, Given] = field(default_factory=dict)
     seen: SeenBatches = field(default_factory=SeenBatches)
     largest_input: int = 0  # elements that a model was given in one call, at most
@@ -114,7 +114,7 @@ class SpanLog:
             0.0  # what listening to modules took in the last full step, by the calls that were timed
         )
         self._batches_of_backwards: dict[int, int] = {}
-        self._until_update = self.step, 0, 0
+        self._until_update = self.step, 0, 0, 0
 
     def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
         """The next step; what was open in the last one is forgotten."""
@@ -134,15 +134,16 @@ class SpanLog:
         """An update has ended which the step may turn out to have ended with."""
         step = self.step
         given = {name: replace(each) for name, each in step.given.items()}
-        self._until_update = replace(step, spans=[], given=given), len(step.spans), self._position.micro_batch
+        until_now = replace(step, spans=[], waits=[], given=given)
+        self._until_update = until_now, len(step.spans), len(step.waits), self._position.micro_batch
         step.largest_input_since_update = 0
 
     def end_with_update(self, end: _Mark) -> OpenStep:
         """The step had ended at `end`, with the update noted last; what has been seen since is the next one's."""
-        ended, num_spans, num_micro_batches = self._until_update
+        ended, num_spans, num_waits, num_micro_batches = self._until_update
         rest = self.step
-        ended.spans = rest.spans[:num_spans]
-        del rest.spans[:num_spans]
+        ended.spans, ended.waits = rest.spans[:num_spans], rest.waits[:num_waits]
+        del rest.spans[:num_spans], rest.waits[:num_waits]
         for span in rest.spans:
             span[_MICRO_BATCH] -= num_micro_batches
         self._position.micro_batch -= num_micro_batches
@@ -352,48 +353,3 @@ def _sum(before: int | None, more: int | None) -> int | None:
 
 def _difference(after: int | None, before: int | None) -> int | None:
     return None if after is None or before is None else after - before
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedStep:
-    """A step that has ended on the host; the device may still be at it."""
-
-    step: OpenStep
-    end: _Mark
-    allocated_bytes: int | None
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    knows_cost: bool = True
-
-    def rows(self) -> tuple[Step, list[Span]] | None:
-        """The journal's rows; None while the device has not passed the step's end."""
-        step = self.step
-        start_s, end_s = seconds_of(step.start), seconds_of(self.end)
-        if start_s is None or end_s is None:
-            return None
-        row = Step(
-            index=step.index,
-            start_s=start_s,
-            end_s=end_s,
-            traced=step.traced,
-            num_micro_batches=step.num_micro_batches,
-            num_samples=None if step.is_thin else step.main.num_samples or None,
-            num_tokens=None if step.is_thin else step.main.num_tokens or None,
-            allocated_bytes=self.allocated_bytes,
-            peak_allocated_bytes=self.peak_allocated_bytes,
-            peak_reserved_bytes=self.peak_reserved_bytes,
-            recorder_s=step.recorder_s
-            if self.knows_cost and not (step.is_pieced or step.is_disturbed)
-            else None,
-            num_repeated_batches=step.seen.num_repeated,
-            largest_input_elements=step.largest_input or None,
-        )
-        spans = []
-        for kind, unit, micro_batch, start, end, has_gradients in step.spans:
-            span_start_s = seconds_of(start)
-            span_end_s = None if end is None else seconds_of(end)
-            if span_start_s is not None and span_end_s is not None:
-                spans.append(
-                    Span(step.index, kind, unit, micro_batch, span_start_s, span_end_s, has_gradients)
-                )
-        return row, spans

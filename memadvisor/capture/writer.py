@@ -21,11 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
 from memadvisor.capture.census import optimizer_state_rows, parameter_rows
 from memadvisor.capture.clock import monotonic_less_wall_ns
+from memadvisor.capture.closed_step import ClosedStep
 from memadvisor.capture.models import Models
 from memadvisor.capture.pipeline_stages import pipeline_stages
 from memadvisor.capture.product_precision import float32_products
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
-from memadvisor.capture.spans import ClosedStep
 from memadvisor.capture.tracer import Trace
 from memadvisor.capture.updates import existing_optimizers
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
@@ -33,6 +33,7 @@ from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.living import living
+from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.process import own_mark
 from memadvisor.run.records import Counter, Module, Parameter, Span, Step, Unit
 from memadvisor.run.run import DEFAULT_TRACE_STEP
@@ -88,6 +89,7 @@ class RankWriter:
         self._start_s = time.monotonic()
         self._last_flush_s = self._start_s
         self._steps: list[ClosedStep] = []
+        self._loaders: list[LoaderInfo] = []
         self._traced: tuple[int, Trace] | None = None  # whose operations the device may not have finished
         self._num_models = -1  # when they were written last
         self._has_trace = self._knows_traced_models = False
@@ -104,8 +106,10 @@ class RankWriter:
     def failure(self) -> OSError | None:
         return self._journal.failure
 
-    def add_step(self, step: ClosedStep) -> None:
+    def add_step(self, step: ClosedStep, loaders: list[LoaderInfo]) -> None:
+        """`loaders`: that have been read for the first time."""
         self._steps.append(step)
+        self._loaders += loaders
 
     def add_counter(self, sample: Counter) -> None:
         self._counters.append(sample)
@@ -205,9 +209,11 @@ class RankWriter:
         self._write_collectives()
         steps: list[Step] = []
         spans: list[Span] = []
+        waits: list[DataWait] = []
         while self._steps and (rows := self._steps[0].rows()) is not None:
-            steps.append(rows[0])
-            spans += rows[1]
+            steps.append(rows.step)
+            spans += rows.spans
+            waits += rows.data_waits
             self._steps.pop(0)
         self._journal.write_rows("steps", steps)
         if self._has_room and not self._fits():
@@ -220,8 +226,11 @@ class RankWriter:
             )  # fmt: skip
         if self._has_room:
             self._journal.write_rows("spans", spans)
+            self._journal.write_rows("data_loaders", self._loaders)
+            self._journal.write_rows("data_waits", waits)
             self._journal.write_rows("counters", self._counters)
         self._counters.clear()
+        self._loaders.clear()
 
     def _fits(self) -> bool:
         journal = self._journal

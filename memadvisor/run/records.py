@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
+from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.parallel_records import PipelineStage, ShardGroup, TensorParallel
 
 # Every live byte belongs to one of these. `unexplained` is what the allocator reports and no label explains.
@@ -349,4 +350,6 @@ TABLES: dict[str, type] = {
     "allocator_states": AllocatorState,
     "out_of_memory": OutOfMemory,
     "live_storages": LiveStorage,
+    "data_loaders": LoaderInfo,
+    "data_waits": DataWait,
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from memadvisor.plan import Plan
 from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
 from memadvisor.run.documents import Ending, Note, ProcessInfo
+from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.parallel_records import PipelineStage, ShardGroup, TensorParallel
 from memadvisor.run.records import (
     CallTensor,
@@ -77,6 +78,8 @@ class RankRun:
     shard_groups: tuple[ShardGroup, ...] = ()
     pipeline_stages: tuple[PipelineStage, ...] = ()
     tensor_parallel: tuple[TensorParallel, ...] = ()
+    data_loaders: tuple[LoaderInfo, ...] = ()
+    data_waits: tuple[DataWait, ...] = ()
     is_alive: bool | None = None
 
     def __repr__(self) -> str:

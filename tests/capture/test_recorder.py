@@ -354,12 +354,12 @@ def test_the_model_states_are_sixteen_bytes_a_parameter(tmp_path):
 
 
 def test_a_failure_of_ours_is_one_line_and_the_training_goes_on(tmp_path, monkeypatch, capfd):
-    from memadvisor.capture import spans
+    from memadvisor.capture import closed_step
 
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(spans.ClosedStep, "rows", broken)
+    monkeypatch.setattr(closed_step.ClosedStep, "rows", broken)
     with memadvisor.profile(tmp_path / "run"):
         losses = train(make_model())
 

@@ -1,0 +1,81 @@
+"""A step that has ended, as rows of the journal once the device has passed its marks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memadvisor.capture.clock import DeviceMark, seconds_of
+from memadvisor.capture.loader_hooks import BATCH, FIRST
+from memadvisor.capture.spans import OpenStep
+from memadvisor.run.loader_records import DataWait
+from memadvisor.run.records import Span, Step
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    step: Step
+    spans: list[Span]
+    data_waits: list[DataWait]
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedStep:
+    """A step that has ended on the host; the device may still be at it."""
+
+    step: OpenStep
+    end: float | DeviceMark
+    allocated_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    knows_cost: bool = True
+
+    def rows(self) -> StepRows | None:
+        """The journal's rows; None while the device has not passed the step's end."""
+        step = self.step
+        start_s, end_s = seconds_of(step.start), seconds_of(self.end)
+        if start_s is None or end_s is None:
+            return None
+        row = Step(
+            index=step.index,
+            start_s=start_s,
+            end_s=end_s,
+            traced=step.traced,
+            num_micro_batches=step.num_micro_batches,
+            num_samples=None if step.is_thin else step.main.num_samples or None,
+            num_tokens=None if step.is_thin else step.main.num_tokens or None,
+            allocated_bytes=self.allocated_bytes,
+            peak_allocated_bytes=self.peak_allocated_bytes,
+            peak_reserved_bytes=self.peak_reserved_bytes,
+            recorder_s=step.recorder_s
+            if self.knows_cost and not (step.is_pieced or step.is_disturbed)
+            else None,
+            num_repeated_batches=step.seen.num_repeated,
+            largest_input_elements=step.largest_input or None,
+        )
+        return StepRows(row, self._spans(), self._data_waits())
+
+    def _spans(self) -> list[Span]:
+        spans = []
+        for kind, unit, micro_batch, start, end, has_gradients in self.step.spans:
+            start_s = seconds_of(start)
+            end_s = None if end is None else seconds_of(end)
+            if start_s is not None and end_s is not None:
+                spans.append(Span(self.step.index, kind, unit, micro_batch, start_s, end_s, has_gradients))
+        return spans
+
+    def _data_waits(self) -> list[DataWait]:
+        """The waits of one loader, in one phase, for one purpose are one row: a validation may have many thousands."""
+        sums: dict[tuple[int, str, bool], list[Any]] = {}
+        for loader, phase, is_evaluation, what, start, end, thread_s in self.step.waits:
+            start_s, end_s = seconds_of(start), seconds_of(end)
+            if start_s is None or end_s is None:
+                continue
+            total = sums.setdefault((loader, phase, is_evaluation), [0, 0.0, 0.0, 0, 0.0])
+            total[0] += what in (FIRST, BATCH)
+            total[1] += end_s - start_s
+            total[2] += thread_s
+            if what != BATCH:
+                total[3] += what == FIRST
+                total[4] += end_s - start_s
+        return [DataWait(self.step.index, *key, *total) for key, total in sums.items()]
