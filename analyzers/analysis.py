@@ -13,6 +13,7 @@ from memadvisor.analyzers.clocks import align_clocks
 from memadvisor.analyzers.communication import Communication, communication
 from memadvisor.analyzers.comparison import Compared, Comparison, comparison
 from memadvisor.analyzers.data_ranks import over_all_ranks
+from memadvisor.analyzers.data_waits import DataWaits, data_waits
 from memadvisor.analyzers.evaluation import Evaluation, evaluation
 from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
 from memadvisor.analyzers.larger_steps import LargerSteps, larger_steps
@@ -61,6 +62,7 @@ class RankAnalysis:
     roofline: Roofline | None = None
     evaluation: Evaluation | None = None
     script_changes: tuple[ScriptChange, ...] = ()
+    data_waits: DataWaits | None = None
 
     @property
     def known_peak_bytes(self) -> int | None:
@@ -149,6 +151,7 @@ def _analyze_rank(
         script_changes=script_changes(
             rank, timeline, time, traffic, used, hardware, has_plan=run.plan is not None
         ),
+        data_waits=data_waits(rank),
     )
 
 
@@ -223,6 +226,9 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "by_phase_s": None if time is None else time.by_phase_s,
         "units": [] if time is None else [dataclasses.asdict(unit) for unit in time.units],
         "evaluation": None if rank.evaluation is None else dataclasses.asdict(rank.evaluation),
+        "data_wait_s": None if time is None else time.data_wait_s,
+        "data_wait_fraction": None if time is None else time.data_wait_fraction,
+        "data_waits": None if rank.data_waits is None else dataclasses.asdict(rank.data_waits),
         "samples_per_s": None if time is None else time.samples_per_s,
         "tokens_per_s": None if time is None else time.tokens_per_s,
         "utilization": dataclasses.asdict(rank.utilization),

@@ -64,13 +64,14 @@ class OperatorChange:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeChange:
     """The median steady steps. `quartiles_s` are the first and third of each run's, None of fewer than two steps.
-    `shift` says whether the difference is more than the steps' own noise."""
+    `shift` says whether the difference is more than the steps' own noise. `data_wait_s` is part of `outside`."""
 
     median_s: Change[float]
     num_steps: Change[int]
     quartiles_s: tuple[tuple[float, float] | None, tuple[float, float] | None]
     shift: Shift | None
     by_phase_s: Mapping[str, Change[float]]
+    data_wait_s: Change[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +218,10 @@ def _step_time(before: StepTime | None, after: StepTime | None) -> StepTimeChang
         by_phase_s={
             name: Change(before=of_phase(before, name), after=of_phase(after, name)) for name in PHASES
         },
+        data_wait_s=Change(
+            before=None if before is None else before.data_wait_s,
+            after=None if after is None else after.data_wait_s,
+        ),
     )
 
 

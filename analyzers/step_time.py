@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
 
+from memadvisor.analyzers.data_waits import training_waits_s
 from memadvisor.analyzers.evaluation import without_evaluated_units
 from memadvisor.analyzers.intervals import Intervals, length, minus, union
 from memadvisor.run.records import Span, Step
@@ -36,7 +37,9 @@ class StepTime:
     scaled together so that they sum to `median_s` (the parts of the median step need not be the medians of the parts). An
     update inside a backward, by a gradient's hook, is the optimizer's. Steps in which no forward was seen (memadvisor did
     not listen, to save time) have no part in the phases and units; those of `num_listened_steps` do. A recomputation
-    counts as backward, as it runs there. Throughput is this rank's own.
+    counts as backward, as it runs there. `data_wait_s`: the part of outside that the training waits for its DataLoaders, a
+    median scaled with the others; on a GPU what that stands idle meanwhile. None: not recorded, or no batch came from one
+    (data_waits.py). Throughput is this rank's own.
     """
 
     median_s: float
@@ -49,6 +52,12 @@ class StepTime:
     tokens_per_s: float | None
     recorder_fraction: float | None  # of the steady steps' time together, in memadvisor's own hooks
     traced_step_s: float | None  # for comparison: never part of a throughput figure
+    data_wait_s: float | None = None
+
+    @property
+    def data_wait_fraction(self) -> float | None:
+        """Of the median step."""
+        return None if self.data_wait_s is None or not self.median_s else self.data_wait_s / self.median_s
 
 
 def step_time(rank: RankRun) -> StepTime | None:
@@ -64,6 +73,7 @@ def step_time(rank: RankRun) -> StepTime | None:
     phases = [_phase_times(step, spans[step.index]) for step in seen]
     medians = {name: median(times[name] for times in phases) for name in phases[0]}
     scale = median_s / sum(medians.values()) if any(medians.values()) else 0.0
+    waits_s = training_waits_s(rank)
     traced = rank.traced_step
     recorder = [(s.recorder_s, s.duration_s) for s in steps if s.recorder_s is not None and s.duration_s > 0]
     return StepTime(
@@ -77,6 +87,8 @@ def step_time(rank: RankRun) -> StepTime | None:
         tokens_per_s=_rate(steps, "num_tokens", median_s),
         recorder_fraction=sum(r for r, _ in recorder) / sum(d for _, d in recorder) if recorder else None,
         traced_step_s=None if traced is None else traced.duration_s,
+        # A device's clock is good for half a microsecond.
+        data_wait_s=None if waits_s is None else scale * min(waits_s, medians["outside"]),
     )
 
 

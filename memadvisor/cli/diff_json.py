@@ -105,6 +105,7 @@ def _step_time_to_json(time: StepTimeChange) -> dict[str, Any]:
         },
         "test": None if time.shift is None else _shift_to_json(time.shift),
         "by_phase_s": {name: change_to_json(change) for name, change in time.by_phase_s.items()},
+        "data_wait_s": change_to_json(time.data_wait_s),
     }
 
 
