@@ -11,6 +11,7 @@ from memadvisor.analyzers.larger_steps import larger_steps
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.utilization import Utilization
+from memadvisor.report.data_waits import waits_in_words
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, bar, stacked_bar
 from memadvisor.tui.out_of_memory import out_of_memory_rows
@@ -166,6 +167,8 @@ def _why_no_time(view: View) -> str:
 
 def _throughput(view: View, time: StepTime) -> list[Text]:
     rows = [Text("")]
+    for waiting in waits_in_words(time, view.result.data_waits):
+        rows.append(_fact("data", waiting))
     for name, whole, own in (
         ("tokens", view.analysis.tokens_per_s, time.tokens_per_s),
         ("samples", view.analysis.samples_per_s, time.samples_per_s),

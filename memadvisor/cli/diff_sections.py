@@ -173,6 +173,8 @@ def _step_time(found: RunDifference, rank: RankDifference, of_rank: str) -> Rend
     time = rank.step_time
     rows: list[Row] = [("median step", time.median_s, format_seconds)]
     rows += [(f"  {name}", change, format_seconds) for name, change in time.by_phase_s.items()]
+    if not (time.data_wait_s.before is None and time.data_wait_s.after is None):
+        rows.append(("    waiting for data", time.data_wait_s, format_seconds))
     for name, of_all, own in (
         ("tokens/s", found.tokens_per_s, rank.tokens_per_s),
         ("samples/s", found.samples_per_s, rank.samples_per_s),

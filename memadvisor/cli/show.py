@@ -23,6 +23,7 @@ from memadvisor.cli.printing import (
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import load_hardware, named_hardware
+from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.tui.text import paragraph
@@ -127,6 +128,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
             "step",
             f"{format_seconds(time.median_s)} = {phases}; {summary_time.throughput(analysis, rank)}",
         )
+    yield from _short_waiting(analysis)
     used = rank.utilization
     if used.mfu is not None:
         yield _labelled(
@@ -142,6 +144,18 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
             f"waiting {format_seconds(traffic.waiting_s)} (traced step)",
         )
     yield from _short_prediction(analysis)
+
+
+def _short_waiting(analysis: Analysis) -> Iterator[Labelled]:
+    """Of the rank that waits longest for its data, where that is much of a step: it holds up the others."""
+    timed = [(rank, rank.step_time) for rank in analysis.ranks if rank.step_time is not None]
+    longest = max(timed, key=lambda each: each[1].data_wait_s or 0.0, default=None)
+    if longest is None or (longest[1].data_wait_fraction or 0.0) < WORTH_CLOSING:
+        return
+    said = wait_in_words(longest[1], longest[0].data_waits)
+    of_rank = f" of rank {longest[0].rank}" if len(analysis.ranks) > 1 else ""
+    if said is not None:
+        yield _labelled("data", f"{said}{of_rank}")
 
 
 def _labelled(label: str, *pieces: str | tuple[str, str]) -> Labelled:

@@ -10,6 +10,7 @@ from memadvisor.analyzers.analysis import Analysis, RankAnalysis
 from memadvisor.analyzers.communication import Communication, TrafficShare
 from memadvisor.analyzers.step_time import UnitTime
 from memadvisor.cli.tables import NOT_RECORDED, grid, heading, name_of, shorten_left, table
+from memadvisor.report.data_waits import waits_in_words
 from memadvisor.report.ranks import clocks_in_words
 from memadvisor.report.times import evaluation_in_words
 from memadvisor.run.records import Unit
@@ -45,6 +46,7 @@ def step_time(analysis: Analysis, rank: RankAnalysis, width: int) -> RenderableT
         facts.append(
             f"phases and units from the {time.num_listened_steps} steps whose modules were listened to"
         )
+    facts += waits_in_words(time, rank.data_waits)
     if evaluations := evaluation_in_words(rank.evaluation):
         facts.append(evaluations)
     if time.traced_step_s is not None:

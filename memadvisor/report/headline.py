@@ -8,6 +8,7 @@ from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared
 from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.report.blocks import MEASURED, PREDICTED, Html, kinds_html, split_bar
+from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
 from memadvisor.report.escape import html_text, html_with_code
 from memadvisor.report.next_steps import next_steps
 from memadvisor.report.view import RankView
@@ -91,9 +92,17 @@ def _step(view: RankView) -> str:
     return _card(
         "Step time",
         format_seconds(time.median_s),
-        "; ".join((steady, *_throughput(view))),
+        "; ".join((steady, *_waiting(view), *_throughput(view))),
         split_bar(parts),
     )
+
+
+def _waiting(view: RankView) -> Iterator[str]:
+    """Where it is worth a reader's first minute."""
+    time = view.result.step_time
+    said = None if time is None else wait_in_words(time, view.result.data_waits)
+    if time is not None and said is not None and (time.data_wait_fraction or 0.0) >= WORTH_CLOSING:
+        yield said
 
 
 def _throughput(view: RankView) -> Iterator[str]:

@@ -6,8 +6,11 @@ import shlex
 from collections.abc import Iterator
 
 from memadvisor.analyzers.data_ranks import num_data_ranks
+from memadvisor.analyzers.data_waits import DataWaits
 from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.analyzers.step_time import StepTime
+from memadvisor.report.data_waits import workers_in_words
 from memadvisor.report.view import RankView
 from memadvisor.report.words import unit_name
 from memadvisor.units import format_bytes, format_fraction, format_seconds
@@ -130,12 +133,7 @@ def _temporaries(peak: PeakBreakdown, share: float) -> str:
 def _time(view: RankView) -> Iterator[str]:
     time, traffic, skew = view.result.step_time, view.result.communication, view.analysis.skew
     if time is not None and time.median_s > 0:
-        outside_s = time.by_phase_s["outside"]
-        if outside_s >= WORTH_NAMING * time.median_s:
-            yield (
-                f"{format_fraction(outside_s / time.median_s)} of a step ({format_seconds(outside_s)}) is outside "
-                "forward, backward and optimizer: look at data loading and logging."
-            )
+        yield from _outside(time, view.result.data_waits)
     step = view.recorded.traced_step
     exposed_s = None if traffic is None else traffic.exposed_s
     if step is not None and exposed_s is not None and exposed_s >= EXPOSED_WORTH_NAMING * step.duration_s:
@@ -151,6 +149,26 @@ def _time(view: RankView) -> Iterator[str]:
                 f"Ranks compute unevenly (spread {format_fraction(spread)}); "
                 f"the others wait most for rank {skew.straggler}."
             )
+
+
+def _outside(time: StepTime, waits: DataWaits | None) -> Iterator[str]:
+    """What of a step is in no phase: waiting for data, as far as that is known, and the rest."""
+    waited_s, outside_s = time.data_wait_s, time.by_phase_s["outside"]
+    is_known = waited_s is not None and waits is not None
+    if waited_s is not None and waits is not None and waited_s >= EXPOSED_WORTH_NAMING * time.median_s:
+        name = "DataLoader" if len(waits.of_training) == 1 else "DataLoaders"
+        yield (
+            f"{format_fraction(time.data_wait_fraction)} of a step ({format_seconds(waited_s)}) is waiting for the {name} "
+            f"({workers_in_words(waits)}): look at data loading."
+        )
+    rest_s = outside_s - (waited_s or 0.0)
+    if rest_s >= WORTH_NAMING * time.median_s:
+        beside = " and not waiting for a DataLoader" if is_known else ""
+        where = "logging, metrics and copies to the device" if is_known else "data loading and logging"
+        yield (
+            f"{format_fraction(rest_s / time.median_s)} of a step ({format_seconds(rest_s)}) is outside "
+            f"forward, backward and optimizer{beside}: look at {where}."
+        )
 
 
 def _command(view: RankView) -> Iterator[str]:

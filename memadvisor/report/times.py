@@ -7,6 +7,7 @@ from typing import Any
 from memadvisor.analyzers.evaluation import Evaluation
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing
+from memadvisor.report.data_waits import waits_in_words
 from memadvisor.report.downsample import highest
 from memadvisor.report.escape import plotly_text, shortened
 from memadvisor.report.lanes import bars
@@ -73,8 +74,15 @@ def step_waterfall(view: RankView) -> Block:
         height_px=90 + 42 * len(names),
         note="Recomputation runs inside the backward and counts there. Outside is what is in no model's forward, "
         "no backward and no optimizer step: data loading, logging, waiting."
+        f"{_waiting(view)}"
         + (f" Of the timed steps: {seen}." if (seen := evaluation_in_words(view.result.evaluation)) else ""),
     )
+
+
+def _waiting(view: RankView) -> str:
+    """Where something is recorded of it: twenty ranks of a script without a loader are a long page as it is."""
+    time, waits = view.result.step_time, view.result.data_waits
+    return "" if time is None or waits is None else f" Of a step: {'; '.join(waits_in_words(time, waits))}."
 
 
 def evaluation_in_words(found: Evaluation | None) -> str:
