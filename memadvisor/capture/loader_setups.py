@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from memadvisor.run.loader_records import LoaderInfo
 
@@ -30,15 +31,14 @@ class LoaderSetups:
         self._numbers: dict[tuple[int, LoaderInfo], int] = {}
 
     def meet(self, iterator: Any, loader: Any) -> None:
-        workers = loader.num_workers
-        batch_size = loader.batch_size
+        workers = index(loader.num_workers)
         info = LoaderInfo(
             loader=-1,
             num_workers=workers,
             prefetch_factor=loader.prefetch_factor if workers else None,
             pin_memory=bool(loader.pin_memory),
             persistent_workers=bool(loader.persistent_workers),
-            batch_size=_batch_size_of(loader.batch_sampler) if batch_size is None else batch_size,
+            batch_size=_batch_size_of(loader) or _batch_size_of(loader.batch_sampler),
         )
         self._remember(iterator, info)
 
@@ -74,7 +74,7 @@ class LoaderSetups:
 
 def _info_of(iterator: Any) -> LoaderInfo:
     """What an iterator says itself, where its loader was not seen to make it."""
-    workers = iterator._num_workers
+    workers = index(iterator._num_workers)
     return LoaderInfo(
         loader=-1,
         num_workers=workers,
@@ -85,7 +85,7 @@ def _info_of(iterator: Any) -> LoaderInfo:
     )
 
 
-def _batch_size_of(sampler: Any) -> int | None:
-    """As it stands in a sampler of batches; nothing of the script's is called for it."""
-    size = getattr(sampler, "__dict__", {}).get("batch_size")
-    return size if type(size) is int else None
+def _batch_size_of(holder: Any) -> int | None:
+    """As it stands in a loader or a sampler of batches; nothing of the script's is called for it."""
+    size = getattr(holder, "__dict__", {}).get("batch_size")
+    return index(size) if isinstance(size, SupportsIndex) else None

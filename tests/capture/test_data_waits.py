@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 import traceback
+import types
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import memadvisor
+from memadvisor.capture import data_waits
 from memadvisor.capture.clock import HostClock
 from memadvisor.capture.loader_hooks import tell_of_loaders
 
@@ -199,6 +201,36 @@ def test_loaders_of_their_own_setup_are_apart(tmp_path, clock):
         assert [(row.loader, row.wait_s) for row in waits_of(prof, step=step)] == [(0, 1.0), (1, 0.25)]
 
 
+def test_how_a_loader_is_set_up_is_recorded_as_far_as_it_is_known(tmp_path, clock):
+    """A sampler of batches says how large they are; a list of them does not, nor does a loader that batches nothing."""
+    sampler = BatchSampler(SequentialSampler(Slow(8)), batch_size=4, drop_last=False)
+    loaders = [
+        DataLoader(Slow(8), batch_size=2),
+        DataLoader(Slow(8), batch_sampler=sampler),
+        DataLoader(Slow(8), batch_sampler=[[0, 1, 2], [3, 4, 5]]),
+        DataLoader(Slow(8), batch_size=None),
+    ]
+    trained = Trained()
+    with memadvisor.profile(tmp_path / "run") as prof:
+        trained.step(torch.ones(2, 4))
+        for loader in loaders:
+            trained.epochs(loader)
+
+    assert [loader.batch_size for loader in prof.run.ranks[0].data_loaders] == [2, 4, None, None]
+    assert [loader.loader for loader in prof.run.ranks[0].data_loaders] == [0, 1, 2, 3]
+
+
+def test_a_loader_that_is_read_already_when_the_profile_begins_is_known_by_its_iterator(tmp_path, clock):
+    trained, batches = Trained(), iter(DataLoader(Slow(16), batch_size=2))
+    trained.step(next(batches))
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for batch in batches:
+            trained.step(batch)
+
+    assert [(row.num_batches, row.num_starts) for row in waits_of(prof)] == [(1, 0)] * 6
+    assert [loader.batch_size for loader in prof.run.ranks[0].data_loaders] == [2]
+
+
 def test_loaders_that_are_made_anew_for_each_epoch_are_one(tmp_path, clock):
     trained, samples = Trained(), Slow(4)
     with memadvisor.profile(tmp_path / "run") as prof:
@@ -264,6 +296,39 @@ def test_what_another_thread_fetches_is_not_waited_for(tmp_path, clock):
 
     assert len(prof.run.ranks[0].steps) == 5
     assert prof.run.ranks[0].data_waits == prof.run.ranks[0].data_loaders == ()
+
+
+class OnDevice:
+    """A mark that a device passes when it has done what it was given before."""
+
+    busy_until_s = 0.0
+
+    def __init__(self):
+        self.passed_s = max(Clock.now_s, OnDevice.busy_until_s)
+
+    def seconds(self):
+        return self.passed_s
+
+    @classmethod
+    def work(cls, seconds):
+        cls.busy_until_s = max(Clock.now_s, cls.busy_until_s) + seconds
+
+
+@pytest.mark.parametrize(("work_s", "idle_s"), [(8.0, 0.0), (0.75, 0.25)])
+def test_a_device_waits_only_where_it_has_nothing_left_to_do(tmp_path, monkeypatch, work_s, idle_s):
+    """Batches of a second each, and the script never asks for a result: it runs ahead of a device that has much to do."""
+    Clock.now_s, OnDevice.busy_until_s = 1000.0, 0.0
+    monkeypatch.setattr(HostClock, "mark", staticmethod(OnDevice))
+    monkeypatch.setattr(data_waits, "time", types.SimpleNamespace(monotonic=lambda: Clock.now_s))
+    trained = Trained()
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for batch in DataLoader(Slow(12), batch_size=2):
+            loss = trained.model(batch).square().mean()
+            OnDevice.work(work_s)
+            loss.backward()
+            trained.optimizer.step()
+
+    assert [(row.wait_s, row.thread_s) for row in waits_of(prof)] == [(idle_s, 1.0)] * 5
 
 
 def test_a_step_that_turns_out_to_have_ended_has_its_own_waits(tmp_path, clock):

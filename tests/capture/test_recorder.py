@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import memadvisor
 from memadvisor.analyzers.evaluation import evaluation
@@ -75,6 +77,8 @@ def global_state():
         torch.nn.Module.__call__,
         torch.nn.Module._call_impl,
         torch.UntypedStorage.resize_,
+        DataLoader.__iter__,
+        _BaseDataLoaderIter.__next__,
         sys.excepthook,
         sys.unraisablehook,
     ]

@@ -6,6 +6,7 @@ A step of the synthetic run takes 95 ms and what is outside its phases: 100 ms w
 import dataclasses
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -21,6 +22,7 @@ from memadvisor.report.page import render
 from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.store import load_run
 from tests.make_run import make_run, write_run
+from tests.tui.test_app import drive, screen_text
 
 LONG, SHORT = 0.105, 0.005  # outside the phases: of a step of 200 ms, and of one of 100
 
@@ -109,6 +111,20 @@ def test_show_and_the_page_say_it():
 
     assert words in shown(waiting(0.05))
     assert words in render(analyze(waiting(0.05)))
+
+
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_the_overview_says_it(tmp_path, has_loader):
+    run = waiting(0.05) if has_loader else make_run(num_ranks=1)
+    directory = write_run(run, tmp_path / "run")
+    said = []
+
+    async def scenario(app, pilot):
+        said.append(screen_text(app))
+
+    drive(directory, scenario, size=(120, 60))
+    fact = "waiting for the DataLoader 50.0 ms, 25.0 % of a step (0 workers)" if has_loader else NOT_RECORDED
+    assert re.search(rf"data +{re.escape(fact)}", said[0])
 
 
 @pytest.mark.parametrize(("wait_s", "is_said"), [(0.03, True), (0.005, False)])
