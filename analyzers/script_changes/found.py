@@ -13,6 +13,7 @@ from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
 from memadvisor.analyzers.script_changes.fused_updates import fused_updates
 from memadvisor.analyzers.script_changes.growth import growth
 from memadvisor.analyzers.script_changes.held_results import held_results
+from memadvisor.analyzers.script_changes.loader_workers import loader_workers
 from memadvisor.analyzers.script_changes.narrow_products import narrow_products
 from memadvisor.analyzers.script_changes.repeated_reductions import repeated_reductions
 from memadvisor.analyzers.script_changes.stale_gradients import stale_gradients
@@ -24,6 +25,7 @@ from memadvisor.run.run import RankRun, Run
 
 _FINDERS: tuple[Callable[[Facts], ScriptChange | None], ...] = (
     growth,
+    loader_workers,
     narrow_products,
     held_results,
     attention_scores,

@@ -46,6 +46,6 @@ def _why_none(analysis: Analysis) -> str:
         return "Not recorded: no step was traced."
     return (
         "None found. Looked for: results that variables hold beyond their use, attention weights kept for the backward, "
-        "gradients kept through the forward or held twice, reductions in every micro-batch, optimizers that are not fused, "
+        "gradients kept through the forward or held twice, reductions in every micro-batch, optimizers that are not fused, waiting for data, "
         "float32 where a GPU is much faster in less, memory that grows from step to step."
     )
