@@ -13,13 +13,6 @@ from memadvisor.run.records import Span, Step
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
-    step: Step
-    spans: list[Span]
-    data_waits: list[DataWait]
-
-
-@dataclass(frozen=True, slots=True)
 class ClosedStep:
     """A step that has ended on the host; the device may still be at it."""
 
@@ -30,7 +23,7 @@ class ClosedStep:
     peak_reserved_bytes: int | None
     knows_cost: bool = True
 
-    def rows(self) -> StepRows | None:
+    def rows(self) -> tuple[Step, list[Span], list[DataWait]] | None:
         """The journal's rows; None while the device has not passed the step's end."""
         step = self.step
         start_s, end_s = seconds_of(step.start), seconds_of(self.end)
@@ -53,7 +46,7 @@ class ClosedStep:
             num_repeated_batches=step.seen.num_repeated,
             largest_input_elements=step.largest_input or None,
         )
-        return StepRows(row, self._spans(), self._data_waits())
+        return row, self._spans(), self._data_waits() if step.waits else []
 
     def _spans(self) -> list[Span]:
         spans = []
@@ -71,11 +64,16 @@ class ClosedStep:
             start_s, end_s = seconds_of(start), seconds_of(end)
             if start_s is None or end_s is None:
                 continue
-            total = sums.setdefault((loader, phase, is_evaluation), [0, 0.0, 0.0, 0, 0.0])
-            total[0] += what in (FIRST, BATCH)
-            total[1] += end_s - start_s
+            wait_s, key = end_s - start_s, (loader, phase, is_evaluation)
+            is_batch, is_first = what in (FIRST, BATCH), what == FIRST
+            pass_s = 0.0 if what == BATCH else wait_s
+            total = sums.get(key)
+            if total is None:
+                sums[key] = [int(is_batch), wait_s, thread_s, int(is_first), pass_s]
+                continue
+            total[0] += is_batch
+            total[1] += wait_s
             total[2] += thread_s
-            if what != BATCH:
-                total[3] += what == FIRST
-                total[4] += end_s - start_s
+            total[3] += is_first
+            total[4] += pass_s
         return [DataWait(self.step.index, *key, *total) for key, total in sums.items()]

@@ -92,7 +92,8 @@ def _next(waiter: Waiter, original: _Function) -> _Function:
 
 def _iter(waiter: Waiter, original: _Function) -> _Function:
     def __iter__(self: Any) -> Any:
-        begun, iterator = waiter.begin(), None
+        begun: Any = waiter.begin()
+        iterator = None
         try:
             iterator = original(self)
             return iterator

@@ -211,9 +211,9 @@ class RankWriter:
         spans: list[Span] = []
         waits: list[DataWait] = []
         while self._steps and (rows := self._steps[0].rows()) is not None:
-            steps.append(rows.step)
-            spans += rows.spans
-            waits += rows.data_waits
+            steps.append(rows[0])
+            spans += rows[1]
+            waits += rows[2]
             self._steps.pop(0)
         self._journal.write_rows("steps", steps)
         if self._has_room and not self._fits():
