@@ -22,7 +22,6 @@ from memadvisor.engines.activations.changing_buffers import ChangingBuffers, Wit
 from memadvisor.engines.activations.second_run import (
     Around,
     Conditions,
-    Enough,
     Filling,
     Place,
     Places,
@@ -32,6 +31,7 @@ from memadvisor.engines.activations.second_run import (
     check_versions,
     each_once,
     kept_of,
+    until_enough,
     value_of,
     versions_of,
 )
@@ -186,8 +186,9 @@ class _Part:
     def _again(self) -> None:
         check_versions(self._leaves, self._versions, self._unit)
         args, kwargs = tree_unflatten(self._leaves, self._spec)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._places.filling(True), as_packed)
-        with contextlib.suppress(Enough), hooks:
+        filling = self._places.filling(True)
+        hooks = torch.autograd.graph.saved_tensors_hooks(filling, as_packed)
+        with until_enough(filling), hooks:
             output: Any = None
             for number, (forward, around, conditions, given) in enumerate(self._calls):
                 if number:

@@ -45,7 +45,7 @@ class Place:
 
 
 class Enough(Exception):
-    """All that a second run is for has been saved."""
+    """All that a second run is for has been saved. An Exception: modules tell of the end of their calls for no others."""
 
 
 class Places:
@@ -73,9 +73,10 @@ class Filling:
     """A hook that puts what is saved, in order, into the places that are still waited for; with `is_last` it raises
     Enough at the last one."""
 
-    __slots__ = ("_is_last", "_number", "_references")
+    __slots__ = ("_is_last", "_number", "_references", "is_over")
 
     def __init__(self, references: Sequence[weakref.ref[Place]], is_last: bool) -> None:
+        self.is_over = False
         self._references = references
         self._is_last = is_last
         self._number = 0
@@ -108,7 +109,18 @@ class Filling:
 
     def _ends(self) -> None:
         if self._is_last and self._number == len(self._references):
+            self.is_over = True
             raise Enough
+
+
+@contextlib.contextmanager
+def until_enough(filling: object) -> Iterator[None]:
+    """Ends quietly with Enough, and with what a library has made of it that reports all errors as its own (einx)."""
+    try:
+        yield
+    except Exception:
+        if not (isinstance(filling, Filling) and filling.is_over):
+            raise
 
 
 def value_of(place: Place, unit: str) -> torch.Tensor:
@@ -280,7 +292,7 @@ class _Alone:
         given = self._kept.second_run() if self._kept is not None else contextlib.nullcontext()
         parts = self._within(filling)
         # Innermost: what is cut short holds its local variables until it is caught, and they are of the run.
-        with self._conditions.again(), self._around(), hooks, given, parts, contextlib.suppress(Enough):
+        with self._conditions.again(), self._around(), hooks, given, parts, until_enough(filling):
             self._forward(*args, **kwargs)
 
 

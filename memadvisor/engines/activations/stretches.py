@@ -23,7 +23,6 @@ from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.activations.second_run import (
     Around,
     Conditions,
-    Enough,
     Place,
     Places,
     Returned,
@@ -32,6 +31,7 @@ from memadvisor.engines.activations.second_run import (
     check_versions,
     each_once,
     kept_of,
+    until_enough,
     value_of,
     versions_of,
     without_graph,
@@ -126,7 +126,7 @@ class _Call:
         saving = (
             contextlib.nullcontext() if hooks is None else torch.autograd.graph.saved_tensors_hooks(*hooks)
         )
-        with self.conditions.again(), self.around(), saving, contextlib.suppress(Enough):
+        with self.conditions.again(), self.around(), saving, until_enough(hooks and hooks[0]):
             return self.forward(*args, **kwargs)
         return None
 

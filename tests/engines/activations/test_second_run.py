@@ -85,3 +85,30 @@ def test_what_a_second_run_that_is_cut_short_has_in_variables_goes_before_it_cou
 
     assert len(alive) == 4
     assert not any(alive)
+
+
+class Wrapping(torch.nn.Module):
+    """Ends in a call whose errors come out as others, as libraries that compile expressions to code report them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(9, 9)
+
+    def forward(self, x):
+        x = self.linear(x)
+        try:
+            return torch.tanh(x)
+        except Exception as error:
+            raise ValueError("the call failed") from error
+
+
+def test_the_end_of_a_second_run_is_no_error_of_the_scripts():
+    def train():
+        torch.manual_seed(2)
+        model = torch.nn.Sequential(Wrapping(), Wrapping())
+        model(torch.randn(5, 9)).square().mean().backward()
+        return [parameter.grad.tolist() for parameter in model.parameters()]
+
+    plain = train()
+    with applied(make_plan(1, policy="every-layer")):
+        assert train() == plain
