@@ -309,7 +309,9 @@ class Models:
         rows = []
         groups = shard_groups(self.roots())
         for prefix, root in self.roots():
-            for name, parameter in root.named_parameters(prefix=prefix, remove_duplicate=False):
+            for name, parameter in torch.nn.Module.named_parameters(
+                root, prefix=prefix, remove_duplicate=False
+            ):
                 if not parameter.is_leaf:
                     continue
                 tied_to = first_name.setdefault(id(parameter), name)

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import memadvisor
+from memadvisor.engines.script.live import model_fingerprint
+from memadvisor.plan import fingerprint
 
 
 class Flow(nn.Module):
@@ -161,3 +163,37 @@ def test_the_model_of_a_wrapper_around_a_wrapper_is_the_innermost(tmp_path):
     rank = prof.run.ranks[0]
     assert [row.name for row in rank.parameters] == [name for name, _ in model.named_parameters()]
     assert {(step.num_micro_batches, step.num_samples) for step in rank.steps} == {(1, 4)}
+
+
+class Functional(nn.Module):
+    """Hides some of its parameters, by a method with torch's first two arguments alone, as torchrl's losses do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.target = nn.Linear(8, 8).requires_grad_(False)
+
+    def named_parameters(self, prefix="", recurse=True):
+        for name, parameter in super().named_parameters(prefix, recurse):
+            if not name.startswith("target"):
+                yield name, parameter
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x - self.target(x)
+
+
+def test_a_model_that_lists_its_parameters_in_its_own_way(tmp_path):
+    model = Functional()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+
+    rows = prof.run.ranks[0].parameters
+    assert len(prof.run.ranks[0].steps) == 4
+    assert [row.name for row in rows if row.name.startswith("target")] == ["target.weight", "target.bias"]
+    assert model_fingerprint(model) == fingerprint((row.name, row.shape, row.dtype) for row in rows)

@@ -127,7 +127,7 @@ def model_fingerprint(model: torch.nn.Module) -> str:
             str(list(sizes.get(id(parameter), _own_shape(parameter)))),
             dtype_name(shards.get(id(parameter), parameter).dtype),
         )
-        for name, parameter in unwrap(model).named_parameters(remove_duplicate=False)
+        for name, parameter in torch.nn.Module.named_parameters(unwrap(model), remove_duplicate=False)
     )
 
 
