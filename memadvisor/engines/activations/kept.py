@@ -15,7 +15,8 @@ autograd makes the same graph in both runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -137,6 +138,16 @@ class KeptOutputs:
         self.miss = miss
         self.label = label
         self.outputs: dict[tuple[str, int], _Output] = {}
+        self.is_aside = False
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Operators within it are none of the unit's: those of a script's hook, which may be in one of the runs alone."""
+        self.is_aside = True
+        try:
+            yield
+        finally:
+            self.is_aside = False
 
     def first_run(self, num_saved: Callable[[], int]) -> TorchDispatchMode:
         """`num_saved`: how many tensors autograd has saved in it so far."""
@@ -211,6 +222,9 @@ class _FirstRun(_Mode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._kept.is_aside:
+            self._close()
+            return func(*args, **kwargs)
         known = _operators.get(func) or _learn(func)
         continues = known.is_in_place and self._open is not None and self._open.holds(args[0])
         if not continues:
@@ -247,6 +261,9 @@ class _SecondRun(_Mode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._kept.is_aside:
+            self._open = None
+            return func(*args, **kwargs)
         known = _operators.get(func) or _learn(func)
         if not known.is_counted:
             self._open = None

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from memadvisor.engines.activations.changing_buffers import ChangingBuffers, WithBuffers
+from memadvisor.engines.activations.changing_buffers import Buffers, ChangingBuffers, WithBuffers
+from memadvisor.engines.activations.inner_hooks import FiringOnce, InnerHooks
 from memadvisor.engines.activations.second_run import (
     Around,
     Conditions,
@@ -55,6 +56,7 @@ class Parts:
         self._note = note
         self._undo = undo
         self._buffers = buffers
+        self._inner_hooks = InnerHooks()
         self._forwards = UnitForwards(self, undo)
         self._place_of: weakref.WeakKeyDictionary[torch.nn.Module, _PlaceInUnit] = weakref.WeakKeyDictionary()
         self._open: dict[tuple[str, ...], _Part] = {}  # whose next module is still to be called
@@ -115,8 +117,9 @@ class Parts:
             running = getattr(self._running, "unit", None)
             part = _Part(place, args, kwargs, self._told, None if running is None else running[1])
         before = self._buffers.before(module)
-        forward, around = functools.partial(original, module), functools.partial(WithBuffers, before)
-        output = part.call(forward, around, args, kwargs)
+        firing = self._inner_hooks.of(module)
+        forward, around = functools.partial(original, module), functools.partial(_again, before, firing)
+        output = part.call(forward, around, args, kwargs, firing)
         self._buffers.learn(module, before)
         if place.number + 1 < len(place.part):
             self._open[place.part] = part
@@ -128,6 +131,13 @@ class Parts:
             self._note(
                 "warning", f"a part of a unit, {' to '.join(dict.fromkeys((part[0], part[-1])))}, {what}"
             )
+
+
+@contextlib.contextmanager
+def _again(before: Buffers, firing: FiringOnce | None) -> Iterator[None]:
+    """What a module of a part runs again inside."""
+    with WithBuffers(before), contextlib.nullcontext() if firing is None else firing.second_run():
+        yield
 
 
 class _PlaceInUnit:
@@ -165,10 +175,18 @@ class _Part:
         tensor = _Given(args, kwargs).only_tensor(args, kwargs)
         return tensor is not None and self._returned.is_unchanged(tensor)
 
-    def call(self, forward: Callable[..., Any], around: Around, args: Any, kwargs: Any) -> Any:
+    def call(
+        self,
+        forward: Callable[..., Any],
+        around: Around,
+        args: Any,
+        kwargs: Any,
+        firing: FiringOnce | None = None,
+    ) -> Any:
         given = _Given(args, kwargs)
         self._calls.append((forward, around, Conditions(tree_flatten((args, kwargs))[0]), given))
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, self.unpack):
+        watched = firing.first_run(self._places.__len__) if firing is not None else contextlib.nullcontext()
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self.unpack), watched:
             output = forward(*args, **kwargs)
         self._number += 1
         self._returned = Returned(0, output) if isinstance(output, torch.Tensor) else None

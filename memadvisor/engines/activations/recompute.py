@@ -19,6 +19,7 @@ import torch
 from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.activations.caches import EmptyCaches, with_caches_as_they_were
 from memadvisor.engines.activations.changing_buffers import Buffers, ChangingBuffers, WithBuffers
+from memadvisor.engines.activations.inner_hooks import FiringOnce, InnerHooks
 from memadvisor.engines.activations.kept import KeptOutputs
 from memadvisor.engines.activations.offloaded_activations import OffloadedActivations
 from memadvisor.engines.activations.parts import Parts
@@ -61,6 +62,7 @@ class Recompute:
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._buffers = ChangingBuffers()
         self._caches = EmptyCaches()
+        self._inner_hooks = InnerHooks()
         self._noted: set[tuple[str, str]] = set()
         self._forwards = UnitForwards(self, undo)
         self._stretch_of: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Stretches, Stretch]] = (
@@ -113,10 +115,11 @@ class Recompute:
         before = self._buffers.before(module)
         plain = functools.partial(original, module)
         forward, args, kwargs = with_caches_as_they_were(module, plain, args, kwargs)
-        around = functools.partial(self._again, module, before)
+        firing = self._inner_hooks.of(module)
+        around = functools.partial(self._again, module, before, firing)
         current = self._pass_with(module)
         if current is not None:
-            output = self._call_in(current, forward, args, kwargs, around)
+            output = self._call_in(current, forward, args, kwargs, around, firing)
         else:
             unit, holder = self._units[module], self._movers.call_of(module)
             kept = self._outputs_kept(module)
@@ -130,14 +133,16 @@ class Recompute:
                 self._label_kept,
                 holder,
                 functools.partial(self._parts.within, unit),
+                firing,
             )
         self._buffers.learn(module, before)
         return output
 
     @contextlib.contextmanager
-    def _again(self, module: torch.nn.Module, before: Buffers) -> Iterator[None]:
+    def _again(self, module: torch.nn.Module, before: Buffers, firing: FiringOnce | None) -> Iterator[None]:
         """What a second run is done inside."""
-        with WithBuffers(before), self.watch(module):
+        hooks = contextlib.nullcontext() if firing is None else firing.second_run()
+        with WithBuffers(before), self.watch(module), hooks:
             yield
 
     def _label_kept(self, tensor: torch.Tensor) -> None:
@@ -177,10 +182,16 @@ class Recompute:
         return current
 
     def _call_in(
-        self, current: Pass, forward: Callable[..., Any], args: Any, kwargs: Any, around: Around
+        self,
+        current: Pass,
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        around: Around,
+        firing: FiringOnce | None,
     ) -> Any:
         unit, stretch = current.expected, current.stretch
-        output, is_linked = current.call(forward, args, kwargs, around)
+        output, is_linked = current.call(forward, args, kwargs, around, firing)
         if not is_linked and unit != stretch[0]:
             self._break(stretch, f"{unit!r} does not take what the unit before it returns")
         elif current.expected is None:

@@ -19,6 +19,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from memadvisor.engines.activations.inner_hooks import FiringOnce
 from memadvisor.engines.activations.kept import KeptOutputs
 from memadvisor.engines.activations.saved_activations import Holder, KeptView, kept_view
 
@@ -306,15 +307,19 @@ def run_keeping_arguments(
     told: Told = lambda tensor: None,
     holder: Holder | None = None,
     within: Within = lambda filling: contextlib.nullcontext(),
+    firing: FiringOnce | None = None,
 ) -> Any:
     """Call a unit's forward such that it is run again, inside `around()`, when the backward first needs it.
 
     `kept`: outputs of operators that the second run is given. `holder`: who takes what is kept out of memory meanwhile.
-    `within`: what its second run is done inside, told where that puts what is saved (parts.py).
+    `within`: what its second run is done inside, told where that puts what is saved (parts.py). `firing`: the script's
+    hooks on modules inside, which are watched in the first run.
     """
     call = _Alone(unit, forward, (args, kwargs), around, kept, told, within)
     watch = kept.first_run(call.num_saved) if kept is not None else contextlib.nullcontext()
-    with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack), watch:
+    aside = kept.aside if kept is not None else contextlib.nullcontext
+    hooks = firing.first_run(call.num_saved, aside) if firing is not None else contextlib.nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack), watch, hooks:
         output = forward(*args, **kwargs)
     if holder is not None:
         if kept is not None:

@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from memadvisor.cost.stretches import Stretches
+from memadvisor.engines.activations.inner_hooks import FiringOnce
 from memadvisor.engines.activations.second_run import (
     Around,
     Conditions,
@@ -166,7 +167,14 @@ class Pass:
                 call.forget()
             self._calls.clear()
 
-    def call(self, forward: Callable[..., Any], args: Any, kwargs: Any, around: Around) -> tuple[Any, bool]:
+    def call(
+        self,
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        around: Around,
+        firing: FiringOnce | None = None,
+    ) -> tuple[Any, bool]:
         """Call the unit that is expected; returns what it returns, and whether it takes what an earlier one made."""
         unit = self.expected
         if unit is None:
@@ -174,8 +182,9 @@ class Pass:
         call = _Call(self, unit, forward, around)
         is_linked = call.begins(args, kwargs)
         call.running = (args, kwargs)
+        watched = firing.first_run(call.places.__len__) if firing is not None else contextlib.nullcontext()
         try:
-            with call.hooks():
+            with call.hooks(), watched:
                 output = forward(*args, **kwargs)
         finally:
             call.running = None
