@@ -24,7 +24,13 @@ from memadvisor.engines.activations.offloaded_activations import OffloadedActiva
 from memadvisor.engines.activations.recompute import Note, Recompute
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one
 from memadvisor.engines.fsdp2 import attach, is_for_fsdp2
-from memadvisor.engines.notes import note_on_owners, notes_on, touched_activations, warnings_of
+from memadvisor.engines.notes import (
+    note_on_owners,
+    notes_on,
+    touched_activations,
+    warnings_of,
+    without_effect,
+)
 from memadvisor.engines.script.heap import keep_freed_memory
 from memadvisor.engines.script.hooks import Hooks
 from memadvisor.engines.script.live import LiveModel, check_shardable
@@ -295,6 +301,8 @@ class Applied:
     def _attach_others(self, model: LiveModel, schedule: Schedule) -> None:
         for part in (self.recompute, self._offload, self._activations, self._rounding):
             part.attach(model, schedule)
+        for text in without_effect(self.plan, schedule, type(model.root).__name__):
+            self._note("warning", text)
         self._attached = True
 
     # ---- the optimizer step ------------------------------------------------------------------

@@ -14,6 +14,7 @@ from memadvisor.engines.sharding.owners import Owners
 from memadvisor.engines.updates.delayed_updates import DELAY_LOSS_TEXT
 from memadvisor.local_sgd import local_sgd_loss_text
 from memadvisor.plan import Plan
+from memadvisor.policies import RECOMPUTING
 from memadvisor.precision import loss_text, masters_text
 from memadvisor.schedule import Schedule
 from memadvisor.units import format_bytes
@@ -76,6 +77,20 @@ def notes_on(executor: Executor) -> Iterator[tuple[str, str]]:
             "DDP allows unused parameters (find_unused_parameters or static_graph): ZeRO stage 3 fetches "
             f"parameters{exactly} rank by rank, which is slow",
         )
+
+
+def without_effect(plan: Plan, schedule: Schedule, model: str) -> Iterator[str]:
+    """What a plan made by hand asks of a model's blocks, where it has none: nothing is done, which nobody would see."""
+    asked = {
+        f"the policy {plan.policy} recomputes": plan.policy in RECOMPUTING and not schedule.stretches,
+        "the plan's activation_tier moves": plan.activation_tier != "device"
+        and all(unit.activation_tier == "device" for unit in schedule.units),
+        "the plan's activation_bits round": plan.activation_bits is not None
+        and all(unit.activation_bits is None for unit in schedule.units),
+    }
+    for what, is_in_vain in asked.items():
+        if is_in_vain and not plan.units:
+            yield f"{what} nothing of {model}: no two modules of one class stand side by side in it"
 
 
 def note_on_owners(optimizer: torch.optim.Optimizer, owners: Owners, num_ranks: int) -> str:

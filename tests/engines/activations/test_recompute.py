@@ -217,6 +217,24 @@ class Checkpointed(torch.nn.Module):
         return x
 
 
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"policy": "every-layer"}, "the policy every-layer recomputes"),
+        ({"activation_tier": "disk"}, "the plan's activation_tier moves"),
+        ({"activation_bits": 8}, "the plan's activation_bits round"),
+    ],
+)
+def test_what_is_asked_of_blocks_is_told_where_a_model_has_none(options, what):
+    for kinds, is_told in ([Stateful, Stateful], False), ([Stateful, torch.nn.Identity], True):
+        notes = []
+        with applied(make_plan(1, **options), note=lambda level, text, notes=notes: notes.append(text)):
+            model = torch.nn.Sequential(*[kind() for kind in kinds])
+            model(torch.randn(5, 9)).square().mean().backward()
+        told = f"{what} nothing of Sequential: no two modules of one class stand side by side in it"
+        assert (told in notes) == is_told
+
+
 def test_units_that_the_script_checkpoints_are_left_alone_with_a_note():
     torch.manual_seed(4)
     plain = regress(Checkpointed())
