@@ -92,7 +92,8 @@ class PlannedModel:
 class Prediction:
     """What the simulator says of a plan, per rank; the largest rank where ranks differ.
 
-    `exposed_transfer_s`: how long a step waits for other tiers; None in plans of versions that did not know of these.
+    On a CUDA device `peak_bytes`, its parts `by_category_bytes` and `peak_position` are of the replay that `reserved_bytes`
+    is of too, in the allocator's blocks; the simulator knows none. `exposed_transfer_s`: how long a step waits for other tiers; None in plans of versions that did not know of these.
     `reserved_bytes`: what a CUDA device's caching allocator holds at most; None for other devices. `sent_bytes`: what
     a rank sends in a step; None in plans of versions that did not count it. `components_s`: what `step_time_s` is the
     sum of (cost/components.py); None in plans of versions that did not keep them.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from memadvisor.cost.allocator_segments import SegmentState
@@ -12,11 +13,15 @@ from memadvisor.cost.caching_allocator import CachingAllocator
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`size_bytes` above 0 allocates `name`; 0 or less frees it, at once."""
+    """`size_bytes` above 0 allocates `name`; 0 or less frees it, at once. `category`: of what is allocated; `place`: words
+    for where that is in the step, whose number `step` is."""
 
     name: Hashable
     size_bytes: int
     stream: int = 0
+    category: str = "other"
+    place: str = ""
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,35 @@ class Replay:
             return 0
         position = self.reserved_bytes.index(self.peak_reserved_bytes)
         return self.reserved_bytes[position] - self.allocated_bytes[position]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedPeak:
+    """The most that was allocated, first where it was several times, in blocks as the allocator gives them."""
+
+    allocated_bytes: int
+    by_category_bytes: dict[str, int]  # parts of it
+    place: str
+
+
+def last_peak(changes: Sequence[Change], played: Replay) -> ReplayedPeak:
+    """Of the last step of these changes, whose replay is given. In the first ones the optimizer has no state yet, and steps
+    that are measured come after them."""
+    start = next(at for at, change in enumerate(changes) if change.step == changes[-1].step)
+    peak_bytes = max(played.allocated_bytes[start:])
+    at = played.allocated_bytes.index(peak_bytes, start)
+    blocks: dict[Hashable, tuple[str, int]] = {}
+    before_bytes = 0
+    for change, after_bytes in zip(changes[: at + 1], played.allocated_bytes, strict=False):
+        if change.size_bytes > 0:
+            blocks[change.name] = change.category, after_bytes - before_bytes
+        else:
+            del blocks[change.name]
+        before_bytes = after_bytes
+    found: Counter[str] = Counter()
+    for category, block_bytes in blocks.values():
+        found[category] += block_bytes
+    return ReplayedPeak(allocated_bytes=peak_bytes, by_category_bytes=dict(found), place=changes[at].place)
 
 
 def replay(

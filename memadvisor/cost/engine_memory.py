@@ -46,8 +46,9 @@ from memadvisor.cost.owners import largest_share
 from memadvisor.cost.packing import packing_of
 from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
-from memadvisor.cost.reduction_staging import together_bytes
+from memadvisor.cost.reduction_staging import scattered, together_bytes, written
 from memadvisor.cost.second_copies import SecondCopies
+from memadvisor.cost.state_pieces import STAND_IN
 from memadvisor.cost.states import UnitStates
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.cost.unit_sizes import unit_sizes
@@ -75,6 +76,9 @@ class EngineMemory:
             raise AssertionError("a step is played in the precision that it was cut for")
         ranks, precision = self.num_ranks, schedule.precision
         self._sizes = {n: unit_sizes(self._states(n), s, ranks, precision) for n, s in self.stages.items()}
+        released = [name for name, stage in self.stages.items() if stage == 3 or name in self._paged]
+        of_type = step.device, precision.param_dtype
+        self._stand_ins = {name: self._states(name).stand_in_bytes(*of_type) for name in released}
         packed = self.stages.items() if schedule.compression != UNCOMPRESSED else ()
         self._packed = {
             name: packing_of(self._states(name), stage, ranks, schedule) for name, stage in packed
@@ -126,6 +130,7 @@ class EngineMemory:
                 (self._shards if self.stages[name] >= 2 else self._buffers).add(name)
         resting = Counter(step.constant_state_bytes)
         resting["parameter"] += sum(self._resting_parameter_bytes(name) for name in self.stages)
+        resting["parameter"] += sum(self._stand_ins.values())
         resting["communication"] += sum(packed.residual_bytes for packed in self._packed.values())
         resting["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
         resting["other"] += TABLES_BYTES if self._codes else 0
@@ -238,6 +243,7 @@ class EngineMemory:
         for name in self.stages:
             pieces["parameter", name] = self._resting_parameter_bytes(name)
             pieces["optimizer_state", name] = self._optimizer_bytes(name)
+        pieces |= {(STAND_IN, name): size for name, size in self._stand_ins.items()}
         pieces |= {("gathered", name): size for name, size in self.gathered.items()}
         pieces |= {("second copy", name): size for name, size in self._second.parts.items()}
         pieces |= {("gradient", name): size for name, size in self._gradients().items()}
@@ -307,8 +313,9 @@ class EngineMemory:
         return self._second.leave(action.unit) if action.ranks is Ranks.SECONDARY else None
 
     def _average(self, action: Action) -> Message:
-        copies = {"communication": self._sizes[action.unit].flats.trainable_bytes}
-        return Message(operation="all_reduce", size_bytes=copies["communication"], staging=copies)
+        size_bytes = self._sizes[action.unit].flats.trainable_bytes
+        copies = {"communication": size_bytes}
+        return Message(operation="all_reduce", size_bytes=size_bytes, staging=copies, beside=copies)
 
     def _update(self, action: Action) -> None:
         if self.stages[action.unit] in (1, 2):
@@ -332,29 +339,29 @@ class EngineMemory:
             return Message(operation="reduce_scatter", size_bytes=self._reduce_bytes(name), staging={})
         shard_bytes = self._shard_bytes[name]
         older_bytes = shard_bytes * (name in self._shards)
-        # The message is simulated before this call returns, so what it holds beside the shard is staging. The sum
-        # is cast, if it is, when the buffer has gone: on two ranks and more that takes no more.
-        staging = size_bytes + self._staging_bytes(name) + older_bytes - shard_bytes
         self._keep_shard(name)
-        staged = {"communication": staging}
-        return Message(operation="reduce_scatter", size_bytes=self._reduce_bytes(name), staging=staged)
+        return scattered(
+            self._reduce_bytes(name), size_bytes, self._staging_bytes(name), older_bytes, shard_bytes
+        )
 
     def _put_away(self, action: Action) -> Message:
-        """A gradient that is written; that of earlier micro-batches is read and added first."""
-        name, size_bytes = action.unit, self._gradient_bytes[action.unit]
-        staging = {"gradient": size_bytes * (self.has_gradient_away(name) + (not action.overlaps))}
+        """A gradient that is written."""
+        name = action.unit
+        older_bytes = self._gradient_bytes[name] * self.has_gradient_away(name)
         if action.overlaps:
             self._scattering = name
         else:
             self._keep_shard(name)
-        return Message(operation="write", size_bytes=size_bytes, staging=staging)
+        return written(self._gradient_bytes[name], older_bytes, overlaps=action.overlaps)
 
     def _gather_message(self, name: str, *, waits: bool) -> Message:
         packed = self._packed.get(name)
         if packed is None:
             return Message(operation="all_gather", size_bytes=self._sizes[name].flats.full_bytes, staging={})
         staging = {"communication": packed.largest_gather_staging_bytes} if waits else {}
-        return Message(operation="all_gather", size_bytes=packed.gather_bytes, staging=staging)
+        return Message(
+            operation="all_gather", size_bytes=packed.gather_bytes, staging=staging, beside=staging
+        )
 
     def _reduce_bytes(self, name: str) -> int:
         """The message of a reduction to shards."""
@@ -362,13 +369,7 @@ class EngineMemory:
         return self._gradient_bytes[name] if packed is None else packed.reduce_bytes
 
     def _resting_parameter_bytes(self, name: str) -> int:
-        stands_in = self.stages[name] == 3 or name in self._paged
-        resting_bytes = 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
-        if stands_in:
-            resting_bytes += self._states(name).stand_in_bytes(
-                self.step.device, self.step.precision.param_dtype
-            )
-        return resting_bytes
+        return 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
 
     def _is_collecting(self, name: str) -> bool:
         """Whether the full flat of gradients is there already; stages 2 and 3 make a new one each time."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memadvisor.cost.activations import Activations, View, added
+from memadvisor.cost.places import second_run_of
 from memadvisor.cost.step import Bytes
-from memadvisor.stretches import Stretch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,6 @@ class Moment:
     by_category_bytes: Bytes
     total_bytes: int
     view: View
-
-
-def second_run_of(stretch: Stretch) -> str:
-    """Words for where it is."""
-    return f"recomputation of {stretch[0]}" + (f" to {stretch[-1]}" if len(stretch) > 1 else "")
 
 
 class Moments:

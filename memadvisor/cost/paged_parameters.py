@@ -11,7 +11,7 @@ from memadvisor.cost.engine_memory import EngineMemory
 from memadvisor.cost.engine_time import PagingTime
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import Lanes
-from memadvisor.cost.step import Bytes
+from memadvisor.cost.messages import Message
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Lane
 
@@ -38,8 +38,8 @@ class PagedParameters:
     def plays(self, action: Action) -> bool:
         return action.lane not in _OF_NO_TIER and action.kind in (ActionKind.GATHER, ActionKind.REDUCE)
 
-    def play(self, action: Action) -> Bytes:
-        """One of these; bytes that are there only while compute waits for it."""
+    def play(self, action: Action) -> Message | None:
+        """One of these; the message if there is one."""
         if self._times is None or action.lane not in self._times.bandwidths:
             raise AssertionError("transfers need bandwidths")
         return (
@@ -48,12 +48,12 @@ class PagedParameters:
             else self._write(action, self._times)
         )
 
-    def _read(self, action: Action, times: TransferTimes) -> Bytes:
+    def _read(self, action: Action, times: TransferTimes) -> Message | None:
         if not action.overlaps and action.unit in self._arriving_s:
             self._lanes.wait_for_transfer(self._arriving_s.pop(action.unit))
         message = self._engine.act(action)
         if message is None:
-            return {}  # it is there
+            return None  # it is there
         self._compute(action, self._own.gather_s(action.unit))
         read_s = times.read_s(action.lane, message.size_bytes)
         end_s = self._lanes.transfer(action.lane, f"gather {action.unit}", read_s)
@@ -61,9 +61,9 @@ class PagedParameters:
             self._arriving_s[action.unit] = end_s
         else:
             self._lanes.wait_for_transfer(end_s)
-        return {}
+        return message
 
-    def _write(self, action: Action, times: TransferTimes) -> Bytes:
+    def _write(self, action: Action, times: TransferTimes) -> Message:
         self._lanes.wait_for_transfer(self._written_s)
         self._engine.end_scattering()
         adds = self._engine.has_gradient_away(action.unit)
@@ -79,7 +79,7 @@ class PagedParameters:
         self._written_s = self._lanes.transfer(action.lane, label, write_s)
         if not action.overlaps:
             self._lanes.wait_for_transfer(self._written_s)
-        return message.staging
+        return message
 
     def _compute(self, action: Action, seconds: float) -> None:
         self._lanes.compute(f"engine at the {action.kind.value} of {action.unit}", seconds)

@@ -38,8 +38,9 @@ class FetchedStates:
         if not self.is_there:
             return {}
         sizes: dict[tuple[str, int], int] = {}
-        for place, names in enumerate(self._buffers):
+        for place, names in enumerate(self._buffers):  # in the order in which the engine makes them
             sizes["optimizer_state", place] = max((self._state_bytes[name] for name in names), default=0)
+        for place, names in enumerate(self._buffers):
             paged_bytes = max((self._paged_bytes.get(name, 0) for name in names), default=0)
             sizes["parameter", place] = sizes["gradient", place] = paged_bytes
         return sizes

@@ -20,13 +20,14 @@ from memadvisor.cost.engine_time import EngineTime, PagingTime
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.limit import Limit, Remaining
-from memadvisor.cost.moments import Moments, second_run_of
+from memadvisor.cost.moments import Moments
 from memadvisor.cost.moved_activations import MovedActivations, units_away
 from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates
+from memadvisor.cost.places import place_at, second_run_of
 from memadvisor.cost.played_collectives import PlayedCollectives
 from memadvisor.cost.simulation import Simulation, Watcher
-from memadvisor.cost.step import Bytes, CapturedStep, Segment
+from memadvisor.cost.step import NOTHING, Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
@@ -206,9 +207,13 @@ class _Player:
         start, peak = self.activations.start(position, view), self.activations.peak(position, view)
         return {c: math.ceil((peak.get(c, 0) - start.get(c, 0)) * share) for c in {**peak, **start}}
 
-    def _tell_states(self) -> None:
+    def _tell_states(self, beside: Bytes = NOTHING) -> None:
         if self.watcher is not None:
-            self.watcher.states(self.engine.tensors())
+            self.watcher.states(self.engine.tensors(), beside)
+
+    def _tell_place(self, words: str) -> None:
+        if self.watcher is not None:
+            self.watcher.place(words)
 
     def _actions(self, point: Point, position: int, is_last: bool) -> None:
         """Play what the schedule asks for at one boundary of a segment."""
@@ -256,17 +261,24 @@ class _Player:
 
     def _update_paged(self, action: Action, here: _Here) -> None:
         """One of the actions on a unit whose state is fetched for its update."""
+        self._tell_place(self.step.places[here.position])
         self.paged.play(action)
         self.engine.act(action)
-        if scratch_bytes := self.engine.coding_bytes(action.unit):
-            self._moment_here(self.step.places[here.position], here, {"temporary": scratch_bytes})
+        scratch = {"temporary": self.engine.coding_bytes(action.unit)}
+        self._tell_states(scratch)
+        if self.watcher is not None and action.kind is ActionKind.UPDATE:
+            self.watcher.update(action.unit, self.engine.updates.temporaries((action.unit,)))
+        if scratch["temporary"]:
+            self._moment_here(self.step.places[here.position], here, scratch)
 
     def _page(self, action: Action, here: _Here) -> None:
         """A gather or a reduction of what lies on another tier."""
-        staging = self.pages.play(action)
-        self._tell_states()
-        if staging:
-            self._moment_here(f"reduce of {action.unit or 'the model itself'}", here, staging)
+        place = place_at(action)
+        self._tell_place(place)
+        message = self.pages.play(action)
+        self._tell_states(NOTHING if message is None else message.beside)
+        if message is not None and message.staging:
+            self._moment_here(place, here, message.staging)
 
     def _play_here(self, action: Action, here: _Here) -> None:
         """Any other action."""
@@ -283,11 +295,11 @@ class _Player:
                 self.updates_due.append(action.unit)
                 self._update_reduced(here)
             return
+        self._tell_place(place_at(action))
         message = self.engine.act(action)
-        self._tell_states()
+        self._tell_states(NOTHING if message is None else message.beside)
         if message is not None and self.times is not None:
-            name = f"{kind.value} of {action.unit or 'the model itself'}"
-            self._moment_here(name, here, message.staging)
+            self._moment_here(place_at(action), here, message.staging)
             self.collectives.queue(action, message)
 
     def _using_s(self, segment: Segment) -> float:
@@ -309,10 +321,12 @@ class _Player:
         for name in due:
             self.updates_due.remove(name)
             share = self.engine.updates.temporaries((name,))
-            self._moment_here(f"update of {name}", here, self._update_temporaries(share))
-            self.lanes.compute(f"update of {name}", self._update_s((name,)))
+            place = f"update of {name}"
+            self._moment_here(place, here, self._update_temporaries(share))
+            self.lanes.compute(place, self._update_s((name,)))
+            self._tell_place(place)
             if self.watcher is not None:
-                self.watcher.update(share)
+                self.watcher.update(name, share)
             self.engine.spend(name)
             self._tell_states()
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.moments import Moment, Moments
+from memadvisor.cost.step import Bytes
 from memadvisor.plan import Prediction
 
 
@@ -55,9 +56,15 @@ class Simulation:
 
 
 class Watcher(Protocol):
-    """Told, in order, what a simulation does to memory; `tensors` are EngineMemory's after it."""
+    """Told, in order, what a simulation does to memory; `tensors` are EngineMemory's after it.
 
-    def states(self, tensors: Mapping[tuple[str, str], int]) -> None: ...
+    place: words for where states change from here on, until a segment is told. states: with what is there `beside` only
+    meanwhile. update: a unit's part of an optimizer step by itself, for which temporaries have the size that `share` of
+    the captured step's is, where it is not known whose those are.
+    """
+
+    def place(self, words: str) -> None: ...
+    def states(self, tensors: Mapping[tuple[str, str], int], beside: Bytes = ...) -> None: ...
     def recomputation(self, position: int) -> None: ...
     def segment(self, position: int, tensors: Mapping[tuple[str, str], int], share: float) -> None: ...
-    def update(self, share: float) -> None: ...
+    def update(self, unit: str, share: float) -> None: ...

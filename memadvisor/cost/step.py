@@ -13,6 +13,7 @@ from functools import cached_property
 
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.parts import PartedPass
+from memadvisor.cost.places import place_in
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Timeline
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
@@ -22,6 +23,7 @@ from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import Unit
 
 Bytes = Mapping[str, int]  # by category
+NOTHING: Bytes = {}
 SecondRuns = Mapping[tuple[str, int | None], SecondRun]  # by unit and pass
 PartedPasses = Mapping[tuple[str, int | None], tuple[PartedPass, ...]]
 
@@ -331,7 +333,7 @@ class CapturedStep:
     @cached_property
     def places(self) -> tuple[str, ...]:
         """Words for where each segment is: `backward of blocks.3`."""
-        return tuple(map(place_of, self.segments))
+        return tuple(place_in(segment.phase, segment.unit) for segment in self.segments)
 
     @cached_property
     def order(self) -> tuple[tuple[int, bool, bool], ...]:
@@ -388,13 +390,3 @@ def play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
             for inside in range(position, end):
                 yield inside, micro_batch == last and repeat == step.repeats - 1, repeat > 0
         position = end
-
-
-def place_of(segment: Segment) -> str:
-    """Words for where a segment is: `backward of blocks.3`."""
-    names = {"optimizer": "optimizer step", "outside": "work outside forward and backward"}
-    if segment.phase in names:
-        return names[segment.phase]
-    if segment.unit is None:
-        return f"{segment.phase} outside any unit"
-    return f"{segment.phase} of {segment.unit or 'the model itself'}"

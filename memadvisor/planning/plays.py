@@ -14,7 +14,7 @@ from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.allocation_sequence import planned_sequence
-from memadvisor.cost.allocator_replay import replay
+from memadvisor.cost.allocator_replay import last_peak, replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.limit import LeastTime, Limit
@@ -39,8 +39,8 @@ from memadvisor.write_schedule import write_schedule
 class Plays:
     """Of the steps of one run, for so many ranks and within one budget, with what was asked for and never chosen.
 
-    `settings`: a CUDA allocator's; with them a plan needs what that reserves, else its peak. `paged_transfers`: where
-    parameters and gradients lie on the tier too.
+    `settings`: a CUDA allocator's; with them a plan needs what that reserves, and its peak is what that has allocated, in
+    its blocks; else it is the simulator's. `paged_transfers`: where parameters and gradients lie on the tier too.
     """
 
     def __init__(
@@ -131,9 +131,10 @@ class Plays:
             self._least = LeastTime(step)
         return self._least.seconds(arrangement.units, arrangement.shard_ranks or self.num_ranks)
 
-    def ranked(self, step: CapturedStep, arrangement: Arrangement, prediction: Prediction) -> RankedPlan:
+    def ranked(self, step: CapturedStep, arrangement: Arrangement, simulated: Prediction) -> RankedPlan:
+        """`simulated`: what playing it gives, which searches go by; a plan says what its allocations are replayed to give."""
         plan = self._plan(step, arrangement)
-        prediction = replace(prediction, reserved_bytes=self._reserved_bytes(step, plan))
+        prediction = self._replayed(step, plan, simulated)
         plan = replace(plan, prediction=prediction)
         return RankedPlan(
             plan=plan,
@@ -142,13 +143,21 @@ class Plays:
             changes_script=step.repeats > 1,
         )
 
-    def _reserved_bytes(self, step: CapturedStep, plan: Plan) -> int | None:
+    def _replayed(self, step: CapturedStep, plan: Plan, simulated: Prediction) -> Prediction:
         if self.settings is None:
-            return None
+            return simulated
         schedule = write_schedule(plan, step.units)
         transfers = self.paged_transfers if schedule.paged else self.transfers
         changes = planned_sequence(step, schedule, self.times, transfers)
-        return replay(changes, self.settings).peak_reserved_bytes
+        played = replay(changes, self.settings)
+        peak = last_peak(changes, played)
+        return replace(
+            simulated,
+            peak_bytes=peak.allocated_bytes,
+            by_category_bytes=peak.by_category_bytes,
+            peak_position=peak.place,
+            reserved_bytes=played.peak_reserved_bytes,
+        )
 
     def _plan(self, step: CapturedStep, arrangement: Arrangement) -> Plan:
         units = arrangement.units

@@ -297,7 +297,8 @@ class Search:
     ) -> RankedPlan:
         """The fastest choice that fits, else `smallest`.
 
-        A choice may reserve more than it allocates; then the next one aims lower by what that is over the budget.
+        A choice may reserve more than the simulator says that it holds, by whose peak it was chosen; then the next one aims
+        lower by what that is over the budget.
         """
         tried = [self.plays.ranked(step, smallest, predict(smallest))]
         found += [smallest] if not smallest.stretches else []  # stretches are not mixed with other stages
@@ -307,12 +308,12 @@ class Search:
             if choice is None:
                 break
             found += [choice] if not choice.stretches else []
-            tried.append(self.plays.ranked(step, choice, predict(choice)))
-            prediction = tried[-1].prediction
-            if tried[-1].fits or prediction.peak_bytes > target_bytes:
+            simulated = predict(choice)
+            tried.append(self.plays.ranked(step, choice, simulated))
+            if tried[-1].fits or simulated.peak_bytes > target_bytes:
                 break
-            over_bytes = prediction.needed_bytes - self.plays.budget_bytes
-            target_bytes = min(target_bytes, prediction.peak_bytes) - over_bytes
+            over_bytes = tried[-1].prediction.needed_bytes - self.plays.budget_bytes
+            target_bytes = min(target_bytes, simulated.peak_bytes) - over_bytes
         for one in tried:
             self._met(step, max(one.prediction.needed_bytes, starting_bytes(step, one.plan)))
         return min([ranked for ranked in tried if ranked.fits] or tried[:1], key=order)

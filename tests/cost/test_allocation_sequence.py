@@ -1,12 +1,14 @@
 """The sequence of allocations under a plan holds, at its fullest, what the simulator says is alive."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.allocation_events import StepEvents
-from memadvisor.cost.allocation_sequence import NUM_STEPS, AllocationLog, captured_sequence, planned_sequence
+from memadvisor.cost.allocation_log import AllocationLog
+from memadvisor.cost.allocation_sequence import NUM_STEPS, captured_sequence, planned_sequence
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
 from memadvisor.cost.simulate import simulate
@@ -35,6 +37,22 @@ def exact_peak(changes):
             total -= sizes.pop(change.name)
         peak = max(peak, total)
     return peak
+
+
+def exact_last_peak(changes):
+    """In the last step: that sum at its highest, by category."""
+    alive, total, peak, found = {}, 0, -1, {}
+    for change in changes:
+        if change.size_bytes > 0:
+            alive[change.name] = change
+            total += change.size_bytes
+        else:
+            total -= alive.pop(change.name).size_bytes
+        if change.step == changes[-1].step and total > peak:
+            peak, found = total, Counter()
+            for each in alive.values():
+                found[each.category] += each.size_bytes
+    return peak, dict(found)
 
 
 def units_of(step, stage, which):
@@ -70,7 +88,12 @@ def test_the_sequence_and_the_simulator_agree_on_the_peak(recorded, ranks, stage
     schedule = write_schedule(wanted, step.units)
 
     changes = planned_sequence(step, schedule, TIMES, HOST)
-    assert exact_peak(changes) == simulate(step, schedule, TIMES, transfers=HOST).peak.total_bytes
+    peak = simulate(step, schedule, TIMES, transfers=HOST).peak
+    assert exact_peak(changes) == peak.total_bytes
+    assert exact_last_peak(changes) == (
+        peak.total_bytes,
+        {c: n for c, n in peak.by_category_bytes.items() if n},
+    )
 
 
 @pytest.mark.parametrize("which", ["none", "middle", "all"])

@@ -224,6 +224,8 @@ def test_on_cuda_a_plan_fits_when_its_reservation_is_within_the_budget(num_ranks
         for ranked in advice.plans:
             prediction = ranked.prediction
             assert prediction.reserved_bytes >= prediction.peak_bytes
+            assert sum(prediction.by_category_bytes.values()) == prediction.peak_bytes
+            assert prediction.peak_bytes % 512 == 0  # in the allocator's blocks
             assert prediction.reserved_bytes % (2 * MIB) == 0
             assert ranked.fits == (prediction.reserved_bytes <= budget)
             assert plan_from_json(plan_to_json(ranked.plan), "it").prediction == prediction

@@ -1,0 +1,309 @@
+"""Allocations and frees that a simulated training makes, in their order, with what each is of and where it is made."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+from memadvisor.cost.allocation_events import BIRTH, Event, StepEvents, Stretch, renewed_storages
+from memadvisor.cost.allocator_replay import Change
+from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES
+from memadvisor.cost.moved_activations import Absence
+from memadvisor.cost.places import place_in, second_run_of
+from memadvisor.cost.state_pieces import STAND_IN, category_of
+from memadvisor.cost.step import NOTHING, STATES, Bytes, StepStorage
+from memadvisor.cost.unit_updates import UnitUpdates, passes_in
+
+_BROADCAST_BYTES = 250 * 2**20  # of torch/nn/parallel/distributed.py
+
+_Owner = tuple[object, ...]
+
+
+class AllocationLog:
+    """Turns what a simulation does into changes. Implements simulation.Watcher.
+
+    `models_states`: parameters, gradients and optimizer state are those of `tensors`; the captured ones are left
+    out, but for gradients at their birth, which are there until something takes them over, and for parameters and
+    gradients of units that are `as_captured`. `absences`: by number of the
+    storage, what is on another tier meanwhile. `streams`: of `tensors`, by how their names begin; 0 of the others.
+    `updates`: of units that are updated by themselves; None where none is.
+    """
+
+    def __init__(
+        self,
+        storages: Sequence[StepStorage],
+        events: StepEvents,
+        segments: Sequence[Stretch],
+        *,
+        models_states: bool,
+        as_captured: Collection[str] = (),
+        absences: Mapping[int, Absence] | None = None,
+        streams: Mapping[tuple[str, str], int] = MappingProxyType({}),
+        updates: UnitUpdates | None = None,
+    ) -> None:
+        self.changes: list[Change] = []
+        self._storages = storages
+        self._streams = streams
+        self._first: list[_Owner] = []  # before any step
+        self._absences = absences or {}
+        self._updates = updates
+        self._made: list[list[_Owner]] = []  # in the first step, of units whose state is being put away
+        self._segments = segments
+        self._models_states = models_states
+        self._as_captured = as_captured
+        self._events = events
+        self._due: tuple[float, list[Event]] | None = None  # a run again that is yet to come
+        self._alive: dict[_Owner, int] = {}  # owner -> number of its allocation
+        self._old: dict[object, list[int]] = defaultdict(list)  # what an earlier step left for this number
+        self._tensors: dict[tuple[str, str], int] = {}
+        self._pieces: dict[tuple[str, str], list[_Owner]] = {}
+        self._num_allocated = 0
+        self._num_steps = 0  # that have ended
+        self._place, self._again = "the start", ""
+        self._has_stepped = not any(segment.phase == "optimizer" for segment in segments)
+        self._has_gradients = False
+        self._renewed = renewed_storages(storages, len(segments), self._is_modelled)
+        for number, item in enumerate(storages):
+            if item.birth_segment < 0 and self._is_there_first(number):
+                self._allocate((number, False), item.size_bytes, item.category, item.stream)
+
+    def start(self, parameters: Mapping[str, Sequence[int]], sharded: Collection[str]) -> None:
+        """The script's `parameters`, by unit their bytes, are broadcast; those of `sharded` units make way, one unit after
+        another, for as much, and all that is there stays until it `has_started`.
+        """
+        own = {unit: [self._begin(size) for size in sizes] for unit, sizes in parameters.items()}
+        left_bytes = sum(map(sum, parameters.values()))
+        while left_bytes > 0:
+            self._allocate(("broadcast",), min(left_bytes, _BROADCAST_BYTES), "communication")
+            self._free(("broadcast",))
+            left_bytes -= _BROADCAST_BYTES
+        for unit in (name for name in own if name in sharded):
+            for size_bytes in parameters[unit]:
+                self._begin(size_bytes)
+            self._free_all(own[unit])
+
+    def put_away(
+        self, parameters: Mapping[str, Sequence[int]], tensors: Mapping[tuple[str, str], int]
+    ) -> None:
+        """The script's `parameters`, by unit their bytes, go to another tier, one unit's after another's: what stands for
+        them is there, then they are free, and then a flat is made, whose memory goes at once.
+        """
+        own = {unit: [self._begin(size) for size in sizes] for unit, sizes in parameters.items()}
+        there = dict(self._tensors)
+        for unit, owners in own.items():
+            there[STAND_IN, unit] = tensors.get((STAND_IN, unit), 0)
+            self.states(there)
+            self._free_all(owners)
+            self._free(self._begin(max(1, sum(parameters[unit]))))
+
+    def _begin(self, size_bytes: int) -> _Owner:
+        owner = ("first", len(self._first))
+        self._first.append(owner)
+        self._allocate(owner, size_bytes, "parameter")
+        return owner
+
+    def has_started(self) -> None:
+        self._free_all(self._first)
+
+    # ---- what a simulation tells -------------------------------------------------------------------
+
+    def place(self, words: str) -> None:
+        self._place = words
+
+    def states(self, tensors: Mapping[tuple[str, str], int], beside: Bytes = NOTHING) -> None:
+        """What is new is allocated before what is old goes; what grows gets another piece."""
+        if not self._models_states:
+            return
+        passing: list[_Owner] = [("beside", category) for category, size in beside.items() if size]
+        for owner in passing:
+            self._allocate(owner, beside[str(owner[1])], str(owner[1]))
+        wanted = {key: size for key, size in tensors.items() if self._exists(*key)}
+        gone = []
+        for key, size in wanted.items():
+            had = self._tensors.get(key, 0)
+            if size != had:
+                gone += self._pieces.pop(key, []) if size < had else []
+                self._pieces.setdefault(key, []).extend(
+                    self._piece(key, each) for each in _parts(key[0], size - had if size > had else size)
+                )
+        for key in self._tensors.keys() - wanted.keys():
+            gone += self._pieces.pop(key)
+        self._free_all([*gone, *passing])
+        self._tensors = wanted
+
+    def _piece(self, key: tuple[str, str], size_bytes: int) -> _Owner:
+        owner = ("piece", self._num_allocated)
+        self._allocate(owner, size_bytes, category_of(key[0]), self._stream_of(key))
+        return owner
+
+    def recomputation(self, position: int) -> None:
+        """Where the backward is known to ask for it later, it runs then."""
+        asked_s = self._events.asked_s.get(position, -math.inf)
+        self._due = asked_s, self._events.again.get(position, [])
+        self._again = second_run_of((self._segments[position].unit or "",))
+        self._run_again(-math.inf)
+
+    def _run_again(self, time_s: float) -> None:
+        if self._due is not None and self._due[0] <= time_s:
+            events, self._due = self._due[1], None
+            place, self._place = self._place, self._again
+            for event in events:
+                self._play(event, 1.0)
+            self._place = place
+
+    def segment(self, position: int, tensors: Mapping[tuple[str, str], int], share: float) -> None:
+        """`share` scales what is born in it."""
+        phase = self._segments[position].phase
+        self._place = place_in(phase, self._segments[position].unit)
+        self._has_gradients |= phase == "backward"
+        if phase == "optimizer":
+            self._put_away(0)
+        if phase == "optimizer" and not self._has_stepped:
+            self._first_optimizer_step()
+            self.states(tensors)
+        gradients = self._new_gradients(position)
+        if phase == "backward" and not gradients:
+            self.states(tensors)  # they cannot be told from other temporaries, so their buffer is there first
+        passing: list[_Owner] = []
+        for event in self._events.of[position]:
+            self._run_again(event.time_s)
+            is_birth, number = event.kind == BIRTH, event.number
+            item = self._storages[number]
+            if self._is_modelled(item):
+                if is_birth and number in gradients:
+                    passing.append(("passing", number))
+                    self._allocate(passing[-1], item.size_bytes, item.category, item.stream)
+                continue
+            if is_birth and passing:
+                self.states(tensors)  # the buffer that collects them
+                self._free_all(passing)
+            if phase != "optimizer" or self._updates is None or not self._updates.apart:
+                self._play(event, share)
+            elif self._updates.unit_of(number) not in self._updates.apart:
+                self._play(event, self._updates.share(number, share))
+        self._run_again(math.inf)
+        self.states(tensors)
+        self._free_all(passing)
+
+    def update(self, unit: str, share: float) -> None:
+        """What is born and dies in an optimizer step for this unit, with `share` scaling what cannot be told whose it is."""
+        if self._updates is None:
+            raise AssertionError("no unit is updated by itself")
+        if unit in self._updates.fetched and not self._num_steps:
+            self._make_states(unit, self._updates.made(unit))
+        for position, segment in enumerate(self._segments):
+            for event in self._events.of[position] if segment.phase == "optimizer" else ():
+                item, of = self._storages[event.number], self._updates.unit_of(event.number)
+                if of in (unit, None) and passes_in(item, {position}) and not self._is_modelled(item):
+                    self._play(event, self._updates.share(event.number, share))
+        self._put_away(0 if self._updates.fetched.get(unit) else 1)
+
+    def _make_states(self, unit: str, sizes: Sequence[int]) -> None:
+        """The optimizer makes them in its first step; later ones find them in buffers."""
+        owners: list[_Owner] = [("made", unit, place) for place in range(len(sizes))]
+        self._made.append(owners)
+        for owner, size_bytes in zip(owners, sizes, strict=True):
+            self._allocate(owner, size_bytes, "optimizer_state")
+
+    def _put_away(self, num_left: int) -> None:
+        """All but those of the last so many units are where they stay."""
+        while len(self._made) > num_left:
+            self._free_all(self._made.pop(0))
+
+    def end_step(self) -> None:
+        """What this step leaves is what the next one finds and frees, under the number of the found."""
+        for found, left in self._renewed.items():
+            self._free((found, False))
+            for number in left:
+                name = self._alive.pop((number, False), None)
+                if name is not None:
+                    self._old[found].append(name)
+        self._num_steps += 1
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _new_gradients(self, position: int) -> set[int]:
+        if self._segments[position].phase != "backward":
+            return set()
+        births = (event.number for event in self._events.of[position] if event.kind == BIRTH)
+        return {number for number in births if self._storages[number].category == "gradient"}
+
+    def _is_there_first(self, number: int) -> bool:
+        """Whether a storage from before the captured step was there before the first one."""
+        item = self._storages[number]
+        if self._is_modelled(item):
+            return False
+        return number not in self._renewed and (item.category != "optimizer_state" or self._has_stepped)
+
+    def _first_optimizer_step(self) -> None:
+        self._has_stepped = True
+        for number, item in enumerate(self._storages):
+            if item.birth_segment < 0 and item.category == "optimizer_state" and not self._models_states:
+                self._allocate((number, False), item.size_bytes, item.category, item.stream)
+
+    def _is_modelled(self, item: StepStorage) -> bool:
+        """Whether it is one of the `tensors`, as they are called above."""
+        is_own = item.category in ("parameter", "gradient") and item.owner in self._as_captured
+        return self._models_states and item.category in STATES and not is_own
+
+    def _exists(self, what: str, where: str) -> bool:
+        if what in ("parameter", "gradient") and where in self._as_captured:
+            return False  # they are played as captured
+        if what == "gradient":
+            return self._has_gradients
+        if what == "fetched optimizer_state" and not self._num_steps:
+            return False
+        return self._has_stepped or not what.endswith("optimizer_state")
+
+    def _play(self, event: Event, share: float) -> None:
+        _, kind, number, is_again = event
+        if kind == BIRTH:
+            item = self._storages[number]
+            size_bytes = max(1, math.ceil(item.size_bytes * share))
+            self._allocate((number, is_again), size_bytes, item.category, item.stream)
+        else:
+            self._free((number, is_again))
+
+    def _stream_of(self, key: tuple[str, str]) -> int:
+        what, where = key
+        return next(
+            (
+                stream
+                for (kind, begin), stream in self._streams.items()
+                if what == kind and where.startswith(begin)
+            ),
+            0,
+        )
+
+    def _allocate(self, owner: _Owner, size_bytes: int, category: str, stream: int = 0) -> None:
+        """An owner that has something already drops it once the new one is there."""
+        old = self._alive.get(owner)
+        self._num_allocated += 1
+        self._alive[owner] = name = self._num_allocated
+        self.changes.append(Change(name, size_bytes, stream, category, self._place, self._num_steps))
+        if old is not None:
+            self._drop(old)
+
+    def _free(self, owner: _Owner) -> None:
+        name = self._alive.pop(owner, None)
+        if name is not None:
+            self._drop(name)
+        for old in self._old.pop(owner[0], ()):
+            self._drop(old)
+
+    def _drop(self, name: int) -> None:
+        self.changes.append(Change(name, 0, step=self._num_steps))
+
+    def _free_all(self, owners: list[_Owner]) -> None:
+        for owner in owners:
+            self._free(owner)
+        owners.clear()
+
+
+def _parts(what: str, size_bytes: int) -> list[int]:
+    """The bytes of one of the `tensors` by allocation: each parameter that is released has a block that stands for it."""
+    if what != STAND_IN or size_bytes % MIN_BLOCK_BYTES:
+        return [size_bytes]
+    return [MIN_BLOCK_BYTES] * (size_bytes // MIN_BLOCK_BYTES)

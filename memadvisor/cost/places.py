@@ -1,0 +1,25 @@
+"""Words for where in a step something is: `backward of blocks.3`."""
+
+from __future__ import annotations
+
+from memadvisor.schedule import Action
+from memadvisor.stretches import Stretch
+
+_NAMES = {"optimizer": "optimizer step", "outside": "work outside forward and backward"}
+
+
+def place_in(phase: str, unit: str | None) -> str:
+    """In a segment."""
+    if phase in _NAMES:
+        return _NAMES[phase]
+    return f"{phase} outside any unit" if unit is None else f"{phase} of {unit or 'the model itself'}"
+
+
+def second_run_of(stretch: Stretch) -> str:
+    """Where units run again."""
+    return f"recomputation of {stretch[0]}" + (f" to {stretch[-1]}" if len(stretch) > 1 else "")
+
+
+def place_at(action: Action) -> str:
+    """Where an action is done."""
+    return f"{action.kind.value} of {action.unit or 'the model itself'}"

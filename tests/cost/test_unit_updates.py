@@ -1,0 +1,134 @@
+"""What an optimizer allocates for one unit's part of its step."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.allocation_sequence import NUM_STEPS, planned_sequence
+from memadvisor.cost.states import UnitStates
+from memadvisor.cost.step import StepStorage
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.cost.unit_updates import UnitUpdates, parameters_of
+from memadvisor.hardware.hardware import TierBandwidth
+from memadvisor.plan import UnitPlan
+from memadvisor.run.records import Parameter
+from memadvisor.schedule import Lane
+from memadvisor.write_schedule import write_schedule
+from tests.cost.test_simulate import TIMES, plan
+from tests.make_run import make_run
+
+HOST = TransferTimes({Lane.HOST: TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)}, "a test")
+
+
+def states(name, *sizes):
+    parameters = tuple(
+        Parameter(
+            name=f"{name}.{number}",
+            unit=name,
+            shape=f"[{size // 4}]",
+            dtype="float32",
+            num_elements=size // 4,
+            size_bytes=size,
+            requires_grad=True,
+            tied_to="",
+        )
+        for number, size in enumerate(sizes)
+    )
+    return UnitStates(name=name, parameters=parameters, optimizer_bytes=0, optimizer_scalar_bytes=0)
+
+
+def temporaries(*sizes):
+    return [
+        StepStorage(
+            category="temporary", size_bytes=size, birth_segment=0, birth_s=0.0, death_segment=0, death_s=1.0
+        )
+        for size in sizes
+    ]
+
+
+UNITS = {"a": states("a", 400, 80), "b": states("b", 400)}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "together", "units"),
+    [
+        ((400, 80, 400, 400, 80, 400), True, "aabaab"),  # two operators over all three
+        (
+            (400, 400, 80, 80, 400, 400),
+            False,
+            "aaaabb",
+        ),  # two temporaries of each, one parameter after another
+        ((400, 80, 400, 8), True, "aab-"),  # a scalar is nobody's
+        ((400, 400, 400), True, "---"),  # three for two parameters cannot be told apart
+    ],
+)
+def test_temporaries_are_told_by_the_bytes_of_parameters(sizes, together, units):
+    found = parameters_of(temporaries(*sizes), range(len(sizes)), UNITS, together=together)
+    assert "".join(found[number][0] if number in found else "-" for number in range(len(sizes))) == units
+
+
+def sequence(tier="host", **settings):
+    step = captured_step(make_run(num_ranks=1, device="cuda:0", **settings))
+    units = tuple(
+        UnitPlan(name=unit.name, zero_stage=0, recompute=False, optimizer_tier=tier) for unit in step.units
+    )
+    schedule = write_schedule(plan(units=units), step.units)
+    return step, schedule, planned_sequence(step, schedule, TIMES, HOST)
+
+
+def test_the_first_step_makes_each_units_state_tensor_by_tensor_and_later_ones_fetch_it_in_one_piece():
+    step, _, changes = sequence()
+    made = [
+        Counter(change.size_bytes for change in changes if change.step == number and is_state(change))
+        for number in range(NUM_STEPS)
+    ]
+    whole = sorted(own.optimizer_bytes for own in step.states.values())
+    tensors = Counter(
+        parameter.num_elements * item_bytes
+        for own in step.states.values()
+        for parameter in own.parameters
+        for item_bytes, _ in own.state_items[parameter.name]
+    )
+
+    assert tensors and made[0] & tensors == tensors
+    assert not made[0] - tensors - Counter(own.optimizer_scalar_bytes for own in step.states.values())
+    for later in made[1:]:
+        assert sum(later.values()) == 2 and max(later) == whole[-1]  # two buffers take turns
+
+
+def is_state(change):
+    return change.category == "optimizer_state" and change.size_bytes > 0
+
+
+def test_state_that_is_made_is_free_when_that_of_the_next_unit_is_put_away():
+    """So no more than two units' are there at once, and none when the step is over."""
+    step, _, changes = sequence()
+    alive, highest = {}, 0
+    for change in changes:
+        if change.step or change.size_bytes <= 0:
+            alive.pop(change.name, None)
+        elif is_state(change):
+            alive[change.name] = change.size_bytes
+        highest = max(highest, sum(alive.values()))
+    sizes = [own.optimizer_bytes for own in step.states.values()]
+    scalars = sum(own.optimizer_scalar_bytes for own in step.states.values())
+    two = max(first + second for first, second in pairwise(sizes))
+
+    assert max(sizes) < highest - scalars <= two
+    assert sum(alive.values()) <= scalars
+
+
+def test_a_piece_of_a_parameter_takes_its_part_of_what_that_had():
+    """Of two ranks the first has the first parameters of a flat whole, the last not at all."""
+    step = captured_step(make_run(num_ranks=2, device="cuda:0"))
+    units = tuple(
+        UnitPlan(name=unit.name, zero_stage=2, recompute=False, optimizer_tier="host") for unit in step.units
+    )
+    schedule = write_schedule(plan(ranks=2, stage=2, units=units), step.units)
+    sizes = {name: own.optimizer_bytes // 2 for name, own in step.states.items()}
+    updates = UnitUpdates(step, schedule, sizes)
+
+    for name, size_bytes in sizes.items():
+        assert sum(updates.made(name)) == pytest.approx(size_bytes, abs=len(step.states[name].parameters))
