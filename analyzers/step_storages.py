@@ -7,12 +7,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from memadvisor.analyzers.first_products import first_products
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES, SMALL_BYTES
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.step import STATES, BoundaryTensor, StepStorage
-from memadvisor.run.records import UNEXPLAINED, Step, Storage
+from memadvisor.run.records import CUBLAS, UNEXPLAINED, Step, Storage
 from memadvisor.run.run import RankRun
 
 _ITEM_BYTES = {
@@ -41,6 +42,7 @@ def step_storages(
     """
     last_saved_s = _last_saved(placed, passes)
     stream_of = _streams(rank, step)
+    products = first_products(rank.operators, (item.row for item in placed), passes.pieces)
     storages = []
     for number, item in enumerate(placed):
         row, unit = item.row, passes.forward.get(item.birth, (None, 0))[0]
@@ -65,6 +67,7 @@ def step_storages(
                 ),
                 stream=stream_of(row),
                 owner=row.unit if row.category in STATES else None,
+                comes=products.pop(0) if item.birth < 0 and row.operator == CUBLAS and products else None,
             )
         )
     return (*storages, *_unexplained(rank, step, len(passes.pieces)))

@@ -25,10 +25,9 @@ from memadvisor.capture.tensor_storage import (
 )
 from memadvisor.capture.truth import is_profiler_free
 from memadvisor.run.living import living
-from memadvisor.run.records import OptimizerState, Parameter
+from memadvisor.run.records import CUBLAS, OptimizerState, Parameter
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
-CUBLAS = "cuBLAS workspace"
 _BUCKET_SIZES = ("rebuilt_bucket_sizes", "bucket_sizes")  # the first from the second step on
 
 

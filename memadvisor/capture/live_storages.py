@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from memadvisor.capture.allocator import device_blocks
-from memadvisor.capture.census import CUBLAS, Labelled, cublas_workspaces, state_tensors
+from memadvisor.capture.census import Labelled, cublas_workspaces, state_tensors
 from memadvisor.capture.memory_watch import LiveBlock, MemoryWatch
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import describe, plain_tensors, storage_address
 from memadvisor.run.allocator_records import LiveStorage
-from memadvisor.run.records import Storage
+from memadvisor.run.records import CUBLAS, Storage
 
 NUM_LARGEST = 200  # storages of an event that have a row of their own
 

@@ -80,6 +80,8 @@ class StepEvents:
         for number, item in enumerate(self._storages):
             if item.birth_segment >= 0:
                 self.of[item.birth_segment].append(Event(item.birth_s, BIRTH, number, False))
+            elif item.comes is not None:
+                self.of[item.comes[0]].append(Event(item.comes[1], BIRTH, number, False))
             death = (item.death_segment, item.death_s)
             if item.freed_by in recomputed:
                 if item.death_segment < len(self.of):

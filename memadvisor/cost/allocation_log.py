@@ -233,7 +233,7 @@ class AllocationLog:
     def _is_there_first(self, number: int) -> bool:
         """Whether a storage from before the captured step was there before the first one."""
         item = self._storages[number]
-        if self._is_modelled(item):
+        if self._is_modelled(item) or item.comes is not None:
             return False
         return number not in self._renewed and (item.category != "optimizer_state" or self._has_stepped)
 
@@ -261,6 +261,8 @@ class AllocationLog:
         _, kind, number, is_again = event
         if kind == BIRTH:
             item = self._storages[number]
+            if item.comes is not None and (number, False) in self._alive:
+                return  # since an earlier step
             size_bytes = max(1, math.ceil(item.size_bytes * share))
             self._allocate((number, is_again), size_bytes, item.category, item.stream)
         else:

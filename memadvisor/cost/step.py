@@ -146,6 +146,7 @@ class StepStorage:
     the unit whose recomputation sets it free; it then dies at `unsaved_death` (segment, time). `boundary` is set for what
     flows between units, `saved` for what an engine may take meanwhile. `runs_again`: a recomputation of its unit
     allocates it too. `stream`: whose memory it is; 0 is the one that computes. `owner`: the unit whose state it is.
+    `comes`: segment and time of the training's first step in which what is there before the captured one came.
     """
 
     category: str
@@ -161,6 +162,7 @@ class StepStorage:
     runs_again: bool = False
     stream: int = 0
     owner: str | None = None
+    comes: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

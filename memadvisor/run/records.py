@@ -26,6 +26,7 @@ CATEGORIES = (
     "other",
 )
 UNEXPLAINED = "unexplained"
+CUBLAS = "cuBLAS workspace"  # the operator of one
 
 # `outside` is everything that is in no model's forward, no backward and no optimizer step.
 PHASES = ("baseline", "outside", "forward", "recompute", "backward", "optimizer")

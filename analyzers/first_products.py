@@ -1,0 +1,33 @@
+"""Where in a training's first step cuBLAS's workspaces come into being, which torch takes from the allocator and keeps.
+
+torch has one for each thread's handle and stream (CublasHandlePool.cpp), made at the first product there: of the thread
+that runs the script in its first forward, of autograd's own in the first backward. So they lie between what these had
+allocated by then, and not beside the parameters.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from memadvisor.run.records import Operator, Storage
+
+_PRODUCTS = "mm"  # in the names of torch's products by cuBLAS: aten::mm, addmm, bmm and baddbmm
+_CONVOLUTION = "slow_conv"  # in those of what makes the buffers of one by cuBLAS, where there is no cuDNN
+
+
+class Piece(Protocol):
+    @property
+    def start_s(self) -> float: ...
+
+
+def first_products(
+    operators: Iterable[Operator], storages: Iterable[Storage], pieces: Sequence[Piece]
+) -> list[tuple[int, float]]:
+    """Piece and time of the first product of the step's forward, and of its backward, as far as there are any."""
+    times = [(row.phase, row.start_s) for row in operators if _PRODUCTS in row.name]
+    times += [(row.phase, row.birth_s) for row in storages if _CONVOLUTION in row.operator]
+    starts = [piece.start_s for piece in pieces]
+    found = [min((at for phase, at in times if phase == of), default=None) for of in ("forward", "backward")]
+    return [(max(0, bisect_right(starts, at) - 1), at) for at in found if at is not None]
