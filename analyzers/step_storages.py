@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from memadvisor.analyzers.first_products import first_products
 from memadvisor.analyzers.placement import Passes, Placed
@@ -43,15 +43,16 @@ def step_storages(
     last_saved_s = _last_saved(placed, passes)
     stream_of = _streams(rank, step)
     products = first_products(rank.operators, (item.row for item in placed), passes.pieces)
+    requested_bytes = requests(item.row for item in placed)
     storages = []
-    for number, item in enumerate(placed):
+    for number, item in in_order_of_allocation(list(enumerate(placed)), rank, step):
         row, unit = item.row, passes.forward.get(item.birth, (None, 0))[0]
         if row.size_bytes <= 0 or (row.death_s is not None and row.death_s <= row.birth_s):
             continue  # no bytes, or alive at no instant
         storages.append(
             StepStorage(
                 category=row.category,
-                size_bytes=_requested_bytes(row),
+                size_bytes=requested_bytes(row),
                 birth_segment=item.birth,
                 birth_s=row.birth_s,
                 death_segment=item.death,
@@ -71,6 +72,26 @@ def step_storages(
             )
         )
     return (*storages, *_unexplained(rank, step, len(passes.pieces)))
+
+
+def in_order_of_allocation(
+    items: Sequence[tuple[int, Placed]], rank: RankRun, step: Step
+) -> list[tuple[int, Placed]]:
+    """Parameters that were there before the step, in the order in which a GPU's allocator gave them: it fills a segment from
+    its front. `module.to` moves those of inner modules first, and a script may make them on the device one by one."""
+    starts = sorted(row.address for row in rank.segments if row.step == step.index)
+    own = [n for n, (_, item) in enumerate(items) if item.birth < 0 and item.row.category == "parameter"]
+    segments = {n: bisect_right(starts, items[n][1].row.address or 0) for n in own}
+    if not starts or any(items[n][1].row.address is None for n in own):
+        return list(items)
+    first: dict[int, int] = {}
+    for n in own:
+        first.setdefault(segments[n], n)
+    ordered = sorted(own, key=lambda n: (first[segments[n]], items[n][1].row.address))
+    placed = list(items)
+    for n, other in zip(own, ordered, strict=True):
+        placed[n] = items[other]
+    return placed
 
 
 def _last_saved(placed: Sequence[Placed], passes: Passes) -> dict[int, float]:
@@ -118,8 +139,28 @@ def _streams(rank: RankRun, step: Step) -> Callable[[Storage], int]:
     return stream_of
 
 
+def requests(rows: Iterable[Storage]) -> Callable[[Storage], int]:
+    """What was asked for, of each row: a CUDA block may be up to 1 MiB larger, where the rest was not worth splitting off.
+
+    Of what operators make inside themselves only the block is known. It is taken for what others asked for that were given
+    as much, most often: such a buffer is as large as what the operator is given, or gives.
+    """
+    rows = tuple(rows)
+    others: dict[int, Counter[int]] = defaultdict(Counter)
+    for row in rows:
+        if row.shape and row.device != "cpu":
+            others[row.size_bytes][_requested_bytes(row)] += 1
+
+    def requested_bytes(row: Storage) -> int:
+        alike = others.get(row.size_bytes)
+        if row.shape or row.device == "cpu" or row.operator == CUBLAS or not alike:
+            return _requested_bytes(row)
+        return alike.most_common(1)[0][0]
+
+    return requested_bytes
+
+
 def _requested_bytes(row: Storage) -> int:
-    """What was asked for: a CUDA block may be up to 1 MiB larger, where the rest was not worth splitting off."""
     item_bytes = _ITEM_BYTES.get(row.dtype)
     if row.device == "cpu" or item_bytes is None or not row.shape:
         return row.size_bytes

@@ -120,31 +120,41 @@ def renewed_storages(
 ) -> dict[int, list[int]]:
     """What the step finds and frees, with what it leaves in its place.
 
-    First by category and size, one for one; what remains of a category goes all together with the first of it.
+    First by category and size, one for one; then by size alone, as a batch is an input where a model is called with it,
+    and nothing in the next step; what remains of a category goes all together with the first of it.
     """
-    found: dict[str, list[int]] = defaultdict(list)
-    left: dict[str, list[int]] = defaultdict(list)
+    found: list[int] = []
+    left: list[int] = []
     for number, item in enumerate(storages):
         if is_modelled(item):
             continue
         if item.birth_segment < 0 and item.death_segment < num_segments:
-            found[item.category].append(number)
+            found.append(number)
         elif item.birth_segment >= 0 and item.death_segment >= num_segments:
-            left[item.category].append(number)
+            left.append(number)
+    found.sort(key=lambda number: (storages[number].death_segment, storages[number].death_s))
     renewed: dict[int, list[int]] = {}
-    for category, numbers in found.items():
-        by_size: dict[int, list[int]] = defaultdict(list)
-        for number in left[category]:
-            by_size[storages[number].size_bytes].append(number)
-        rest = []
-        for number in sorted(numbers, key=lambda n: (storages[n].death_segment, storages[n].death_s)):
-            alike = by_size[storages[number].size_bytes]
-            renewed[number] = [alike.pop(0)] if alike else []
-            rest += [] if renewed[number] else [number]
-        remaining = [number for alike in by_size.values() for number in alike]
-        if rest and remaining:
-            renewed[rest[0]] = remaining
-        elif rest:  # nothing is left in their place: they were there from the start
-            for number in rest:
-                del renewed[number]
-    return renewed
+    for key_of in (_category_and_size, _size):
+        by_key: dict[object, list[int]] = defaultdict(list)
+        for number in left:
+            by_key[key_of(storages[number])].append(number)
+        for number in (number for number in found if number not in renewed):
+            if alike := by_key[key_of(storages[number])]:
+                renewed[number] = [alike.pop(0)]
+        left = sorted(number for alike in by_key.values() for number in alike)
+    rest: dict[str, list[int]] = defaultdict(list)
+    for number in left:
+        rest[storages[number].category].append(number)
+    for number in found:
+        category = storages[number].category
+        if number not in renewed and category in rest:
+            renewed[number], rest[category] = rest[category], []
+    return renewed  # what else is found was there from the start
+
+
+def _category_and_size(item: StepStorage) -> object:
+    return item.category, item.size_bytes
+
+
+def _size(item: StepStorage) -> object:
+    return item.size_bytes

@@ -3,8 +3,11 @@
 import dataclasses
 
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.analyzers.step_storages import requests
 from memadvisor.cost.allocator_settings import MIB
+from memadvisor.run.records import CUBLAS
 from tests.cuda_run import ADDRESS, cuda_run
+from tests.make_run import storage
 
 
 def test_a_storage_is_of_the_stream_whose_segment_it_lies_in():
@@ -25,3 +28,35 @@ def test_a_storage_is_of_the_stream_whose_segment_it_lies_in():
         ("activation", aside.birth_s)
     ]
     assert {item.stream for item in step.storages} == {0, 1}
+
+
+def test_parameters_come_in_the_order_of_their_addresses_within_a_segment():
+    """`module.to` moves those of inner modules first, and not in the order of `named_parameters`."""
+    run = cuda_run()
+    (rank,) = run.ranks
+    segment = max(rank.segments, key=lambda row: row.total_bytes)
+    own = [row for row in rank.storages if row.phase == "baseline" and row.category == "parameter"]
+    places = {row.storage_id: segment.address + 512 * (len(own) - number) for number, row in enumerate(own)}
+    storages = tuple(
+        dataclasses.replace(row, address=places.get(row.storage_id, row.address)) for row in rank.storages
+    )
+    step = captured_step(dataclasses.replace(run, ranks=(dataclasses.replace(rank, storages=storages),)))
+    played = [item.size_bytes for item in step.storages if item.category == "parameter"]
+    plain = [item.size_bytes for item in captured_step(run).storages if item.category == "parameter"]
+
+    assert len(set(plain)) > 1
+    assert played == plain[::-1]
+
+
+def test_of_what_an_operator_makes_inside_itself_others_of_its_block_tell_what_was_asked_for():
+    """A block of 12 MiB was given for 11.5; so a buffer of unknown shape in such a block is taken to be of 11.5."""
+    shaped = storage(device="cuda:0", size_bytes=12 * MIB, shape=f"[{23 * MIB // 8}]")
+    inside = storage(device="cuda:0", size_bytes=12 * MIB, shape="", dtype="", operator="inside aten::clone")
+    other = dataclasses.replace(inside, size_bytes=14 * MIB)
+    asked = requests([shaped, inside, other])
+
+    assert [asked(row) for row in (shaped, inside, other)] == [23 * MIB // 2, 23 * MIB // 2, 14 * MIB]
+    assert requests([shaped])(inside) == 23 * MIB // 2
+    assert requests([other])(inside) == 12 * MIB
+    workspace = dataclasses.replace(inside, operator=CUBLAS)
+    assert asked(workspace) == 12 * MIB

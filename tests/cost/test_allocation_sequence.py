@@ -199,6 +199,19 @@ def test_what_a_step_leaves_and_makes_anew_is_replaced():
     assert exact_peak(changes) == 20 * MIB
 
 
+def test_a_batch_is_renewed_though_it_is_an_input_only_where_a_model_is_called_with_it():
+    """The step frees the last one, which is nothing to it, and leaves its own: there is none before the first step."""
+    storages = [
+        storage("other", 30, -1, 0, death_s=1.0),
+        storage("input", 30, 0, 3, birth_s=0.5),
+        storage("other", 10, -1, 3),
+    ]
+    changes = captured_sequence(storages, SEGMENTS)
+
+    assert [change.size_bytes // MIB for change in changes if change.size_bytes > 0] == [10, 30, 30, 30]
+    assert exact_peak(changes) == (10 + 30 + 30) * MIB
+
+
 def test_what_is_freed_for_good_was_there_from_the_start():
     """Two tensors from before the step that it drops, and leaves nothing for."""
     storages = [storage("other", 30, -1, 0), storage("other", 20, -1, 1), storage("activation", 40, 0, 1)]
