@@ -28,7 +28,8 @@ class AllocationLog:
     out, but for gradients at their birth, which are there until something takes them over, and for parameters and
     gradients of units that are `as_captured`. `absences`: by number of the
     storage, what is on another tier meanwhile. `streams`: of `tensors`, by how their names begin; 0 of the others.
-    `updates`: of units that are updated by themselves; None where none is.
+    `updates`: of units that are updated by themselves; None where none is. `keeps_gradients`: those of `tensors` are the
+    captured ones, until they are reduced.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class AllocationLog:
         absences: Mapping[int, Absence] | None = None,
         streams: Mapping[tuple[str, str], int] = MappingProxyType({}),
         updates: UnitUpdates | None = None,
+        keeps_gradients: bool = False,
     ) -> None:
         self.changes: list[Change] = []
         self._storages = storages
@@ -49,6 +51,7 @@ class AllocationLog:
         self._first: list[_Owner] = []  # before any step
         self._absences = absences or {}
         self._updates = updates
+        self._keeps_gradients = keeps_gradients
         self._made: list[list[_Owner]] = []  # in the first step, of units whose state is being put away
         self._segments = segments
         self._models_states = models_states
@@ -176,7 +179,7 @@ class AllocationLog:
                     passing.append(("passing", number))
                     self._allocate(passing[-1], item.size_bytes, item.category, item.stream)
                 continue
-            if is_birth and passing:
+            if is_birth and passing and not self._keeps_gradients:
                 self.states(tensors)  # the buffer that collects them
                 self._free_all(passing)
             if phase != "optimizer" or self._updates is None or not self._updates.apart:
@@ -184,8 +187,23 @@ class AllocationLog:
             elif self._updates.unit_of(number) not in self._updates.apart:
                 self._play(event, self._updates.share(number, share))
         self._run_again(math.inf)
+        if self._keeps_gradients:
+            self._take(passing, tensors)
         self.states(tensors)
         self._free_all(passing)
+
+    def _take(self, passing: list[_Owner], tensors: Mapping[tuple[str, str], int]) -> None:
+        """Gradients that have come stay as they are: each is one of the new `tensors` of as many bytes."""
+        alike: dict[int, list[_Owner]] = defaultdict(list)
+        for owner in passing:
+            alike[self._storages[int(str(owner[1]))].size_bytes].append(owner)
+        for key, size_bytes in tensors.items():
+            if key[0] == "gradient" and key not in self._tensors and alike[size_bytes]:
+                owner = alike[size_bytes].pop(0)
+                passing.remove(owner)
+                kept = ("kept", self._alive[owner])
+                self._alive[kept] = self._alive.pop(owner)
+                self._pieces[key], self._tensors[key] = [kept], size_bytes
 
     def update(self, unit: str, share: float) -> None:
         """What is born and dies in an optimizer step for this unit, with `share` scaling what cannot be told whose it is."""

@@ -73,6 +73,7 @@ def planned_sequence(
         absences=absences,
         streams=streams_of(step, schedule),
         updates=UnitUpdates(step, schedule, state_bytes),
+        keeps_gradients=schedule.executor == "fsdp2",
     )
     if models_states:
         if schedule.num_ranks > 1 and schedule.executor != "fsdp2":

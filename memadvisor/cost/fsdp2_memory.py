@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -99,10 +99,14 @@ class Fsdp2Memory:
     def tensors(self) -> dict[tuple[str, str], int]:
         pieces = dict(self._constants)
         for (what, where), size_bytes in self._pieces().items():
-            kind = "gathered" if what == "parameter" else what
-            sizes = self._allocated.get((what, where), (size_bytes,))
-            pieces |= {(kind, f"{where} {i}" if i else where): size for i, size in enumerate(sizes)}
+            pieces |= self._named(what, where, size_bytes)
         return {piece: size for piece, size in pieces.items() if size > 0}
+
+    def _named(self, what: str, where: str, size_bytes: int) -> dict[tuple[str, str], int]:
+        """One of the pieces as it is allocated."""
+        kind = "gathered" if what == "parameter" else what
+        sizes = self._allocated.get((what, where), (size_bytes,))
+        return {(kind, f"{where} {i}" if i else where): size for i, size in enumerate(sizes)}
 
     @cached_property
     def _allocated(self) -> dict[tuple[str, str], tuple[int, ...]]:
@@ -169,6 +173,24 @@ class Fsdp2Memory:
         """What was gathered ahead is not needed."""
         self._outputs.difference_update(names)
 
+    def passes(self, action: Action) -> Iterator[dict[tuple[str, str], int]]:
+        """The `tensors` that are there while an action is done, one after another: an output beside the last one, then
+        without it, then beside the parameters; and a reduction's input beside the gradients, then without them."""
+        name, there = action.unit, self.tensors()
+        if action.kind is ActionKind.GATHER and not action.overlaps and name not in self.gathered:
+            sizes, last = self.groups[name], ("communication", f"output of {self._last_output}")
+            there["communication", f"output of {name}"] = sizes.full
+            yield there
+            without = {piece: size for piece, size in there.items() if piece != last}
+            yield without
+            yield {**without, **self._named("parameter", name, sizes.full)}
+        units = self._reducible(name) if action.kind is ActionKind.REDUCE else []
+        if sum(map(self._gradient_bytes, units)):
+            yield {**there, ("communication", f"input of {name}"): self.groups[name].reduced}
+            whole = {piece for unit in units for piece in self._named("gradient", unit, 1)}
+            rest = {piece: size for piece, size in there.items() if piece not in whole}
+            yield {**rest, ("communication", f"input of {name}"): self.groups[name].reduced}
+
     def act(self, action: Action) -> Message | None:
         name = action.unit
         if action.kind is ActionKind.GATHER:
@@ -211,8 +233,12 @@ class Fsdp2Memory:
             staging={"communication": max(0, highest - after)},
         )
 
+    def _reducible(self, name: str) -> list[str]:
+        """Units of a group with gradients as autograd made them."""
+        return [unit for unit in self._whole if self.group_of.get(unit) == name]
+
     def _reduce(self, name: str) -> Message | None:
-        units = [unit for unit in self._whole if self.group_of.get(unit) == name]
+        units = self._reducible(name)
         gradients = sum(self._gradient_bytes(unit) for unit in units)
         if not gradients:
             return None

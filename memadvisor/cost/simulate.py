@@ -296,6 +296,9 @@ class _Player:
                 self._update_reduced(here)
             return
         self._tell_place(place_at(action))
+        if self.watcher is not None and isinstance(self.engine, Fsdp2Memory):
+            for tensors in self.engine.passes(action):
+                self.watcher.states(tensors)
         message = self.engine.act(action)
         self._tell_states(NOTHING if message is None else message.beside)
         if message is not None and self.times is not None:

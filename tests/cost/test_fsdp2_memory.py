@@ -3,6 +3,8 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+from memadvisor.cost.allocation_events import StepEvents
+from memadvisor.cost.allocation_log import AllocationLog
 from memadvisor.cost.allocation_sequence import captured_sequence
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
@@ -48,24 +50,78 @@ def test_what_one_stream_has_freed_is_not_given_to_another():
     assert aside.peak_allocated_bytes == alone.peak_allocated_bytes
 
 
-def test_each_gathered_parameter_and_gradient_is_allocated_by_itself_and_what_travels_as_one():
-    """Of three ranks: 4 x 5 elements of float32 are gathered as 6 x 5, and 2 as 3."""
-    rows = (
-        Parameter("a.weight", "a", "[4, 5]", "float32", 20, 80, True, ""),
-        Parameter("a.bias", "a", "[2]", "float32", 2, 8, True, ""),
-    )
-    group = ShardGroup("a", 3, 1, True, None, None, False, True)
+GATHER_A, REDUCE_A = (
+    Action(kind=kind, unit="a", lane=Lane.COLLECTIVE) for kind in (ActionKind.GATHER, ActionKind.REDUCE)
+)
+
+
+def memory_of_groups(*names):
+    """Each of two parameters, on three ranks."""
+    units = {
+        name: (
+            Parameter(f"{name}.weight", name, "[4, 5]", "float32", 20, 80, True, ""),
+            Parameter(f"{name}.bias", name, "[2]", "float32", 2, 8, True, ""),
+        )
+        for name in names
+    }
     step = SimpleNamespace(
         device="cuda:0",
-        units=[SimpleNamespace(name="a", shard_group="a")],
-        states={"a": SimpleNamespace(parameters=rows, trainable_bytes=88)},
-        shard_groups=[group],
+        units=[SimpleNamespace(name=name, shard_group=name) for name in names],
+        states={name: SimpleNamespace(parameters=rows, trainable_bytes=88) for name, rows in units.items()},
+        shard_groups=[ShardGroup(name, 3, 1, True, None, None, False, True) for name in names],
         segments=[],
         storages=[],
     )
-    memory = Fsdp2Memory(step, SimpleNamespace(shard_ranks=3, is_native=True))
+    return Fsdp2Memory(step, SimpleNamespace(shard_ranks=3, is_native=True))
+
+
+def test_a_gather_has_its_output_beside_the_last_one_and_then_beside_the_parameters():
+    memory = memory_of_groups("a", "b")
     memory.turn(Point.FORWARD_BEGINS)
-    memory.act(Action(kind=ActionKind.GATHER, unit="a", lane=Lane.COLLECTIVE))
+    memory.act(replace(GATHER_A, unit="b"))
+    before = sum(memory.tensors().values())
+    message = memory_of_groups("a", "b").act(GATHER_A)
+    totals = [sum(tensors.values()) - before for tensors in memory.passes(GATHER_A)]
+    memory.act(GATHER_A)
+
+    assert totals == [132, 0, 132]
+    assert sum(memory.tensors().values()) - before == 132
+    assert message.size_bytes == 132
+    assert not list(memory.passes(GATHER_A))  # it is there
+
+
+def test_a_reduction_has_its_input_beside_the_gradients_and_the_shards_without_them():
+    memory = memory_of_groups("a")
+    memory.leave(SimpleNamespace(gradient_units=("a",)))
+    whole, alone = memory.passes(REDUCE_A)
+    message = memory.act(REDUCE_A)
+
+    assert sum(whole.values()) == 88 + 132 == sum(memory.held().values()) + sum(message.staging.values())
+    assert alone == {("communication", "input of a"): 132}
+    assert memory.tensors() == {**alone, ("gradient", "shards of a"): 44}
+
+
+def test_gradients_stay_where_autograd_made_them_until_they_are_reduced():
+    """One of 30 MiB and one of 20 come: no other 50 are there beside them."""
+    backward = SimpleNamespace(phase="backward", unit="a", pass_number=0)
+    came = [
+        replace(storage("gradient", 0, birth_s, 9.0), size_bytes=size * MIB, death_segment=1)
+        for birth_s, size in ((0.0, 30), (1.0, 20))
+    ]
+    events = StepEvents(came, [backward], (), {}, {})
+    log = AllocationLog(came, events, [backward], models_states=True, keeps_gradients=True)
+    log.segment(0, {("gradient", "a"): 30 * MIB, ("gradient", "a 1"): 20 * MIB}, 1.0)
+    assert [change.size_bytes // MIB for change in log.changes] == [30, 20]
+
+    log.states({("gradient", "shards of a"): 25 * MIB})
+    assert [change.size_bytes // MIB for change in log.changes] == [30, 20, 25, 0, 0]
+
+
+def test_each_gathered_parameter_and_gradient_is_allocated_by_itself_and_what_travels_as_one():
+    """Of three ranks: 4 x 5 elements of float32 are gathered as 6 x 5, and 2 as 3."""
+    memory = memory_of_groups("a")
+    memory.turn(Point.FORWARD_BEGINS)
+    memory.act(GATHER_A)
     memory.leave(SimpleNamespace(gradient_units=("a",)))
 
     assert memory.tensors() == {
@@ -75,6 +131,6 @@ def test_each_gathered_parameter_and_gradient_is_allocated_by_itself_and_what_tr
         ("gradient", "a"): 80,
         ("gradient", "a 1"): 8,
     }
-    memory.act(Action(kind=ActionKind.REDUCE, unit="a", lane=Lane.COLLECTIVE))
+    memory.act(REDUCE_A)
     assert memory.tensors()["gradient", "shards of a"] == 44
     assert sum(memory.held().values()) == sum(memory.tensors().values())
