@@ -129,12 +129,21 @@ class AllocationLog:
             if size != had:
                 gone += self._pieces.pop(key, []) if size < had else []
                 self._pieces.setdefault(key, []).extend(
-                    self._piece(key, each) for each in _parts(key[0], size - had if size > had else size)
+                    self._piece(key, each) for each in self._parts(*key, size - had if size > had else size)
                 )
         for key in self._tensors.keys() - wanted.keys():
             gone += self._pieces.pop(key)
         self._free_all([*gone, *passing])
         self._tensors = wanted
+
+    def _parts(self, what: str, where: str, size_bytes: int) -> list[int]:
+        """The bytes of one of the `tensors` by allocation: each parameter that is released has a block that stands for it,
+        and the optimizer makes its state for pieces of parameters."""
+        if what == STAND_IN and size_bytes % MIN_BLOCK_BYTES == 0:
+            return [MIN_BLOCK_BYTES] * (size_bytes // MIN_BLOCK_BYTES)
+        if what == "optimizer_state" and self._updates is not None:
+            return self._updates.parts(where, size_bytes)
+        return [size_bytes]
 
     def _piece(self, key: tuple[str, str], size_bytes: int) -> _Owner:
         owner = ("piece", self._num_allocated)
@@ -182,7 +191,7 @@ class AllocationLog:
             if is_birth and passing and not self._keeps_gradients:
                 self.states(tensors)  # the buffer that collects them
                 self._free_all(passing)
-            if phase != "optimizer" or self._updates is None or not self._updates.apart:
+            if phase != "optimizer" or self._updates is None or not self._updates.are_told:
                 self._play(event, share)
             elif self._updates.unit_of(number) not in self._updates.apart:
                 self._play(event, self._updates.share(number, share))
@@ -320,10 +329,3 @@ class AllocationLog:
         for owner in owners:
             self._free(owner)
         owners.clear()
-
-
-def _parts(what: str, size_bytes: int) -> list[int]:
-    """The bytes of one of the `tensors` by allocation: each parameter that is released has a block that stands for it."""
-    if what != STAND_IN or size_bytes % MIN_BLOCK_BYTES:
-        return [size_bytes]
-    return [MIN_BLOCK_BYTES] * (size_bytes // MIN_BLOCK_BYTES)

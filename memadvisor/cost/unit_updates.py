@@ -22,13 +22,15 @@ class UnitUpdates:
     """Of the first rank, whose pieces of parameters stand for those of all.
 
     `apart`: units that are updated by themselves. `fetched`: those whose state comes from elsewhere for that, with whether
-    it is in codes. `state_bytes`: what that takes.
+    it is in codes. `state_bytes`: what that takes. `are_told`: whether temporaries are told by parameters, which takes a
+    unit apart, or pieces of parameters and an update of all together.
     """
 
     def __init__(self, step: CapturedStep, schedule: Schedule, state_bytes: Mapping[str, int]) -> None:
         self.fetched = {u: lane is Lane.COMPUTE for u, lane in schedule.offloaded_states.items()}
         self.apart = {*self.fetched, *schedule.updated_in_backward}
-        self._states = step.states if self.apart else {}
+        self.are_told = bool(self.apart) or (step.updates_together and schedule.num_ranks > 1)
+        self._states = step.states
         self._state_bytes = state_bytes
         stages = {unit.name: unit.stage_on(schedule.shard_ranks) for unit in schedule.units}
         self._pieces = {
@@ -36,7 +38,7 @@ class UnitUpdates:
             for name, states in self._states.items()
         }
         at = set(step.optimizer_at)
-        passing = (n for n, item in enumerate(step.storages if self.apart else ()) if passes_in(item, at))
+        passing = (n for n, item in enumerate(step.storages if self.are_told else ()) if passes_in(item, at))
         self._of = parameters_of(step.storages, passing, self._states, together=step.updates_together)
 
     def unit_of(self, number: int) -> str | None:
@@ -53,16 +55,30 @@ class UnitUpdates:
 
     def made(self, unit: str) -> list[int]:
         """Bytes of what the optimizer makes for a fetched unit in its first step, one by one."""
-        counts, states = self._pieces[unit], self._states[unit]
+        sizes = self._state_sizes(unit)
+        # In another dtype than was captured they are wider.
+        wider = self._state_bytes[unit] / sum(sizes) if sizes else 1.0
+        return [round(size * wider) for size in sizes]
+
+    def parts(self, unit: str, size_bytes: int) -> list[int]:
+        """The same of one whose state stays, which takes so much; last, as one, what is not told by parameters."""
+        sizes = self._state_sizes(unit)
+        rest_bytes = size_bytes - sum(sizes)
+        if rest_bytes < 0:
+            return [size_bytes]
+        return [*sizes, rest_bytes] if rest_bytes else sizes
+
+    def _state_sizes(self, unit: str) -> list[int]:
+        states = self._states.get(unit)
+        if states is None:
+            return []
+        counts = self._pieces[unit]
         sizes = [
             counts.get(parameter.name, 0) * item_bytes
             for parameter in states.parameters
             for item_bytes, _ in states.state_items.get(parameter.name, ())
         ]
-        wider = (
-            self._state_bytes[unit] / sum(sizes) if sum(sizes) else 1.0
-        )  # in another dtype than was captured
-        return [round(size * wider) for size in sizes if size]
+        return [size for size in sizes if size]
 
 
 def passes_in(item: StepStorage, segments: set[int]) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.allocation_sequence import NUM_STEPS, planned_sequence
+from memadvisor.cost.flats import piece_elements
 from memadvisor.cost.states import UnitStates
 from memadvisor.cost.step import StepStorage
 from memadvisor.cost.transfers import TransferTimes
@@ -132,3 +133,23 @@ def test_a_piece_of_a_parameter_takes_its_part_of_what_that_had():
 
     for name, size_bytes in sizes.items():
         assert sum(updates.made(name)) == pytest.approx(size_bytes, abs=len(step.states[name].parameters))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_state_that_stays_is_made_for_pieces_of_parameters(stage):
+    """And not as one a unit: tensors of less than a MiB are in other segments than what is larger."""
+    step = captured_step(make_run(num_ranks=2, device="cuda:0"))
+    units = tuple(UnitPlan(name=unit.name, zero_stage=stage, recompute=False) for unit in step.units)
+    schedule = write_schedule(plan(ranks=2, stage=stage, units=units), step.units)
+    played = Counter(c.size_bytes for c in planned_sequence(step, schedule, TIMES) if is_state(c))
+    pieces = Counter(
+        count * item_bytes
+        for own in step.states.values()
+        for name, count in piece_elements(own, 2, 0).items()
+        for item_bytes, _ in own.state_items[name]
+        if count
+    )
+
+    assert max(pieces.values()) > 1 and played & pieces == pieces
+    largest = max(own.optimizer_bytes for own in step.states.values())
+    assert max(played) < largest // 2
