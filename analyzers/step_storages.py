@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from memadvisor.analyzers.first_products import first_products
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.analyzers.shapes import dimensions
+from memadvisor.analyzers.sums_in_place import sums_in_place
 from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES, SMALL_BYTES
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.step import STATES, BoundaryTensor, StepStorage
 from memadvisor.run.records import CUBLAS, UNEXPLAINED, Step, Storage
 from memadvisor.run.run import RankRun
 
+_ABOUT_AS_MUCH = 0.1  # how much smaller one may be, as a fraction
 _ITEM_BYTES = {
     **dict.fromkeys(("float64", "int64", "complex64"), 8),
     **dict.fromkeys(("float32", "int32", "uint32"), 4),
@@ -42,13 +44,16 @@ def step_storages(
     """
     last_saved_s = _last_saved(placed, passes)
     stream_of = _streams(rank, step)
-    products = first_products(rank.operators, (item.row for item in placed), passes.pieces)
+    first = first_products(rank.operators, (item.row for item in placed), passes.pieces)
     requested_bytes = requests(item.row for item in placed)
-    storages = []
+    products = sums_in_place((item.row for item in placed if item.birth >= 0), rank.parameters)
+    places: dict[int, int] = {}
+    storages: list[StepStorage] = []
     for number, item in in_order_of_allocation(list(enumerate(placed)), rank, step):
         row, unit = item.row, passes.forward.get(item.birth, (None, 0))[0]
         if row.size_bytes <= 0 or (row.death_s is not None and row.death_s <= row.birth_s):
             continue  # no bytes, or alive at no instant
+        places[row.storage_id] = len(storages)
         storages.append(
             StepStorage(
                 category=row.category,
@@ -68,7 +73,8 @@ def step_storages(
                 ),
                 stream=stream_of(row),
                 owner=row.unit if row.category in STATES else None,
-                comes=products.pop(0) if item.birth < 0 and row.operator == CUBLAS and products else None,
+                comes=first.pop(0) if item.birth < 0 and row.operator == CUBLAS and first else None,
+                in_place_of=places.get(products.get(row.storage_id, -1)),
             )
         )
     return (*storages, *_unexplained(rank, step, len(passes.pieces)))
@@ -142,20 +148,26 @@ def _streams(rank: RankRun, step: Step) -> Callable[[Storage], int]:
 def requests(rows: Iterable[Storage]) -> Callable[[Storage], int]:
     """What was asked for, of each row: a CUDA block may be up to 1 MiB larger, where the rest was not worth splitting off.
 
-    Of what operators make inside themselves only the block is known. It is taken for what others asked for that were given
-    as much, most often: such a buffer is as large as what the operator is given, or gives.
+    Of what operators make inside themselves only the block is known. Layers are alike, so it is taken for the smallest one
+    of about as much that such an operator was given, and that for what others asked for that were mostly given as much.
     """
-    rows = tuple(rows)
-    others: dict[int, Counter[int]] = defaultdict(Counter)
+    blocks: dict[int, Counter[int]] = defaultdict(Counter)  # that were given for so many bytes
+    inside: dict[str, set[int]] = defaultdict(set)  # blocks of an operator's own
     for row in rows:
         if row.shape and row.device != "cpu":
-            others[row.size_bytes][_requested_bytes(row)] += 1
+            blocks[_requested_bytes(row)][row.size_bytes] += 1
+        elif not row.shape:
+            inside[row.operator].add(row.size_bytes)
+    usual = {given.most_common(1)[0][0]: asked for asked, given in blocks.items()}
 
     def requested_bytes(row: Storage) -> int:
-        alike = others.get(row.size_bytes)
-        if row.shape or row.device == "cpu" or row.operator == CUBLAS or not alike:
+        if row.shape or row.device == "cpu" or row.operator == CUBLAS:
             return _requested_bytes(row)
-        return alike.most_common(1)[0][0]
+        least_bytes = max(row.size_bytes - SMALL_BYTES, row.size_bytes * (1 - _ABOUT_AS_MUCH))
+        own = inside.get(row.operator, ())
+        smallest = min((size for size in own if least_bytes <= size), default=row.size_bytes)
+        smallest = min(smallest, row.size_bytes)
+        return usual.get(smallest, smallest)
 
     return requested_bytes
 

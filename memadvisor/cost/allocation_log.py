@@ -46,6 +46,7 @@ class AllocationLog:
         keeps_gradients: bool = False,
     ) -> None:
         self.changes: list[Change] = []
+        self.is_traced = False  # as the captured step was, which is not quite like the others
         self._storages = storages
         self._streams = streams
         self._first: list[_Owner] = []  # before any step
@@ -290,10 +291,20 @@ class AllocationLog:
             item = self._storages[number]
             if item.comes is not None and (number, False) in self._alive:
                 return  # since an earlier step
+            if not self.is_traced and (item.in_place_of, is_again) in self._alive:
+                self._hand_on((item.in_place_of, is_again), (number, is_again))
+                return
             size_bytes = max(1, math.ceil(item.size_bytes * share))
             self._allocate((number, is_again), size_bytes, item.category, item.stream)
         else:
             self._free((number, is_again))
+
+    def _hand_on(self, owner: _Owner, to: _Owner) -> None:
+        """What one has is another's from here on."""
+        old = self._alive.pop(to, None)
+        self._alive[to] = self._alive.pop(owner)
+        if old is not None:
+            self._drop(old)
 
     def _stream_of(self, key: tuple[str, str]) -> int:
         what, where = key

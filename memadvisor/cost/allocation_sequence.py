@@ -8,7 +8,7 @@ The training is played from its first step on, because what is cached then decid
   elsewhere, the optimizer makes it unit by unit, and fetches it into buffers from the second step on;
 - what the captured step frees of the step before (gradients) is what it leaves itself, by size and category.
 
-After `NUM_STEPS` steps the reservation has settled: the steps are alike.
+After `NUM_STEPS` steps the reservation has settled: the steps are alike. The last is played as it was traced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ NUM_STEPS = 3
 def captured_sequence(storages: Sequence[StepStorage], segments: Sequence[Stretch]) -> list[Change]:
     """The training as it was captured."""
     log = AllocationLog(storages, StepEvents(storages, segments, (), {}, {}), segments, models_states=False)
-    for _ in range(NUM_STEPS):
+    for number in range(NUM_STEPS):
+        log.is_traced = number == NUM_STEPS - 1
         for position in range(len(segments)):
             log.segment(position, {}, 1.0)
         log.end_step()
@@ -84,6 +85,7 @@ def planned_sequence(
         log.states(engine.tensors())
         log.has_started()
     for number in range(NUM_STEPS):
+        log.is_traced = number == NUM_STEPS - 1
         # Before it updates in the backward, the engine sees one step through.
         simulate(step, schedule if number else updated_at_step(schedule), times, log, transfers=transfers)
         log.end_step()

@@ -56,7 +56,25 @@ def test_of_what_an_operator_makes_inside_itself_others_of_its_block_tell_what_w
     asked = requests([shaped, inside, other])
 
     assert [asked(row) for row in (shaped, inside, other)] == [23 * MIB // 2, 23 * MIB // 2, 14 * MIB]
-    assert requests([shaped])(inside) == 23 * MIB // 2
     assert requests([other])(inside) == 12 * MIB
-    workspace = dataclasses.replace(inside, operator=CUBLAS)
-    assert asked(workspace) == 12 * MIB
+    assert asked(dataclasses.replace(inside, operator=CUBLAS)) == 12 * MIB
+
+
+def test_a_block_that_others_were_given_by_chance_tells_nothing():
+    """Of three tensors of 11.5 MiB two were given blocks of just that."""
+    exact = storage(device="cuda:0", size_bytes=23 * MIB // 2, shape=f"[{23 * MIB // 8}]")
+    chance = dataclasses.replace(exact, size_bytes=12 * MIB)
+    inside = storage(device="cuda:0", size_bytes=12 * MIB, shape="", dtype="", operator="inside aten::clone")
+
+    assert requests([exact, exact, chance, inside])(inside) == 12 * MIB
+
+
+def test_layers_are_alike_in_what_an_operator_makes_inside_itself():
+    """The smallest block of about as much is what all asked for; one of half as much is another's."""
+    rows = [
+        storage(device="cuda:0", size_bytes=size * MIB // 4, shape="", dtype="", operator="inside aten::sum")
+        for size in (12, 13, 6)
+    ]
+    asked = requests(rows)
+
+    assert [asked(row) for row in rows] == [3 * MIB, 3 * MIB, 6 * MIB // 4]

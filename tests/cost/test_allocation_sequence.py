@@ -212,6 +212,18 @@ def test_a_batch_is_renewed_though_it_is_an_input_only_where_a_model_is_called_w
     assert exact_peak(changes) == (10 + 30 + 30) * MIB
 
 
+def test_steps_that_are_not_traced_add_in_place():
+    """A product of 12 MiB and its sum are one tensor there, and two where operators are seen."""
+    product = storage("temporary", 12, 0, 0, birth_s=1.0, death_s=2.1)
+    total = replace(storage("activation", 12, 0, 1, birth_s=2.0), in_place_of=0)
+    changes = captured_sequence([product, total], SEGMENTS)
+
+    assert [c.step for c in changes if c.size_bytes > 0] == [0, 1, 2, 2]
+    assert [c.category for c in changes if c.size_bytes > 0][2:] == ["temporary", "activation"]
+    assert exact_peak(changes) == 24 * MIB
+    assert exact_peak([c for c in changes if c.step < 2]) == 12 * MIB
+
+
 def test_what_is_freed_for_good_was_there_from_the_start():
     """Two tensors from before the step that it drops, and leaves nothing for."""
     storages = [storage("other", 30, -1, 0), storage("other", 20, -1, 1), storage("activation", 40, 0, 1)]
