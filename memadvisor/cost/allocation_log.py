@@ -62,6 +62,7 @@ class AllocationLog:
         self._alive: dict[_Owner, int] = {}  # owner -> number of its allocation
         self._old: dict[object, list[int]] = defaultdict(list)  # what an earlier step left for this number
         self._tensors: dict[tuple[str, str], int] = {}
+        self._told: object = None  # what those came of
         self._pieces: dict[tuple[str, str], list[_Owner]] = {}
         self._num_allocated = 0
         self._num_steps = 0  # that have ended
@@ -95,9 +96,9 @@ class AllocationLog:
         them is there, then they are free, and then a flat is made, whose memory goes at once.
         """
         own = {unit: [self._begin(size) for size in sizes] for unit, sizes in parameters.items()}
-        there = dict(self._tensors)
+        there = self._tensors
         for unit, owners in own.items():
-            there[STAND_IN, unit] = tensors.get((STAND_IN, unit), 0)
+            there = {**there, (STAND_IN, unit): tensors.get((STAND_IN, unit), 0)}
             self.states(there)
             self._free_all(owners)
             self._free(self._begin(max(1, sum(parameters[unit]))))
@@ -120,6 +121,10 @@ class AllocationLog:
         """What is new is allocated before what is old goes; what grows gets another piece."""
         if not self._models_states:
             return
+        told = tensors, self._has_gradients, self._has_stepped, self._num_steps
+        if told == self._told and not beside:
+            return
+        self._told = told
         passing: list[_Owner] = [("beside", category) for category, size in beside.items() if size]
         for owner in passing:
             self._allocate(owner, beside[str(owner[1])], str(owner[1]))
@@ -204,6 +209,7 @@ class AllocationLog:
 
     def _take(self, passing: list[_Owner], tensors: Mapping[tuple[str, str], int]) -> None:
         """Gradients that have come stay as they are: each is one of the new `tensors` of as many bytes."""
+        self._told = None
         alike: dict[int, list[_Owner]] = defaultdict(list)
         for owner in passing:
             alike[self._storages[int(str(owner[1]))].size_bytes].append(owner)

@@ -7,6 +7,7 @@ import pytest
 
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.allocation_sequence import NUM_STEPS, planned_sequence
+from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES
 from memadvisor.cost.flats import piece_elements
 from memadvisor.cost.states import UnitStates
 from memadvisor.cost.step import StepStorage
@@ -153,3 +154,18 @@ def test_state_that_stays_is_made_for_pieces_of_parameters(stage):
     assert max(pieces.values()) > 1 and played & pieces == pieces
     largest = max(own.optimizer_bytes for own in step.states.values())
     assert max(played) < largest // 2
+
+
+def test_what_stands_for_parameters_is_there_before_those_of_the_next_unit_are_free():
+    """One block a parameter, unit by unit, as the engine puts a script's parameters away."""
+    step = captured_step(make_run(num_ranks=1, device="cuda:0"))
+    paged = {"optimizer_tier": "host", "parameter_tier": "host"}
+    units = tuple(UnitPlan(name=unit.name, zero_stage=3, recompute=False, **paged) for unit in step.units)
+    changes = planned_sequence(step, write_schedule(plan(stage=3, units=units), step.units), TIMES, HOST)
+    own = [states.parameters for states in step.states.values()]
+    at_first = [change.size_bytes for change in changes if not change.step]
+    blocks = at_first[: at_first.index(0)].count(MIN_BLOCK_BYTES)
+
+    assert not any(parameter.size_bytes == MIN_BLOCK_BYTES for rows in own for parameter in rows)
+    assert blocks == len(own[0])
+    assert at_first.count(MIN_BLOCK_BYTES) == sum(map(len, own))
