@@ -7,32 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
 
-from memadvisor.software_traits import Software
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A trainer. `zero_stage` and `sequence_parallel` (with tensor parallelism) are what it does unless told otherwise,
-    and `looped_chunks` on each rank under interleaved and breadth-first schedules (None: one layer each).
-    `offloads_together`: the optimizer's state goes to the host with the parameters, or not at all. `offloads_recomputed`:
-    inputs of layers that run again wait on the host."""
-
-    software: Software
-    meaning: str
-    source: str
-    names: tuple[str, ...]
-    zero_stage: int = 0
-    sequence_parallel: bool = True
-    looped_chunks: int | None = None
-    offloads_together: bool = False
-    offloads_recomputed: bool = False
-
-    def chunks_of(self, most: int) -> int:
-        """Of a looped schedule where nothing is said of them; `most` are of one layer each."""
-        return most if self.looped_chunks is None else min(self.looped_chunks, most)
-
+from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE, TORCHTUNE, UNSLOTH
+from memadvisor.software_traits import Preset, Software
 
 MODERN = Preset(
     software=Software(),
@@ -202,61 +179,6 @@ LLM_FOUNDRY = Preset(
     names=("llm-foundry", "mosaicml", "composer", "mpt"),
     zero_stage=3,
 )
-FSDP = Preset(
-    software=Software(
-        name="fsdp",
-        fused_mlp=False,
-        fused_rotary=False,
-        repeats_keys=True,
-        selective="operators",
-        whole_in_pipelines=True,
-        gathers_narrow=True,
-        offload_gradients=True,
-        casts_shards=True,
-        logit_bytes=14.0,
-    ),
-    meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32, 16 B a parameter; selective recomputation is "
-    "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel; in a pipeline "
-    "parameters stay gathered and gradients whole until the last microbatch, under looped schedules with two parts of the model "
-    "on each rank; parameters gathered in the 8 bits of products; of a logit three tensors in fp32 (the log-softmax, the gradient of the "
-    "mean, its own), and the block of the product in two bytes, which is too small for any of them",
-    source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, its "
-    "activation checkpointing and pipelines (reshard_after_forward; generate_split_points: two stages a rank where no split is "
-    "given) as of 2024 and 2025",
-    names=(
-        "fsdp",
-        "fsdp1",
-        "fsdp2",
-        "pytorch-fsdp",
-        "fairscale",
-        "torchtitan",
-        "axolotl",
-        "litgpt",
-        "lit-gpt",
-    ),
-    zero_stage=3,
-    looped_chunks=2,
-    offloads_together=True,
-)
-TORCHTUNE = Preset(
-    software=dataclasses.replace(
-        FSDP.software,
-        name="torchtune",
-        parameter_bytes=2,
-        gradient_bytes=2,
-        reduce_bytes=2,
-        optimizer_bytes=4,
-        linear_loss=True,
-        casts_shards=False,
-        logit_bytes=None,
-    ),
-    meaning="as fsdp, all of it in bf16, AdamW's moments too: 8 B a parameter; logits and their loss by pieces of the tokens",
-    source="https://github.com/pytorch/torchtune, recipes/configs (dtype: bf16; CEWithChunkedOutputLoss since September 2024), "
-    "recipes/full_finetune_distributed.py",
-    names=("torchtune",),
-    zero_stage=3,
-    offloads_together=True,
-)
 DEEPSPEED = Preset(
     software=Software(
         name="deepspeed",
@@ -276,53 +198,6 @@ DEEPSPEED = Preset(
     "(reduce_bucket_size, stage3_max_reuse_distance); deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py; what a "
     "hook takes is set by hand (docs/cost-model.md)",
     names=("deepspeed", "zero", "colossalai", "colossal-ai"),
-)
-DDP = Preset(
-    software=Software(
-        name="ddp",
-        parameter_bytes=4,
-        gradient_bytes=4,
-        reduce_bytes=4,
-        optimizer_bytes=8,
-        fused_mlp=False,
-        fused_rotary=False,
-        autocast=True,
-        bucket_copy_bytes=4,
-        update_passes=80 / 28,
-        updates_lists=True,
-    ),
-    meaning="DistributedDataParallel with autocast: fp32 parameters and gradients, 16 B a parameter; a copy in 16 bits of each "
-    "matrix; gradients once more in the reducer's buckets, for gradient_as_bucket_view is off unless asked for; AdamW in torch's kernels "
-    "over lists (foreach), which move 80 B of a parameter where a fused one moves 28, and hold one more of its size",
-    source="torch.nn.parallel.DistributedDataParallel (gradient_as_bucket_view), torch.autocast; arXiv:2006.15704",
-    names=("ddp", "pytorch", "torch", "autocast", "lightning", "fairseq"),
-)
-HUGGING_FACE = Preset(
-    software=dataclasses.replace(DDP.software, name="huggingface", reference_code=True),
-    meaning="as ddp, with the model's class of transformers: its Trainer and accelerate, whose fp16 and bf16 are autocast's",
-    source="https://github.com/huggingface/accelerate, src/accelerate/accelerator.py, prepare_model; "
-    "https://github.com/huggingface/transformers, src/transformers/training_args.py (fp16, bf16)",
-    names=(
-        "huggingface",
-        "transformers",
-        "accelerate",
-        "hf-trainer",
-        "trl",
-        "llama-factory",
-        "ms-swift",
-        "xtuner",
-    ),
-)
-UNSLOTH = Preset(
-    software=dataclasses.replace(
-        DDP.software, name="unsloth", fused_mlp=True, fused_rotary=True, linear_loss=True
-    ),
-    meaning="as ddp, with kernels of its own for norms, rotary positions and the gate; logits and their loss by pieces of the tokens; "
-    "inputs of recomputed layers on the host",
-    source="https://github.com/unslothai/unsloth, unsloth/kernels, and unsloth_zoo/gradient_checkpointing.py (use_gradient_checkpointing="
-    "'unsloth', as all of its notebooks have it)",
-    names=("unsloth",),
-    offloads_recomputed=True,
 )
 JAX = Preset(
     software=Software(name="jax", casts_shards=True, gathers_narrow=True, fused_loss=True, launch_share=0.0),

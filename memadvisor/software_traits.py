@@ -176,3 +176,25 @@ class Software:
     def has_selective(self) -> bool:
         """Selective recomputation changes something: fused attention keeps no scores that could be computed again."""
         return self.selective == "operators" or not self.fused_attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A trainer. `zero_stage` and `sequence_parallel` (with tensor parallelism) are what it does unless told otherwise,
+    and `looped_chunks` on each rank under interleaved and breadth-first schedules (None: one layer each).
+    `offloads_together`: the optimizer's state goes to the host with the parameters, or not at all. `offloads_recomputed`:
+    inputs of layers that run again wait on the host."""
+
+    software: Software
+    meaning: str
+    source: str
+    names: tuple[str, ...]
+    zero_stage: int = 0
+    sequence_parallel: bool = True
+    looped_chunks: int | None = None
+    offloads_together: bool = False
+    offloads_recomputed: bool = False
+
+    def chunks_of(self, most: int) -> int:
+        """Of a looped schedule where nothing is said of them; `most` are of one layer each."""
+        return most if self.looped_chunks is None else min(self.looped_chunks, most)

@@ -27,6 +27,7 @@ DATA = (
     "memadvisor.zeropp_options",
     "memadvisor.software",
     "memadvisor.software_traits",
+    "memadvisor.software_torch",
     "memadvisor.software_dtypes",
     "memadvisor.run",
     "memadvisor.hardware",

@@ -3,19 +3,9 @@
 import pytest
 
 from memadvisor.errors import UsageError
-from memadvisor.software import (
-    DDP,
-    DEEPSPEED,
-    FSDP,
-    HUGGING_FACE,
-    MEGATRON_2021,
-    MODERN,
-    PRESETS,
-    TORCHTUNE,
-    find_preset,
-    preset_named_in,
-)
+from memadvisor.software import DEEPSPEED, MEGATRON_2021, MODERN, PRESETS, find_preset, preset_named_in
 from memadvisor.software_dtypes import with_optimizer, with_precision
+from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE, TORCHTUNE
 
 
 def state_bytes(software):

@@ -36,9 +36,9 @@ from memadvisor.planning.modelled_split import with_balanced_stages
 from memadvisor.planning.nearest_fit import nearest_fit
 from memadvisor.planning.predict_layouts import predict_case
 from memadvisor.planning.what_if import what_if
-from memadvisor.software import MODERN, PRESETS, Preset, find_preset
+from memadvisor.software import MODERN, PRESETS, find_preset
 from memadvisor.software_dtypes import on_accelerator, with_optimizer, with_precision
-from memadvisor.software_traits import Software
+from memadvisor.software_traits import Preset, Software
 from memadvisor.units import parse_bytes
 from memadvisor.zeropp_options import zeropp_fields, zeropp_names
 

@@ -9,9 +9,10 @@ from memadvisor.layout import RECOMPUTE, TENSOR_KINDS
 from memadvisor.layout_table.adapters import keeps_inputs, widens
 from memadvisor.lora import LINEAR, Lora, base_named, targets_named
 from memadvisor.schedule_names import SCHEDULES
-from memadvisor.software import PRESETS, UNSLOTH, Preset
+from memadvisor.software import PRESETS
 from memadvisor.software_dtypes import with_lora
-from memadvisor.software_traits import Software
+from memadvisor.software_torch import UNSLOTH
+from memadvisor.software_traits import Preset, Software
 
 
 def add_layout(group: argparse._ArgumentGroup) -> None:

@@ -7,7 +7,7 @@ import re
 from memadvisor.errors import UsageError
 from memadvisor.layout_table.cells import NO, Cells
 from memadvisor.lora import LINEAR, Lora, base_named, targets_named
-from memadvisor.software import TORCHTUNE, UNSLOTH
+from memadvisor.software_torch import TORCHTUNE, UNSLOTH
 from memadvisor.software_traits import Software
 
 USUAL_RANK = 8  # peft's

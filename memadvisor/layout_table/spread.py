@@ -14,7 +14,8 @@ from memadvisor.layout_table.machine import usual_per_node
 from memadvisor.layout_table.recomputation import recomputation
 from memadvisor.layout_table.training_code import plain_word, software_of, stage_in, strategy_stage
 from memadvisor.schedule_names import SCHEDULES, schedule_name
-from memadvisor.software import Preset, find_preset
+from memadvisor.software import find_preset
+from memadvisor.software_traits import Preset
 from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 
 _NAMES_DEGREES = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|sp)\s*[-=:_]?\s*\d", re.IGNORECASE)

@@ -11,18 +11,14 @@ from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout_table.adapters import adapters_of
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.software import (
-    DDP,
     DEEPSPEED,
-    FSDP,
     GPT_NEOX,
-    HUGGING_FACE,
     JAX,
     LLM_FOUNDRY,
     MEGATRON_2021,
     MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
     MODERN,
-    Preset,
     find_preset,
     names_hugging_face,
     preset_named_in,
@@ -36,7 +32,8 @@ from memadvisor.software_dtypes import (
     with_optimizer,
     with_precision,
 )
-from memadvisor.software_traits import Software
+from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE
+from memadvisor.software_traits import Preset, Software
 
 STRATEGIES = {
     "noshard": 0,

@@ -9,7 +9,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from memadvisor.cost.layouts.saved import layer_saved_bytes
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.lora import LINEAR, Lora
-from memadvisor.software import FSDP
+from memadvisor.software_torch import FSDP
 from tests.cost.layouts.test_operators import FFN, HEADS, KV, LLAMA, B, H, OneKernelNorm, S
 
 RANK = 4

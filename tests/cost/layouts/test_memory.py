@@ -10,8 +10,8 @@ from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.memory import StageContents, stage_memory
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
 from memadvisor.layout import Layout, TrainingStep
-from memadvisor.software import FSDP
 from memadvisor.software_dtypes import with_precision
+from memadvisor.software_torch import FSDP
 from memadvisor.software_traits import Software
 
 LLAMA = Architecture(

@@ -17,7 +17,7 @@ from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.operators import operators_saved_bytes, repeated_flops
 from memadvisor.cost.layouts.saved import layer_saved_bytes
 from memadvisor.layout import Layout, TrainingStep
-from memadvisor.software import FSDP
+from memadvisor.software_torch import FSDP
 
 B, S, H, HEADS, KV, FFN = 2, 32, 64, 4, 2, 160
 LLAMA = Architecture(

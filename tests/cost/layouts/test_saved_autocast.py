@@ -12,7 +12,7 @@ from memadvisor.cost.layouts.memory import autocast_copies_bytes, device_content
 from memadvisor.cost.layouts.saved import chunk_saved_bytes, layer_saved_bytes
 from memadvisor.cost.layouts.saved_autocast import only_matrices
 from memadvisor.layout import Layout, TrainingStep
-from memadvisor.software import HUGGING_FACE
+from memadvisor.software_torch import HUGGING_FACE
 from tests.cost.layouts.test_saved_reference import (
     BATCH,
     CONFIGS,

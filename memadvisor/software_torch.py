@@ -1,0 +1,113 @@
+"""Trainers on torch's own data parallelism, FSDP's and DistributedDataParallel's, and those of fine-tuning that stand on them.
+
+As in software.py, which has them with all others in PRESETS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from memadvisor.software_traits import Preset, Software
+
+FSDP = Preset(
+    software=Software(
+        name="fsdp",
+        fused_mlp=False,
+        fused_rotary=False,
+        repeats_keys=True,
+        selective="operators",
+        whole_in_pipelines=True,
+        gathers_narrow=True,
+        offload_gradients=True,
+        casts_shards=True,
+        logit_bytes=14.0,
+    ),
+    meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32, 16 B a parameter; selective recomputation is "
+    "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel; in a pipeline "
+    "parameters stay gathered and gradients whole until the last microbatch, under looped schedules with two parts of the model "
+    "on each rank; parameters gathered in the 8 bits of products; of a logit three tensors in fp32 (the log-softmax, the gradient of the "
+    "mean, its own), and the block of the product in two bytes, which is too small for any of them",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, its "
+    "activation checkpointing and pipelines (reshard_after_forward; generate_split_points: two stages a rank where no split is "
+    "given) as of 2024 and 2025",
+    names=(
+        "fsdp",
+        "fsdp1",
+        "fsdp2",
+        "pytorch-fsdp",
+        "fairscale",
+        "torchtitan",
+        "axolotl",
+        "litgpt",
+        "lit-gpt",
+    ),
+    zero_stage=3,
+    looped_chunks=2,
+    offloads_together=True,
+)
+TORCHTUNE = Preset(
+    software=dataclasses.replace(
+        FSDP.software,
+        name="torchtune",
+        parameter_bytes=2,
+        gradient_bytes=2,
+        reduce_bytes=2,
+        optimizer_bytes=4,
+        linear_loss=True,
+        casts_shards=False,
+        logit_bytes=None,
+    ),
+    meaning="as fsdp, all of it in bf16, AdamW's moments too: 8 B a parameter; logits and their loss by pieces of the tokens",
+    source="https://github.com/pytorch/torchtune, recipes/configs (dtype: bf16; CEWithChunkedOutputLoss since September 2024), "
+    "recipes/full_finetune_distributed.py",
+    names=("torchtune",),
+    zero_stage=3,
+    offloads_together=True,
+)
+DDP = Preset(
+    software=Software(
+        name="ddp",
+        parameter_bytes=4,
+        gradient_bytes=4,
+        reduce_bytes=4,
+        optimizer_bytes=8,
+        fused_mlp=False,
+        fused_rotary=False,
+        autocast=True,
+        bucket_copy_bytes=4,
+        update_passes=80 / 28,
+        updates_lists=True,
+    ),
+    meaning="DistributedDataParallel with autocast: fp32 parameters and gradients, 16 B a parameter; a copy in 16 bits of each "
+    "matrix; gradients once more in the reducer's buckets, for gradient_as_bucket_view is off unless asked for; AdamW in torch's kernels "
+    "over lists (foreach), which move 80 B of a parameter where a fused one moves 28, and hold one more of its size",
+    source="torch.nn.parallel.DistributedDataParallel (gradient_as_bucket_view), torch.autocast; arXiv:2006.15704",
+    names=("ddp", "pytorch", "torch", "autocast", "lightning", "fairseq"),
+)
+HUGGING_FACE = Preset(
+    software=dataclasses.replace(DDP.software, name="huggingface", reference_code=True),
+    meaning="as ddp, with the model's class of transformers: its Trainer and accelerate, whose fp16 and bf16 are autocast's",
+    source="https://github.com/huggingface/accelerate, src/accelerate/accelerator.py, prepare_model; "
+    "https://github.com/huggingface/transformers, src/transformers/training_args.py (fp16, bf16)",
+    names=(
+        "huggingface",
+        "transformers",
+        "accelerate",
+        "hf-trainer",
+        "trl",
+        "llama-factory",
+        "ms-swift",
+        "xtuner",
+    ),
+)
+UNSLOTH = Preset(
+    software=dataclasses.replace(
+        DDP.software, name="unsloth", fused_mlp=True, fused_rotary=True, linear_loss=True
+    ),
+    meaning="as ddp, with kernels of its own for norms, rotary positions and the gate; logits and their loss by pieces of the tokens; "
+    "inputs of recomputed layers on the host",
+    source="https://github.com/unslothai/unsloth, unsloth/kernels, and unsloth_zoo/gradient_checkpointing.py (use_gradient_checkpointing="
+    "'unsloth', as all of its notebooks have it)",
+    names=("unsloth",),
+    offloads_recomputed=True,
+)
