@@ -67,7 +67,8 @@ class Lora:
     """Beside each of the matrices `targets` (of MATRICES) of every layer are two more, of `rank` columns and `rank` rows;
     they alone are trained. `base`: in what the frozen matrices of layers are held (of BASES); all else that is frozen has
     16 bits, or 32 where `widened`, as peft's prepare_model_for_kbit_training casts what is not quantised. `keeps_inputs`:
-    products with frozen matrices keep what comes in, as bitsandbytes' of 4 bits do (autograd/_functions.py, MatMul4Bit).
+    products with frozen matrices keep what comes in, as bitsandbytes' of 4 bits did until 0.43.2 of July 2024
+    (github.com/bitsandbytes-foundation/bitsandbytes/pull/1270), as an attribute of their context.
     `shares_inputs`: one autograd function does the products with a matrix and its adapter, and keeps one input for both,
     and none that it can make of what else it keeps (Unsloth, kernels/fast_lora.py). `dropout`: before the adapters.
     `trains_ends`: copies of the embedding and of the head are trained too (peft's modules_to_save).

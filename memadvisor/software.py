@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE, TORCHTUNE, UNSLOTH
+from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE, LITGPT, QLORA, TORCHTUNE, UNSLOTH
 from memadvisor.software_traits import Preset, Software
 
 MODERN = Preset(
@@ -211,6 +211,8 @@ JAX = Preset(
 )
 # Of whole projects, whose names stand beside many a trainer's and in many an address.
 _OF_PROJECTS = (DDP, HUGGING_FACE)
+# Of methods too, which other trainers have as well.
+_OF_METHODS = ("qlora",)
 PRESETS = (
     MODERN,
     MEGATRON_CORE,
@@ -223,10 +225,12 @@ PRESETS = (
     GPT_NEOX,
     LLM_FOUNDRY,
     FSDP,
+    LITGPT,
     TORCHTUNE,
     DEEPSPEED,
     DDP,
     HUGGING_FACE,
+    QLORA,
     UNSLOTH,
     JAX,
 )
@@ -241,7 +245,10 @@ def find_preset(name: str) -> Preset | None:
     if exact is not None or not wanted:
         return exact
     inside = [
-        (len(_plain(each)), preset) for preset in PRESETS for each in preset.names if _plain(each) in wanted
+        (len(_plain(each)), preset)
+        for preset in PRESETS
+        for each in preset.names
+        if _plain(each) in wanted and each not in _OF_METHODS
     ]
     named = [(size, preset) for size, preset in inside if preset not in _OF_PROJECTS]
     return max(named or inside, key=lambda pair: pair[0], default=(0, None))[1]

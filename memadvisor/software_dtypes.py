@@ -15,8 +15,11 @@ _OPTIMIZER_STATE = {
     **dict.fromkeys(("adam", "adamw", "lamb"), 8),
     **dict.fromkeys(("momentum", "lion", "muon", "adagrad"), 4),
     **dict.fromkeys(("adam8bit", "adamw8bit"), 2),
+    "lion8bit": 1,
     **dict.fromkeys(("sgd", "adafactor"), 0),
 }
+# Their state is of the bits that they name, and else in fp32, whatever the parameters' dtype (bitsandbytes/optim).
+_BITSANDBYTES = re.compile(r"^(bitsandbytes|bnb)|paged|(bnb)?(8|32)bit$")
 
 
 _OPTIMIZER_MAKERS = re.compile(
@@ -138,23 +141,27 @@ def _dtype_word(precision: str) -> str | None:
 def with_optimizer(software: Software, optimizer: str) -> Software:
     """The same code with another optimizer's state beside the master copy. Raises UsageError for one not known."""
     plain = re.sub(r"\(.*?\)|[\s_-]", "", optimizer.lower())
-    word = re.sub(r"^adamw?bnb8bit$|^8bitadamw?$", "adamw8bit", _OPTIMIZER_MAKERS.sub("", plain))
+    is_bitsandbytes = _BITSANDBYTES.search(plain) is not None
+    plain = re.sub(r"^(torch|bitsandbytes|bnb)\.(optim\.)?", "", plain)
+    word = _OPTIMIZER_MAKERS.sub("", plain).removesuffix("32bit")
+    word = re.sub(r"^adamw?bnb8bit$|^8bitadamw?$", "adamw8bit", word)
     state_bytes = _OPTIMIZER_STATE.get(_OPTIMIZER_MAKERS.sub("", word))
-    if not re.fullmatch(r"(torch)?adamw?(torch)?", plain):  # not torch's, or fused
-        software = dataclasses.replace(software, updates_lists=False)
     if state_bytes is None:
         raise UsageError(
             f"{optimizer!r} is no known optimizer.", hint=f"known are {', '.join(_OPTIMIZER_STATE)}."
         )
-    if (software.parameter_bytes, software.optimizer_bytes) == (
-        2,
-        4,
-    ):  # all in 16 bits, without a master copy
-        return dataclasses.replace(
-            software, optimizer_bytes=state_bytes if state_bytes == 2 else state_bytes // 2
-        )
-    master_bytes = 4 if software.parameter_bytes < 4 else 0
-    return dataclasses.replace(software, optimizer_bytes=master_bytes + state_bytes)
+    if not re.fullmatch(r"(torch)?adamw?(torch)?", plain):  # not torch's, or fused
+        software = dataclasses.replace(software, updates_lists=False)
+    paged_bytes = float(state_bytes) if "paged" in plain else 0.0
+    is_narrow = (software.parameter_bytes, software.optimizer_bytes) == (2, 4)  # all in 16 bits
+    if is_narrow and not is_bitsandbytes and state_bytes >= 4:
+        state_bytes //= 2
+    has_master = software.parameter_bytes < 4 and not is_narrow
+    if software.paged_bytes and software.paged_bytes == software.optimizer_bytes:
+        has_master = False
+    return dataclasses.replace(
+        software, optimizer_bytes=state_bytes + (4 if has_master else 0), paged_bytes=paged_bytes
+    )
 
 
 def with_lora(software: Software, lora: Lora) -> Software:

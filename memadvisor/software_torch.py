@@ -38,9 +38,16 @@ FSDP = Preset(
         "fairscale",
         "torchtitan",
         "axolotl",
-        "litgpt",
-        "lit-gpt",
     ),
+    zero_stage=3,
+    looped_chunks=2,
+    offloads_together=True,
+)
+LITGPT = Preset(
+    software=dataclasses.replace(FSDP.software, name="litgpt", holds_loss=True),
+    meaning="as fsdp; a microbatch's loss is held through the next one's forward",
+    source="https://github.com/Lightning-AI/litgpt, litgpt/finetune/lora.py, fit (loss is a variable of the loop)",
+    names=("litgpt", "lit-gpt", "lit-llama"),
     zero_stage=3,
     looped_chunks=2,
     offloads_together=True,
@@ -99,6 +106,27 @@ HUGGING_FACE = Preset(
         "ms-swift",
         "xtuner",
     ),
+)
+# Its names beside the first are of its repository: "QLoRA" stands beside many a trainer's.
+QLORA = Preset(
+    software=dataclasses.replace(
+        HUGGING_FACE.software,
+        name="qlora",
+        autocast=False,
+        parameter_bytes=2,
+        gradient_bytes=2,
+        reduce_bytes=2,
+        optimizer_bytes=8,
+        paged_bytes=8.0,
+        bucket_copy_bytes=2,
+        update_passes=1.0,
+        updates_lists=False,
+    ),
+    meaning="the QLoRA paper's own script: Hugging Face's Trainer, with adapters, their gradients and what is not quantised in bf16, and "
+    "AdamW's moments in fp32 in memory that the driver moves to the host where the device has no room",
+    source="https://github.com/artidoro/qlora, qlora.py (optim paged_adamw_32bit; get_accelerate_model casts adapters, embedding and head "
+    "to bf16 again); arXiv:2305.14314, section 3",
+    names=("qlora", "guanaco", "artidoro/qlora"),
 )
 UNSLOTH = Preset(
     software=dataclasses.replace(

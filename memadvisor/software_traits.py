@@ -140,6 +140,14 @@ class Software:
     weighs_inside: bool = False
     # Pointwise recomputation has latent attention's queries, keys and values too.
     repeats_latent: bool = False
+    # The loop still holds a microbatch's loss while the next one's forward runs, and with it what autograd functions keep
+    # beside their saved tensors.
+    holds_loss: bool = False
+    # Of `optimizer_bytes`, those in memory that the driver moves to the host where the device has no room (bitsandbytes'
+    # paged optimizers), which torch's allocator does not count.
+    paged_bytes: float = 0.0
+    # A gradient updates its parameter as soon as it is there, and is let go.
+    updates_in_backward: bool = False
     # Adapters alone are trained, and states are of them; None where all are.
     lora: Lora | None = None
 

@@ -5,7 +5,7 @@ import pytest
 from memadvisor.errors import UsageError
 from memadvisor.software import DEEPSPEED, MEGATRON_2021, MODERN, PRESETS, find_preset, preset_named_in
 from memadvisor.software_dtypes import with_optimizer, with_precision
-from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE, TORCHTUNE
+from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE, QLORA, TORCHTUNE
 
 
 def state_bytes(software):
@@ -31,6 +31,12 @@ def test_bytes_of_a_parameters_states():
     assert state_bytes(with_precision(FSDP.software, "bf16-true")) == 8 == state_bytes(TORCHTUNE.software)
     assert state_bytes(with_optimizer(TORCHTUNE.software, "fused AdamW")) == 8
     assert state_bytes(with_optimizer(TORCHTUNE.software, "AdamW 8bit")) == 6
+    # bitsandbytes' state is in fp32, or in the bits that it names.
+    assert state_bytes(with_optimizer(TORCHTUNE.software, "adamw_bnb_32bit")) == 12
+    assert state_bytes(with_optimizer(TORCHTUNE.software, "bitsandbytes.optim.PagedAdamW8bit")) == 6
+    assert state_bytes(with_optimizer(TORCHTUNE.software, "paged_lion_8bit")) == 5
+    assert state_bytes(with_optimizer(QLORA.software, "paged_adamw_8bit")) == 6
+    assert state_bytes(QLORA.software) == 12
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,12 @@ def test_names_of_whole_projects_say_less_than_a_trainer_beside_them():
     assert find_preset("Hugging Face Trainer") is HUGGING_FACE
     assert find_preset("HuggingFace Accelerate + DeepSpeed") is DEEPSPEED
     assert preset_named_in("https://huggingface.co/blog/some-model") is None
+
+
+def test_a_methods_name_is_a_trainers_where_it_stands_alone():
+    assert find_preset("QLoRA") is QLORA
+    assert find_preset("TRL QLoRA") is HUGGING_FACE
+    assert find_preset("torchtune, QLoRA") is TORCHTUNE
 
 
 def test_words_that_are_no_precision_or_optimizer():

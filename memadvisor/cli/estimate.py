@@ -329,6 +329,8 @@ def _software(arguments: argparse.Namespace) -> tuple[Preset, Software]:
         software = dataclasses.replace(software, reference_code=is_reference(arguments.model_code))
     if arguments.optimizer is not None:
         software = with_optimizer(software, arguments.optimizer)
+    if arguments.optimizer_in_backward:
+        software = dataclasses.replace(software, updates_in_backward=True)
     return preset, adapted(arguments, software)
 
 

@@ -6,7 +6,7 @@ import argparse
 
 from memadvisor.errors import UsageError
 from memadvisor.layout import RECOMPUTE, TENSOR_KINDS
-from memadvisor.layout_table.adapters import keeps_inputs, widens
+from memadvisor.layout_table.adapters import widens
 from memadvisor.lora import LINEAR, Lora, base_named, targets_named
 from memadvisor.schedule_names import SCHEDULES
 from memadvisor.software import PRESETS
@@ -103,7 +103,16 @@ def add_code(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model-code", metavar="NAME", help="fused (the trainer's), or reference: Hugging Face's class"
     )
-    group.add_argument("--optimizer", metavar="NAME", help="adamw, adam8bit, sgd, momentum, lion, muon")
+    group.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="adamw, adam8bit, sgd, momentum, lion, muon, paged_adamw_32bit, ...",
+    )
+    group.add_argument(
+        "--optimizer-in-backward",
+        action="store_true",
+        help="each gradient updates its parameter at once, and is let go",
+    )
     group.add_argument(
         "--lora-rank", type=int, metavar="R", help="train low-rank adapters beside frozen matrices, of rank R"
     )
@@ -148,7 +157,6 @@ def adapted(arguments: argparse.Namespace, software: Software) -> Software:
         dropout=arguments.lora_dropout,
         base=base,
         widened=widens(arguments.framework or "", software, base),
-        keeps_inputs=keeps_inputs(software, base),
         shares_inputs=software.name == UNSLOTH.software.name,
         trains_ends=arguments.lora_embeddings,
     )

@@ -7,7 +7,7 @@ import re
 from memadvisor.errors import UsageError
 from memadvisor.layout_table.cells import NO, Cells
 from memadvisor.lora import LINEAR, Lora, base_named, targets_named
-from memadvisor.software_torch import TORCHTUNE, UNSLOTH
+from memadvisor.software_torch import QLORA, TORCHTUNE, UNSLOTH
 from memadvisor.software_traits import Software
 
 USUAL_RANK = 8  # peft's
@@ -34,7 +34,7 @@ def adapters_of(cells: Cells, software: Software) -> Lora | None:
         dropout=bool(_dropout(cells)),
         base=base,
         widened=widens(cells.text("framework") or "", software, base),
-        keeps_inputs=keeps_inputs(software, base),
+        keeps_inputs=_is_old(cells.text("bitsandbytes_version")) and keeps_inputs(software, base),
         shares_inputs=software.name == UNSLOTH.software.name,
         trains_ends=_trains_ends(cells),
     )
@@ -50,8 +50,24 @@ def _usual_targets(base: str) -> tuple[str, ...]:
 
 def widens(framework: str, software: Software, base: str) -> bool:
     """Whether what is not quantised is cast to fp32: peft's prepare_model_for_kbit_training does so of bitsandbytes' formats."""
-    is_peft = software.reference_code and not _KEEP_THE_REST.search(framework)
+    is_peft = software.reference_code and software.name != QLORA.software.name
+    is_peft = is_peft and not _KEEP_THE_REST.search(framework)
     return is_peft and base in ("int8", "nf4", "nf4-dq")
+
+
+# Its release that keeps no inputs any more.
+_KEEPS_NOTHING = (0, 43, 2)
+
+
+def _is_old(version: str | None) -> bool:
+    """Of bitsandbytes; `<0.43.2` is older than what it names."""
+    if version is None:
+        return False
+    numbers = re.findall(r"\d+", version)
+    if not numbers:
+        raise UsageError(f"bitsandbytes_version is {version!r}.", hint="it is a number, such as 0.42.0.")
+    found = tuple(int(number) for number in numbers[:3])
+    return found < _KEEPS_NOTHING or (re.match(r"<|before", version) is not None and found == _KEEPS_NOTHING)
 
 
 def keeps_inputs(software: Software, base: str) -> bool:

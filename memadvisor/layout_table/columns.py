@@ -101,7 +101,7 @@ SPREAD = (
 )  # fmt: skip
 
 CODE = (
-    _column("framework", "system software library trainer training_framework codebase training_system training_library", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, nemo, hai-llm, megatron-deepspeed, gpt-neox, nanotron, llm-foundry, fsdp, torchtitan, torchtune, deepspeed, ddp, huggingface, unsloth, jax (maxtext)", "llm-foundry with mp_mode; the trainer whose words `strategy` has (fsdp, ddp, ZeRO's of deepspeed); the one that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
+    _column("framework", "system software library trainer training_framework codebase training_system training_library", "the trainer (memadvisor/software.py): megatron-lm, megatron-core, nemo, hai-llm, megatron-deepspeed, gpt-neox, nanotron, llm-foundry, fsdp, torchtitan, litgpt, torchtune, deepspeed, ddp, huggingface, qlora (the paper's script), unsloth, jax (maxtext)", "llm-foundry with mp_mode; the trainer whose words `strategy` has (fsdp, ddp, ZeRO's of deepspeed); the one that `source` names; Megatron of 2021 for a GPT on V100 or A100; else today's defaults. `megatron-lm` too is that of 2021 for a GPT on V100 or A100 alone"),
     _column("source", "reference url", "where the row is from; a trainer's repository in it says which trainer ran", "none"),
     _column("mp_mode", "", "Composer's word: PURE reduces in 16 bits, DEFAULT in fp32, FULL computes in fp32", "PURE"),
     _column("precision", "dtype mixed_precision data_type training_precision compute_dtype param_dtype numerics data_format train_precision", "bf16, fp16, fp8 (mxfp8, fp8-cs), fp4 (nvfp4), tf32, fp32; pure bf16 (bf16-true): parameters, gradients and moments in 16 bits, no master copy; amp_bf16, amp_fp16: torch.autocast over fp32 parameters, as ddp and huggingface always have it with 16 bits; other trainers that are named cast as they do", "the trainer's own; fp16 on a V100"),
@@ -129,7 +129,9 @@ CODE = (
     _column("lora_dropout", "adapter_dropout", "there is dropout before the adapters", "false"),
     _column("base_precision", "quantization quantisation quantization_bit quantization_bits quant quantize quantized_base bits base_dtype base_quantization load_in_4bit bnb", "what frozen matrices are held in: 16bit, fp32, int8, nf4, nf4-dq (double quantisation; 4, qlora), int4 (GPTQ, AWQ)", "16bit; nf4-dq of qlora"),
     _column("trained_modules", "modules_to_save trainable_modules", "embeddings: copies of the embedding and the head are trained beside the adapters", "none"),
-    _column("optimizer", "optim optimizer_name", "adamw, adam8bit, adafactor, sgd, momentum, lion, muon, lamb, adagrad", "adamw"),
+    _column("bitsandbytes_version", "bnb_version", "release of bitsandbytes: until 0.43.2 its products of 4 bits kept their inputs (0.42.0, <0.43.2)", "a later one"),
+    _column("optimizer", "optim optimizer_name", "adamw, adam8bit, adafactor, sgd, momentum, lion, muon, lamb, adagrad; paged_adamw_32bit, paged_adamw_8bit (bitsandbytes'): its state goes to the host where the device has no room", "adamw"),
+    _column("optimizer_in_backward", "optimizer_in_bwd fused_backward update_in_backward", "each gradient updates its parameter at once, and is let go; with one microbatch", "false"),
 )  # fmt: skip
 
 COLUMNS: tuple[Column, ...] = MODEL + MACHINE + SPREAD + CODE

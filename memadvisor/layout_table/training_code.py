@@ -97,6 +97,8 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
         software = dataclasses.replace(software, dropout=dropout)
     if optimizer is not None:
         software = with_optimizer(software, optimizer)
+    if cells.flag("optimizer_in_backward"):
+        software = dataclasses.replace(software, updates_in_backward=True)
     software = dataclasses.replace(software, reference_code=reference)
     lora = adapters_of(cells, software)
     return preset, software if lora is None else with_lora(software, lora)

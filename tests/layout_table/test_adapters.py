@@ -74,3 +74,22 @@ def test_unsloth_keeps_recomputed_layers_inputs_on_the_host():
 
 def test_tokens_go_to_their_experts_in_eight_bits():
     assert read(["dispatch_dtype"], "fp8").case.step.software.dispatch_bytes == 1.0
+
+
+@pytest.mark.parametrize(
+    ("version", "keeps"),
+    [("0.41.1", True), ("0.43.1", True), ("<0.43.2", True), ("0.43.2", False), ("0.44", False), ("", False)],
+)
+def test_products_of_old_releases_of_bitsandbytes_keep_their_inputs(version, keeps):
+    """https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270, of July 2024."""
+    assert lora_of(["lora_rank", "bnb", "bitsandbytes_version"], 8, "nf4", version).keeps_inputs is keeps
+
+
+def test_what_is_no_release_is_named():
+    assert "bitsandbytes_version is 'new'" in read(["lora_rank", "bnb", "bnb_version"], 8, "nf4", "new").error
+
+
+def test_the_papers_own_script_casts_what_it_does_not_quantise_to_16_bits():
+    found = read(["framework", "lora_rank"], "QLoRA", 64).case.step.software
+    assert (found.name, found.lora.base, found.lora.widened) == ("qlora", "nf4-dq", False)
+    assert (found.parameter_bytes, found.paged_bytes, found.autocast) == (2, 8, False)

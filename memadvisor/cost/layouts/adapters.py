@@ -262,6 +262,18 @@ def input_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: flo
     return kept
 
 
+def kept_inputs_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
+    """Inputs of frozen products that keep them, each result once, on one rank; of other products nothing."""
+    lora, layout = step.software.lora, step.layout
+    if lora is None or not lora.keeps_inputs:
+        return 0.0
+    kept = 0.0
+    for one in {one.reads: one for one in layer_matrices(model, layer)}.values():
+        parts = layout.tensor if one.is_partial else layout.stream_ranks
+        kept += 2.0 * _rows(model, step, one, tokens)[0] * one.depth / parts
+    return kept
+
+
 def frozen_inputs_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
     """Of what a layer keeps when all is trained (saved.py), what is for the gradients of its matrices and norms alone."""
     software, layout = step.software, step.layout

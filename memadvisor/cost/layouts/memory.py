@@ -11,6 +11,7 @@ from itertools import accumulate
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.holding_code import held_graph_bytes, lets_gradients_go, resident_share
 from memadvisor.cost.layouts.passing_layers import ahead_bytes, moving_bytes, recomputed_layer_bytes
 from memadvisor.cost.layouts.saved import (
     head_saved_bytes,
@@ -266,6 +267,7 @@ def stage_memory(
         + narrow_copies_bytes(model, step, contents)
         + max(0.0, working - head_bytes)
         + ahead_bytes(model, step)
+        + held_graph_bytes(model, step, contents.layers)
     )
     # Activations are gone when the optimizer updates.
     gone_bytes = activation_bytes + max(head_bytes, working)
@@ -319,9 +321,12 @@ def _held_states(step: TrainingStep, count: StageParameters) -> tuple[float, flo
         gradient_bytes = updated.all * max(software.gradient_bytes, software.reduce_bytes)
     if layout.offload_optimizer and stage >= 2 and software.offload_gradients:
         gradient_bytes = 0.0
+    if lets_gradients_go(step):  # with the buffer's, one layer's, the ends' where they are more
+        gradient_bytes = min(gradient_bytes, each.gradient.end * updated.ends)
     optimizer_bytes = 0.0
     if not layout.offload_optimizer:
         optimizer_bytes = each.optimizer.of(updated, layout, is_sharded=stage >= 1)
+        optimizer_bytes *= resident_share(software)
         if stage == 3 and shards_masters(software):
             optimizer_bytes -= _MASTER_BYTES * updated.sharded(layout)
     return parameter_bytes, gradient_bytes, optimizer_bytes

@@ -1,0 +1,38 @@
+"""What a rank holds for the way its training code is written: a graph whose loss the loop still has, gradients that are let go at
+once, and state that the driver moves away."""
+
+from __future__ import annotations
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.adapters import kept_inputs_bytes
+from memadvisor.cost.layouts.saved import layer_tokens
+from memadvisor.layout import TrainingStep
+from memadvisor.software_traits import Software
+
+
+def held_graph_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
+    """Of the microbatch before, while the next one's forward runs.
+
+    Its backward lets go what autograd saved. What an autograd function keeps as an attribute of its context, as
+    bitsandbytes' products did (adapters.py), goes with the graph, and the graph with the loss: where the loop still has
+    that in a variable, inputs of two microbatches are there when the second one's loss is made.
+    """
+    software, layout = step.software, step.layout
+    if not software.holds_loss or layout.recompute == "full":
+        return 0.0
+    return sum(
+        count * kept_inputs_bytes(model, step, layer, layer_tokens(model, step, layer))
+        for count, layer in model.kinds_among(layers).values()
+    )
+
+
+def lets_gradients_go(step: TrainingStep) -> bool:
+    """Whether no more than one parameter's gradient is there at once: it cannot be added to over several microbatches
+    (docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html)."""
+    return step.software.updates_in_backward and step.layout.num_microbatches == 1
+
+
+def resident_share(software: Software) -> float:
+    """Of the optimizer's state, what is on the device whether there is room or not (Dettmers et al. 2023, arXiv:2305.14314,
+    section 3, paged optimizers). What the driver moves meanwhile takes time that is not counted."""
+    return 1.0 - software.paged_bytes / software.optimizer_bytes if software.paged_bytes else 1.0
