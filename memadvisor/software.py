@@ -149,6 +149,7 @@ GPT_NEOX = Preset(
     software=dataclasses.replace(
         MEGATRON_DEEPSPEED.software,
         name="gpt-neox",
+        flash2=False,
         fused_rotary=False,
         dropout=False,
         attention_backward_share=0.5,
@@ -162,6 +163,7 @@ GPT_NEOX = Preset(
 LLM_FOUNDRY = Preset(
     software=Software(
         name="llm-foundry",
+        flash2=False,
         reduce_bytes=2,
         fused_mlp=False,
         fused_rotary=False,
@@ -200,7 +202,9 @@ DEEPSPEED = Preset(
     names=("deepspeed", "zero", "colossalai", "colossal-ai"),
 )
 JAX = Preset(
-    software=Software(name="jax", casts_shards=True, gathers_narrow=True, fused_loss=True, launch_share=0.0),
+    software=Software(
+        name="jax", flash2=False, casts_shards=True, gathers_narrow=True, fused_loss=True, launch_share=0.0
+    ),
     meaning="one program of XLA's for a step, whose pointwise operators are fused: nothing is launched layer by layer, and logits are cast where the loss reads them; "
     "parameters in fp32, sharded (ZeRO stage 3), cast to bf16 and gathered for each layer; 16 B a parameter",
     source="https://github.com/AI-Hypercomputer/maxtext, MaxText/configs/base.yml (weight_dtype float32, dtype bfloat16, fsdp the axis that is sharded over by default) and "

@@ -30,7 +30,11 @@ _OPTIMIZER_MAKERS = re.compile(
 def as_of_2023(software: Software) -> Software:
     """Megatron-DeepSpeed's and GPT-NeoX's from 2023 on: FlashAttention, bf16, no dropout in Llamas (examples_deepspeed/pretrain_llama2_distributed.sh)."""
     return dataclasses.replace(
-        with_precision(software, "bf16"), fused_attention=True, dropout=False, attention_backward_share=None
+        with_precision(software, "bf16"),
+        fused_attention=True,
+        flash2=True,
+        dropout=False,
+        attention_backward_share=None,
     )
 
 

@@ -89,6 +89,8 @@ class Software:
     # Of its forward's rate that its backward reaches, where the kernels are others than those that the coefficient of
     # that name describes.
     attention_backward_share: float | None = None
+    # Fused attention is FlashAttention's second generation, and not its first or another program's.
+    flash2: bool = True
     # The loss is one kernel over 16-bit logits, which become their gradient.
     fused_loss: bool = False
     # Of a logit at the loss's peak, where it is another.

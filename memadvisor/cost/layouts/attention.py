@@ -25,6 +25,13 @@ _APART_FORWARD, _APART_BACKWARD = 8.0, 4.0
 # Of fused attention's rate where keys and values pass round a ring, in blocks whose results are merged: measured, 86 % on
 # 8 H800 and 84 % on 8 A100 (https://github.com/feifeibear/long-context-attention, README.md, zigzag).
 _RING_SHARE = 0.86
+# FlashAttention 2, before Hopper: what a token of a query takes beside the keys that it sees, as so many keys more, forward
+# and backward. Measured by its own benchmark of 512 to 16,384 tokens on RTX A5000 and H100
+# (https://github.com/gpu-mode/ring-attention/issues/10, https://github.com/Dao-AILab/flash-attention/pull/2688): the
+# backward's rate is half as high again at 8,192 tokens as at 512.
+_BEGINNING_FORWARD, _BEGINNING_BACKWARD = 100.0, 280.0
+# Its rates beside that, over those that coefficients have, which hold at 2,048 to 4,096 tokens.
+_LONG_FORWARD, _LONG_BACKWARD = 1.07, 1.12
 # Two-byte elements of 16 bytes, which a head is a multiple of for tensor cores to take it.
 _ALIGNED = 8
 
@@ -64,13 +71,18 @@ def _attention_core(
     batch, tp = layout.micro_batch_size, layout.tensor
     rows = length / layout.context
     if software.fused_attention:
-        pairs = batch * rows * seen * (0.5 if sees_half else 1.0)
-        flops = 2.0 * pairs * (query + value) / tp
-        forward = fused_attention_seconds(device, flops, software.attention_speed)
+        keys = seen * (0.5 if sees_half else 1.0)
+        each = fused_attention_seconds(
+            device, 2.0 * batch * rows * (query + value) / tp, software.attention_speed
+        )
         if layout.context > 1 and layout.context_kind == "ring":
-            forward /= _RING_SHARE
+            each /= _RING_SHARE
         share = software.attention_backward_share or device.coefficients.attention_backward_share
-        return forward, 2.5 * forward / share
+        if device.is_fast or not software.flash2:
+            return each * keys, 2.5 * each * keys / share
+        each /= _LONG_FORWARD
+        backward = 2.5 * each * (keys + _BEGINNING_BACKWARD) / (share * _LONG_BACKWARD)
+        return each * (keys + _BEGINNING_FORWARD), backward
     heads = model.n_heads / tp * batch
     head = query / model.n_heads
     product = matmul_seconds if head % _ALIGNED == 0 else unaligned_matmul_seconds

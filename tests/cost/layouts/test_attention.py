@@ -1,0 +1,50 @@
+"""Fused attention's rate by length, card and kernel."""
+
+from dataclasses import replace
+
+import pytest
+
+from memadvisor.architecture import Architecture
+from memadvisor.cost.layouts.attention import attention_seconds
+from memadvisor.cost.layouts.coefficients import FITTED
+from memadvisor.cost.layouts.kernels import device_of
+from memadvisor.hardware.clusters import parse_cluster
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software_traits import Software
+
+LLAMA = Architecture(
+    name="llama", n_layers=1, hidden=4096, n_heads=32, n_kv_heads=32, head_dim=128, ffn=11008, vocab=32000,
+    tied_embeddings=False, gated_mlp=True,
+)  # fmt: skip
+
+
+def a_pair(seq_len, gpu="1xA100", model=LLAMA, **traits):
+    """Seconds of a pair of tokens, forward and backward."""
+    step = TrainingStep(layout=Layout(), seq_len=seq_len, software=Software(**traits))
+    device = device_of(parse_cluster(gpu).accelerator, "bfloat16", FITTED)
+    pairs = seq_len**2 * (0.5 if model.causal else 1.0)
+    return [seconds / pairs for seconds in attention_seconds(model, step, 0, device)]
+
+
+def test_flash_attention_2_is_faster_on_long_sequences_before_hopper():
+    """100 keys beside 256 and 4,096 forward, and 280 backward."""
+    short, long = a_pair(512), a_pair(8192)
+    assert short[0] / long[0] == pytest.approx((1 + 100 / 256) / (1 + 100 / 4096))
+    assert short[1] / long[1] == pytest.approx((1 + 280 / 256) / (1 + 280 / 4096))
+
+
+def test_its_backward_is_as_measured_beside_a_short_sequence():
+    """52.88 TFLOP/s at 512 tokens and 77.42 at 8,192 without a mask: https://github.com/gpu-mode/ring-attention/issues/10."""
+    short, long = (a_pair(length, model=replace(LLAMA, causal=False))[1] for length in (512, 8192))
+    assert short / long == pytest.approx(77.42 / 52.88, rel=0.03)
+
+
+def test_steps_of_usual_length_are_as_the_coefficients_have_them():
+    for length in (2048, 4096):
+        one, other = a_pair(length), a_pair(length, flash2=False)
+        assert sum(one) == pytest.approx(sum(other), rel=0.06)
+
+
+@pytest.mark.parametrize(("gpu", "traits"), [("1xH100", {}), ("1xA100", {"flash2": False})])
+def test_other_cards_and_kernels_have_one_rate(gpu, traits):
+    assert a_pair(512, gpu, **traits) == pytest.approx(a_pair(65536, gpu, **traits))
