@@ -47,7 +47,10 @@ class MemoryBounds:
     def _chance(self, peak_bytes: float) -> float:
         """The least of all shares of states in such a peak: of the smallest spread where it fits, else of the largest."""
         known = self.coefficients
-        left_bytes = self.prices.device.memory_bytes - known.context_bytes
+        is_alone = self.question.cluster.num_accelerators == 1  # without communicators
+        left_bytes = self.prices.device.memory_bytes - (
+            known.driver_bytes if is_alone else known.context_bytes
+        )
         return min(
             chance_beyond(peak_bytes, left_bytes, memory_sigma(states, known)) for states in (0.0, 1.0)
         )

@@ -24,9 +24,11 @@ def chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coe
 
 
 def room_bytes(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:
-    """What of a device's memory an allocator may have: what the sheet's leaves to a usual context, and no more than the
-    card has beside this job's own, which takes a larger part of a small card."""
-    return min(capacity_bytes - coefficients.context_bytes, _ON_CARD * capacity_bytes - memory.context_bytes)
+    """What of a device's memory an allocator may have: what the sheet's leaves to a usual context, or to the smaller one of
+    a job without communicators, and no more than the card has beside this job's own, which takes a larger part of a
+    small card."""
+    usual_bytes = min(coefficients.context_bytes, memory.context_bytes)
+    return min(capacity_bytes - usual_bytes, _ON_CARD * capacity_bytes - memory.context_bytes)
 
 
 def chance_beyond(peak_bytes: float, left_bytes: float, sigma: float) -> float:

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memadvisor.cost.layouts.chance import chance_beyond, chance_of_more, memory_sigma, safe_peak_bytes
+from memadvisor.cost.layouts.chance import (
+    chance_beyond,
+    chance_of_more,
+    memory_sigma,
+    room_bytes,
+    safe_peak_bytes,
+)
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.memory import StageMemory
 
@@ -41,3 +47,17 @@ def test_what_is_said_to_fit_is_with_its_context_no_more_than_the_card_has(
     )  # fmt: skip
     if chance_of_more(memory, capacity_bytes, FITTED) < 0.1:
         assert memory.total_bytes <= 1.06 * capacity_bytes
+
+
+def test_a_job_without_communicators_may_have_more_of_its_card():
+    """A gigabyte is left to the driver, where two are to both."""
+    alone, together = (
+        StageMemory(
+            parameter_bytes=21e9, gradient_bytes=0, optimizer_bytes=0, activation_bytes=0, head_bytes=0, buffer_bytes=0,
+            allocator_bytes=0, context_bytes=FITTED.driver_bytes + communicators * FITTED.communicator_bytes,
+        )
+        for communicators in (0, 1)
+    )  # fmt: skip
+    assert room_bytes(alone, 24e9, FITTED) == 23e9
+    assert room_bytes(together, 24e9, FITTED) == 22e9
+    assert chance_of_more(alone, 24e9, FITTED) < 0.05 < 0.15 < chance_of_more(together, 24e9, FITTED)
