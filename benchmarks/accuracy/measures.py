@@ -39,6 +39,16 @@ def from_flops(table: pd.DataFrame) -> pd.Series:
     return pd.Series(found, index=table.index)
 
 
+def from_recomputed_flops(table: pd.DataFrame) -> pd.Series:
+    """From FLOP/s of a GPT that recomputes all of each layer (arXiv:2104.04473, equation 3)."""
+    attention, head = (
+        table.seq_len / (6 * table.hidden),
+        table.vocab / (16 * table.n_layers * table.hidden),
+    )
+    flops = 96.0 * table.global_batch_seqs * table.seq_len * table.n_layers * table.hidden**2
+    return flops * (1 + attention + head) / (table.tflops_per_gpu * 1e12 * table.n_gpus)
+
+
 def seconds(table: pd.DataFrame) -> pd.Series:
     return table.step_time_s
 

@@ -42,7 +42,7 @@ AT_MOST = {
     "paddle_llama_a100": (0.3, 0.15),
     "universal_llm_trainer": (0.55, 0.15),
     "qwen_finetuning_a100": (0.15, 0.1),
-    "litgpt_lora_a100": (None, 0.1),
+    "litgpt_lora_a100": (None, 0.07),
     "ms_swift_a100": (None, 0.3),
     "llama_factory_a100": (0.3, 0.17),
     "torchtune_lora": (0.15, 0.08),
@@ -65,7 +65,10 @@ AT_MOST = {
     "gaudi2_llama": (0.25, None),
     "bert_v100": (0.1, None),
     "lumen_mi325x": (0.25, 0.2),
-    "swift_qwen3_l40s": (0.25, 0.08),
+    "swift_qwen3_l40s": (0.15, 0.08),
+    "xtuner_a100": (0.17, None),
+    "litgpt_a10g": (None, 0.1),
+    "papers_2022_a100": (0.25, None),
 }
 
 
