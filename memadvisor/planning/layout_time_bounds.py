@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from memadvisor.cost.layouts.data_parallel import passes_beside
 from memadvisor.cost.layouts.links import message_seconds
 from memadvisor.cost.layouts.stalls import message_stall_s
+from memadvisor.cost.pipelines.groups import passes_beside
 from memadvisor.layout import TrainingStep
 from memadvisor.planning.layout_shares import Contents, Counted, Share, deal_shares, whole_model
 from memadvisor.planning.layout_space import DeviceWork, Split, States, make_layout
@@ -151,7 +151,7 @@ class TimeBounds:
         def step_of(held: States) -> TrainingStep:
             return self.question.step(make_layout(self.question, split, work, schedule, chunks, held))
 
-        traffic = self.traffic.of(split, chunks, shares, times, ways, columns, step_of)
+        traffic = self.traffic.of(split, schedule, chunks, shares, times, ways, columns, step_of)
         once, fixed_s = traffic.once[columns], self.coefficients.step_fixed_s
         if shares is None:
             mean: Floats = _ROUNDED * (np.maximum(pipeline_s, once[:, 0, 1]) + once[:, 0, 2] + fixed_s)

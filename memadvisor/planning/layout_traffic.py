@@ -62,6 +62,7 @@ class TrafficPrices:
     def of(
         self,
         split: Split,
+        schedule: str,
         chunks: int,
         shares: Shares,
         times: int,
@@ -71,7 +72,7 @@ class TrafficPrices:
     ) -> Traffic:
         """Priced for those of `ways` that `columns` names. `times`: microbatches. `step_of`: any step of this split, these
         chunks and microbatches that holds its states so."""
-        pipeline = (split, chunks, shares is None)
+        pipeline = (split, schedule, chunks, shares is None)
         traffic = self._traffic.get((pipeline, times))
         if traffic is None:
             traffic = self._traffic[pipeline, times] = _unpriced(ways, shares)

@@ -21,12 +21,9 @@ from memadvisor.cost.layouts.zeropp import (
     reduce_seconds,
     updated_bytes,
 )
-from memadvisor.cost.pipelines.schedules import canonical_name
+from memadvisor.cost.pipelines.groups import passes_beside
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout, TrainingStep
-
-# Schedules that run each microbatch through the parts of the model on a device one after the other (1F1B is so with several).
-_LOOPED = ("1f1b", "interleaved", "breadth-first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +115,9 @@ def microbatch_traffic(
 def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGroups) -> tuple[float, float]:
     """(reductions of gradients, gathers of parameters) once a step, in seconds.
 
-    Stage 2 reduces each microbatch's gradients where it has room for the sharded ones alone.
+    Stage 2 has room for the sharded gradients alone, and reduces each microbatch's; those of a part of the model in a looped
+    pipeline when a group of microbatches has passed it (`passes_beside`), as Llama 3's training did (arXiv:2407.21783,
+    section 3.3.2; arXiv:2211.05953, section 4.2).
     """
     layout, software, count = step.layout, step.software, count.updated
 
@@ -135,7 +134,10 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
     across += once(groups.expert_replicate, "all_reduce", experts / groups.expert_shard.size)
     if layout.zero_stage == 3:
         return across, 0.0
-    times = layout.num_microbatches if layout.zero_stage == 2 and not step.defers_reduction else 1
+    times = 1
+    if layout.zero_stage == 2 and not step.defers_reduction:
+        group = passes_beside(layout.schedule, layout.chunks, layout.pipeline, layout.num_microbatches)
+        times = math.ceil(layout.num_microbatches / group)
     reduce = times * once(groups.shard, "reduce_scatter", gradients) + across
     reduce += once(groups.expert_shard, "reduce_scatter", experts)
     parameters = once(groups.shard, "all_gather", count.shared * updated_bytes(software))
@@ -187,20 +189,6 @@ def exposed_step_seconds(
 
     reduced_s = exposed(reduce_s, last_backward_s) if software.overlap_reduce else reduce_s
     return reduced_s + (exposed(gather_s, first_forward_s) if software.overlap_gather else gather_s)
-
-
-def passes_beside(schedule: str, chunks: int, num_stages: int, num_microbatches: int) -> int:
-    """How many microbatches run where a step's reductions, or gathers, may go on beside them.
-
-    Under looped schedules a device's part of the model is through with its last group of microbatches, as many as there
-    are stages (all of them, breadth-first), before the part in front of it begins with them; then its gradients are
-    reduced (megatron/core/pipeline_parallel/schedules.py, is_last_microbatch_for_model_chunk and grad_sync_func;
-    arXiv:2211.05953, section 4.2).
-    """
-    name = canonical_name(schedule)
-    if chunks == 1 or name not in _LOOPED:
-        return 1
-    return num_microbatches if name == "breadth-first" else min(num_stages, num_microbatches)
 
 
 def bare_seconds(collective_s: float, pass_s: float, chunks: int, passes: int) -> float:

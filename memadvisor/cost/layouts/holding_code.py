@@ -6,6 +6,7 @@ from __future__ import annotations
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import kept_inputs_bytes
 from memadvisor.cost.layouts.saved import layer_tokens
+from memadvisor.cost.pipelines.groups import passes_beside
 from memadvisor.layout import TrainingStep
 from memadvisor.software_traits import Software
 
@@ -30,6 +31,14 @@ def lets_gradients_go(step: TrainingStep) -> bool:
     """Whether no more than one parameter's gradient is there at once: it cannot be added to over several microbatches
     (docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html)."""
     return step.software.updates_in_backward and step.layout.num_microbatches == 1
+
+
+def parts_in_group(step: TrainingStep) -> float:
+    """Of a looped pipeline device's parameters under ZeRO stage 2, those with whole gradients: of the part that a group of
+    microbatches is passing, and of the one before it, which is being reduced."""
+    layout = step.layout
+    group = passes_beside(layout.schedule, layout.chunks, layout.pipeline, layout.num_microbatches)
+    return min(2.0 / layout.chunks, 1.0) if group > 1 else 0.0
 
 
 def resident_share(software: Software) -> float:

@@ -11,7 +11,12 @@ from itertools import accumulate
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.coefficients import Coefficients
-from memadvisor.cost.layouts.holding_code import held_graph_bytes, lets_gradients_go, resident_share
+from memadvisor.cost.layouts.holding_code import (
+    held_graph_bytes,
+    lets_gradients_go,
+    parts_in_group,
+    resident_share,
+)
 from memadvisor.cost.layouts.passing_layers import ahead_bytes, moving_bytes, recomputed_layer_bytes
 from memadvisor.cost.layouts.saved import (
     head_saved_bytes,
@@ -316,6 +321,8 @@ def _held_states(step: TrainingStep, count: StageParameters) -> tuple[float, flo
         held_bytes += software.parameter_bytes * count.frozen / (layout.shard_ranks if stage == 3 else 1)
     parameter_bytes = 0.0 if layout.offload_parameters else held_bytes
     gradient_bytes = each.gradient.of(updated, layout, is_sharded=stage >= 2)
+    if stage == 2:
+        gradient_bytes += parts_in_group(step) * each.gradient.of(updated, layout, is_sharded=False)
     if step.defers_reduction:
         # FSDP sums what it has not reduced in the dtype of the reduction.
         gradient_bytes = updated.all * max(software.gradient_bytes, software.reduce_bytes)

@@ -6,7 +6,6 @@ from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.data_parallel import (
     bare_seconds,
     microbatch_traffic,
-    passes_beside,
     replica_groups,
     step_traffic,
 )
@@ -17,6 +16,7 @@ from memadvisor.cost.layouts.memory import (
     stage_memory,
     stage_parameters,
 )
+from memadvisor.cost.pipelines.groups import passes_beside
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software_traits import Software
 from tests.planning.small_spaces import make_model
@@ -136,3 +136,34 @@ def test_parameters_go_round_as_their_products_take_them(dtype, size):
         TrainingStep(layout=layout, seq_len=64, software=software), count, groups
     )
     assert (reduce_s, gather_s) == pytest.approx((2 * 300, size * 300))
+
+
+def test_stage_2_reduces_a_part_of_a_looped_pipeline_once_for_each_group_of_microbatches():
+    """8 microbatches over 4 stages are two groups; breadth-first they are one, and without parts of the model eight."""
+    software = Software(parameter_bytes=2, gradient_bytes=4, reduce_bytes=4)
+    count = StageParameters(shared=400.0, experts=0.0, widest_layer=0.0)
+    groups = replica_groups(Layout(data=4, zero_stage=2), one_byte_a_second, host_bytes_per_s=None)
+    found = {}
+    for schedule, chunks in (("interleaved", 2), ("breadth-first", 2), ("1f1b", 1)):
+        layout = Layout(
+            data=4, pipeline=4, zero_stage=2, num_microbatches=8, schedule=schedule, chunks=chunks
+        )
+        step = TrainingStep(layout=layout, seq_len=64, software=software)
+        found[schedule] = step_traffic(step, count, groups)[0] / (4 * 300)
+    assert found == pytest.approx({"interleaved": 2, "breadth-first": 1, "1f1b": 8})
+
+
+def test_gradients_of_two_parts_of_a_looped_pipeline_are_whole_under_stage_2():
+    """Of the part that microbatches are passing, and of the one whose gradients are on their way."""
+    contents, model = device_contents((0, 4), (1,) * 8), make_model(8)
+    layout = Layout(data=8, pipeline=4, zero_stage=2, num_microbatches=4, schedule="interleaved", chunks=4)
+    software = Software(gradient_bytes=4)
+
+    def held(layout):
+        step = TrainingStep(layout=layout, seq_len=64, software=software)
+        count = stage_parameters(model, step, contents)
+        return stage_memory(model, step, contents, 0.0, FITTED).gradient_bytes / (4.0 * count.all)
+
+    assert held(layout) == pytest.approx(1 / 8 + 2 / 4)
+    assert held(replace(layout, chunks=1, schedule="1f1b")) == pytest.approx(1 / 8)
+    assert held(replace(layout, num_microbatches=1)) == pytest.approx(1 / 8)
