@@ -283,6 +283,11 @@ def _case(arguments: argparse.Namespace) -> LayoutCase:
     preset, software = _software(arguments)
     software = on_accelerator(software, cluster.accelerator, is_given=arguments.precision is not None)
     layout, is_open = _layout(arguments, cluster, preset, architecture.n_layers)
+    if software.updates_in_backward and layout.num_microbatches > 1:
+        raise UsageError(
+            f"--optimizer-in-backward with {layout.num_microbatches} microbatches, which add to the same gradients.",
+            hint="leave it out, or have one microbatch of each replica in a step.",
+        )
     if arguments.split == "even":
         software = dataclasses.replace(software, stage_rule="even")
     step = TrainingStep(

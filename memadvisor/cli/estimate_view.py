@@ -17,6 +17,7 @@ from memadvisor.hardware.cluster import Cluster, Link
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.layout_table.read import LayoutCase
 from memadvisor.planning.predict_layouts import LayoutPrediction
+from memadvisor.software_traits import Software
 from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
 
 COMPONENTS = tuple(field.name for field in dataclasses.fields(StageMemory))
@@ -34,10 +35,19 @@ def print_estimate(case: LayoutCase, prediction: LayoutPrediction, console: Cons
 def _head(case: LayoutCase, step: TrainingStep) -> list[str]:
     return [
         *model_lines(case.architecture, step, case.cluster),
-        f"layout     {layout_words(step.layout)}; {step.software.compute_dtype}, {step.software.name} code"
+        f"layout     {layout_words(step.layout)}; {_code_words(step.software)}"
         + ("; micro-batch chosen" if case.micro_batch_is_open else ""),
         *adapter_words(case.architecture, step.software.lora),
     ]
+
+
+def _code_words(software: Software) -> str:
+    words = [software.compute_dtype, f"{software.name} code"]
+    if software.paged_bytes:
+        words.append("optimizer state paged to the host where there is no room (its time is not counted)")
+    if software.updates_in_backward:
+        words.append("updates in the backward")
+    return ", ".join(words)
 
 
 _ZEROPP_WORDS = {"hpz": "hpZ", "qwz": "qwZ (8 bits, lossy)", "qgz": "qgZ (4 bits, lossy)"}

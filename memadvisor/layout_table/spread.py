@@ -63,6 +63,8 @@ def step_of(
     """The step of a row, and whether its micro-batch size is left open (then it is 1 here)."""
     preset, software = software_of(cells, architecture, cluster.accelerator)
     micro_batch_size, num_microbatches, is_open = _batch(cells, degrees, seq_len)
+    if software.updates_in_backward and num_microbatches > 1:
+        cells.note("optimizer_in_backward does nothing to gradients that several microbatches add to")
     chunks, schedule = _schedule(cells, degrees, architecture, preset)
     sequence_parallel = _sequence_parallel(cells)
     zero_stage = _zero_stage(cells, preset)

@@ -174,6 +174,21 @@ def test_adapters_beside_a_quantised_base(capsys):
     assert said["predicted"]["memory_bytes"]["worst"]["optimizer"] == 8 * 41_943_040
 
 
+def test_what_lets_a_whole_fine_tuning_fit_one_card_is_named(capsys):
+    """Llama 3.1 8B on one RTX 4090, 18.9 GiB of tensors: torchtune's README.md of September 2024."""
+    words = ["--model", "llama3-8b", "--seq", "2048", "--gpus", "1xRTX4090", "--micro-batch", "2"]
+    words += ["--recompute", "full", "--framework", "torchtune", "--zero", "0", "--json"]
+    words += ["--optimizer", "paged_adamw_8bit", "--optimizer-in-backward"]
+    main(["estimate", *words])
+    memory = json.loads(capsys.readouterr().out)["predicted"]["memory_bytes"]["worst"]
+    tensors = sum(size for name, size in memory.items() if name not in ("allocator", "context"))
+    assert tensors / 2**30 == pytest.approx(18.9, rel=0.05)
+    words.remove("--json")
+    main(["estimate", *words])
+    said = capsys.readouterr().out
+    assert "optimizer state paged to the host" in said and "updates in the backward" in said
+
+
 def test_the_schedule_drawn(tmp_path, capsys):
     words = ["estimate", "--model", "tinyllama-1.1b", "--gpus", "8xH100", "--seq", "1024", "--batch", "16", "--micro-batch", "1",
              "--pp", "4", "--show-schedule", "-o", str(tmp_path / "page.html")]  # fmt: skip
@@ -311,6 +326,19 @@ def test_a_table(tmp_path, capsys):
         ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--quantized-base", "nf4"],
         ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--lora-rank", "8", "--lora-targets", "head"],
         ["--model", "gpt2", "--seq", "128", "--gpus", "H100", "--lora-rank", "8", "--quantized-base", "five"],
+        [
+            "--model",
+            "gpt2",
+            "--seq",
+            "128",
+            "--gpus",
+            "H100",
+            "--micro-batch",
+            "1",
+            "--batch",
+            "2",
+            "--optimizer-in-backward",
+        ],
         ["--table", "missing.csv", "-o", "out.csv"],
         ["--table", "missing.csv"],
         ["--model", "gpt2", "--seq", "128", "--cluster", "missing.toml"],

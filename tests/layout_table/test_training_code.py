@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.layout_table.test_read import case_of
+from tests.layout_table.test_read import case_of, read_one
 
 
 @pytest.mark.parametrize(
@@ -130,3 +130,9 @@ def test_hugging_faces_classes_of_gpts_and_berts_had_scores_in_memory_until_2024
     )
     found = [case_of(**gpt, **row).step.software.fused_attention for row in rows]
     assert found == [False, True, True, True]
+
+
+def test_an_update_in_the_backward_of_several_microbatches_is_named():
+    found = read_one(optimizer_in_backward="true", micro_batch_size="1", global_batch_seqs="256")
+    assert found.case.step.software.updates_in_backward and found.case.step.layout.num_microbatches > 1
+    assert any("optimizer_in_backward does nothing" in note for note in found.notes)
