@@ -2,14 +2,15 @@
 
 Gated delta net: Yang et al. 2024 (arXiv:2412.06464). Mamba 2: Dao and Gu 2024 (arXiv:2405.21060). Mamba: Gu and Dao 2023
 (arXiv:2312.00752). Of each: one product makes all that comes in, a short causal convolution goes over a part of it, the
-recurrence runs, a gate multiplies its result, and one product leads back.
+recurrence runs, a gate multiplies its result, and one product leads back. Short convolution: LFM2's (Hugging Face transformers,
+models/lfm2), where the convolution, with a gate before it and one behind it, is all there is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-KINDS = ("gated_delta_net", "mamba2", "mamba")
+KINDS = ("gated_delta_net", "mamba2", "mamba", "short_convolution")
 # What of a model's layer is there, one letter a layer: a mixer (attention, recurrence, both side by side) and a
 # feed-forward block behind it, or one of these alone (`E`: experts).
 BLOCKS = "arbARFE"
@@ -19,7 +20,7 @@ BLOCKS = "arbARFE"
 class Recurrence:
     """`n_heads` of `head_dim` columns of values each, and `n_key_heads` of `state_dim` columns of queries and of keys
     (Mamba's C and B, whose heads are called groups). Mamba has a head for each inner column, and steps of `step_rank`
-    columns.
+    columns; a short convolution has a head for each column too, and no keys.
 
     `convolution`: tokens that the convolution looks at. `norm`: parameters of the norms inside. `in_bias`, `out_bias`: the
     products have biases.
@@ -50,12 +51,12 @@ class Recurrence:
     @property
     def convolved(self) -> int:
         """Columns that the convolution goes over."""
-        return self.inner if self.kind == "mamba" else self.inner + 2 * self.keys
+        return self.inner if self.kind in ("mamba", "short_convolution") else self.inner + 2 * self.keys
 
     @property
     def in_columns(self) -> int:
         """What the first product makes: values, gate, queries, keys, and of each head its step (and how much it replaces)."""
-        per_head = {"gated_delta_net": 2, "mamba2": 1, "mamba": 0}[self.kind]
+        per_head = {"gated_delta_net": 2, "mamba2": 1, "mamba": 0, "short_convolution": 1}[self.kind]
         return self.convolved + self.inner + per_head * self.n_heads
 
     @property
@@ -69,7 +70,9 @@ class Recurrence:
         products += self.step_columns * self.inner + self.step_rank * self.inner
         biases = self.in_columns * self.in_bias + hidden * self.out_bias
         convolution = self.convolved * (self.convolution + self.convolution_bias)
-        if self.kind == "mamba":  # decay of each column's state, its skip, and the steps' bias
+        if self.kind == "short_convolution":
+            vectors = 0
+        elif self.kind == "mamba":  # decay of each column's state, its skip, and the steps' bias
             vectors = self.inner * (self.state_dim + 2)
         else:  # decay and step of each head; Mamba 2 has a skip
             vectors = self.n_heads * (3 if self.kind == "mamba2" else 2)

@@ -18,7 +18,7 @@ from memadvisor.recurrence import Recurrence
 # A layer's letter (recurrence.BLOCKS) by what configs call it, where each has a feed-forward block besides, and where none has.
 _WITH_BLOCK = {
     "full_attention": "a", "attention": "a", "sliding_attention": "a",
-    "linear_attention": "r", "mamba": "r", "mamba2": "r", "hybrid": "b",
+    "linear_attention": "r", "mamba": "r", "mamba2": "r", "conv": "r", "hybrid": "b",
 }  # fmt: skip
 _ALONE = {
     "full_attention": "A", "attention": "A", "*": "A", "linear_attention": "R", "mamba": "R", "M": "R",
@@ -281,12 +281,48 @@ def _mamba2(config: Config, name: str) -> Architecture:
     return dataclasses.replace(found, recurrence=recurrence)
 
 
+def _lfm2(config: Config, name: str) -> Architecture:
+    """Short convolutions beside attention; a block's width is a share of what the config says."""
+    ffn = whole(config, "block_ff_dim", "intermediate_size", default=12288)
+    if config.get("block_auto_adjust_ff_dim", True):
+        multiple = whole(config, "block_multiple_of", default=256)
+        multiplier = config.get("block_ffn_dim_multiplier", 1.0)
+        ffn = int(2 * ffn / 3)
+        ffn = -(-(ffn if multiplier is None else int(float(multiplier) * ffn)) // multiple) * multiple
+    tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
+    heads = whole(config, "num_key_value_heads", default=8)
+    found = llama(
+        {**config, "intermediate_size": ffn, "tie_word_embeddings": tied, "num_key_value_heads": heads}, name
+    )
+    attending = layer_numbers(config, "full_attn_idxs")
+    kinds = [
+        "full_attention" if attending is None or layer in attending else "conv"
+        for layer in range(found.n_layers)
+    ]
+    pattern = _pattern(_listed(config, found.n_layers) or kinds, _WITH_BLOCK, found.n_layers)
+    biased = bool(config.get("conv_bias", False))
+    recurrence = Recurrence(
+        kind="short_convolution",
+        n_heads=found.hidden,
+        head_dim=1,
+        state_dim=1,
+        convolution=whole(config, "conv_L_cache", default=3),
+        convolution_bias=biased,
+        in_bias=biased,
+        out_bias=biased,
+    )
+    return dataclasses.replace(
+        found, qk_norm=2 * found.head_dim, layer_pattern=pattern, recurrence=recurrence
+    )
+
+
 HYBRID_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
     "falcon_mamba": _mamba,
     "granitemoehybrid": _granite_hybrid,
     "jamba": _jamba,
+    "lfm2": _lfm2,
     "mamba": _mamba,
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,

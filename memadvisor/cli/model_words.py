@@ -50,7 +50,12 @@ def _layer_words(model: Architecture) -> list[str]:
     return [f"layers     {', '.join(words)}{compared}"]
 
 
-_RECURRENCES = {"gated_delta_net": "gated delta net", "mamba2": "Mamba 2", "mamba": "Mamba"}
+_RECURRENCES = {
+    "gated_delta_net": "gated delta net",
+    "mamba2": "Mamba 2",
+    "mamba": "Mamba",
+    "short_convolution": "short convolution",
+}
 
 
 def kind_words(model: Architecture, layer: int) -> str:

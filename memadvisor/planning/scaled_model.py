@@ -82,6 +82,8 @@ def _scaled_recurrence(mixer: Recurrence, width: _Width) -> Recurrence:
         n_heads, step_rank = width(mixer.n_heads), width(mixer.step_rank)
         norm = step_rank + 2 * mixer.state_dim if mixer.norm else 0
         return replace(mixer, n_heads=n_heads, step_rank=step_rank, norm=norm)
+    if mixer.kind == "short_convolution":  # as wide as the stream
+        return replace(mixer, n_heads=width(mixer.n_heads))
     head_dim = width(mixer.head_dim)
     if mixer.kind == "mamba2":
         return replace(mixer, head_dim=head_dim, norm=mixer.n_heads * head_dim if mixer.norm else 0)

@@ -104,6 +104,7 @@ MORE = {
     },
     "olmo_hybrid": {**GROUPED, "num_hidden_layers": 4},
     "bamba": {**GROUPED, **MAMBA2, "attn_layer_indices": [1]},
+    "lfm2": {**GROUPED, "full_attn_idxs": [1], "block_multiple_of": 16},
     "granitemoehybrid": {
         **GROUPED,
         **MAMBA2,
@@ -168,6 +169,18 @@ VARIANTS = [
     ("qwen3_next", {"decoder_sparse_step": 2, "full_attention_interval": 3}),
     ("bamba", {"mamba_proj_bias": True, "mamba_conv_bias": False, "attn_layer_indices": None}),
     ("granitemoehybrid", {"num_local_experts": 0}),
+    (
+        "lfm2",
+        {
+            "full_attn_idxs": None,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    ("lfm2", {"block_ffn_dim_multiplier": 1.3, "block_ff_dim": 100}),
     ("falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True, "mamba_d_ssm": None}),
     (
         "nemotron_h",

@@ -137,3 +137,16 @@ def test_the_page_names_every_type():
     listed = re.findall(r"^    - [a-z][a-z -]+: (.*)[.;]$", page, re.MULTILINE)
 
     assert sorted(name for line in listed for name in line.split(", ")) == sorted([*_READERS, *_ALIKE])
+
+
+def test_lfm2_has_as_many_parameters_as_its_checkpoint():
+    """https://huggingface.co/LiquidAI/LFM2-1.2B: 1.17 billion; its blocks are two thirds of what its config says."""
+    config = {
+        "model_type": "lfm2", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 65536, "block_ff_dim": 12288, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "tie_embedding": True,
+    }  # fmt: skip
+    found = architecture_from_config(config, "lfm2-1.2b")
+
+    assert (found.num_parameters(), found.ffn) == (1_170_340_608, 8192)
+    assert found.layer_pattern == "rrarrarrararara" + "r"

@@ -7,6 +7,8 @@ the kernels that trainers call, tensor by tensor:
   gate; the backward runs convolution and states again.
 - Gated delta net: flash-linear-attention, ops/gated_delta_rule/chunk.py, chunks of 64 tokens. It saves queries and keys as they were
   normed (once for each head of values), values, steps, and the inverse of each chunk's triangle; w, u and the states run again.
+- Short convolutions: Hugging Face's class of LFM2 (models/lfm2/modeling_lfm2.py, Lfm2ShortConv), whose gates are operators of their
+  own: what comes in, the convolution's input and its result are kept, and the last product's input.
 - Mamba: mamba_ssm, ops/selective_scan_interface.py. MambaInnerFn saves what comes in and the scan's result, and runs the rest
   again; with norms inside (Jamba) the parts are functions of their own, and keep what passes between them.
 
@@ -31,6 +33,10 @@ _BACKWARD = 3.0
 # 128 for those (CUDA C++ Programming Guide, table of arithmetic throughput).
 _EXPONENTIAL_FLOPS = 16.0
 _SCAN_FLOPS = 7.0
+_SHORT = "short_convolution"
+# Bytes of a column that pass: each gate reads two columns and writes one, the convolution reads and writes one, and the result
+# is copied. Backward a gate reads three and writes two.
+_SHORT_FORWARD, _SHORT_BACKWARD = 2 * 6.0 + 4.0 + 4.0, 2 * 10.0 + 6.0 + 4.0
 
 
 def recurrence_products(
@@ -51,6 +57,8 @@ def recurrence_products(
 def recurrence_flops(mixer: Recurrence) -> float:
     """Of one token's forward, without products and convolution (two for each of their parameters), as Megatron Bridge
     counts them (training/utils/flop_utils.py): 7 for each number of Mamba's states, 8 of the delta rule's."""
+    if mixer.kind == _SHORT:  # two gates
+        return 2.0 * mixer.inner
     states = mixer.inner * mixer.state_dim
     return (8.0 if mixer.kind == "gated_delta_net" else _SCAN_FLOPS) * states
 
@@ -63,6 +71,9 @@ def recurrence_seconds(
     if mixer is None or not model.has_recurrence(layer):
         return 0.0, 0.0
     tokens = step.microbatch_tokens / step.layout.tensor
+    if mixer.kind == _SHORT:
+        moved = tokens * mixer.inner
+        return stream_seconds(device, _SHORT_FORWARD * moved), stream_seconds(device, _SHORT_BACKWARD * moved)
     around_s = stream_seconds(device, tokens * (4.0 * mixer.convolved + 6.0 * mixer.inner))
     moved_s = stream_seconds(device, tokens * _moved_bytes(mixer))
     if mixer.kind == "mamba":
@@ -118,6 +129,8 @@ def recurrence_saved_bytes(model: Architecture, step: TrainingStep, layer: int, 
 def _kept_bytes(mixer: Recurrence) -> float:
     """Of one token, the last product's input left out."""
     inner, heads = mixer.inner, mixer.n_heads
+    if mixer.kind == _SHORT:  # all that comes in, the convolution's input and its result
+        return 2.0 * (mixer.in_columns + 2 * inner)
     if mixer.kind == "mamba2":  # all that comes in, the result, and one number of each group's norm
         return 2.0 * (mixer.in_columns + inner) + 4.0 * mixer.n_key_heads
     if mixer.kind == "mamba":
@@ -147,4 +160,6 @@ def recurrence_exchange_bytes(model: Architecture, tokens: float, tensor: int) -
     """What context-parallel ranks exchange, who scan whole sequences of some of the heads each: all that comes in, and
     the result (megatron/core/ssm/mamba_context_parallel.py)."""
     mixer = model.recurrence
-    return 0.0 if mixer is None else 2.0 * tokens * (mixer.in_columns + mixer.inner) / tensor
+    if mixer is None or mixer.kind == _SHORT:  # which sees a few tokens of the rank before
+        return 0.0
+    return 2.0 * tokens * (mixer.in_columns + mixer.inner) / tensor

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import FITTED
@@ -137,3 +138,40 @@ def test_adapters_beside_all_matrices_are_beside_a_recurrences_too():
 def test_a_grid_of_tensor_parallel_ranks_is_refused():
     with pytest.raises(UsageError, match="does not part on a 2d grid"):
         estimate_step(make_model(MAMBA2), make_step(tensor=4, tensor_kind="2d"), make_cluster(ranks=4))
+
+
+SHORT = Recurrence(kind="short_convolution", n_heads=2048, head_dim=1, state_dim=1, convolution=3)
+
+
+def test_a_short_convolution_keeps_what_autograd_does():
+    """Two gates and a convolution of three tokens, as transformers has LFM2's: what comes in (three columns), the convolution's
+    input and its result, and the last product's input; torch's convolution keeps the two tokens behind the end besides."""
+    batch, length, width = 2, 32, 64
+    weights = torch.randn(width, 1, 3).bfloat16(), torch.randn(width, width).bfloat16().requires_grad_()
+    come_in = torch.randn(batch, length, 3 * width).bfloat16().requires_grad_().mul(1.0)
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        before, behind, values = come_in.transpose(-1, -2).chunk(3, dim=-2)
+        mixed = torch.nn.functional.conv1d(before * values, weights[0], padding=2, groups=width)
+        result = behind * mixed[..., :length]
+        torch.nn.functional.linear(result.transpose(-1, -2).contiguous(), weights[1])
+    for weight in weights:
+        kept.pop(weight.untyped_storage().data_ptr(), None)
+    mixer = replace(SHORT, n_heads=width)
+    counted = recurrence_saved_bytes(
+        replace(make_model(mixer), hidden=width), make_step(), 0, float(batch * length)
+    )
+    assert sum(kept.values()) == counted + 2 * batch * 2 * width
+
+
+def test_a_short_convolution_takes_what_its_operators_move():
+    """Forward 6 bytes of a column for each gate, 4 for the convolution and 4 for a copy; backward 10, 6 and 4."""
+    device = device_of(make_cluster(1).accelerator, "bfloat16", FITTED)
+    forward_s, backward_s = recurrence_seconds(make_model(SHORT), make_step(), 0, device)
+    assert backward_s / forward_s == pytest.approx(30 / 20)
+    assert recurrence_exchange_bytes(make_model(SHORT), 4096.0, 2) == 0
