@@ -22,6 +22,8 @@ _OPTIMIZER_STATE = {
 _BITSANDBYTES = re.compile(r"^(bitsandbytes|bnb)|paged|(bnb)?(8|32)bit$")
 
 
+# Accelerators whose fused attention is their makers' own.
+_OTHER_KERNELS = re.compile(r"gaudi|tpu", re.IGNORECASE)
 _OPTIMIZER_MAKERS = re.compile(
     r"^(paged|fused|distributed|deepspeed|cpu|apex|torch)+|(hf|torch|torchfused|apexfused|bnb|optimizer)$"
 )
@@ -41,8 +43,10 @@ def as_of_2023(software: Software) -> Software:
 def on_accelerator(software: Software, accelerator: Hardware, *, is_given: bool) -> Software:
     """The same code with the dtype that the accelerator has: 8 bits of AMD's kind, and where nobody named a precision,
     fp16 on a card that has no bf16. In NVIDIA's containers, where its trainers run, products of fp32 go by TF32
-    (docs.nvidia.com/deeplearning/frameworks/pytorch-release-notes).
+    (docs.nvidia.com/deeplearning/frameworks/pytorch-release-notes). FlashAttention 2 runs on GPUs alone.
     """
+    if _OTHER_KERNELS.match(accelerator.name):
+        software = dataclasses.replace(software, flash2=False)
     rates, dtype = accelerator.peak_flops_per_s, software.compute_dtype
     if dtype == "float32" and "tf32" in rates and software.name.startswith(("megatron", "nemo")):
         return dataclasses.replace(software, compute_dtype="tf32")

@@ -136,3 +136,8 @@ def test_an_update_in_the_backward_of_several_microbatches_is_named():
     found = read_one(optimizer_in_backward="true", micro_batch_size="1", global_batch_seqs="256")
     assert found.case.step.software.updates_in_backward and found.case.step.layout.num_microbatches > 1
     assert any("optimizer_in_backward does nothing" in note for note in found.notes)
+
+
+def test_flash_attention_2_is_for_gpus():
+    gpus = {"A100-80GB": True, "Gaudi2": False, "TPU v5e": False}
+    assert {gpu: case_of(gpu=gpu, framework="deepspeed").step.software.flash2 for gpu in gpus} == gpus
