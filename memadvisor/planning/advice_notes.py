@@ -55,8 +55,9 @@ def _unit_notes(plain: CapturedStep) -> Iterator[str]:
     ran = {segment.unit for segment in plain.segments if segment.phase == "forward"}
     if len(plain.states) > 1 and ran.isdisjoint(plain.states):
         yield (
-            "No unit of the model was seen to run by itself, as where torch.compile or torch.export makes one graph of them "
-            "all, so no plan recomputes any: without that there may be plans that need far less memory."
+            "No unit of the model was seen to run by itself, so no plan recomputes any. Where torch.compile or torch.export makes "
+            "one graph of them all, there may be plans without it that need far less memory; where the script works on "
+            "parameters without calling the modules that hold them, there is nothing to call again."
         )
 
 
