@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ class ClosedStep:
     peak_reserved_bytes: int | None
     knows_cost: bool = True
 
-    def rows(self) -> tuple[Step, list[Span], list[DataWait]] | None:
+    def rows(self) -> tuple[Step, list[Span], Sequence[DataWait]] | None:
         """The journal's rows; None while the device has not passed the step's end."""
         step = self.step
         start_s, end_s = seconds_of(step.start), seconds_of(self.end)
@@ -46,7 +47,7 @@ class ClosedStep:
             num_repeated_batches=step.seen.num_repeated,
             largest_input_elements=step.largest_input or None,
         )
-        return row, self._spans(), self._data_waits() if step.waits else []
+        return row, self._spans(), self._data_waits() if step.waits else ()
 
     def _spans(self) -> list[Span]:
         spans = []
@@ -60,7 +61,7 @@ class ClosedStep:
     def _data_waits(self) -> list[DataWait]:
         """The waits of one loader, in one phase, for one purpose are one row: a validation may have many thousands."""
         sums: dict[tuple[int, str, bool], list[Any]] = {}
-        for loader, phase, is_evaluation, what, start, end, thread_s in self.step.waits:
+        for loader, phase, is_evaluation, what, start, end, thread_s in self.step.waits or ():
             start_s, end_s = seconds_of(start), seconds_of(end)
             if start_s is None or end_s is None:
                 continue

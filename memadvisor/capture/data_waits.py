@@ -81,6 +81,8 @@ class DataWaits:
             place = self._position
             is_outside = not (place.stack or place.backward_depth or place.in_optimizer)
             phase = "outside" if is_outside else place.phase
+            if step.waits is None:
+                step.waits = []
             step.waits.append((loader, phase, is_evaluation, what, begun, mark, end_s - start_s))
             self._num_waits += 1
             if not self._num_waits % _TIMED_SHARE:

@@ -6,6 +6,7 @@ Nothing is kept alive, and no attribute of the script's is written: an iterator 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -60,8 +61,10 @@ class LoaderSetups:
             met.number = self._new_number(met)
         return met.number
 
-    def take_new(self) -> list[LoaderInfo]:
+    def take_new(self) -> Sequence[LoaderInfo]:
         """Those that have been numbered since the last call."""
+        if not self._new:
+            return ()
         new, self._new = self._new, []
         return new
 

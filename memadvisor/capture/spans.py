@@ -66,7 +66,8 @@ class OpenStep:
     is_pieced: bool = False
     is_disturbed: bool = False
     spans: list[_OpenSpan] = field(default_factory=list)
-    waits: list[tuple[Any, ...]] = field(default_factory=list)  # for DataLoaders (data_waits.py)
+    # For DataLoaders (data_waits.py). None before the first: a list that each step keeps brings on the garbage collector.
+    waits: list[tuple[Any, ...]] | None = None
     given: dict[str, Given] = field(default_factory=dict)
     seen: SeenBatches = field(default_factory=SeenBatches)
     largest_input: int = 0  # elements that a model was given in one call, at most
@@ -134,16 +135,19 @@ class SpanLog:
         """An update has ended which the step may turn out to have ended with."""
         step = self.step
         given = {name: replace(each) for name, each in step.given.items()}
-        until_now = replace(step, spans=[], waits=[], given=given)
-        self._until_update = until_now, len(step.spans), len(step.waits), self._position.micro_batch
+        until_now = replace(step, spans=[], waits=None, given=given)
+        self._until_update = until_now, len(step.spans), len(step.waits or ()), self._position.micro_batch
         step.largest_input_since_update = 0
 
     def end_with_update(self, end: _Mark) -> OpenStep:
         """The step had ended at `end`, with the update noted last; what has been seen since is the next one's."""
         ended, num_spans, num_waits, num_micro_batches = self._until_update
         rest = self.step
-        ended.spans, ended.waits = rest.spans[:num_spans], rest.waits[:num_waits]
-        del rest.spans[:num_spans], rest.waits[:num_waits]
+        ended.spans = rest.spans[:num_spans]
+        del rest.spans[:num_spans]
+        if rest.waits is not None:
+            ended.waits = rest.waits[:num_waits]
+            del rest.waits[:num_waits]
         for span in rest.spans:
             span[_MICRO_BATCH] -= num_micro_batches
         self._position.micro_batch -= num_micro_batches

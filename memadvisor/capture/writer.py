@@ -106,7 +106,7 @@ class RankWriter:
     def failure(self) -> OSError | None:
         return self._journal.failure
 
-    def add_step(self, step: ClosedStep, loaders: list[LoaderInfo]) -> None:
+    def add_step(self, step: ClosedStep, loaders: Sequence[LoaderInfo]) -> None:
         """`loaders`: that have been read for the first time."""
         self._steps.append(step)
         self._loaders += loaders
