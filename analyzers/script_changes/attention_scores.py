@@ -52,7 +52,7 @@ def attention_scores(facts: Facts) -> ScriptChange | None:
         kind="attention_scores",
         seen=f"Attention in {most or 'the model'} keeps its weights for the backward, {format_bytes(kept_bytes)} in all: "
         f"batch x heads x length x length is {kept[0][0].shape}.",
-        change="`torch.nn.functional.scaled_dot_product_attention` keeps none of them; in Hugging Face models that is "
+        change="Call `torch.nn.functional.scaled_dot_product_attention`, which keeps none of them; in Hugging Face models that is "
         '`attn_implementation="sdpa"`.',
         peak_saved_bytes=saved_bytes,
         peak_is_rough=True,

@@ -46,6 +46,6 @@ def bucket_views(facts: Facts) -> ScriptChange | None:
         kind="bucket_views",
         seen=f"DistributedDataParallel keeps gradients twice: {format_bytes(buckets_bytes)} in its buckets, and "
         "each beside them.",
-        change="`DistributedDataParallel(model, gradient_as_bucket_view=True)`.",
+        change="Write `DistributedDataParallel(model, gradient_as_bucket_view=True)`.",
         peak_saved_bytes=saved_bytes,
     )

@@ -42,7 +42,7 @@ def fused_updates(facts: Facts) -> ScriptChange | None:
     return ScriptChange(
         kind="fused_updates",
         seen=f"The optimizer's step runs in {_num_calls(facts)} operators{share}.",
-        change=f"`{name}(..., fused=True)`.",
+        change=f"Write `{name}(..., fused=True)`.",
         peak_saved_bytes=max(0, saved_bytes),
         step_saved_s=optimizer_s,
         is_at_most=True,

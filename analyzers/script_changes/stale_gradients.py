@@ -41,7 +41,7 @@ def stale_gradients(facts: Facts) -> ScriptChange | None:
     return ScriptChange(
         kind="stale_gradients",
         seen=f"Gradients of the step before, {format_bytes(size_bytes)}, are there during the forward: {why}.",
-        change="`optimizer.zero_grad()`, without `set_to_none=False`, "
+        change="Call `optimizer.zero_grad()`, without `set_to_none=False`, "
         + ("before the forward." if stays else "right after `optimizer.step()`, or before the forward."),
         peak_saved_bytes=saved_bytes,
     )

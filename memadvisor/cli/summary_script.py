@@ -22,5 +22,5 @@ def _change(change: ScriptChange) -> RenderableType:
     saved = change.saved_in_words
     return Group(
         Padding(paragraph(*(((saved, "bold"), ": ") if saved else ()), change.seen), (0, 0, 0, 1)),
-        Padding(paragraph(("change ", "bold"), change.change_in_words), (0, 0, 0, 3)),
+        Padding(paragraph(("- ", "bold"), change.change_in_words), (0, 0, 0, 3)),
     )
