@@ -130,7 +130,7 @@ def _analyze_rank(
     time = step_time(rank)
     peak = peak_breakdown(rank, timeline)
     used = utilization(rank, time, hardware)
-    traffic = communication(rank, matched)
+    traffic, waits = communication(rank, matched), data_waits(rank)
     return RankAnalysis(
         rank=rank.process.rank,
         highest_peak_bytes=_highest(step.peak_allocated_bytes for step in rank.steps),
@@ -149,9 +149,16 @@ def _analyze_rank(
         roofline=roofline(rank, time, used, hardware),
         evaluation=evaluation(rank),
         script_changes=script_changes(
-            rank, timeline, time, traffic, used, hardware, has_plan=run.plan is not None
+            rank,
+            timeline,
+            time=time,
+            traffic=traffic,
+            used=used,
+            hardware=hardware,
+            waits=waits,
+            has_plan=run.plan is not None,
         ),
-        data_waits=data_waits(rank),
+        data_waits=waits,
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from memadvisor.analyzers.altered_curve import FOREVER_S, AlteredCurve
+from memadvisor.analyzers.altered_curve import FOREVER_S, AlteredCurve, moved_death
 from memadvisor.analyzers.checkpoint_frames import MODEL_STATES, Frame, TracedCalls
 from memadvisor.analyzers.timeline import MemoryTimeline
 
@@ -103,7 +103,7 @@ def _moved(traced: TracedCalls, frames: Sequence[Frame]) -> tuple[list[tuple[flo
             )  # a release is followed by the death within microseconds
         if storage_id in touched and until_s >= death_s:
             still_kept[max(holders, key=lambda name: holders[name])] += storage.size_bytes
-        changes += [(death_s, storage.size_bytes), (until_s, -storage.size_bytes)]
+        changes += moved_death(storage, until_s)
     return changes, still_kept
 
 

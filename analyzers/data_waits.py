@@ -54,10 +54,11 @@ class EvaluationWaits:
 class DataWaits:
     """The training thread's waits for DataLoaders, beside the part of them that `StepTime.data_wait_s` is.
 
-    Plain medians of the steps that StepTime's phases are of, where StepTime scales its own to sum to the step; None where no batch for training came from a DataLoader in the steady
-    steps: the script has none, or another thread reads it. `thread_s`: what the thread itself waited outside the phases; on
-    a device more than what that stands idle, where it still has work meanwhile. `inside_phases_s`: more, in forward,
-    backward or optimizer, whose time it is part of. `loaders`: that which the training waited for longest comes first.
+    Plain medians of the steps that StepTime's phases are of, where StepTime scales its own to sum to the step; None where no
+    batch for training came from a DataLoader in the steady steps: the script has none, or another thread reads it.
+    `thread_s`: what the thread itself waited outside the phases; on a device more than what that stands idle, where it still
+    has work meanwhile. `inside_phases_s`: more, in forward, backward or optimizer, whose time it is part of. `loaders`: that
+    which the training waited for longest comes first.
     """
 
     thread_s: float | None

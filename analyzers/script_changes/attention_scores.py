@@ -7,13 +7,13 @@ and values as they are given, where products of batches keep copies of them: how
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 
-from memadvisor.analyzers.altered_curve import moved_death
+from memadvisor.analyzers.altered_curve import FOREVER_S, moved_death
 from memadvisor.analyzers.checkpointing import kind_of
 from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
+from memadvisor.analyzers.shapes import dimensions
 from memadvisor.run.records import Saved
 from memadvisor.units import format_bytes
 
@@ -34,9 +34,12 @@ def attention_scores(facts: Facts) -> ScriptChange | None:
         inside.add((save.module, save.size_bytes))
         weights = facts.calls.storages[save.storage_id]
         sums_bytes = math.prod(shape[:-1]) * _FLOAT32_BYTES
-        changes += [(weights.birth_s, sums_bytes), (weights.death_s or facts.step.end_s, -sums_bytes)]
+        changes += [
+            (weights.birth_s, sums_bytes),
+            (FOREVER_S if weights.death_s is None else weights.death_s, -sums_bytes),
+        ]
     for storage in facts.calls.storages.values():
-        shape = _shape(storage.shape)
+        shape = dimensions(storage.shape)
         is_like = bool(shape) and (math.prod(shape), shape[-1]) in of_module.get(storage.module, ())
         if is_like or (not storage.shape and (storage.module, storage.size_bytes) in inside):
             changes += moved_death(storage, storage.birth_s)
@@ -66,11 +69,13 @@ def _kept_weights(facts: Facts) -> list[tuple[Saved, tuple[int, ...]]]:
         save.storage_id for save in facts.calls.saves if save.operator in ("aten::bmm", "aten::baddbmm")
     }
     products = {
-        (save.module, _numel(save.shape)) for save in facts.calls.saves if save.operator == "aten::bmm"
+        (save.module, math.prod(dimensions(save.shape)))
+        for save in facts.calls.saves
+        if save.operator == "aten::bmm"
     }
     found: dict[int, tuple[Saved, tuple[int, ...]]] = {}
     for save in facts.calls.saves:
-        shape = _shape(save.shape)
+        shape = dimensions(save.shape)
         is_square = len(shape) >= 3 and shape[-1] == shape[-2] > 1
         if save.operator not in ("aten::_softmax", "aten::_safe_softmax") or not is_square:
             continue
@@ -84,19 +89,7 @@ def _drops_weights(facts: Facts, kept: list[tuple[Saved, tuple[int, ...]]]) -> b
     sizes = {math.prod(shape) for _, shape in kept}
     drawn = {operator.changes for operator in facts.calls.operators if operator.is_random}
     return any(
-        _numel(storage.shape) in sizes
+        math.prod(dimensions(storage.shape)) in sizes
         for storage in facts.calls.storages.values()
         if storage.storage_id in drawn or storage.operator == "aten::native_dropout"
     )
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    """() for what has none."""
-    try:
-        return tuple(json.loads(text))
-    except (ValueError, TypeError):
-        return ()
-
-
-def _numel(text: str) -> int:
-    return math.prod(_shape(text))

@@ -21,11 +21,7 @@ def bucket_views(facts: Facts) -> ScriptChange | None:
     if not process.has_ddp or process.has_zero_optimizer or facts.rank.shard_groups:
         return None
     storages = facts.calls.storages.values()
-    buckets_bytes = sum(
-        storage.size_bytes
-        for storage in storages
-        if storage.category == "communication" and storage.phase == "baseline" and storage.death_s is None
-    )
+    buckets_bytes = sum(storage.size_bytes for storage in facts.buckets)
     gradients = [storage for storage in storages if storage.category == "gradient"]
     gradients_bytes = sum(storage.size_bytes for storage in gradients)
     if not gradients or buckets_bytes < _MOST_OF * gradients_bytes:

@@ -9,11 +9,12 @@ from functools import cached_property
 from memadvisor.analyzers.altered_curve import AlteredCurve
 from memadvisor.analyzers.checkpoint_frames import TracedCalls
 from memadvisor.analyzers.communication import Communication
+from memadvisor.analyzers.data_waits import DataWaits
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.timeline import MemoryTimeline
 from memadvisor.analyzers.utilization import Utilization
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.run.records import Span, Step
+from memadvisor.run.records import Span, Step, Storage
 from memadvisor.run.run import RankRun
 from memadvisor.units import format_bytes, format_seconds
 
@@ -51,6 +52,12 @@ class ScriptChange:
             saved.append(f"step {'at most ' * self.is_at_most}-{format_seconds(self.step_saved_s)}")
         return ", ".join(saved)
 
+    def share(self, peak_bytes: int, step_time_s: float | None) -> float:
+        """Of the peak or of the step's time, whichever it saves more of."""
+        of_peak = (self.peak_saved_bytes or 0) / peak_bytes if peak_bytes else 0.0
+        of_step = (self.step_saved_s or 0.0) / step_time_s if step_time_s else 0.0
+        return max(of_peak, of_step)
+
     @property
     def change_in_words(self) -> str:
         """What to write, and what of the results it changes."""
@@ -66,8 +73,9 @@ class Facts:
     timeline: MemoryTimeline
     time: StepTime | None
     communication: Communication | None
-    utilization: Utilization | None = None
-    hardware: Hardware | None = None
+    utilization: Utilization | None
+    hardware: Hardware | None
+    waits: DataWaits | None
 
     @cached_property
     def calls(self) -> TracedCalls:
@@ -76,6 +84,15 @@ class Facts:
     @cached_property
     def peak_bytes(self) -> int:
         return int(self.timeline.total_bytes.max())
+
+    @cached_property
+    def buckets(self) -> list[Storage]:
+        """What DistributedDataParallel keeps for its messages, where that is not the gradients themselves."""
+        return [
+            storage
+            for storage in self.calls.storages.values()
+            if storage.category == "communication" and storage.phase == "baseline" and storage.death_s is None
+        ]
 
     def peak_saved_bytes(self, changes: Iterable[tuple[float, int]]) -> int:
         """How much lower the peak is after changes of live bytes (altered_curve.py); negative where it is higher."""
@@ -89,3 +106,12 @@ class Facts:
         """Those of the traced step, in order."""
         found = [span for span in self.rank.spans if span.step == self.step.index and span.kind == kind]
         return sorted(found, key=lambda span: span.start_s)
+
+
+def in_words(storage: Storage) -> str:
+    """`float32 [1024, 512], 2.00 MiB, of head`."""
+    what = f"{storage.dtype} {storage.shape}, {format_bytes(storage.size_bytes)}"
+    maker = storage.module or storage.operator.removeprefix("aten::")
+    if storage.phase == "baseline":
+        return f"{what}, of the step before"
+    return f"{what}, of {maker}" if maker else what

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from memadvisor.analyzers.clocks import align_clocks
 from memadvisor.analyzers.communication import Communication, communication
+from memadvisor.analyzers.data_waits import DataWaits, data_waits
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.analyzers.script_changes.attention_scores import attention_scores
 from memadvisor.analyzers.script_changes.bucket_views import bucket_views
@@ -42,10 +43,11 @@ def changes_of(run: Run, rank: RankRun, hardware: Hardware | None = None) -> tup
     return script_changes(
         rank,
         memory_timeline(rank),
-        time,
-        communication(rank, match_collectives(run.ranks, align_clocks(run.ranks))),
-        None if hardware is None else utilization(rank, time, hardware),
-        hardware,
+        time=time,
+        traffic=communication(rank, match_collectives(run.ranks, align_clocks(run.ranks))),
+        used=None if hardware is None else utilization(rank, time, hardware),
+        hardware=hardware,
+        waits=data_waits(rank),
         has_plan=run.plan is not None,
     )
 
@@ -53,12 +55,13 @@ def changes_of(run: Run, rank: RankRun, hardware: Hardware | None = None) -> tup
 def script_changes(
     rank: RankRun,
     timeline: MemoryTimeline | None,
-    time: StepTime | None,
-    traffic: Communication | None,
-    used: Utilization | None,
-    hardware: Hardware | None,
     *,
     has_plan: bool,
+    time: StepTime | None = None,
+    traffic: Communication | None = None,
+    used: Utilization | None = None,
+    hardware: Hardware | None = None,
+    waits: DataWaits | None = None,
 ) -> tuple[ScriptChange, ...]:
     """None of a step that ran with a plan in force: what it keeps and sends is the plan's doing as much as the script's."""
     step = rank.traced_step
@@ -72,12 +75,8 @@ def script_changes(
         communication=traffic,
         utilization=used,
         hardware=hardware,
+        waits=waits,
     )
     found = [change for finder in _FINDERS if (change := finder(facts)) is not None]
-
-    def weight(change: ScriptChange) -> float:
-        of_peak = (change.peak_saved_bytes or 0) / facts.peak_bytes
-        of_step = (change.step_saved_s or 0.0) / time.median_s if time is not None and time.median_s else 0.0
-        return max(of_peak, of_step)
-
-    return tuple(sorted(found, key=weight, reverse=True))
+    step_time_s = None if time is None else time.median_s
+    return tuple(sorted(found, key=lambda change: change.share(facts.peak_bytes, step_time_s), reverse=True))

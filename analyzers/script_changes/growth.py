@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memadvisor.analyzers.checkpoint_frames import MODEL_STATES
-from memadvisor.analyzers.script_changes.change import WORTH_OF_PEAK, Facts, ScriptChange
+from memadvisor.analyzers.script_changes.change import WORTH_OF_PEAK, Facts, ScriptChange, in_words
 from memadvisor.run.records import Storage
 from memadvisor.units import format_bytes
 
@@ -23,7 +23,7 @@ def growth(facts: Facts) -> ScriptChange | None:
     return ScriptChange(
         kind="growth",
         seen=f"The traced step leaves {format_bytes(grown_bytes)} behind beyond what the step before left; the largest: "
-        f"{_in_words(most)}.",
+        f"{in_words(most)}.",
         change="If that goes on (outputs or losses in a list, say), keep `x.item()` or `x.detach().cpu()` of them.",
     )
 
@@ -42,9 +42,3 @@ def _goes_on(facts: Facts, grown_bytes: int) -> bool:
     if facts.step.allocated_bytes is None or not ends:
         return True
     return ends[-1] - facts.step.allocated_bytes >= 0.5 * grown_bytes * len(ends)
-
-
-def _in_words(storage: Storage) -> str:
-    maker = storage.module or storage.operator.removeprefix("aten::")
-    of_what = f" of {maker}" if maker else ""
-    return f"{storage.dtype} {storage.shape}{of_what}, {format_bytes(storage.size_bytes)}"

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memadvisor.analyzers.altered_curve import moved_death
-from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
+from memadvisor.analyzers.script_changes.change import Facts, ScriptChange, in_words
 from memadvisor.run.records import Storage
-from memadvisor.units import format_bytes
 
 _CATEGORIES = ("activation", "temporary", "other")
 _COMPILED = "Torch-Compiled Region"  # as torch names it to its profiler
@@ -41,7 +40,7 @@ def held_results(facts: Facts) -> ScriptChange | None:
     ]
     alive = [storage for storage in alive if facts.is_worth(_MOST_NAMED * storage.size_bytes)]
     alive.sort(key=lambda storage: -storage.size_bytes)
-    named = ", ".join(_in_words(storage) for storage in alive[:_NUM_NAMED]) or "many small ones"
+    named = ", ".join(in_words(storage) for storage in alive[:_NUM_NAMED]) or "many small ones"
     more = f" and {len(alive) - _NUM_NAMED} more" if len(alive) > _NUM_NAMED else ""
     return ScriptChange(
         kind="held_results",
@@ -92,11 +91,3 @@ def _needed_until_s(facts: Facts, storage: Storage) -> float:
 
 def _death_s(facts: Facts, storage: Storage) -> float:
     return facts.step.end_s if storage.death_s is None else storage.death_s
-
-
-def _in_words(storage: Storage) -> str:
-    what = f"{storage.dtype} {storage.shape}, {format_bytes(storage.size_bytes)}"
-    if storage.phase == "baseline":
-        return f"{what}, of the step before"
-    maker = storage.module or storage.operator.removeprefix("aten::")
-    return f"{what}, of {maker}"

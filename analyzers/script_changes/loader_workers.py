@@ -6,7 +6,6 @@ they can save: they need cores, and each batch must still come over.
 
 from __future__ import annotations
 
-from memadvisor.analyzers.data_waits import data_waits
 from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
 from memadvisor.units import format_fraction, format_seconds
 
@@ -18,8 +17,7 @@ def loader_workers(facts: Facts) -> ScriptChange | None:
     waited_s = None if time is None else time.data_wait_s
     if time is None or waited_s is None or waited_s < _WORTH_OF_STEP * time.median_s:
         return None
-    found = data_waits(facts.rank)
-    loaders = () if found is None else found.of_training
+    loaders = () if facts.waits is None else facts.waits.of_training
     workers = loaders[0].num_workers if loaders else None
     named = "" if workers is None else f", which has {workers or 'no'} worker{'s' * (workers != 1)}"
     return ScriptChange(

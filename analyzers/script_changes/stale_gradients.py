@@ -70,8 +70,4 @@ def _without(facts: Facts, stale: list[Storage], backward_s: float) -> list[tupl
 
 def _are_buckets(facts: Facts) -> bool:
     """Under DistributedDataParallel with `gradient_as_bucket_view` they are parts of what it keeps."""
-    has_buckets = any(
-        storage.category == "communication" and storage.phase == "baseline" and storage.death_s is None
-        for storage in facts.calls.storages.values()
-    )
-    return bool(facts.rank.process.has_ddp) and not has_buckets
+    return bool(facts.rank.process.has_ddp) and not facts.buckets

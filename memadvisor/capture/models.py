@@ -309,18 +309,16 @@ class Models:
         rows = []
         groups = shard_groups(self.roots())
         for prefix, root in self.roots():
-            for name, parameter in torch.nn.Module.named_parameters(
-                root, prefix=prefix, remove_duplicate=False
-            ):
+            listed = torch.nn.Module.named_parameters(root, prefix=prefix, remove_duplicate=False)
+            for name, parameter in listed:
                 if not parameter.is_leaf:
                     continue
                 tied_to = first_name.setdefault(id(parameter), name)
                 is_trained = parameter.requires_grad or id(parameter) in updated
                 unit = self._unit_of(name, root, prefix)
                 shape = own_shape(parameter, num_data_dims(name, parameter, groups))
-                rows.append(
-                    _row(name, unit, parameter, shape, is_trained, tied_to if tied_to != name else "")
-                )
+                other = tied_to if tied_to != name else ""
+                rows.append(_row(name, unit, parameter, shape, is_trained, other))
         return rows
 
     def _unit_of(self, parameter: str, root: torch.nn.Module, prefix: str) -> str:

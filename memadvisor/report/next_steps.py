@@ -62,9 +62,7 @@ def _script(view: RankView) -> Iterator[str]:
     peak, time = view.result.peak, view.result.step_time
     if most is None or peak is None or not most.saved_in_words:
         return
-    of_peak = (most.peak_saved_bytes or 0) / peak.allocated_bytes if peak.allocated_bytes else 0.0
-    of_step = (most.step_saved_s or 0.0) / time.median_s if time is not None and time.median_s else 0.0
-    if max(of_peak, of_step) >= CHANGE_WORTH_NAMING:
+    if most.share(peak.allocated_bytes, None if time is None else time.median_s) >= CHANGE_WORTH_NAMING:
         yield f"In the script ({most.saved_in_words}): {most.seen} {most.change}"
 
 

@@ -12,7 +12,7 @@ KEPT = storage(birth_s=0.1, last_use_s=0.2, size_bytes=400)
 
 
 def grows(rank: RankRun) -> bool:
-    found = script_changes(rank, memory_timeline(rank), None, None, None, None, has_plan=False)
+    found = script_changes(rank, memory_timeline(rank), has_plan=False)
     return any(change.kind == "growth" for change in found)
 
 

@@ -33,7 +33,7 @@ def rank_of(*storages: Storage) -> RankRun:
 
 def saved_bytes(*storages: Storage) -> int:
     rank = rank_of(*storages)
-    found = script_changes(rank, memory_timeline(rank), None, None, None, None, has_plan=False)
+    found = script_changes(rank, memory_timeline(rank), has_plan=False)
     held = [change for change in found if change.kind == "held_results"]
     return sum(change.peak_saved_bytes or 0 for change in held)
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from memadvisor.analyzers.data_waits import data_waits
 from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import script_changes
 from memadvisor.analyzers.step_time import step_time
@@ -18,7 +19,9 @@ def found(wait_s: float, num_workers: int) -> ScriptChange | None:
     waits = [DataWait(step.index, 0, "outside", False, 1, wait_s, wait_s, 0, 0.0) for step in rank.steps]
     loader = LoaderInfo(0, num_workers, None, False, False, 8)
     rank = dataclasses.replace(rank, data_loaders=(loader,), data_waits=tuple(waits))
-    changes = script_changes(rank, memory_timeline(rank), step_time(rank), None, None, None, has_plan=False)
+    changes = script_changes(
+        rank, memory_timeline(rank), time=step_time(rank), waits=data_waits(rank), has_plan=False
+    )
     return next((change for change in changes if change.kind == "loader_workers"), None)
 
 
@@ -46,6 +49,8 @@ def test_a_short_wait_is_not_named():
 def test_where_no_loader_was_read_nothing_is_known():
     run = make_run(num_ranks=1)
     rank = run.ranks[0]
-    changes = script_changes(rank, memory_timeline(rank), step_time(rank), None, None, None, has_plan=False)
+    changes = script_changes(
+        rank, memory_timeline(rank), time=step_time(rank), waits=data_waits(rank), has_plan=False
+    )
 
     assert all(change.kind != "loader_workers" for change in changes)
