@@ -20,6 +20,7 @@ from memadvisor.run.store import load_run
 from memadvisor.schedule import Lane
 from tests.planning.small_pipelines import BASE_BYTES, a_pipeline, pipelines
 from tests.torch_exit import completed
+from tests.tried_again import far_apart, some_try
 from tests.warm_python import warm_python
 
 
@@ -102,6 +103,7 @@ def memadvisor(command, directory, schedule, *options):
 TIMES = TransferTimes({Lane.DISK: TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)}, "a test")
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("schedule", "by_hand"),
     [
@@ -111,25 +113,32 @@ TIMES = TransferTimes({Lane.DISK: TierBandwidth(read_bytes_per_s=1e9, write_byte
 )
 def test_what_ranks_are_predicted_to_hold_they_hold_and_losses_stay_the_same(tmp_path, schedule, by_hand):
     """To the byte; of two stages, and of four of which each rank has two. A plan made by hand is for all of them."""
-    plain, losses = memadvisor("profile", tmp_path / "plain", schedule)
+    some_try(tmp_path, lambda directory: peaks_otherwise(directory, schedule, by_hand))
+
+
+def peaks_otherwise(directory, schedule, by_hand):
+    plain, losses = memadvisor("profile", directory / "plain", schedule)
     budget = int(0.7 * captured_pipelines(plain)[0].steps[0].peak_bytes)
     advice = advise_pipeline(plain, memory_bytes=budget)
-    save_plan(advice.plan, tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == advice.plan
+    save_plan(advice.plan, directory / "plan.json")
+    assert load_plan(directory / "plan.json") == advice.plan
 
     applied, losses_applied = memadvisor(
-        "run", tmp_path / "run", schedule, "--plan", str(tmp_path / "plan.json")
+        "run", directory / "run", schedule, "--plan", str(directory / "plan.json")
     )
 
     compared = analyze(applied).comparison
     assert losses_applied == losses != ""
-    assert all(pair.predicted == pair.measured for pair in compared.rank_peak_bytes.values())
-    assert compared.within_budget and advice.ranks[0].recomputed
-    assert advice.ranks[0].num_in_flight > advice.ranks[1].num_in_flight
+    assert advice.ranks[0].recomputed and advice.ranks[0].num_in_flight > advice.ranks[1].num_in_flight
+    pairs = compared.rank_peak_bytes.values()
+    faults = [fault for pair in pairs for fault in far_apart(pair.predicted, pair.measured, rel=0)]
+    faults += [] if compared.within_budget else [f"over the budget of {budget} B"]
 
-    run, losses_by_hand = memadvisor("run", tmp_path / "hand", schedule, *by_hand)
+    run, losses_by_hand = memadvisor("run", directory / "hand", schedule, *by_hand)
     search = PipelineSearch(*captured_pipelines(plain), times=TIMES)
     blocks = [frozenset(u.name for u in place.step.units if u.is_block) for place in search.places]
     chosen = [Chosen(own) if "--policy" in by_hand else Chosen(moved=own) for own in blocks]
-    measured = [rank.traced_step.peak_allocated_bytes for rank in run.ranks]
-    assert losses_by_hand == losses and search.peaks(chosen) == measured
+    assert losses_by_hand == losses
+    for predicted, rank in zip(search.peaks(chosen), run.ranks, strict=True):
+        faults += far_apart(predicted, rank.traced_step.peak_allocated_bytes, rel=0)
+    return faults

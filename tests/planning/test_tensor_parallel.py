@@ -21,6 +21,7 @@ from memadvisor.run.store import load_run
 from tests.make_run import make_run
 from tests.planning.small_pipelines import a_pipeline
 from tests.torch_exit import completed
+from tests.tried_again import far_apart, some_try
 from tests.warm_python import warm_python
 
 kept = st.integers(1, 9).map(lambda count: count * 100_000)
@@ -56,22 +57,27 @@ def memadvisor(command, directory, *options):
     return completed([warm_python(), "-m", "memadvisor", *words], cwd=ROOT, env=environment, timeout=150)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_ranks_that_split_layers_hold_what_is_predicted_and_losses_stay_the_same(tmp_path):
-    plain = memadvisor("profile", tmp_path / "plain")
+    some_try(tmp_path, peaks_otherwise)
+
+
+def peaks_otherwise(directory):
+    plain = memadvisor("profile", directory / "plain")
     assert plain.returncode == 0, plain.stderr
-    recorded = load_run(tmp_path / "plain")
+    recorded = load_run(directory / "plain")
     peak_bytes = max(rank.traced_step.peak_allocated_bytes for rank in recorded.ranks)
     advice = advise_tensor_parallel(recorded, memory_bytes=int(0.85 * peak_bytes))
-    save_plan(advice.plan, tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == advice.plan and advice.recomputed
+    save_plan(advice.plan, directory / "plan.json")
+    assert load_plan(directory / "plan.json") == advice.plan and advice.recomputed
 
-    applied = memadvisor("run", tmp_path / "run", "--plan", str(tmp_path / "plan.json"))
+    applied = memadvisor("run", directory / "run", "--plan", str(directory / "plan.json"))
 
     assert applied.returncode == 0, applied.stderr
     assert applied.stdout == plain.stdout != ""
-    pairs = analyze(load_run(tmp_path / "run")).comparison.rank_peak_bytes.values()
-    assert [pair.measured for pair in pairs] == pytest.approx([pair.predicted for pair in pairs], rel=0.005)
+    pairs = analyze(load_run(directory / "run")).comparison.rank_peak_bytes.values()
+    assert len(pairs) == 2
+    return [fault for pair in pairs for fault in far_apart(pair.predicted, pair.measured, rel=0.005)]
 
 
 def test_a_plan_whose_ranks_would_wait_for_each_other_for_ever_is_refused():
