@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from memadvisor.analyzers.batch_sizes import slow_convolutions
 from memadvisor.analyzers.data_ranks import num_splitting
+from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
@@ -28,6 +29,7 @@ from memadvisor.analyzers.unit_states import constant_states, planned_units, uni
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import OptimizerRate
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Step
 from memadvisor.run.run import RankRun, Run
@@ -41,6 +43,8 @@ def captured_step(
     precision: Precision = FULL_PRECISION,
     num_ranks: int | None = None,
     of_rank: int | None = None,
+    fused_updates: bool = False,
+    optimizer_rates: Sequence[OptimizerRate] = (),
 ) -> CapturedStep:
     """The step of the rank whose traced peak is highest, or of that named, which may hold a stage of a pipeline or parts
     of layers.
@@ -49,10 +53,18 @@ def captured_step(
     batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as large, and as
     many as there were. `repeats`: that many in place of each, however large they are. With a precision, the step as the
     schedules of plans with that precision find it. Of several models the units are those that a plan for `num_ranks`, by
-    default the run's own, may be about (planned_models.py). Raises UsageError when no step was traced, the run already
+    default the run's own, may be about (planned_models.py). With `fused_updates` its optimizers run torch's, which take what
+    `optimizer_rates` say, where these are known (fused_step.py). Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
-    recorded = RecordedStep(run, precision=precision, num_ranks=num_ranks, of_rank=of_rank)
+    recorded = RecordedStep(
+        run,
+        precision=precision,
+        num_ranks=num_ranks,
+        of_rank=of_rank,
+        fused_updates=fused_updates,
+        optimizer_rates=optimizer_rates,
+    )
     return recorded.captured(micro_batch_divisor, repeats)
 
 
@@ -66,9 +78,12 @@ class RecordedStep:
         precision: Precision = FULL_PRECISION,
         num_ranks: int | None = None,
         of_rank: int | None = None,
+        fused_updates: bool = False,
+        optimizer_rates: Sequence[OptimizerRate] = (),
     ) -> None:
         traced, rank, step = _traced_ranks(run, of_rank)
         rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
+        rank = with_fused_updates(rank) if fused_updates else rank
         self._is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
         # Stages keep theirs gathered for the whole step, and beside split layers each is gathered as it was: replayed as it is.
         self._groups = rank.shard_groups if rank.process.world_size > 1 and not self._is_apart else ()
@@ -79,6 +94,11 @@ class RecordedStep:
         checkpointing = checkpointing_units(rank)
         self._pieces = cut_step(rank.spans, step, checkpointing)
         self._durations, self._step_time_s = typical_durations(rank, self._pieces, checkpointing)
+        self.measured_step_time_s = self._step_time_s
+        if fused_updates:
+            self._step_time_s -= _shorten_updates(
+                self._pieces, self._durations, fused_seconds(rank, optimizer_rates)
+            )
         if self._groups:
             self._exposed_s = take_collectives(
                 rank, step, self._pieces, self._durations, observed_collectives(run)
@@ -93,7 +113,7 @@ class RecordedStep:
         self._batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
         self._gradients = live_gradients(rank, self._pieces)
         self._leaves_gradients_alone = all(map(leaves_gradients_alone, traced))
-        self._updates_together = any(
+        self._updates_together = not fused_updates and any(
             row.phase == "optimizer" and row.name.startswith("aten::_foreach_") for row in rank.operators
         )
         self._constant_bytes = constant_states(rank, step, self._states)
@@ -199,6 +219,17 @@ def _micro_batch_size(rank: RankRun, step: Step) -> int | None:
     if step.num_repeated_batches or any(s.kind == "optimizer" and s.end_s <= last_s for s in own):
         return None
     return step.num_samples // max(1, step.num_micro_batches)
+
+
+def _shorten_updates(pieces: Sequence[Piece], durations: list[float], updates_s: float | None) -> float:
+    """Have the optimizer's pieces take no longer than that in all, where it is known; the seconds that this saves."""
+    before_s = sum(s for piece, s in zip(pieces, durations, strict=True) if piece.phase == "optimizer")
+    if updates_s is None or before_s <= updates_s:
+        return 0.0
+    for place, piece in enumerate(pieces):
+        if piece.phase == "optimizer":
+            durations[place] *= updates_s / before_s
+    return before_s - updates_s
 
 
 def _take_exposed_tail(rank: RankRun, pieces: Sequence[Piece], durations: list[float]) -> float:

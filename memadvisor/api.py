@@ -162,6 +162,7 @@ def advise(
     compression: Compression = UNCOMPRESSED,
     local_sgd: LocalSgd | None = None,
     optimizer_bits: int | None = None,
+    fused_updates: bool = False,
     policy: str | None = None,
     learn: Run | str | Path | list[Run | str | Path] | tuple[Run | str | Path, ...] = (),
     near_ranks: int | None = None,
@@ -193,6 +194,7 @@ def advise(
         if local_sgd is None
         else of_kind(local_sgd, LocalSgd, "local_sgd", "give a memadvisor.local_sgd.LocalSgd."),
         optimizer_bits=whole_or_none(optimizer_bits, "optimizer_bits", least=1),
+        fused_updates=of_kind(fused_updates, bool, "fused_updates", "give True or False."),
         policy=policy,
         learn_from=[_run_of(each, "learn") for each in runs],
         near_ranks=whole_or_none(near_ranks, "near_ranks", least=2),

@@ -151,6 +151,7 @@ class Plan:
     `activation_tier` and `activation_units` are of a plan made by hand: which units keep nothing on the device, by name
     or shell pattern; all blocks where there is none. `activation_bits` and `compressed_units` likewise: which units'
     activations are rounded.
+    `fused_updates`: torch's own optimizers that have a fused update run it (fused_updates.py). Rounded otherwise.
     `models`: of a script with several models, those that the plan is about, in the order in which the script first calls
     them with gradients: `units` are of these, and all others are left alone. Empty: the script has one model.
     `ranks`: of a pipeline whose ranks have models of their own, or of ranks that split layers (which all do the same), what
@@ -194,6 +195,7 @@ class Plan:
     optimizer_bits: int | None = None
     parameter_tier: str = "device"
     delayed_update: bool = False
+    fused_updates: bool = False
     models: tuple[PlannedModel, ...] = ()
     ranks: tuple[RankPlan, ...] = ()
     ranks_alike: bool = False

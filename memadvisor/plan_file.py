@@ -107,6 +107,7 @@ def _plan_from_json(value: JsonField, source: str) -> Plan:
         optimizer_bits=value.get("optimizer_bits").typed(int, optional=True),
         parameter_tier=value.get("parameter_tier", "device").typed(str),
         delayed_update=value.get("delayed_update", False).typed(bool),
+        fused_updates=value.get("fused_updates", False).typed(bool),
         models=tuple(_model_from_json(model) for model in value.get("models", ())),
         ranks=tuple(_rank_from_json(rank) for rank in value.get("ranks", ())),
         ranks_alike=value.get("ranks_alike", False).typed(bool),

@@ -26,6 +26,7 @@ def options_text(plan: Plan) -> str:
         + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
         + (", reductions one unit behind" if plan.overlap else "")
         + (", units updated in the backward" if plan.update_in_backward else "")
+        + (", fused updates" if plan.fused_updates else "")
     )
 
 

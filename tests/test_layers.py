@@ -16,6 +16,7 @@ DATA = (
     "memadvisor.local_sgd",
     "memadvisor.activation_bits",
     "memadvisor.coded_states",
+    "memadvisor.fused_updates",
     "memadvisor.precision",
     "memadvisor.architecture",
     "memadvisor.architectures",

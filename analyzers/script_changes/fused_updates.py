@@ -1,17 +1,12 @@
-"""Optimizer steps of many small operators, where torch has one for all of an update.
-
-`fused=True` runs the same formula in one pass over parameters, gradients and states, without the temporaries of
-`foreach` (as large as the parameters) or of one parameter at a time (torch/optim/adam.py and sgd.py, where it is a choice;
-on CPUs as on GPUs). Rounding is not the same to the last bit.
-"""
+"""Optimizer steps of many small operators, where torch has one for all of an update (memadvisor/fused_updates.py)."""
 
 from __future__ import annotations
 
 from memadvisor.analyzers.altered_curve import moved_death
 from memadvisor.analyzers.script_changes.change import WORTH_OF_STEP, Facts, ScriptChange
+from memadvisor.fused_updates import has_fused_update
 from memadvisor.units import format_fraction, format_seconds
 
-_WITH_FUSED = {"torch.optim.adam.Adam", "torch.optim.adamw.AdamW", "torch.optim.sgd.SGD"}
 _OF_SPARSE = {"aten::_values", "aten::_indices", "aten::_coalesced_"}  # gradients that no fused update takes
 
 
@@ -19,7 +14,13 @@ def fused_updates(facts: Facts) -> ScriptChange | None:
     found = {state.optimizer for state in facts.rank.optimizer_states}
     operators = {operator.name for operator in facts.calls.operators if operator.phase == "optimizer"}
     is_fused = any(name.startswith("aten::_fused_") for name in operators)
-    if not found or not found <= _WITH_FUSED or not operators or is_fused or operators & _OF_SPARSE:
+    if (
+        not found
+        or not all(name and has_fused_update(name) for name in found)
+        or not operators
+        or is_fused
+        or operators & _OF_SPARSE
+    ):
         return None
     temporaries = [
         storage
@@ -42,7 +43,7 @@ def fused_updates(facts: Facts) -> ScriptChange | None:
     return ScriptChange(
         kind="fused_updates",
         seen=f"The optimizer's step runs in {_num_calls(facts)} operators{share}.",
-        change=f"Write `{name}(..., fused=True)`.",
+        change=f"Write `{name}(..., fused=True)`; or have a plan do it: `--fused-updates` of `advise` and `run`.",
         peak_saved_bytes=max(0, saved_bytes),
         step_saved_s=optimizer_s,
         is_at_most=True,

@@ -14,7 +14,12 @@ from memadvisor.analyzers.captured_pipeline import is_pipeline
 from memadvisor.cli.advise_json import advice_to_json
 from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
-from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
+from memadvisor.cli.precision import (
+    add_fused_updates,
+    add_optimizer_bits,
+    add_precision_options,
+    precision_of,
+)
 from memadvisor.cli.printing import stdout_console
 from memadvisor.cli.summary_script import script_changes
 from memadvisor.cli.tables import printable
@@ -79,6 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_precision_options(parser)
     add_optimizer_bits(parser)
+    add_fused_updates(parser)
     add_compression_options(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the best plan that fits")
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
@@ -114,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         compression=compression_of(arguments),
         local_sgd=local_sgd_of(arguments),
         optimizer_bits=arguments.optimizer_bits,
+        fused_updates=bool(arguments.fused_updates),
         policy=arguments.policy,
         learn_from=[load_run(path) for path in arguments.learn],
         near_ranks=arguments.near_ranks,

@@ -31,7 +31,7 @@ OTHERS = (
 
 def refuse_others(arguments: argparse.Namespace, what: str, others: Sequence[str]) -> None:
     """Raise UsageError for options that a plan with choices by rank has no use for."""
-    others = (*others, "optimizer_bits", "local_sgd", *FLAGS)
+    others = (*others, "optimizer_bits", "fused_updates", "local_sgd", *FLAGS)
     given = [f"--{name.replace('_', '-')}" for name in others if getattr(arguments, name, None) is not None]
     given += ["--learn"] if arguments.learn else []
     if given:

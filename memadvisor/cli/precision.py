@@ -38,6 +38,15 @@ def add_optimizer_bits(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_fused_updates(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fused-updates",
+        action="store_true",
+        default=None,
+        help="torch's Adam, AdamW and SGD update in one kernel, without temporaries (rounded otherwise)",
+    )
+
+
 def precision_of(arguments: argparse.Namespace) -> Precision:
     return Precision(
         param_dtype=_DTYPES.get(arguments.param_dtype),

@@ -21,7 +21,12 @@ from memadvisor.cli.compression import FLAGS, add_compression_options, compressi
 from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.offload import FLAGS as OFFLOAD_FLAGS
 from memadvisor.cli.offload import add_offload_options, offload_of, with_disk_directory
-from memadvisor.cli.precision import add_optimizer_bits, add_precision_options, precision_of
+from memadvisor.cli.precision import (
+    add_fused_updates,
+    add_optimizer_bits,
+    add_precision_options,
+    precision_of,
+)
 from memadvisor.cli.profile import (
     add_recording_options,
     close,
@@ -57,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_precision_options(parser)
     add_optimizer_bits(parser)
+    add_fused_updates(parser)
     add_compression_options(parser)
     add_offload_options(parser)
     add_rounding_options(parser)
@@ -104,6 +110,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         *of_plan,
         "secondary_ranks",
         "optimizer_bits",
+        "fused_updates",
         "local_sgd",
         *FLAGS,
         *OFFLOAD_FLAGS,
@@ -133,6 +140,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         secondary_ranks=arguments.secondary_ranks,
         optimizer_bits=arguments.optimizer_bits,
         delayed_update=bool(arguments.delayed_update),
+        fused_updates=bool(arguments.fused_updates),
         **offload_of(arguments),
         **rounding_of(arguments),
     )

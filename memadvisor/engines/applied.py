@@ -49,6 +49,7 @@ from memadvisor.engines.sharding.transfers import check_compressible
 from memadvisor.engines.updates import norms
 from memadvisor.engines.updates.cast_updates import are_cast
 from memadvisor.engines.updates.closures import closure_of, with_closure_done
+from memadvisor.engines.updates.fused_updates import FusedUpdates
 from memadvisor.engines.updates.independence import check_independent
 from memadvisor.engines.updates.optimizer_state import OptimizerStates
 from memadvisor.engines.updates.state_offload import StateOffload
@@ -89,6 +90,10 @@ class Applied:
         # Only a plan that leaves steps alone can begin inside one, in its closure.
         self._awaits_closure = plan.num_ranks == 1 and plan.leaves_updates_alone
         self._other_model: PlanError | None = None
+        if plan.fused_updates:
+            FusedUpdates(
+                self.slot_of, self._note, self._undo
+            )  # before the hooks, which give its groups to others
         self._hooks = Hooks(self, self._undo)
         self._new = NewOptimizers(self._hooks, self._undo)
         self._alone: Executor | None = None  # of a model of one process, which lives as long as it

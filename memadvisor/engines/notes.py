@@ -12,6 +12,7 @@ from memadvisor.compression import compression_loss_text
 from memadvisor.engines.sharding.executor import Executor
 from memadvisor.engines.sharding.owners import Owners
 from memadvisor.engines.updates.delayed_updates import DELAY_LOSS_TEXT
+from memadvisor.fused_updates import fused_updates_text
 from memadvisor.local_sgd import local_sgd_loss_text
 from memadvisor.plan import Plan
 from memadvisor.policies import RECOMPUTING
@@ -34,6 +35,8 @@ def warnings_of(plan: Plan) -> Iterator[str]:
         yield f"This plan is lossy: {optimizer_bits_text(bits)}"
     if plan.delayed_update:
         yield f"This plan is lossy: {DELAY_LOSS_TEXT}"
+    if plan.fused_updates:
+        yield f"This plan rounds otherwise: {fused_updates_text()}"
     if plan.rounded_to:
         yield f"This plan is lossy: {rounding_text(plan.rounded_to)}"
 

@@ -179,6 +179,11 @@ FEATURES: dict[str, Feature] = {
         "gradients wait for the optimizer step",
         MORE_MEMORY,
     ),
+    "fused_updates": Feature(
+        _if(lambda plan: plan.fused_updates, lambda plan: "fused updates"),
+        "the optimizer updates as the script made it, fused or not",
+        MORE_MEMORY,
+    ),
     "delayed_update": Feature(
         _if(lambda plan: plan.delayed_update, lambda plan: "updates one step late, under the next step"),
         "updates are done in their own step, with nothing beside them",

@@ -12,6 +12,7 @@ from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
+from memadvisor.fused_updates import fused_updates_text
 from memadvisor.local_sgd import LocalSgd, local_sgd_loss_text
 from memadvisor.planning.algorithms import algorithms_notes
 from memadvisor.planning.extrapolation import extrapolation_notes
@@ -94,6 +95,19 @@ def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -
     if optimizer_bits is not None and transfers is not None:
         yield f"Every plan is lossy: {optimizer_bits_text(optimizer_bits)}"
         yield f"What coding takes is predicted from its measured throughput ({transfers.source})."
+
+
+def fused_notes(plain: CapturedStep, is_timed: bool) -> Iterator[str]:
+    """Of plans with fused updates. is_timed: whether this machine's rate of them was measured."""
+    yield f"Every plan rounds otherwise: {fused_updates_text()}"
+    updates_s = sum(s.duration_s for s in plain.segments if s.phase == "optimizer")
+    yield (
+        f"A whole update is taken for {format_seconds(updates_s)}: as recorded, or as its bytes take at the measured rate of a "
+        "fused AdamW where that is less."
+        if is_timed
+        else f"Their time is taken for that of the recorded updates, {format_seconds(updates_s)}, which is longer. `memadvisor "
+        "calibrate -o hardware.json` measures it, for --hardware hardware.json."
+    )
 
 
 def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) -> Iterator[str]:

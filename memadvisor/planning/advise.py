@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.planned_models import check_trained
@@ -16,7 +16,7 @@ from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
-from memadvisor.planning.advice_notes import notes
+from memadvisor.planning.advice_notes import fused_notes, notes
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
@@ -84,6 +84,7 @@ def advise(
     compression: Compression = UNCOMPRESSED,
     local_sgd: LocalSgd | None = None,
     optimizer_bits: int | None = None,
+    fused_updates: bool = False,
     policy: str | None = None,
     learn_from: Sequence[Run] = (),
     near_ranks: int | None = None,
@@ -92,7 +93,7 @@ def advise(
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
     `num_ranks` defaults to the run's. All plans have the `precision`, the `compression`, `local_sgd` and the
-    `optimizer_bits`, which are never chosen: they are lossy. `policy`: one whose plan is shown beside them
+    `optimizer_bits`, which are never chosen: they are lossy. So have they `fused_updates`, which round otherwise. `policy`: one whose plan is shown beside them
     (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
     `near_ranks`: how many ranks that follow each other are of one node, and may share second copies
     (second_copies.py). `micro_batch`: samples of each, in place of the recorded ones (micro_batches.py). Raises
@@ -100,11 +101,14 @@ def advise(
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
     _check_options(ranks, precision, compression, local_sgd)
-    recorded = RecordedStep(run, precision=precision, num_ranks=ranks)
+    rates = () if hardware is None else hardware.optimizers
+    recorded = RecordedStep(
+        run, precision=precision, num_ranks=ranks, fused_updates=fused_updates, optimizer_rates=rates
+    )
     plain, recorded_size = step_with(recorded, micro_batch)
     _check_model(run, plain, ranks, precision, compression, local_sgd)
     machine = machine_for(run, plain, ranks, hardware)
-    learnt = learn(run, learn_from, machine.times, machine.transfers) if learn_from else None
+    learnt = learn(run, learn_from, machine.times, machine.transfers, rates) if learn_from else None
     plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
     check_policy(policy)
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
@@ -121,6 +125,7 @@ def advise(
         transfers=machine.transfers,
         paged_transfers=machine.paged_transfers,
         optimizer_bits=optimizer_bits,
+        fused_updates=fused_updates,
         local_sgd=local_sgd,
         algorithms=machine.algorithms,
     )
@@ -139,7 +144,7 @@ def advise(
         smallest_budget_bytes=min(search.needs),
         smallest_unchanged_bytes=min(search.needs_unchanged),
         measured_peak_bytes=plain.peak_bytes,
-        measured_step_time_s=plain.step_time_s,
+        measured_step_time_s=recorded.measured_step_time_s,
         front=front_of(search.best_kind, memory_bytes),
         next_gib_s=seconds_for(search.best_kind, memory_bytes, GIB),
         lossy=lossy_alternatives(plain, first.plan, machine.times, machine.transfers),
@@ -148,19 +153,24 @@ def advise(
         learnt=learnt,
         micro_batch=micro_batch,
         recorded_micro_batch=recorded_size,
-        script_changes=_script_changes(run, plain, hardware),
+        script_changes=_script_changes(run, plain, hardware, () if not fused_updates else ("fused_updates",)),
         notes=(
             *notes(run, plays, plain, found),
+            *(fused_notes(plain, bool(rates)) if fused_updates else ()),
             *split_notes(recorded, recorded_size, (one.plan.micro_batch_size for one in found)),
         ),
     )
 
 
-def _script_changes(run: Run, plain: CapturedStep, hardware: Hardware | None) -> tuple[ScriptChange, ...]:
+def _script_changes(
+    run: Run, plain: CapturedStep, hardware: Hardware | None, done: Collection[str]
+) -> tuple[ScriptChange, ...]:
+    """All but those kinds that are done by the plans."""
     rank = next((rank for rank in run.ranks if rank.process.rank == plain.rank), None)
     if rank is None:
         return ()
-    return changes_of(run, rank, hardware or named_hardware(rank.process.device_name))
+    found = changes_of(run, rank, hardware or named_hardware(rank.process.device_name))
+    return tuple(change for change in found if change.kind not in done)
 
 
 def _check_options(

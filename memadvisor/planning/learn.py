@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from memadvisor.analyzers.clocks import align_clocks
 from memadvisor.analyzers.communication import communication
@@ -29,6 +30,7 @@ from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.errors import UsageError
+from memadvisor.hardware.hardware import OptimizerRate
 from memadvisor.plan import Plan
 from memadvisor.run.run import Run
 from memadvisor.write_schedule import write_schedule
@@ -106,18 +108,26 @@ def _error(lessons: Sequence[Lesson], factors: Mapping[str, float]) -> float:
 
 
 def learn(
-    plain: Run, runs: Sequence[Run], times: CollectiveTimes | None, transfers: TransferTimes | None
+    plain: Run,
+    runs: Sequence[Run],
+    times: CollectiveTimes | None,
+    transfers: TransferTimes | None,
+    optimizer_rates: Sequence[OptimizerRate] = (),
 ) -> Learnt:
     """What runs of plans on `plain`'s model teach. Raises UsageError for one that teaches nothing about it."""
-    recorded = RecordedStep(plain)
-    steps: dict[int, CapturedStep] = {1: recorded.captured()}
+
+    @cache
+    def recorded(fused_updates: bool) -> RecordedStep:
+        return RecordedStep(plain, fused_updates=fused_updates, optimizer_rates=optimizer_rates)
+
+    @cache
+    def captured(fused_updates: bool, divisor: int) -> CapturedStep:
+        return recorded(fused_updates).captured(divisor)
+
     lessons = []
     for run in runs:
         plan = _usable_plan(plain, run)
-        divisor = _divisor(steps[1], plan, run)
-        if divisor not in steps:
-            steps[divisor] = recorded.captured(divisor)
-        step = steps[divisor]
+        step = captured(plan.fused_updates, _divisor(captured(False, 1), plan, run))
         played = simulate(step, write_schedule(plan, step.units), times, transfers=transfers)
         lessons.append(_measured(run, played.components_s))
     return fit(lessons)

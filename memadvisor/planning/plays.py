@@ -56,6 +56,7 @@ class Plays:
         transfers: TransferTimes | None = None,
         paged_transfers: TransferTimes | None = None,
         optimizer_bits: int | None = None,
+        fused_updates: bool = False,
         local_sgd: LocalSgd | None = None,
         algorithms: tuple[Algorithm, ...] = (),
     ) -> None:
@@ -70,6 +71,7 @@ class Plays:
         self.transfers = transfers
         self.paged_transfers = paged_transfers
         self.optimizer_bits = optimizer_bits
+        self.fused_updates = fused_updates
         self.local_sgd = local_sgd
         self._algorithms = algorithms
         # Of the step that is played, and of the same with fewer micro-batches; of each way of having states the moments of
@@ -182,6 +184,7 @@ class Plays:
             executor="fsdp2" if step.shard_groups else "built-in",
             algorithms=() if step.shard_groups or step.device != "cpu" else self._algorithms,
             update_in_backward=arrangement.early,
+            fused_updates=self.fused_updates,
             stretches=arrangement.stretches,
             models=self.models,
         )

@@ -56,6 +56,8 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
         )
     elif tiers:
         parts.append(f"keeps optimizer state on the {' and the '.join(tiers)} between updates")
+    if plan.fused_updates:
+        parts.append("updates in fused kernels")
     if plan.optimizer_codes:
         parts.append("keeps optimizer state in 8 bits between updates")
     if away := [unit for unit in plan.units if unit.activation_tier != "device"]:

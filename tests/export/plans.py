@@ -69,6 +69,7 @@ CHANGES = (
     lambda plan: replace(plan, local_sgd=LocalSgd(period=4)),
     lambda plan: replace(plan, update_in_backward=True),
     lambda plan: replace(plan, delayed_update=True),
+    lambda plan: replace(plan, fused_updates=True),
 )
 
 

@@ -194,6 +194,7 @@ READ = {
             "disk_directory",
         ),
         *("activation_tier", "activation_bits", "optimizer_bits", "parameter_tier", "delayed_update"),
+        "fused_updates",
         *(
             "executor",
             "activation_units",
