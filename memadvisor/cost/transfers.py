@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from memadvisor.hardware.cluster import Link
 from memadvisor.hardware.hardware import Hardware, PagingCost, TierBandwidth
 from memadvisor.schedule import Lane
 
@@ -13,12 +14,13 @@ from memadvisor.schedule import Lane
 class TransferTimes:
     """Measured bandwidths by lane, that of compute for bytes that it decodes and codes; `source` says where they are from.
     `is_cached`: the disk's is the page cache's. `paging`: what the engine itself takes for what they carry; None where not
-    known."""
+    known. `sheet`: the link that the host's is of, where it is a data sheet's and not measured."""
 
     bandwidths: Mapping[Lane, TierBandwidth]
     source: str
     is_cached: bool = False
     paging: PagingCost | None = None
+    sheet: str = ""
 
     def read_s(self, lane: Lane, size_bytes: int) -> float:
         """Seconds to bring bytes into memory."""
@@ -44,3 +46,14 @@ def transfer_times(hardware: Hardware | None, kept_bytes: int) -> TransferTimes 
     found = {Lane.DISK: disk, Lane.HOST: hardware.host, Lane.COMPUTE: hardware.coder}
     known = {lane: bandwidth for lane, bandwidth in found.items() if bandwidth is not None}
     return TransferTimes(known, hardware.source, is_cached, hardware.paging) if known else None
+
+
+def with_sheet(times: TransferTimes | None, link: Link | None) -> TransferTimes | None:
+    """`times`, and where they know no way to a GPU's host the `link` of its data sheet, at its full rate in each direction."""
+    if link is None or (times is not None and Lane.HOST in times.bandwidths):
+        return times
+    host = TierBandwidth(read_bytes_per_s=link.bytes_per_s, write_bytes_per_s=link.bytes_per_s)
+    sheet = f"{link.kind}, {link.bytes_per_s / 1e9:g} GB/s each way"
+    if times is None:
+        return TransferTimes({Lane.HOST: host}, f"the data sheet of {link.kind}", sheet=sheet)
+    return replace(times, bandwidths={**times.bandwidths, Lane.HOST: host}, sheet=sheet)

@@ -120,7 +120,8 @@ def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) ->
     moved = [what for what, where in tiers.items() if where]
     if not moved or transfers is None:
         return
-    yield f"Transfers of {' and '.join(moved)} are predicted from measured bandwidths ({transfers.source})."
+    to_host = any("host" in where for where in tiers.values())
+    yield f"Transfers of {' and '.join(moved)} are predicted from {rates_text(transfers, to_host=to_host)}."
     if any("disk" in where for where in tiers.values()):
         yield (
             "The page cache is taken to hold what is on disk: where others need that memory, transfers are as slow as the "
@@ -128,6 +129,16 @@ def _transfer_notes(found: list[RankedPlan], transfers: TransferTimes | None) ->
             if transfers.is_cached
             else "The page cache is taken to hold nothing of what is on disk, and may make transfers faster."
         )
+
+
+def rates_text(transfers: TransferTimes, *, to_host: bool) -> str:
+    """Where the rates of transfers are from: measured, or a data sheet's."""
+    if to_host and transfers.sheet:
+        return (
+            f"a data sheet's rate ({transfers.sheet}), which none quite reaches; `memadvisor calibrate -o hardware.json` "
+            "measures it, for --hardware"
+        )
+    return f"measured bandwidths ({transfers.source})"
 
 
 def _tier_notes(plain: CapturedStep, plays: Plays) -> Iterator[str]:

@@ -16,9 +16,11 @@ from memadvisor.cost.collectives import (
     times_of_sizes,
 )
 from memadvisor.cost.step import CapturedStep
-from memadvisor.cost.transfers import TransferTimes, transfer_times
+from memadvisor.cost.transfers import TransferTimes, transfer_times, with_sheet
 from memadvisor.errors import UsageError
 from memadvisor.executors import Algorithm
+from memadvisor.hardware.cluster import Link
+from memadvisor.hardware.clusters import links_of
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.planning.algorithms import choose_algorithms
@@ -41,13 +43,27 @@ class Machine:
 def machine_for(run: Run, step: CapturedStep, num_ranks: int, hardware: Hardware | None) -> Machine:
     """From what was measured, else from the run. Raises UsageError where nothing is known of collectives that are needed."""
     moved_bytes = num_ranks * _movable_bytes(step)
+    link = host_link(run, hardware)
     return Machine(
         times=_collective_times(run, num_ranks, hardware, step),
         settings=allocator_settings(run.ranks[0]) if _is_for_cuda(step, hardware) else None,
-        transfers=transfer_times(hardware, moved_bytes),
-        paged_transfers=transfer_times(hardware, moved_bytes + num_ranks * paged_bytes(step)),
+        transfers=with_sheet(transfer_times(hardware, moved_bytes), link),
+        paged_transfers=with_sheet(
+            transfer_times(hardware, moved_bytes + num_ranks * paged_bytes(step)), link
+        ),
         algorithms=choose_algorithms(hardware, num_ranks),
     )
+
+
+def host_link(run: Run, hardware: Hardware | None) -> Link | None:
+    """Of a GPU to its host, by the data sheet of the one that is named, else of the run's own; None on a CPU, and of GPUs that
+    are not in the catalogue."""
+    process = run.ranks[0].process
+    if not process.device.startswith("cuda"):
+        return None
+    device = (hardware and named_hardware(hardware.name)) or named_hardware(process.device_name)
+    links = None if device is None else links_of(device)
+    return None if links is None else links.host
 
 
 def _movable_bytes(step: CapturedStep) -> int:

@@ -10,7 +10,7 @@ stages average their gradients, it is the longest one's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memadvisor.analyzers.captured_pipeline import captured_pipelines
@@ -18,12 +18,13 @@ from memadvisor.cost.pipelines.captured import CapturedPipeline, PlayedPipeline
 from memadvisor.cost.pipelines.work import Kind, Work
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
-from memadvisor.cost.transfers import TransferTimes, transfer_times
+from memadvisor.cost.transfers import TransferTimes, transfer_times, with_sheet
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.plan import Plan, RankPlan
-from memadvisor.planning.advice_notes import size_notes
+from memadvisor.planning.advice_notes import rates_text, size_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
+from memadvisor.planning.machine import host_link
 from memadvisor.planning.stage_choice import Chosen, StageChoice
 from memadvisor.run.run import Run
 from memadvisor.schedule import Lane
@@ -107,6 +108,7 @@ class PipelineSearch:
 
     def __init__(self, *pipelines: CapturedPipeline, times: TransferTimes | None = None) -> None:
         self.pipelines = pipelines
+        self.times = times
         places = [_Place(each, position) for each in pipelines for position in range(len(each.steps))]
         self.places = sorted(places, key=lambda place: place.step.rank)
         self.ranks = [StageChoice(place.step, times) for place in self.places]
@@ -173,7 +175,8 @@ def pipeline_search(run: Run, hardware: Hardware | None = None) -> PipelineSearc
     kept_bytes = sum(
         storages.size_bytes for each in pipelines for step in each.steps for storages in step.saved
     )
-    return PipelineSearch(*pipelines, times=transfer_times(hardware, kept_bytes))
+    times = with_sheet(transfer_times(hardware, kept_bytes), host_link(run, hardware))
+    return PipelineSearch(*pipelines, times=times)
 
 
 @collecting_seldom()
@@ -205,7 +208,7 @@ def advise_pipeline(run: Run, *, memory_bytes: int, hardware: Hardware | None = 
         smallest_budget_bytes=max(search.peaks(smallest)),
         measured_peak_bytes=max(place.step.peak_bytes for place in search.places),
         measured_step_time_s=first.step_time_s,
-        notes=(*size_notes(run), *_notes(search.pipelines)),
+        notes=(*size_notes(run), *_notes(search.pipelines), *_transfer_note(ranks, search.times)),
     )
 
 
@@ -262,6 +265,12 @@ def _front(search: PipelineSearch, smallest: Choices, budget_bytes: int) -> tupl
         if len(found) == len(search.ranks):
             points.append(search.point(found))
     return front_of_points(points)
+
+
+def _transfer_note(ranks: Sequence[RankAdvice], times: TransferTimes | None) -> Iterator[str]:
+    tiers = {rank.tier for rank in ranks} - {None}
+    if tiers and times is not None:
+        yield f"Transfers of activations are predicted from {rates_text(times, to_host='host' in tiers)}."
 
 
 def _notes(pipelines: Sequence[CapturedPipeline]) -> list[str]:

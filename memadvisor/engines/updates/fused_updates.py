@@ -96,7 +96,7 @@ class FusedUpdates:
     # ---- what the script sees ----------------------------------------------------------------
 
     def _patch(self, undo: Undo) -> None:
-        """Around what other parts of the engine do to these, which are patched later."""
+        """Inside of what other parts of the engine do to these, which patch them later."""
         original_state, original_load = Optimizer.state_dict, Optimizer.load_state_dict
         this = weakref.ref(self)
 
