@@ -106,10 +106,14 @@ def _collective_times(
         times = times_from_observations(observed_collectives(run), "the traced step's own collectives")
     if times is not None:
         return times
+    device = named_hardware(run.ranks[0].process.device_name)
+    by_sheet = (
+        "" if device is None else f" Or ask for layouts by data sheets: --gpus {num_ranks}x{device.name}."
+    )
     raise UsageError(
         f"Nothing is known of how long collectives among {num_ranks} ranks take, so no step time can be predicted.",
         hint=f"measure them with `memadvisor calibrate --ranks {num_ranks} -o hardware.json`, "
-        "and pass --hardware hardware.json.",
+        f"and pass --hardware hardware.json.{by_sheet}",
     )
 
 

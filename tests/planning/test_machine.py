@@ -3,6 +3,7 @@
 import pytest
 
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware, TierBandwidth
 from memadvisor.hardware.load import named_hardware
 from memadvisor.planning.advice_notes import rates_text
@@ -65,3 +66,17 @@ def test_a_device_that_was_named_counts_in_place_of_the_runs_own():
 )
 def test_nothing_is_known_of_cpus_and_unknown_gpus(device):
     assert transfers(*device) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("NVIDIA H100 80GB HBM3", " Or ask for layouts by data sheets: --gpus 8xH100-SXM-80GB."),
+        ("Paper GPU", ""),
+    ],
+)
+def test_ranks_whose_collectives_nobody_measured_are_sent_to_both_ways_on(name, way):
+    run = make_run(num_ranks=1, device="cuda:0", device_name=name)
+    with pytest.raises(UsageError) as caught:
+        machine_for(run, captured_step(run), 8, None)
+    assert caught.value.hint.endswith(f"and pass --hardware hardware.json.{way}")
