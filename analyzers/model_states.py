@@ -72,13 +72,21 @@ class ModelStates:
         return f"this rank's part of layers split over {self.num_splitting} ranks{shared}"
 
     @property
-    def by_kind(self) -> tuple[tuple[str, int, int], ...]:
-        """`kind` of components, expected and measured bytes."""
-        return (
+    def by_kind(self) -> tuple[tuple[str, int | None, int], ...]:
+        """`kind` of components, expected bytes (None where theory says nothing of some) and measured ones."""
+        unknown = {row.kind for row in self.components if row.expected_bytes is None}
+        figures = (
             ("parameter", self.expected_parameter_bytes, self.parameter_bytes),
             ("gradient", self.expected_gradient_bytes, self.gradient_bytes),
             ("optimizer_state", self.expected_optimizer_state_bytes, self.optimizer_state_bytes),
         )
+        return tuple((kind, None if kind in unknown else bytes_, got) for kind, bytes_, got in figures)
+
+    @property
+    def theory_bytes(self) -> int | None:
+        """Of all states together; None where theory says nothing of some."""
+        known = [expected_bytes for _, expected_bytes, _ in self.by_kind if expected_bytes is not None]
+        return sum(known) if len(known) == len(self.by_kind) else None
 
     @property
     def measured_bytes(self) -> int:
@@ -167,7 +175,9 @@ class IdleParameters:
 
 def difference_text(expected_bytes: int | None, measured_bytes: int) -> str:
     """What is measured beyond theory, which may not know."""
-    difference = measured_bytes - (expected_bytes or 0)
+    if expected_bytes is None:
+        return "-"
+    difference = measured_bytes - expected_bytes
     return "exact" if difference == 0 else f"{'+' if difference > 0 else ''}{format_bytes(difference)}"
 
 

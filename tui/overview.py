@@ -107,13 +107,13 @@ def _model_states(view: View) -> list[Text]:
     states = view.result.model_states
     if states is None:
         return []
-    per_parameter = states.bytes_per_parameter
+    per_parameter, known = states.bytes_per_parameter, states.theory_bytes
+    expected = "not known" if known is None else format_bytes(known)
     each = "" if per_parameter is None else f", {per_parameter:.2f} B/parameter"
     return [
         paragraph(
             (f"{'model states':<{_NAME_WIDTH}}", "bold"),
-            f"{format_bytes(states.measured_bytes):>{_FIGURE_WIDTH}}, expected "
-            f"{format_bytes(states.expected_bytes)}{each}",
+            f"{format_bytes(states.measured_bytes):>{_FIGURE_WIDTH}}, expected {expected}{each}",
         )
     ]
 

@@ -54,7 +54,8 @@ def _held(facts: Facts) -> Iterator[tuple[Storage, float]]:
     """Storages that outlive their use, with until when they were needed."""
     renewed = _renewed(facts)
     for storage in facts.calls.storages.values():
-        if storage.category not in _CATEGORIES:
+        # What comes in an optimizer's step may be the optimizer's own: L-BFGS keeps directions in its variables.
+        if storage.category not in _CATEGORIES or storage.phase == "optimizer":
             continue
         if storage.phase == "baseline":
             # Else it may be there for steps to come: a data set, a running mean, another model.

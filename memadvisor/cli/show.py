@@ -114,9 +114,10 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     yield from summary.larger(analysis)
     states, kept, time = rank.model_states, rank.activations, rank.step_time
     if states is not None and kept is not None:
+        known = states.theory_bytes
         yield _labelled(
             "states",
-            f"{format_bytes(states.measured_bytes)} (theory {format_bytes(states.expected_bytes)}); ",
+            f"{format_bytes(states.measured_bytes)} (theory {'not known' if known is None else format_bytes(known)}); ",
             f"kept for the backward {format_bytes(kept.saved_bytes)}",
             summary_time.moved_text(kept),
         )

@@ -114,7 +114,7 @@ def model_states(states: ModelStates | None) -> RenderableType:
         if kind == "optimizer_state":
             for row in rows:
                 lines.add_row(*_component(row))
-    total = _theory(states.expected_bytes, states.measured_bytes)
+    total = _theory(states.theory_bytes, states.measured_bytes)
     lines.add_row(words("together", "bold"), words(""), *total)
     notes = [paragraph("  ", (note, "dim")) for note in states.notes]
     return Group(title, lines, *notes)

@@ -169,9 +169,11 @@ def _kept(view: RankView) -> str:
     if kept.moved_bytes:
         lines += f"; {format_bytes(kept.moved_bytes)} of it away on another tier in between"
     if states is not None:
+        known = states.theory_bytes
+        theory = "not known" if known is None else format_bytes(known)
         lines += (
             f". Model states: {format_bytes(states.measured_bytes)} measured, "
-            f"{format_bytes(states.expected_bytes)} in theory, {format_count(states.num_params)} parameters"
+            f"{theory} in theory, {format_count(states.num_params)} parameters"
         )
     return _card(
         "Kept for the backward",

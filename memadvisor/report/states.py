@@ -56,7 +56,7 @@ def _rows(states: ModelStates) -> Iterator[tuple[str, ...]]:
 
 
 def _total(states: ModelStates) -> tuple[str, ...]:
-    sizes = _sizes(states.expected_bytes, states.measured_bytes, states.num_params)
+    sizes = _sizes(states.theory_bytes, states.measured_bytes, states.num_params)
     return "together", "", "", *sizes
 
 

@@ -266,6 +266,10 @@ def test_components_show_theory_beside_the_tensors_recorded():
     assert [rows[name].expected_bytes for name in components] == [4000, 4000, 4000]
     assert (rows["step"].expected_bytes, rows["step"].recorded_bytes) == (0, 4)
     assert (rows["row_sums"].expected_bytes, rows["row_sums"].recorded_bytes) == (None, 200)
+    # What theory says nothing of makes no sum of it known.
+    assert states.by_kind[2][1] is None and states.theory_bytes is None
+    known = model_states(dataclasses.replace(rank, optimizer_states=optimizer_states[:-1]), None)
+    assert known.theory_bytes == known.expected_bytes == 16 * 1000
 
 
 def test_states_in_another_form_are_told_apart_from_those_that_theory_knows():

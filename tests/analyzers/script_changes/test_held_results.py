@@ -72,6 +72,13 @@ def test_parameters_and_their_like_are_never_held():
         assert saved_bytes(storage(category=category, birth_s=0.1, death_s=0.9, size_bytes=400)) == 0
 
 
+def test_what_comes_in_an_optimizers_step_is_not():
+    """It may be the optimizer's own: L-BFGS has directions in its variables."""
+    held = storage(birth_s=0.1, death_s=0.9, last_use_s=0.2, size_bytes=400)
+
+    assert saved_bytes(dataclasses.replace(held, phase="optimizer")) == 0
+
+
 def test_nothing_is_said_of_compiled_code():
     """What it reads is not seen."""
     held = storage(birth_s=0.1, death_s=0.9, last_use_s=0.2, size_bytes=400)
