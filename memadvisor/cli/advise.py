@@ -240,9 +240,13 @@ def _nothing_fits(advice: Advice) -> str:
         f"Nothing fits {format_bytes(advice.budget_bytes)}. The smallest budget that would is {format_bytes(smallest)} "
         f"({smallest} bytes)"
     )
-    if smallest == unchanged:
-        return f"{text}."
-    return f"{text}, of a plan with smaller micro-batches; with micro-batches as they are {format_bytes(unchanged)} ({unchanged} bytes)."
+    if smallest != unchanged:
+        text += (
+            f", of a plan with smaller micro-batches; with micro-batches as they are {format_bytes(unchanged)} "
+            f"({unchanged} bytes)"
+        )
+    saves = any(each.kind == "fused_updates" and each.peak_saved_bytes for each in advice.script_changes)
+    return f"{text}.{' With --fused-updates it may be less.' if saves else ''}"
 
 
 def _policy_text(advice: Advice, named: RankedPlan) -> str:

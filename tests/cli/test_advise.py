@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.cli.main import main
 from memadvisor.plan_file import load_plan
 from memadvisor.planning.advise import advise
@@ -96,6 +97,20 @@ def test_nothing_fits_says_the_smallest_budget_writes_nothing_and_exits_1(run_pa
     text = " ".join(text.split())
     assert "smallest budget that would is" in text
     assert "micro-batches as they are" not in text
+
+
+@pytest.mark.parametrize(("saved_bytes", "is_said"), [(5, True), (0, False), (None, False)])
+def test_where_nothing_fits_and_an_update_has_temporaries_a_fused_one_is_named(
+    run_path, capsys, monkeypatch, saved_bytes, is_said
+):
+    change = ScriptChange(kind="fused_updates", seen="", change="", peak_saved_bytes=saved_bytes)
+
+    def advised(*arguments, **options):
+        return dataclasses.replace(advise(*arguments, **options), script_changes=(change,))
+
+    monkeypatch.setattr("memadvisor.cli.advise.advise", advised)
+    assert main(["advise", run_path, "--memory", "1000"]) == 1
+    assert ("With --fused-updates it may be less." in " ".join(capsys.readouterr().out.split())) == is_said
 
 
 def test_the_smallest_budget_of_another_micro_batch_is_said_to_be_one(run_path, capsys, monkeypatch):
