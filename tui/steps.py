@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
 
 from memadvisor.analyzers.pieces import cut_step
+from memadvisor.run.loader_records import DataWait
 from memadvisor.run.records import Span, Step
 from memadvisor.tui.drawing import PHASE_COLORS, sparkline, stacked_bar
 from memadvisor.tui.pane import Pane, why_no_step
@@ -20,6 +21,7 @@ from memadvisor.units import format_bytes, format_seconds
 
 _NUM_SHOWN = 500
 _PHASES = ("forward", "recompute", "backward", "optimizer", "outside")
+_WAIT = "data wait"  # part of outside
 _PHASE_KINDS = ("forward", "unit_recompute", "backward", "optimizer")
 
 
@@ -46,8 +48,12 @@ class StepsPane(Pane):
         fresh = [step for step in newest if step.index not in self._seconds]
         self._seconds.update(phase_seconds(fresh, view.rank.spans))
         phases = [phase for phase in _PHASES if any(phase in found for found in self._seconds.values())]
-        rows = [_row(step, self._seconds[step.index], phases) for step in reversed(newest)]
-        refill(self.query_one("#steps-table", DataTable), _columns(phases), rows)
+        waits = waits_by_step(view.rank.data_waits)
+        rows = [
+            _row(step, self._seconds[step.index], phases, [waits.get(step.index)] if waits else [])
+            for step in reversed(newest)
+        ]
+        refill(self.query_one("#steps-table", DataTable), _columns(phases, [_WAIT] if waits else []), rows)
         # The newest step's spans may still be on their way into the journal.
         del self._seconds[newest[-1].index]
 
@@ -68,6 +74,15 @@ def phase_seconds(steps: Sequence[Step], spans: Sequence[Span]) -> dict[int, dic
             seconds[piece.phase] += piece.end_s - piece.start_s
         found[step.index] = seconds
     return found
+
+
+def waits_by_step(rows: Iterable[DataWait]) -> dict[int, float]:
+    """Seconds of `outside` that the training waited for its DataLoaders, by step; nothing where it read none."""
+    found: dict[int, float] = defaultdict(float)
+    for row in rows:
+        if row.phase == "outside" and not row.is_evaluation:
+            found[row.step] += row.wait_s
+    return dict(found)
 
 
 def _summary(view: View, width: int) -> list[Text]:
@@ -100,13 +115,16 @@ def _summary(view: View, width: int) -> list[Text]:
     return rows
 
 
-def _columns(phases: Sequence[str]) -> list[Column]:
-    figures = ("step", "time", *phases, "allocated", "peak")
+def _columns(phases: Sequence[str], waits: Sequence[str]) -> list[Column]:
+    figures = ("step", "time", *phases, *waits, "allocated", "peak")
     return [*(Column(title, is_number=True) for title in figures), Column("kind")]
 
 
-def _row(step: Step, seconds: Mapping[str, float], phases: Sequence[str]) -> Row:
+def _row(
+    step: Step, seconds: Mapping[str, float], phases: Sequence[str], waits: Sequence[float | None]
+) -> Row:
     figures = [number(format_seconds(seconds[phase]) if phase in seconds else "") for phase in phases]
+    figures += [number("-" if wait_s is None else format_seconds(wait_s)) for wait_s in waits]
     style = "dim" if step.traced else ""
     return Row(
         key=str(step.index),

@@ -1,6 +1,7 @@
 import pytest
 
-from memadvisor.tui.steps import phase_seconds
+from memadvisor.run.loader_records import DataWait
+from memadvisor.tui.steps import phase_seconds, waits_by_step
 from tests.make_run import make_run
 
 
@@ -21,3 +22,12 @@ def test_only_the_steps_asked_for_are_worked_out():
 
     assert set(newest) == {6, 7}
     assert newest[7] == phase_seconds(rank.steps, rank.spans)[7]
+
+
+def test_waits_for_training_batches_outside_of_phases_are_those_shown():
+    def wait(step, phase="outside", is_evaluation=False, wait_s=1.0):
+        return DataWait(step, 0, phase, is_evaluation, 1, wait_s, wait_s, 0, 0.0)
+
+    rows = [wait(3), wait(3, wait_s=0.5), wait(3, "optimizer"), wait(4, is_evaluation=True), wait(5)]
+
+    assert waits_by_step(rows) == {3: 1.5, 5: 1.0}
