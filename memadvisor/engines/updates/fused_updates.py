@@ -68,7 +68,10 @@ class FusedUpdates:
         known = self._known.setdefault(optimizer, _Known({}, set()))
         for place, group in enumerate(optimizer.param_groups):
             is_ours = place in known.words
-            if place in known.alone or (group.get("fused") and not is_ours):
+            if place in known.alone:
+                continue
+            if group.get("fused") and not is_ours:
+                self._tell(f"the script has made a group of {type(optimizer).__name__} fused itself")
                 continue
             whole = [parameter for parameter in group["params"] if self._slot_of(parameter) is None]
             why = (None if is_ours else _why_never(optimizer, group, whole)) or _why_not(whole)

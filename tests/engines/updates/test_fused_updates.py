@@ -183,6 +183,12 @@ def test_groups_that_a_fused_update_would_get_wrong_are_left_alone_and_named(kin
     assert [text for text in notes if why in text] and fused == [True, False]
 
 
+def test_what_the_script_has_fused_itself_is_left_as_it_is_and_named():
+    asked, ours = trained(KINDS["AdamW"], fused=True), trained(KINDS["AdamW"], FUSED, fused=True)
+    assert asked[0] == ours[0] and settings_of(ours[2]) == settings_of(asked[2]) == [(True, None)] * 2
+    assert "of the plan's fused_updates: the script has made a group of AdamW fused itself" in ours[3]
+
+
 def test_an_optimizer_without_a_fused_update_steps_as_it_does_and_is_named():
     plain = trained(lambda groups: torch.optim.NAdam(groups, lr=1e-2))
     ours = trained(lambda groups: torch.optim.NAdam(groups, lr=1e-2), FUSED)
