@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE, LITGPT, QLORA, TORCHTUNE, UNSLOTH
+from memadvisor.software_torch import DDP, FSDP, FSDP_QLORA, HUGGING_FACE, LITGPT, QLORA, TORCHTUNE, UNSLOTH
 from memadvisor.software_traits import Preset, Software
 
 MODERN = Preset(
@@ -231,6 +231,7 @@ PRESETS = (
     FSDP,
     LITGPT,
     TORCHTUNE,
+    FSDP_QLORA,
     DEEPSPEED,
     DDP,
     HUGGING_FACE,

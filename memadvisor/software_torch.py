@@ -21,13 +21,15 @@ FSDP = Preset(
         offload_gradients=True,
         casts_shards=True,
         logit_bytes=14.0,
+        keeps_ends=True,
     ),
     meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32, 16 B a parameter; selective recomputation is "
     "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel; in a pipeline "
     "parameters stay gathered and gradients whole until the last microbatch, under looped schedules with two parts of the model "
-    "on each rank; parameters gathered in the 8 bits of products; of a logit three tensors in fp32 (the log-softmax, the gradient of the "
+    "on each rank; parameters gathered in the 8 bits of products; the embedding and the head are the root unit's, which is not "
+    "resharded until the backward's end; of a logit three tensors in fp32 (the log-softmax, the gradient of the "
     "mean, its own), and the block of the product in two bytes, which is too small for any of them",
-    source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, its "
+    source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard), fully_shard's reshard_after_forward (false for the root); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, its "
     "activation checkpointing and pipelines (reshard_after_forward; generate_split_points: two stages a rank where no split is "
     "given) as of 2024 and 2025",
     names=(
@@ -63,12 +65,27 @@ TORCHTUNE = Preset(
         linear_loss=True,
         casts_shards=False,
         logit_bytes=None,
+        keeps_ends=False,
     ),
-    meaning="as fsdp, all of it in bf16, AdamW's moments too: 8 B a parameter; logits and their loss by pieces of the tokens",
-    source="https://github.com/pytorch/torchtune, recipes/configs (dtype: bf16; CEWithChunkedOutputLoss since September 2024), "
+    meaning="as fsdp, all of it in bf16, AdamW's moments too: 8 B a parameter; logits and their loss by pieces of the tokens; embedding and "
+    "head are units of their own",
+    source="https://github.com/pytorch/torchtune, recipes/configs (dtype: bf16; CEWithChunkedOutputLoss since September 2024; "
+    "custom_sharded_layers of llama3_1/70B_full.yaml), "
     "recipes/full_finetune_distributed.py",
     names=("torchtune",),
     zero_stage=3,
+    offloads_together=True,
+)
+FSDP_QLORA = Preset(
+    software=dataclasses.replace(
+        FSDP.software, name="fsdp_qlora", reference_code=True, logit_bytes=None, held_logit_bytes=4.0
+    ),
+    meaning="Answer.AI's script of QLoRA under FSDP: as fsdp, of Hugging Face's classes, whose outputs are a variable of the loop: logits, "
+    "which the class has made fp32, are there through the backward",
+    source="https://github.com/AnswerDotAI/fsdp_qlora, train.py (output = None after the step)",
+    names=("answer.ai", "answerdotai", "answerdotai/fsdp_qlora"),
+    zero_stage=3,
+    looped_chunks=2,
     offloads_together=True,
 )
 DDP = Preset(

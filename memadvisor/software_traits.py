@@ -73,6 +73,8 @@ class Software:
     # How many parameters may come between two uses of one for ZeRO stage 3 to keep it gathered.
     reuse_parameters: float = 0.0
     reduce_bucket_elements: float = 0.0
+    # ZeRO stage 3 gathers what is in no layer, the embedding and the head, as one unit, which stays until the backward's end.
+    keeps_ends: bool = False
     # With the optimizer's state on the host, gradients go there as they are made, by a bucket of
     # `reduce_bucket_elements`.
     offload_gradients: bool = False
@@ -95,6 +97,8 @@ class Software:
     fused_loss: bool = False
     # Of a logit at the loss's peak, where it is another.
     logit_bytes: float | None = None
+    # Of a logit that is there through the backward beside those of the loss: the loop has the model's outputs in a variable.
+    held_logit_bytes: float = 0.0
     # Shards of ZeRO stage 3 are the fp32 copies, cast for each gather.
     casts_shards: bool = False
     # The head's product and the loss go by pieces of the tokens, so that logits are never whole.

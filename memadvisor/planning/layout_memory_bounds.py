@@ -123,7 +123,15 @@ class MemoryBounds:
         gathered = self._gathered_bytes(split, ways, (shared + parted)[:, :-2])
         at_once = np.where(held[None, :, :-2] > 0, gathered[:, None, :], 0.0).max(axis=2)
         found: Floats = states @ held.T + at_once
+        if self.question.software.keeps_ends and split.pipeline == 1:
+            found += self._kept_ends_bytes(split, ways, shared[-2:].sum() + tower)
         return found
+
+    def _kept_ends_bytes(self, split: Split, ways: tuple[States, ...], ends: float) -> Floats:
+        """The embedding and the head, which stay gathered, where all of the model is on each device (ways x 1)."""
+        software = self.question.software
+        size = software.parameter_bytes if software.lora is None else software.lora.end_bytes
+        return np.where((_stages(ways) == 3) & (_shard_ranks(split, ways) > 1), ends * size, 0.0)
 
     def _bytes_of(self, split: Split, ways: tuple[States, ...], shared: Floats, experts: Floats) -> Floats:
         """Of parameters, their gradients and their optimizer's state (ways x parts), by ZeRO stage. Frozen ones have no

@@ -130,7 +130,7 @@ def test_most_layouts_of_a_larger_space_are_never_estimated():
 @given(questions())
 def test_where_no_layout_is_safe_the_smallest_of_all_is_named(question):
     anything = replace(question, max_p_oom=1.0)
-    tiny = replace(question.cluster.accelerator, memory_bytes=int(2.5e9))
+    tiny = replace(question.cluster.accelerator, memory_bytes=int(1.2e9))
     tight = replace(question, cluster=replace(question.cluster, accelerator=tiny))
     found, _ = walked(
         replace(anything, cluster=replace(question.cluster, accelerator=replace(tiny, memory_bytes=2**60)))

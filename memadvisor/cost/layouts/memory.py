@@ -383,7 +383,9 @@ def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:
     if layout.zero_stage < 3 or (layout.shard_ranks == 1 and not layout.offload_parameters):
         return bucket
     gathered = max(2.0 * count.widest_layer, min(software.reuse_parameters / 2, count.all))
-    if step.keeps_gathered:
-        gathered = count.all
     size = software.parameter_bytes if software.lora is None else software.lora.matrix_bytes
-    return bucket + gathered * size + count.updated.widest_layer * software.reduce_bytes
+    end_size = software.parameter_bytes if software.lora is None else software.lora.end_bytes
+    ends_bytes = count.ends * end_size * software.keeps_ends
+    if step.keeps_gathered:
+        gathered, ends_bytes = count.all, 0.0
+    return bucket + gathered * size + ends_bytes + count.updated.widest_layer * software.reduce_bytes

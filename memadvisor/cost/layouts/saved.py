@@ -327,6 +327,7 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
         logit_bytes = _IN_PLACE_LOGIT_BYTES
     if step.software.loss_bytes == 2:
         logit_bytes = _NARROW_LOGIT_BYTES
+    logit_bytes += step.software.held_logit_bytes
     if step.software.fused_loss:
         logit_bytes = _FUSED_LOGIT_BYTES * _wide(step)
     if step.software.linear_loss:

@@ -73,6 +73,29 @@ def test_logits_by_pieces_of_the_tokens():
     assert part == pytest.approx(whole / 31.25)
 
 
+def test_outputs_in_a_variable_of_the_loop_keep_their_logits():
+    """4 bytes of each of 32,000 logits of 2,048 tokens, beside those of the loss."""
+    step = TrainingStep(layout=Layout(), seq_len=2048, software=Software())
+    holding = replace(step, software=Software(held_logit_bytes=4.0))
+
+    assert head_saved_bytes(LLAMA, holding) - head_saved_bytes(LLAMA, step) == 4 * 32_000 * 2048
+
+
+def test_fsdp_s_root_keeps_the_embedding_and_the_head_gathered():
+    """Two matrices of 32,000 x 1024 in two bytes, whoever holds shards of them; not of what is not sharded."""
+
+    def buffers(software, data):
+        step = TrainingStep(layout=Layout(data=data, zero_stage=3), seq_len=2048, software=software)
+        contents = StageContents(layers=tuple(range(16)), embeddings=1, heads=1)
+        return stage_memory(LLAMA, step, contents, 0.0, FITTED).buffer_bytes
+
+    own_units = replace(FSDP.software, keeps_ends=False)
+    ends = 2 * 2 * 32_000 * 1024
+    for data in (2, 8):
+        assert buffers(FSDP.software, data) - buffers(own_units, data) == pytest.approx(ends)
+    assert buffers(FSDP.software, 1) == buffers(own_units, 1)
+
+
 def test_gradients_cast_for_the_update():
     """Of the share that a rank updates, under ZeRO stages 1 and 2."""
     held = []
