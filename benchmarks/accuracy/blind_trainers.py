@@ -5,7 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from benchmarks.accuracy.first import First
-from benchmarks.accuracy.measures import allocated, from_recomputed_flops, rate_per_gpu
+from benchmarks.accuracy.measures import (
+    GIB,
+    allocated,
+    from_flops,
+    from_recomputed_flops,
+    rate_per_gpu,
+    seconds,
+)
 from benchmarks.accuracy.tables import Published
 
 
@@ -49,10 +56,34 @@ TRAINERS = (
         seconds=_as_published,
         group="model",
     ),
+    Published(
+        name="ms_swift_examples",
+        source="ms-swift (github.com/modelscope/ms-swift, examples/train and examples/megatron)",
+        note="Qwen 1.5 to 3, 3B to 80B, dense, of experts and of delta nets, all parameters and LoRA, on 1 to 8 A100 and H20, by Megatron Core and by Hugging Face's "
+        "classes under DeepSpeed, as comments of its scripts have it; packs of samples, which fill a sequence. The card is not said of Megatron's but the H20 (A100 is "
+        "taken), nor which memory (what torch reserved is taken, which its log has). Times of packs of more than 8,192 tokens, whose attention is that of each sample "
+        "alone, were predicted blind (18 to 860 % too slow) and are no longer compared, as is a peak of Qwen2 7B that leaves no room for the logits of a whole pack. "
+        "Scripts that fill their cards, and those that share experts out over tensor ranks, are left out.",
+        seconds=seconds,
+        num_bytes=lambda table: table.memory_gib * GIB,
+        group="framework",
+    ),
+    Published(
+        name="nemo_long_b200",
+        source="NVIDIA NeMo 25.04 (docs/source/performance/performance_long_sequence.md)",
+        note="Llama 3 8B in FP8, 8,192 to 1,048,576 tokens, on 2 to 256 B200, context parallel from 32,768 tokens on. Of accelerators it names four times as many as its "
+        "degrees make, which the batch of the longest sequences would not part among: those of the degrees are taken. Micro-batch and FLOPs as in nemo_long_h100.",
+        seconds=from_flops,
+        group="cp",
+    ),
 )
 
 FIRST_TRAINERS = {
     "xtuner_a100": First(time_mape=0.208, time_bias=0.083, spearman=0.997),
     "litgpt_a10g": First(memory_mape=0.128, memory_bias=-0.127),
     "papers_2022_a100": First(time_mape=0.192, time_bias=-0.024, spearman=1.0),
+    "ms_swift_examples": First(
+        time_mape=1.474, time_bias=1.244, spearman=0.923, memory_mape=0.249, memory_bias=-0.011
+    ),
+    "nemo_long_b200": First(time_mape=0.036, time_bias=-0.027, spearman=1.0),
 }

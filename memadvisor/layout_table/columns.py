@@ -115,7 +115,7 @@ CODE = (
     _column("pad_experts", "moe_pad_expert_input_to_capacity pad_expert_input padded_experts drop_and_pad", "each expert gets its capacity of tokens, padded where it has fewer: the host need not wait for their number", "false"),
     _column("dispatch_dtype", "moe_dispatch_dtype", "dtype that tokens go to their experts in: fp8, bf16, fp16; they come back in 16 bits", "bf16"),
     _column("cuda_graphs", "cuda_graph cuda_graph_scope enable_cuda_graph", "launches are replayed from CUDA graphs: true (full), or those of parts of a layer: attn, moe_router, moe (mlp)", "false"),
-    _column("fused_loss", "fused_cross_entropy cross_entropy_fusion", "the loss is one kernel over 16-bit logits, which become their gradient", "false"),
+    _column("fused_loss", "fused_cross_entropy cross_entropy_fusion", "the loss is one kernel over 16-bit logits, which become their gradient; of Megatron's own fusion, which has a softmax in fp32, fewer kernels", "false"),
     _column("linear_loss", "liger fused_linear_cross_entropy cut_cross_entropy chunked_loss fused_linear_ce liger_kernel use_liger use_liger_kernel enable_liger_kernel liger_loss", "the head's product and the loss go by pieces of the tokens, and logits are never whole (Liger, torchtune)", "the trainer's own"),
     _column("loss_dtype", "cross_entropy_dtype logits_dtype", "dtype of the cross entropy: fp32 (of a copy of the logits), or bf16, fp16 (of the logits as they are: F.cross_entropy without a cast or autocast)", "fp32"),
     _column("loss_parallel", "vocab_parallel_loss", "tensor-parallel ranks share out the loss with the vocabulary; else each has all logits", "true"),

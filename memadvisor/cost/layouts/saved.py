@@ -328,7 +328,8 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     if step.software.loss_bytes == 2:
         logit_bytes = _NARROW_LOGIT_BYTES
     logit_bytes += step.software.held_logit_bytes
-    if step.software.fused_loss:
+    # Megatron's own fusion joins kernels, and has the softmax in fp32 as before (megatron/core/fusions/fused_cross_entropy.py).
+    if step.software.fused_loss and not step.software.loss_in_place:
         logit_bytes = _FUSED_LOGIT_BYTES * _wide(step)
     if step.software.linear_loss:
         # As many pieces as make one of the logits about as large as the stream (Hsu et al. 2024, arXiv:2410.10989,

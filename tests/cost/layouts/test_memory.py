@@ -81,6 +81,18 @@ def test_outputs_in_a_variable_of_the_loop_keep_their_logits():
     assert head_saved_bytes(LLAMA, holding) - head_saved_bytes(LLAMA, step) == 4 * 32_000 * 2048
 
 
+def test_megatron_s_own_fusion_of_the_loss_has_its_softmax_in_fp32():
+    """Two bytes of a logit, its fp32 copy, which becomes the softmax, and the gradient in two; a kernel in place has two alone."""
+    logits = 32_000 * 2048
+
+    def loss_bytes(**traits):
+        step = TrainingStep(layout=Layout(), seq_len=2048, software=Software(**traits))
+        return head_saved_bytes(LLAMA, step) - 4.0 * 2048 * LLAMA.hidden
+
+    assert loss_bytes(fused_loss=True) == 2 * logits
+    assert loss_bytes(fused_loss=True, loss_in_place=True) == loss_bytes(loss_in_place=True) == 8 * logits
+
+
 def test_fsdp_s_root_keeps_the_embedding_and_the_head_gathered():
     """Two matrices of 32,000 x 1024 in two bytes, whoever holds shards of them; not of what is not sharded."""
 

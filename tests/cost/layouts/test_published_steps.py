@@ -69,6 +69,8 @@ AT_MOST = {
     "xtuner_a100": (0.17, None),
     "litgpt_a10g": (None, 0.1),
     "papers_2022_a100": (0.25, None),
+    "ms_swift_examples": (0.35, 0.18),
+    "nemo_long_b200": (0.08, None),
 }
 
 
