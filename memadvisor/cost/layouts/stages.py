@@ -37,7 +37,7 @@ def stage_layers(model: Architecture, layout: Layout, software: Software) -> tup
     head_in_layers = model.head_parameters() / _usual_layer(model)
     dealt = deal(model.n_layers, stages, head_in_layers)
     empty = dealt[:-1].count(0)
-    if empty > 1:  # one can have the last norm
+    if empty > 1:  # one can have the embedding, or the last norm
         raise UsageError(
             f"{model.n_layers} layers and the head leave {empty} of {stages} pipeline stages empty.",
             hint="use fewer stages or chunks.",
@@ -55,7 +55,8 @@ def _usual_layer(model: Architecture) -> float:
 
 def _balanced(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
     """The dearest stage is as cheap as can be, the head counted on the last one; of the others the first ones have one more
-    where they do not come out even.
+    where they do not come out even. Where both ends are left without a layer, they have the embedding and the head alone, as in
+    Llama 3's training (arXiv:2407.21783, section 3.3.2).
     """
     costs = [
         (max(math.ceil((layers - last) / (stages - 1)), last + head_in_layers), -last)
@@ -63,6 +64,8 @@ def _balanced(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...
     ]
     last = -min(costs)[1]
     each, over = divmod(layers - last, stages - 1)
+    if (each, over) == (0, stages - 2):  # one is left without a layer: the first, which has the embedding
+        return (0, *([1] * over), last)
     return (*(each + (stage < over) for stage in range(stages - 1)), last)
 
 

@@ -30,6 +30,12 @@ def test_a_head_worth_four_layers_takes_their_place_on_the_last_stage():
     assert split(40, 8, head=1.5) == (6, 5, 5, 5, 5, 5, 5, 4)
 
 
+def test_stages_that_are_two_more_than_layers_leave_both_ends_of_the_model_alone():
+    """Llama 3 405B has 126 layers on 16 ranks of 8 parts: arXiv:2407.21783, section 3.3.2."""
+    assert split(6, 4, head=0.6, chunks=2, schedule="interleaved") == (0, 1, 1, 1, 1, 1, 1, 0)
+    assert split(7, 4, head=0.6, chunks=2, schedule="interleaved") == (1,) * 7 + (0,)
+
+
 def test_where_layers_differ_throughout_the_head_is_weighed_by_their_mean():
     """Attention alone has 256 parameters and two norms' 8, a block alone 512 and 8: a head of 784 is two layers of their mean."""
     alternating = replace(model(16, 1.0), layer_pattern="AF")
