@@ -37,6 +37,10 @@ def part_lines(model: Architecture) -> list[str]:
     return [*_layer_words(model), *tower_words(model)]
 
 
+# Of models with such a recurrence (docs/accuracy-unseen.md).
+_COMPARED_STEPS = {"mamba2": "five published steps", "gated_delta_net": "eight published steps"}
+
+
 def _layer_words(model: Architecture) -> list[str]:
     """Of a model whose layers differ, or have recurrences."""
     kinds = model.kinds()
@@ -45,7 +49,7 @@ def _layer_words(model: Architecture) -> list[str]:
     words = [f"{count} of {kind_words(model, layer)}" for count, layer in kinds.values()]
     compared = ""
     if model.recurrence is not None:
-        steps = "five published steps" if model.recurrence.kind == "mamba2" else "no measured step"
+        steps = _COMPARED_STEPS.get(model.recurrence.kind, "no measured step")
         compared = f"; recurrences by their kernels, compared with {steps}"
     return [f"layers     {', '.join(words)}{compared}"]
 

@@ -71,6 +71,8 @@ AT_MOST = {
     "papers_2022_a100": (0.25, None),
     "ms_swift_examples": (0.35, 0.18),
     "nemo_long_b200": (0.08, None),
+    "trainers_2026": (0.3, 0.2),
+    "xorl_qwen35_h100": (0.08, 0.32),
 }
 
 
