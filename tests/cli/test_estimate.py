@@ -67,7 +67,7 @@ def test_layers_that_differ_are_named_and_what_of_them_was_never_measured(capsys
     ]
     assert said["predicted"]["time_s"]["recurrence"] > 0
     assert "36 of gated delta net and experts, 12 of attention and experts" in shown
-    assert "compared with eight published steps" in shown
+    assert "compared with 13 published steps" in shown
 
 
 IMAGES = [

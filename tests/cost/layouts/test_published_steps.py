@@ -73,6 +73,7 @@ AT_MOST = {
     "nemo_long_b200": (0.08, None),
     "trainers_2026": (0.3, 0.2),
     "xorl_qwen35_h100": (0.08, 0.32),
+    "xorl_qwen35_8k_h100": (0.25, 0.4),
 }
 
 
