@@ -86,6 +86,8 @@ _ALSO = {
     "vit-large-patch16-224": "vit-l-16",
     "vit-huge-patch14-224": "vit-h-14",
     "qwq-32b": "qwen2.5-32b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
+    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
     "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
     "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
     "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
@@ -99,7 +101,9 @@ _ALSO = {
     "olmo2-1124-7b": "olmo2-7b",
     "olmo2-1124-13b": "olmo2-13b",
 }
-_SUFFIXES = re.compile(r"(-(hf|base|instruct|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview))+$")
+_SUFFIXES = re.compile(
+    r"(-(hf|base|instruct|thinking|2[3-9](0[1-9]|1[0-2])|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview))+$"
+)
 
 _PARTS = (
     ("experts", Experts),
@@ -145,7 +149,10 @@ def load_architecture(name_or_path: str) -> Architecture:
         path = path / "config.json"
     if not may_be_there(path) and path.suffix not in (".json", ".toml"):
         near = difflib.get_close_matches(_plain(name_or_path), _BY_NAME, n=3, cutoff=0.6)
-        names = ", ".join(_BY_NAME[each].name for each in near) or "gpt2, llama3-8b, mixtral-8x7b"
+        # Several of its names may be near one model.
+        names = (
+            ", ".join(dict.fromkeys(_BY_NAME[each].name for each in near)) or "gpt2, llama3-8b, mixtral-8x7b"
+        )
         raise UsageError(
             f"{name_or_path!r} is neither a known model nor a file.",
             hint=f"known are {names} and others (docs/estimate.md); or name a config.json.",

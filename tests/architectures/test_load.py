@@ -60,6 +60,11 @@ def test_heads_fill_what_they_should_and_no_two_models_share_a_name():
         ("GPT-2 XL", "gpt2-xl"),
         ("openai-community/gpt2", "gpt2"),
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-4B-Thinking-2507", "qwen3-4b"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3.6-35B-A3B", "qwen3.5-35b-a3b"),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "mistral-small-24b"),
         ("google/gemma-2-9b-it", "gemma2-9b"),
         ("google/gemma-2b", "gemma-2b"),
         ("bigscience/bloom", "bloom-176b"),
@@ -115,6 +120,13 @@ def test_a_byte_order_mark_is_read_over_and_a_broken_line_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama",\n "hidden_size" 64}')
     with pytest.raises(UsageError, match=r"is not JSON: .*, line 2, column 16"):
         load_architecture(str(tmp_path))
+
+
+def test_near_names_of_one_model_are_said_once():
+    """DeepSeek-R1 is one more name of DeepSeek-V3's shapes."""
+    with pytest.raises(UsageError) as raised:
+        load_architecture("deepseek-v3.1")
+    assert raised.value.hint.count("deepseek-v3,") == 1
 
 
 def test_what_is_neither_a_name_nor_a_file():
