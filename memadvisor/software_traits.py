@@ -154,6 +154,9 @@ class Software:
     paged_bytes: float = 0.0
     # A gradient updates its parameter as soon as it is there, and is let go.
     updates_in_backward: bool = False
+    # Sequences are packs of samples, and attention is that of each sample alone: how many tokens the sample of a token has, on
+    # average over tokens; None where all tokens of a sequence see those before them.
+    sample_len: int | None = None
     # Adapters alone are trained, and states are of them; None where all are.
     lora: Lora | None = None
 
@@ -163,6 +166,8 @@ class Software:
                 f"selective recomputation is {self.selective!r}.",
                 hint=f"it is one of {', '.join(SELECTIVE)}.",
             )
+        if self.sample_len is not None and self.sample_len < 1:
+            raise UsageError(f"samples have {self.sample_len} tokens.", hint="it is at least 1.")
 
     @property
     def is_narrow(self) -> bool:
@@ -185,6 +190,10 @@ class Software:
         """Of an element of activations: four where products take fp32 or TF32, and nothing casts; beside adapters always two."""
         is_wide = self.compute_dtype in ("float32", "tf32") and not self.autocast and self.lora is None
         return 4.0 if is_wide else 2.0
+
+    def seen_len(self, seq_len: int) -> int:
+        """Of a sequence's tokens, how many there are beside each other in attention."""
+        return seq_len if self.sample_len is None else min(seq_len, self.sample_len)
 
     @property
     def has_selective(self) -> bool:

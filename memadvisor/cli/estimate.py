@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from memadvisor.architecture import Architecture, target_length
-from memadvisor.cli.estimate_arguments import adapted, add_code, add_layout, offloaded_activations
+from memadvisor.cli.estimate_arguments import adapted, add_code, add_layout, offloaded_activations, packed
 from memadvisor.cli.estimate_batch import batch_of, degree_of, positive, read_batch_tokens, recompute_share
 from memadvisor.cli.estimate_images import add_images, asked_model, refuse_images
 from memadvisor.cli.estimate_largest import largest_to_json, print_largest
@@ -336,7 +336,7 @@ def _software(arguments: argparse.Namespace) -> tuple[Preset, Software]:
         software = with_optimizer(software, arguments.optimizer)
     if arguments.optimizer_in_backward:
         software = dataclasses.replace(software, updates_in_backward=True)
-    return preset, adapted(arguments, software)
+    return preset, packed(arguments, adapted(arguments, software))
 
 
 def _layout(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from memadvisor.errors import UsageError
 from memadvisor.layout import RECOMPUTE, TENSOR_KINDS
@@ -114,6 +115,12 @@ def add_code(group: argparse._ArgumentGroup) -> None:
         help="each gradient updates its parameter at once, and is let go",
     )
     group.add_argument(
+        "--sample-len",
+        type=int,
+        metavar="N",
+        help="sequences are packs of samples of N tokens, each of which sees itself alone (an average over tokens)",
+    )
+    group.add_argument(
         "--lora-rank", type=int, metavar="R", help="train low-rank adapters beside frozen matrices, of rank R"
     )
     group.add_argument(
@@ -136,6 +143,11 @@ def offloaded_activations(arguments: argparse.Namespace, preset: Preset) -> floa
     """What is said, else what the trainer does where everything runs again."""
     said: float | None = arguments.offload_activations
     return said if said is not None else float(preset.offloads_recomputed and arguments.recompute == "full")
+
+
+def packed(arguments: argparse.Namespace, software: Software) -> Software:
+    """The same code on packs of the samples that the option names."""
+    return software if arguments.sample_len is None else replace(software, sample_len=arguments.sample_len)
 
 
 def adapted(arguments: argparse.Namespace, software: Software) -> Software:

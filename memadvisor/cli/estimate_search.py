@@ -16,6 +16,7 @@ from memadvisor.cli.model_words import (
     batch_words,
     cluster_words,
     length_words,
+    pack_words,
     part_lines,
     size_words,
 )
@@ -60,7 +61,7 @@ def _question_lines(question: LayoutQuestion) -> list[str]:
         f"model      {size_words(model)}; {length} x {batch_words(question.batch_sequences)} a step",
         f"cluster    {cluster_words(question.cluster)}",
         *part_lines(model),
-        f"code       {question.software.name}, {question.software.compute_dtype}",
+        f"code       {question.software.name}, {question.software.compute_dtype}{pack_words(question.software)}",
         *adapter_words(model, question.software.lora),
     ]
 

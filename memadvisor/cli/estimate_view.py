@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.architecture import VisionTower
-from memadvisor.cli.model_words import adapter_words, kind_words, model_lines
+from memadvisor.cli.model_words import adapter_words, kind_words, model_lines, pack_words
 from memadvisor.cost.layouts.estimate import StepEstimate
 from memadvisor.cost.layouts.memory import StageMemory
 from memadvisor.hardware.cluster import Cluster, Link
@@ -47,7 +47,7 @@ def _code_words(software: Software) -> str:
         words.append("optimizer state paged to the host where there is no room (its time is not counted)")
     if software.updates_in_backward:
         words.append("updates in the backward")
-    return ", ".join(words)
+    return ", ".join(words) + pack_words(software)
 
 
 _ZEROPP_WORDS = {"hpz": "hpZ", "qwz": "qwZ (8 bits, lossy)", "qgz": "qgZ (4 bits, lossy)"}

@@ -7,6 +7,7 @@ from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import TrainingStep
 from memadvisor.lora import LINEAR, Lora
+from memadvisor.software_traits import Software
 from memadvisor.units import format_count
 
 
@@ -39,6 +40,11 @@ def part_lines(model: Architecture) -> list[str]:
 
 # Of models with such a recurrence (docs/accuracy-unseen.md).
 _COMPARED_STEPS = {"mamba2": "five published steps", "gated_delta_net": "13 published steps"}
+
+
+def pack_words(software: Software) -> str:
+    """Of sequences that several samples share."""
+    return "" if software.sample_len is None else f", packs of samples of {software.sample_len} tokens"
 
 
 def _layer_words(model: Architecture) -> list[str]:

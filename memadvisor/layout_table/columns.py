@@ -120,6 +120,7 @@ CODE = (
     _column("loss_dtype", "cross_entropy_dtype logits_dtype", "dtype of the cross entropy: fp32 (of a copy of the logits), or bf16, fp16 (of the logits as they are: F.cross_entropy without a cast or autocast)", "fp32"),
     _column("loss_parallel", "vocab_parallel_loss", "tensor-parallel ranks share out the loss with the vocabulary; else each has all logits", "true"),
     _column("attention", "attn attn_impl attention_impl flash_attention flash_attn use_flash_attn flash use_flash_attention attention_kernel attention_backend attn_kernel attn_backend fused_attention sdpa kernel", "flash (fused, sdpa, triton, true) or unfused (eager, math, torch, false)", "the trainer's own"),
+    _column("sample_len", "packed_sample_len document_len doc_len mean_document_len", "sequences are packs of samples, each of which sees itself alone: tokens of the sample that a token is in, on average over tokens (the sum of squared lengths over their sum)", "seq_len"),
     _column("model_code", "modeling model_implementation", "reference (huggingface, transformers): the model is Hugging Face's class of it, operator by operator, with its dropouts; fused: the trainer's own code", "fused"),
     _column("dropout", "", "there is dropout", "the trainer's own"),
     _column("compile", "torch_compile compiled use_torch_compile use_compile", "torch.compile fuses what is pointwise; `model,loss` and `loss`: the loss too", "the trainer's own"),

@@ -99,7 +99,7 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
         software = with_optimizer(software, optimizer)
     if cells.flag("optimizer_in_backward"):
         software = dataclasses.replace(software, updates_in_backward=True)
-    software = dataclasses.replace(software, reference_code=reference)
+    software = dataclasses.replace(software, reference_code=reference, sample_len=cells.whole("sample_len"))
     lora = adapters_of(cells, software)
     return preset, software if lora is None else with_lora(software, lora)
 

@@ -71,7 +71,8 @@ def _attention_core(
     batch, tp = layout.micro_batch_size, layout.tensor
     rows = length / layout.context
     if software.fused_attention:
-        keys = seen * (0.5 if sees_half else 1.0)
+        # Kernels skip what is of other samples (flash_attn_varlen_func); scores in memory are masked, each as dear as before.
+        keys = software.seen_len(seen) * (0.5 if sees_half else 1.0)
         each = fused_attention_seconds(
             device, 2.0 * batch * rows * (query + value) / tp, software.attention_speed
         )

@@ -97,6 +97,10 @@ def check_layout(model: Architecture, step: TrainingStep, cluster: Cluster) -> N
             f" target's length is {'not given' if step.target_len is None else step.target_len}.",
             hint="a source and a target have lengths of their own in encoder-decoders, and only there.",
         )
+    if model.encoder_layers and step.software.sample_len is not None:
+        raise UsageError(
+            "packs of samples of an encoder-decoder are not modelled.", hint="leave their length out."
+        )
     if model.encoder_layers and layout.context > 1:
         raise UsageError(
             "context parallelism of an encoder-decoder is not modelled.", hint="use context 1 for it."

@@ -55,7 +55,7 @@ def _attention_flops(model: Architecture, step: TrainingStep) -> float:
         pairs = model.encoder_layers * source * source + num_decoder * target * (target + source)
         return 2.0 * step.global_batch_sequences * columns * pairs
     attending = sum(count for count, layer in model.kinds().values() if model.has_attention(layer))
-    return 2.0 * step.tokens * step.seq_len * columns * attending
+    return 2.0 * step.tokens * step.software.seen_len(step.seq_len) * columns * attending
 
 
 def halved_model_flops(model: Architecture, step: TrainingStep) -> float:

@@ -33,7 +33,7 @@ def tower_step(tower: VisionTower, step: TrainingStep) -> TrainingStep:
         layout=layout,
         seq_len=tower.patches,
         target_len=None,
-        software=replace(step.software, lora=None),
+        software=replace(step.software, lora=None, sample_len=None),
     )
 
 

@@ -212,3 +212,43 @@ def test_of_every_family_and_trainer_what_runs_again_takes_time_and_saves_memory
             continue
         assert found[more].peak_memory_bytes <= found[less].peak_memory_bytes * (1 + 1e-9), (less, more)
     assert all(found["none"].step_time_s <= one.step_time_s * (1 + 1e-9) for one in found.values())
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_pack_of_samples_is_as_sequences_of_their_length(recompute):
+    """Attention that skips other samples does what it does of sequences as long as these: one of 8,192 tokens, four of 2,048."""
+    layout = Layout(data=8, zero_stage=3, recompute=recompute)
+    pack = TrainingStep(layout=layout, seq_len=8192, software=Software(sample_len=2048))
+    apart = TrainingStep(layout=replace(layout, micro_batch_size=4), seq_len=2048, software=Software())
+    found, wanted = (estimate_step(GPT, step, a100s(8)) for step in (pack, apart))
+
+    assert found.step_time_s == pytest.approx(wanted.step_time_s)
+    assert (found.mfu, found.mfu_halved, found.hfu) == pytest.approx(
+        (wanted.mfu, wanted.mfu_halved, wanted.hfu)
+    )
+    assert found.peak_memory_bytes == pytest.approx(wanted.peak_memory_bytes)
+
+
+def test_scores_in_memory_are_those_of_a_whole_pack():
+    """They are masked, and no fewer; the FLOPs that a model needs are of its samples all the same."""
+    layout = Layout(data=8)
+    whole, pack = (
+        estimate_step(
+            GPT,
+            TrainingStep(
+                layout=layout, seq_len=8192, software=Software(fused_attention=False, sample_len=length)
+            ),
+            a100s(8),
+        )
+        for length in (None, 2048)
+    )
+
+    assert pack.step_time_s == whole.step_time_s
+    assert pack.mfu < whole.mfu
+
+
+def test_packs_of_an_encoder_decoder_are_refused():
+    (model,) = (each for each in ARCHITECTURES if each.name == "t5-3b")
+    step = TrainingStep(layout=Layout(data=8), seq_len=512, target_len=512, software=Software(sample_len=64))
+    with pytest.raises(UsageError, match="packs of samples of an encoder-decoder"):
+        estimate_step(model, step, a100s(8))
