@@ -14,7 +14,7 @@ from memadvisor.cli.estimate_batch import batch_of, degree_of, positive, read_ba
 from memadvisor.cli.estimate_images import add_images, asked_model, refuse_images
 from memadvisor.cli.estimate_largest import largest_to_json, print_largest
 from memadvisor.cli.estimate_search import found_to_json, nearest_to_json, print_found, print_nearest
-from memadvisor.cli.estimate_table import predict_table
+from memadvisor.cli.estimate_table import predict_table, say_unused
 from memadvisor.cli.estimate_view import estimate_to_json, print_estimate
 from memadvisor.cli.estimate_what_if import outcome_to_json, print_outcomes
 from memadvisor.cli.pipeline_drawing import print_pipeline
@@ -129,6 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
                 hint="give the table a column zeropp.",
             )
         refuse_images(arguments, "--table")
+        say_unused(arguments)
         predict_table(arguments.table, arguments.output)
         return 0
     if arguments.output is not None and not arguments.show_schedule:

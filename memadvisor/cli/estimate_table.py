@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import sys
@@ -12,6 +13,27 @@ from memadvisor.planning.predict_layouts import RowPrediction, predict_row
 from memadvisor.run.files import write_output
 
 ANSWERS = ("step_time_s", "peak_memory_bytes", "fits", "p_oom", "mfu", "hfu")
+
+# Options that describe what the columns of a table do.
+_OF_COLUMNS = (
+    "model", "gpus", "cluster", "seq", "target", "batch", "dp", "tp", "tp_kind", "tp_depth", "pp", "cp", "ep", "expert_imbalance",
+    "zero", "shard", "micro_batch", "recompute", "recompute_layers", "schedule", "chunks", "split", "sequence_parallel",
+    "context_kind", "offload_optimizer", "offload_parameters", "offload_activations", "framework", "precision", "attention",
+    "model_code", "optimizer", "optimizer_in_backward", "sample_len", "lora_rank", "lora_targets", "lora_dropout",
+    "lora_embeddings", "quantized_base", "memory", "show_schedule", "json",
+)  # fmt: skip
+_NOT_GIVEN = (None, False, "none", "ring")
+
+
+def say_unused(arguments: argparse.Namespace) -> None:
+    """Options that have no effect on a table."""
+    given = [name for name in _OF_COLUMNS if getattr(arguments, name) not in _NOT_GIVEN]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        print(
+            f"memadvisor estimate: no effect with --table, whose columns describe each row: {options}",
+            file=sys.stderr,
+        )
 
 
 def predict_table(path: str, output: str) -> None:

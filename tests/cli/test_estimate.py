@@ -276,6 +276,18 @@ def test_columns_of_a_table_that_are_not_read_are_named(tmp_path, capsys):
     assert "'tokens/s', 'Fused kernels'" in capsys.readouterr().err
 
 
+def test_options_that_a_table_does_not_read_are_named(tmp_path, capsys):
+    (tmp_path / "layouts.csv").write_text("model,n_gpus,seq_len\nllama3-8b,8,2048\n")
+    words = ["estimate", "--table", str(tmp_path / "layouts.csv"), "-o", str(tmp_path / "out.csv")]
+    assert main([*words, "--seq", "4096", "--attention", "unfused"]) == 0
+    assert (
+        "no effect with --table, whose columns describe each row: --seq, --attention\n"
+        in capsys.readouterr().err
+    )
+    assert main(words) == 0
+    assert "no effect" not in capsys.readouterr().err
+
+
 def test_a_table(tmp_path, capsys):
     (tmp_path / "layouts.csv").write_text(TABLE)
     assert main(["estimate", "--table", str(tmp_path / "layouts.csv"), "-o", str(tmp_path / "out.csv")]) == 0
