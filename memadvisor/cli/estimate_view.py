@@ -90,13 +90,20 @@ def layout_words(layout: Layout) -> str:
     return ", ".join(words)
 
 
-# Above it the likelier end is that memory runs out.
-_EVEN_P_OOM = 0.5
+# Above the one the likelier end is that memory runs out; above the other nearly all such layouts do (docs/accuracy.md).
+_EVEN_P_OOM, _SURE_P_OOM = 0.5, 0.9
+
+
+def _verdict(estimate: StepEstimate) -> str:
+    if estimate.fits:
+        return "fits"
+    if estimate.p_oom < _EVEN_P_OOM:
+        return "may not fit"
+    return "likely does not fit" if estimate.p_oom < _SURE_P_OOM else "does not fit"
 
 
 def _answer(case: LayoutCase, step: TrainingStep, estimate: StepEstimate) -> list[str]:
     rate = step.tokens / estimate.step_time_s
-    verdict = "fits" if estimate.fits else "may not fit" if estimate.p_oom < _EVEN_P_OOM else "does not fit"
     worst = format_bytes(estimate.worst.total_bytes)
     peak = case.cluster.accelerator.peak_flops_per_s[step.software.compute_dtype]
     mfu, halved = format_fraction(estimate.mfu), format_fraction(estimate.mfu_halved)
@@ -106,7 +113,7 @@ def _answer(case: LayoutCase, step: TrainingStep, estimate: StepEstimate) -> lis
         f"({format_count(rate / step.layout.num_ranks)} each); MFU {mfu}"
         f"{halved}, HFU {format_fraction(estimate.hfu)},"
         f" of {format_count(peak, 'FLOP/s')} each",
-        f"predicted  {verdict}: {worst} of {format_bytes(estimate.memory_bytes)} on the fullest rank, "
+        f"predicted  {_verdict(estimate)}: {worst} of {format_bytes(estimate.memory_bytes)} on the fullest rank, "
         f"{format_fraction(estimate.p_oom)} chance of running out",
     ]
 

@@ -276,6 +276,24 @@ def test_columns_of_a_table_that_are_not_read_are_named(tmp_path, capsys):
     assert "'tokens/s', 'Fused kernels'" in capsys.readouterr().err
 
 
+def test_llama_3_s_own_layout_is_not_said_for_sure_not_to_fit(capsys):
+    """It ran (arXiv:2407.21783, table 4, without recomputation); it is predicted 10 % above what a card's sheet has."""
+    words = [
+        "estimate",
+        "--model",
+        "llama3-405b",
+        "--gpus",
+        "8xH100,nodes=2048",
+        "--seq",
+        "8192",
+        "--batch",
+        "2048",
+    ]
+    layout = ["--tp", "8", "--pp", "16", "--chunks", "8", "--schedule", "interleaved", "--zero", "2", "--micro-batch", "1"]  # fmt: skip
+    assert main([*words, *layout]) == 1
+    assert "predicted  likely does not fit: " in capsys.readouterr().out
+
+
 def test_options_that_a_table_does_not_read_are_named(tmp_path, capsys):
     (tmp_path / "layouts.csv").write_text("model,n_gpus,seq_len\nllama3-8b,8,2048\n")
     words = ["estimate", "--table", str(tmp_path / "layouts.csv"), "-o", str(tmp_path / "out.csv")]
