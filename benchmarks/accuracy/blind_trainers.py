@@ -62,7 +62,8 @@ TRAINERS = (
         note="Qwen 1.5 to 3, 3B to 80B, dense, of experts and of delta nets, all parameters and LoRA, on 1 to 8 A100 and H20, by Megatron Core and by Hugging Face's "
         "classes under DeepSpeed, as comments of its scripts have it; packs of samples, which fill a sequence. The card is not said of Megatron's but the H20 (A100 is "
         "taken), nor which memory (what torch reserved is taken, which its log has). Times of packs of more than 8,192 tokens, whose attention is that of each sample "
-        "alone, were predicted blind (18 to 860 % too slow) and are no longer compared, as is a peak of Qwen2 7B that leaves no room for the logits of a whole pack. "
+        "alone, were predicted blind (18 to 860 % too slow) and are no longer compared, as is a peak of Qwen2 7B that leaves no room for the logits of a whole pack; QwQ 32B, of which "
+        "the script has a time alone, went with it. "
         "Scripts that fill their cards, and those that share experts out over tensor ranks, are left out.",
         seconds=seconds,
         num_bytes=lambda table: table.reserved_gib * GIB,
@@ -70,7 +71,7 @@ TRAINERS = (
     ),
     Published(
         name="nemo_long_b200",
-        source="NVIDIA NeMo 25.04 (docs/source/performance/performance_long_sequence.md)",
+        source="NVIDIA NeMo 25.04 (docs/source/performance/performance_long_sequence.md, read in a copy of that page)",
         note="Llama 3 8B in FP8, 8,192 to 1,048,576 tokens, on 2 to 256 B200, context parallel from 32,768 tokens on. Of accelerators it names four times as many as its "
         "degrees make, which the batch of the longest sequences would not part among: those of the degrees are taken. Micro-batch and FLOPs as in nemo_long_h100.",
         seconds=from_flops,
