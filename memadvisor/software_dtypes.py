@@ -160,6 +160,8 @@ def with_optimizer(software: Software, optimizer: str) -> Software:
         )
     if not re.fullmatch(r"(torch)?adamw?(torch)?", plain):  # not torch's, or fused
         software = dataclasses.replace(software, updates_lists=False)
+    if is_bitsandbytes or "fused" in plain:
+        software = dataclasses.replace(software, update_passes=1.0)
     paged_bytes = float(state_bytes) if "paged" in plain else 0.0
     is_narrow = (software.parameter_bytes, software.optimizer_bytes) == (2, 4)  # all in 16 bits
     if is_narrow and not is_bitsandbytes and state_bytes >= 4:

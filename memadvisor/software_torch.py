@@ -110,9 +110,10 @@ DDP = Preset(
 )
 HUGGING_FACE = Preset(
     software=dataclasses.replace(DDP.software, name="huggingface", reference_code=True),
-    meaning="as ddp, with the model's class of transformers: its Trainer and accelerate, whose fp16 and bf16 are autocast's",
+    meaning="as ddp, with the model's class of transformers: its Trainer and accelerate, whose fp16 and bf16 are autocast's. transformers 5 "
+    "takes a fused AdamW with torch 2.8 and later: name it (adamw_torch_fused)",
     source="https://github.com/huggingface/accelerate, src/accelerate/accelerator.py, prepare_model; "
-    "https://github.com/huggingface/transformers, src/transformers/training_args.py (fp16, bf16)",
+    "https://github.com/huggingface/transformers, src/transformers/training_args.py (fp16, bf16, default_optim)",
     names=(
         "huggingface",
         "transformers",

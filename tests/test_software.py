@@ -19,6 +19,14 @@ def test_every_name_finds_its_trainer_and_each_says_what_it_means():
     assert find_preset("a trainer of one's own") is None
 
 
+def test_an_update_in_one_kernel_goes_over_its_bytes_once_and_has_no_lists():
+    usual = with_optimizer(HUGGING_FACE.software, "adamw_torch")
+    assert (usual.update_passes, usual.updates_lists) == (80 / 28, True)
+    for name in ("adamw_torch_fused", "adamw_bnb_8bit", "FusedAdam"):
+        fused = with_optimizer(HUGGING_FACE.software, name)
+        assert (fused.update_passes, fused.updates_lists) == (1.0, False)
+
+
 def test_bytes_of_a_parameters_states():
     assert state_bytes(MEGATRON_2021.software) == 16
     assert state_bytes(with_precision(MEGATRON_2021.software, "bf16")) == 18
