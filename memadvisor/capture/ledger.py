@@ -19,6 +19,7 @@ CLOCK_SLACK_NS = 20_000
 BASELINE = Place("baseline", "", "", 0)
 _OUTSIDE = Place("outside", "", "", 0)
 _OTHER_THREAD = "(another thread)"
+_OF_THE_SCRIPT = {"parameter", "gradient", "optimizer_state", "input", "other"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,12 @@ class Block:
 
 
 _birth_ns = attrgetter("birth_ns")
+
+
+def _is_the_scripts(block: Block) -> bool:
+    """No backend's thread is the last to let go of it. What is sent may be called input, too: it is there as a forward begins."""
+    unsent = {"input"} if "communication" in block.categories else set()
+    return bool(block.categories & (_OF_THE_SCRIPT - unsent))
 
 
 class Ledger:
@@ -163,7 +170,7 @@ class Ledger:
                 block.size_bytes == size_bytes
                 and block.death_ns is None
                 and block.birth_ns < time_ns
-                and not block.categories & {"parameter", "gradient", "optimizer_state", "input", "other"}
+                and not _is_the_scripts(block)
             ):
                 block.death_ns = time_ns
                 return size_bytes

@@ -141,6 +141,20 @@ def test_a_block_that_another_thread_freed_is_found_by_its_size():
     assert [row.unexplained_bytes for row in result.residuals] == [0]
 
 
+def test_what_a_script_gathers_before_its_forward_is_freed_by_another_thread_too():
+    """FSDP2's `unshard()` called by hand: the gathered buffer, there as the forward begins, was 132 KiB too much for good."""
+    log = LabelLog(
+        places=[(1 * MS, Place("outside", "", "", 0)), (4 * MS, FORWARD)], forward_starts_ns=[4 * MS]
+    )
+    log.named = [Named(2 * MS, 0xA, "communication", "")]
+    events = [event(2, 0xA, 64, 64), event(3, 0xB, 16, 80), event(6, 0xC, 8, 24)]
+    result = account(events, log)
+
+    (freed,) = [row for row in result.storages if row.size_bytes == 64]
+    assert (freed.category, freed.death_s) == ("communication", 0.006)
+    assert [row.unexplained_bytes for row in result.residuals] == [0]
+
+
 def test_a_resident_that_another_thread_freed_before_the_first_event_is_no_part_of_the_step():
     """Gloo's thread lets the buffer of the last step's all-reduce go when the profiler starts: -64 KiB were unexplained."""
     residents = [
