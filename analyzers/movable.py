@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from memadvisor.analyzers.placement import Passes, Placed
@@ -36,18 +36,43 @@ def inner_storages(
 
 
 def cached_keys(placed: Sequence[Placed], passes: Passes) -> Iterable[Inner]:
-    """What a cache of keys and values alone holds of a unit, beyond the unit's forward."""
+    """What a cache of keys and values alone holds of a unit: beyond the unit's forward, or, of what autograd keeps too,
+    beyond the release of that. What it still holds as the step ends, the step has begun with."""
+    starts = [piece.start_s for piece in passes.pieces]
+    left: dict[tuple[str, str, int], list[str]] = defaultdict(list)  # by what tells them, units in order
     for item in placed:
         unit, _ = passes.forward.get(item.birth, (None, 0))
-        if item.is_cached and unit is not None and not item.saved and item.death > item.birth:
-            yield Inner(
-                unit=unit,
-                category=item.row.category,
-                size_bytes=item.row.size_bytes,
-                birth_segment=item.birth,
-                freed_after_segment=item.birth,
-                death_segment=item.death,
-            )
+        if not item.is_cached or unit is None or (item.saved and passes.unit_that_frees(item) is None):
+            continue
+        alone_after = max((item.birth, *saved_until(item, starts).values()))
+        if item.death > alone_after:
+            yield _cached(unit, item, item.birth, alone_after)
+        if item.death == len(passes.pieces):
+            left[_looks(item)].append(unit)
+    begun: dict[tuple[str, str, int], list[Placed]] = defaultdict(list)
+    for item in placed:
+        if item.birth < 0 and item.death < len(passes.pieces) and item.row.category == "other":
+            begun[_looks(item)].append(item)
+    forward_of = {unit: position for position, (unit, _) in passes.forward.items()}
+    for looks, units in left.items():
+        # Of another number, something else has their looks.
+        for unit, item in zip(units, begun[looks], strict=True) if len(units) == len(begun[looks]) else ():
+            yield _cached(unit, item, forward_of[unit], -1)
+
+
+def _looks(item: Placed) -> tuple[str, str, int]:
+    return item.row.shape, item.row.dtype, item.row.size_bytes
+
+
+def _cached(unit: str, item: Placed, forward: int, alone_after: int) -> Inner:
+    return Inner(
+        unit=unit,
+        category=item.row.category,
+        size_bytes=item.row.size_bytes,
+        birth_segment=forward,
+        freed_after_segment=alone_after,
+        death_segment=item.death,
+    )
 
 
 def boundary_tensors(

@@ -94,7 +94,8 @@ class Passes:
             return None
         end_s = self.pieces[item.birth].end_s
         needed_later = item.needed_until_s is not None and item.needed_until_s > end_s
-        held_longer = item.death > self.last_of_backward(backward)
+        # A cache's hold on it ends with that cache, which a recomputed unit is called without.
+        held_longer = item.death > self.last_of_backward(backward) and not item.is_cached
         return None if needed_later or held_longer else unit
 
     def last_of_backward(self, position: int) -> int:

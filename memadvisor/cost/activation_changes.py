@@ -75,7 +75,8 @@ def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterab
     yield from _states_of_others(step, stretches)
     for item in step.cached:
         if item.unit in stretches:
-            yield SegmentChange(item.category, item.birth_segment + 1, item.death_segment, -item.size_bytes)
+            first, last = item.freed_after_segment + 1, item.death_segment
+            yield SegmentChange(item.category, first, last, -item.size_bytes)
     for tensor, users in zip(step.boundaries, step.users, strict=True):
         if users.isdisjoint(stretches.units):
             continue

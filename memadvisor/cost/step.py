@@ -208,7 +208,7 @@ class CapturedStep:
     leaves_gradients_alone: bool = False
     updates_together: bool = False
     shard_groups: tuple[ShardGroup, ...] = ()
-    cached: tuple[Inner, ...] = ()  # by caches of keys and values; never there where the unit is recomputed
+    cached: tuple[Inner, ...] = ()  # by caches of keys and values; not there where the unit is recomputed
     saved: tuple[SavedStorages, ...] = ()
     roundable: tuple[RoundableStorage, ...] = ()
     timelines: tuple[Timeline, ...] = ()

@@ -123,3 +123,41 @@ def test_what_the_script_holds_is_not_freed_by_recomputing_its_maker(kind, monke
 
     assert losses[0] == losses[1]
     assert measured == pytest.approx(predicted, rel=1e-3)
+
+
+class HeldWithItsCache(Caching):
+    """Autograd keeps what the cache holds, and the script has the cache until its next forward has ended, as it has
+    `outputs.past_key_values`."""
+
+    class Block(nn.Module):
+        def __init__(self, layer_idx):
+            super().__init__()
+            self.layer_idx, self.qkv = layer_idx, nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, x, cache=None):
+            q, k, v = (each.contiguous() for each in self.qkv(x).tanh().split(WIDTH, -1))
+            if cache is not None:
+                k = cache.update(k, self.layer_idx)
+            return x + (q @ k.transpose(1, 2)).softmax(-1) @ v
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(HeldWithItsCache.Block(number) for number in range(4))
+
+    def forward(self, words):
+        x, cache = self.tokens(words), Cache()
+        for block in self.blocks:
+            x = block(x, cache=cache)
+        logits = self.head(x)
+        logits.detach().repeat(1, 1, 16)  # the fullest moment
+        self.outputs = cache
+        return logits.square().mean()
+
+
+def test_what_a_held_cache_has_of_recomputed_units_is_not_there_in_later_micro_batches(monkeypatch):
+    """Predicted 4 % too high with GPT-2 of transformers: `outputs` is there until the next micro-batch's."""
+    monkeypatch.setitem(sys.modules, "transformers.cache_utils", SimpleNamespace(Cache=Cache))
+    predicted, measured, losses = predicted_and_measured(HeldWithItsCache, 2, range(4), bf16=False)
+
+    assert losses[0] == losses[1]
+    assert measured == pytest.approx(predicted, rel=1e-3)
