@@ -18,6 +18,8 @@ _CATEGORIES = ("activation", "temporary", "other")
 _COMPILED = "Torch-Compiled Region"  # as torch names it to its profiler
 _NUM_NAMED = 2
 _MOST_NAMED = 20  # of so many together, each would be worth naming
+_DELETE = "`del` the names once they have been used; or make and use them in a function that returns the loss alone."
+_NO_CACHE = "Keys and values are in the model's cache, which a training does without: `model.config.use_cache = False`."
 
 
 def held_results(facts: Facts) -> ScriptChange | None:
@@ -45,17 +47,25 @@ def held_results(facts: Facts) -> ScriptChange | None:
     return ScriptChange(
         kind="held_results",
         seen=f"At the peak, variables hold what nothing reads any more: {named}{more}.",
-        change="`del` the names once they have been used; or make and use them in a function that returns the loss alone.",
+        change=_change(facts, {storage.storage_id for storage in alive}),
         peak_saved_bytes=saved_bytes,
     )
+
+
+def _change(facts: Facts, held: set[int]) -> str:
+    cached = held & {row.storage_id for row in facts.rank.call_tensors if row.role == "cache"}
+    if not cached:
+        return _DELETE
+    return _NO_CACHE if cached == held else f"{_DELETE} {_NO_CACHE}"
 
 
 def _held(facts: Facts) -> Iterator[tuple[Storage, float]]:
     """Storages that outlive their use, with until when they were needed."""
     renewed = _renewed(facts)
     for storage in facts.calls.storages.values():
-        # What comes in an optimizer's step may be the optimizer's own: L-BFGS keeps directions in its variables.
-        if storage.category not in _CATEGORIES or storage.phase == "optimizer":
+        # What comes in an optimizer's step may be the optimizer's own: L-BFGS keeps directions in its variables. What a
+        # checkpoint's second run has made, torch's frames hold until it has ended; no name of the script's does.
+        if storage.category not in _CATEGORIES or storage.phase in ("optimizer", "recompute"):
             continue
         if storage.phase == "baseline":
             # Else it may be there for steps to come: a data set, a running mean, another model.

@@ -2,9 +2,10 @@
 
 import dataclasses
 
+from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import script_changes
 from memadvisor.analyzers.timeline import memory_timeline
-from memadvisor.run.records import Operator, Storage
+from memadvisor.run.records import CallTensor, Operator, Storage
 from memadvisor.run.run import RankRun
 from tests.make_run import make_run, step, storage
 
@@ -31,11 +32,13 @@ def rank_of(*storages: Storage) -> RankRun:
     )
 
 
-def saved_bytes(*storages: Storage) -> int:
-    rank = rank_of(*storages)
+def held_of(rank: RankRun) -> list[ScriptChange]:
     found = script_changes(rank, memory_timeline(rank), has_plan=False)
-    held = [change for change in found if change.kind == "held_results"]
-    return sum(change.peak_saved_bytes or 0 for change in held)
+    return [change for change in found if change.kind == "held_results"]
+
+
+def saved_bytes(*storages: Storage) -> int:
+    return sum(change.peak_saved_bytes or 0 for change in held_of(rank_of(*storages)))
 
 
 def test_a_result_that_outlives_its_last_use_is_held():
@@ -85,3 +88,28 @@ def test_nothing_is_said_of_compiled_code():
     compiled = storage(storage_id=1, birth_s=0.3, death_s=0.4, operator="Torch-Compiled Region: 0/1")
 
     assert saved_bytes(held, compiled) == 0
+
+
+def test_what_a_second_run_of_a_checkpoint_makes_no_name_of_the_script_holds():
+    """`del` of a dropout's result inside a layer of transformers was asked for."""
+    assert (
+        saved_bytes(storage(phase="recompute", birth_s=0.4, death_s=0.9, last_use_s=0.45, size_bytes=400))
+        == 0
+    )
+
+
+def test_keys_and_values_in_a_cache_are_left_out_by_having_none():
+    """No `del` reaches those that a model's forward keeps as it runs."""
+    keys, other = (
+        storage(storage_id=number, birth_s=0.1, death_s=0.9, last_use_s=0.2, size_bytes=400)
+        for number in (1, 2)
+    )
+    cached = (CallTensor(call_id=0, storage_id=1, role="cache", is_changed=False),)
+    alone, both, neither = (
+        dataclasses.replace(rank_of(*storages), call_tensors=cached)
+        for storages in ((keys,), (keys, other), (other,))
+    )
+    advice = [held_of(rank)[0].change for rank in (alone, both, neither)]
+
+    assert ["use_cache" in text for text in advice] == [True, True, False]
+    assert ["`del`" in text for text in advice] == [False, True, True]
