@@ -57,6 +57,7 @@ class ModelStates:
     )
     idle: IdleParameters | None = None
     unused: IdleParameters | None = None
+    forgotten: IdleParameters | None = None
     later_gradient_bytes: int = 0  # of gradients that come into being behind that moment
 
     @property
@@ -136,7 +137,7 @@ class ModelStates:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know of differences from theory."""
-        idle = [found.text for found in (self.idle, self.unused) if found is not None]
+        idle = [found.text for found in (self.idle, self.unused, self.forgotten) if found is not None]
         texts = (self.outside_text, self.later_text)
         return (*(text for text in texts if text is not None), *idle)
 
@@ -150,18 +151,25 @@ class IdleParameters:
     """Trainable parameters that had no gradient when the first step had ended, and that no optimizer had then.
 
     A reference model or a teacher that is called under `no_grad` alone. Theory has a gradient for each. With `in_optimizer`:
-    those that one had, a head that no loss reaches. They got none in the traced step either, and have no state.
+    those that one had, a head that no loss reaches. They got none in the traced step either, and have no state. With
+    `has_gradient`: those that had one, and no optimizer to use it.
     """
 
     num_elements: int
     size_bytes: int
     units: tuple[str, ...]
     in_optimizer: bool = False
+    has_gradient: bool = False
 
     @property
     def text(self) -> str:
         named = ", ".join(unit or "(root)" for unit in self.units[:MAX_UNITS])
         more = f" and {len(self.units) - MAX_UNITS} more" if len(self.units) > MAX_UNITS else ""
+        if self.has_gradient:
+            return (
+                f"{format_bytes(self.size_bytes)} of parameters ({named}{more}) get gradients, but are in no optimizer, and so "
+                "are not trained. Give them to one; where they are not to be trained, requires_grad_(False) spares the gradients."
+            )
         what = (
             "are trainable and in an optimizer, but got no gradient"
             if self.in_optimizer
@@ -205,6 +213,8 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
     return ModelStates(
         idle=_idle(own),
         unused=_unused(own, rank),
+        # What an engine shares out it gives to optimizers as shards of its own.
+        forgotten=_forgotten(own) if plan is None else None,
         later_gradient_bytes=sum(
             row.size_bytes
             for row in rank.storages
@@ -246,13 +256,21 @@ def _unused(own: list[Parameter], rank: RankRun) -> IdleParameters | None:
     return _found(own, unused, in_optimizer=True)
 
 
+def _forgotten(own: list[Parameter]) -> IdleParameters | None:
+    """Those in no optimizer that have gradients: a head made behind it, a model that is not to be trained."""
+    outside = [p for p in own if p.requires_grad and p.in_optimizer is False and p.has_gradient]
+    return _found(own, outside, in_optimizer=False, has_gradient=True)
+
+
 def _bare(shape: str) -> str:
     """A bias's gradient is a sum that keeps the dimension it sums over."""
     return shape.removeprefix("[1, ").lstrip("[")
 
 
-def _found(own: list[Parameter], candidates: list[Parameter], *, in_optimizer: bool) -> IdleParameters | None:
-    idle = [p for p in candidates if p.has_gradient is False]
+def _found(
+    own: list[Parameter], candidates: list[Parameter], *, in_optimizer: bool, has_gradient: bool = False
+) -> IdleParameters | None:
+    idle = [p for p in candidates if p.has_gradient is has_gradient]
     if not idle or not any(p.in_optimizer and p.has_gradient for p in own):
         return None
     return IdleParameters(
@@ -260,6 +278,7 @@ def _found(own: list[Parameter], candidates: list[Parameter], *, in_optimizer: b
         size_bytes=sum(p.size_bytes for p in idle),
         units=tuple(dict.fromkeys(p.unit for p in idle)),
         in_optimizer=in_optimizer,
+        has_gradient=has_gradient,
     )
 
 

@@ -190,6 +190,28 @@ def parameter_rows(
     ]
 
 
+def stranger_note(rows: Iterable[Parameter], optimizers: Iterable[torch.optim.Optimizer]) -> str | None:
+    """What to say where all that optimizers have updated is without gradients, and what has them is in none: the model's
+    parameters were replaced behind the optimizer's back, as `parallelize_module` does, or are another model's.
+
+    An optimizer of masters (DeepSpeed's) has gradients of those, or a state.
+    """
+    trained = [row for row in rows if row.requires_grad and row.has_gradient]
+    idle = [
+        p.grad is None and not optimizer.state.get(p)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
+    if not trained or not idle or not all(idle) or any(row.in_optimizer is not False for row in trained):
+        return None
+    return (
+        "No optimizer has a parameter that got a gradient, and those of the model that did are in none: the step updates "
+        "nothing. Make the optimizer from the parameters that are trained, behind all that replaces them "
+        "(parallelize_module, fully_shard)."
+    )
+
+
 def what_is_elsewhere(models: Models, device: torch.device) -> str | None:
     """What to say of a model that lies on several GPUs of this process."""
     devices = {str(p.device) for *_, p in models.parameters() if p.device.type == "cuda"}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
-from memadvisor.capture.census import optimizer_state_rows, parameter_rows
+from memadvisor.capture.census import optimizer_state_rows, parameter_rows, stranger_note
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.closed_step import ClosedStep
 from memadvisor.capture.models import Models
@@ -148,9 +148,12 @@ class RankWriter:
         self._write_new("units", models.unit_rows(updated))
         # Some may step later, as the generator's does where the discriminator's steps end a step.
         with_later = [*optimizers(), *existing_optimizers()]
-        self._write_new("parameters", parameter_rows(models, updated, with_later))
+        rows = parameter_rows(models, updated, with_later)
+        self._write_new("parameters", rows)
         if not is_first:
             return
+        if (note := stranger_note(rows, optimizers())) is not None:
+            self.write_note("warning", note)
         self._journal.write_rows("shard_groups", models.shard_group_rows())
         self._journal.write_rows("pipeline_stages", pipeline_stages(models.roots()))
         self._journal.write_rows("tensor_parallel", models.tensor_parallel_rows())

@@ -5,6 +5,7 @@ import torch
 
 import memadvisor
 from memadvisor.analyzers.model_states import model_states
+from memadvisor.capture.census import stranger_note
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.policies import resolve_units
 from memadvisor.run.parallel_records import ShardGroup
@@ -71,7 +72,7 @@ def test_a_reference_model_that_is_left_trainable_says_why_it_has_no_gradients(t
     assert states.expected_gradient_bytes - states.gradient_bytes == missing_bytes
     assert (states.idle.num_elements, states.idle.size_bytes) == (64 * 8 + 8, missing_bytes)
     assert len(states.idle.units) == 1
-    assert states.notes == (states.idle.text,)
+    assert states.notes == (states.idle.text, states.forgotten.text)
     assert "2.03 KiB of parameters (" in states.idle.text
     assert "got no gradient and are in no optimizer" in states.idle.text
 
@@ -159,6 +160,53 @@ def test_only_trainable_parameters_without_gradient_and_optimizer_are_idle():
     assert found(*idle) is None  # as with DeepSpeed's masters
     assert found(used, *others, *idle).units == tuple(row.name for row in idle)
     assert "(idle0, idle1, idle2 and 2 more)" in found(used, *idle).text
+
+
+@pytest.mark.parametrize("is_head", [True, False])
+def test_parameters_with_gradients_that_no_optimizer_has_are_said_not_to_be_trained(tmp_path, is_head):
+    """A head that was made behind the optimizer; or a model whose parameters were all replaced behind it, as
+    tensor parallelism's example of torch replaces them, and whose step updates nothing."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for layer in model[1:] if is_head else model:
+        layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+        layer.bias = torch.nn.Parameter(layer.bias.detach().clone())
+    with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 64)).sum().backward()
+            optimizer.step()
+
+    rank = prof.run.ranks[0]
+    states = model_states(rank, None)
+    notes = [note.text for note in rank.notes if note.level == "warning"]
+    if is_head:
+        assert states.notes == (states.forgotten.text,)
+        assert (states.forgotten.num_elements, states.forgotten.units) == (72, ("1",))
+        assert "get gradients, but are in no optimizer" in states.forgotten.text
+        assert not notes
+    else:
+        assert states.notes == ()
+        assert ["the step updates nothing" in text for text in notes] == [True]
+
+
+def test_masters_are_no_strangers():
+    """As with DeepSpeed: an optimizer's parameters are none of the model's, and have gradients or a state."""
+    model, masters = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.zeros(20))
+    rows = [_parameter("weight", in_optimizer=False)]
+    optimizer = torch.optim.Adam([masters])
+    assert stranger_note(rows, [optimizer]) is not None
+
+    masters.grad = torch.ones(20)
+    assert stranger_note(rows, [optimizer]) is None
+    optimizer.step()
+    masters.grad = None
+    assert stranger_note(rows, [optimizer]) is None
+    assert stranger_note(rows, []) is None
+    assert (
+        stranger_note([_parameter("weight", in_optimizer=None)], [torch.optim.Adam(model.parameters())])
+        is None
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
