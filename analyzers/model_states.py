@@ -167,8 +167,8 @@ class IdleParameters:
         more = f" and {len(self.units) - MAX_UNITS} more" if len(self.units) > MAX_UNITS else ""
         if self.has_gradient:
             return (
-                f"{format_bytes(self.size_bytes)} of parameters ({named}{more}) get gradients, but are in no optimizer, and so "
-                "are not trained. Give them to one; where they are not to be trained, requires_grad_(False) spares the gradients."
+                f"{format_bytes(self.size_bytes)} of parameters ({named}{more}) got gradients, but were in no optimizer as the "
+                "first step ended. Give them to one; where they are not to be trained, requires_grad_(False) spares the gradients."
             )
         what = (
             "are trainable and in an optimizer, but got no gradient"
@@ -214,7 +214,7 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
         idle=_idle(own),
         unused=_unused(own, rank),
         # What an engine shares out it gives to optimizers as shards of its own.
-        forgotten=_forgotten(own) if plan is None else None,
+        forgotten=_forgotten(own, rank) if plan is None else None,
         later_gradient_bytes=sum(
             row.size_bytes
             for row in rank.storages
@@ -256,9 +256,11 @@ def _unused(own: list[Parameter], rank: RankRun) -> IdleParameters | None:
     return _found(own, unused, in_optimizer=True)
 
 
-def _forgotten(own: list[Parameter]) -> IdleParameters | None:
-    """Those in no optimizer that have gradients: a head made behind it, a model that is not to be trained."""
-    outside = [p for p in own if p.requires_grad and p.in_optimizer is False and p.has_gradient]
+def _forgotten(own: list[Parameter], rank: RankRun) -> IdleParameters | None:
+    """Those in no optimizer that have gradients: a head made behind it, a model that is not to be trained. One that has a
+    state by the traced step got its optimizer later (pyro makes one for each parameter, at its turn)."""
+    updated = {row.parameter for row in rank.optimizer_states}
+    outside = [p for p in own if p.requires_grad and p.in_optimizer is False and p.name not in updated]
     return _found(own, outside, in_optimizer=False, has_gradient=True)
 
 

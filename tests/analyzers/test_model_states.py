@@ -183,11 +183,25 @@ def test_parameters_with_gradients_that_no_optimizer_has_are_said_not_to_be_trai
     if is_head:
         assert states.notes == (states.forgotten.text,)
         assert (states.forgotten.num_elements, states.forgotten.units) == (72, ("1",))
-        assert "get gradients, but are in no optimizer" in states.forgotten.text
+        assert "got gradients, but were in no optimizer" in states.forgotten.text
         assert not notes
     else:
         assert states.notes == ()
         assert ["the step updates nothing" in text for text in notes] == [True]
+
+
+def test_a_parameter_whose_optimizer_is_made_at_its_turn_is_not_forgotten():
+    """As by pyro, one for each parameter: by the traced step there is a state."""
+    parameters = (_parameter("used"), _parameter("later", in_optimizer=False))
+    state = OptimizerState("later", "exp_avg", "float32", 10, 40)
+    rank = dataclasses.replace(make_run(num_ranks=1).ranks[0], parameters=parameters)
+
+    without, with_state = (
+        model_states(dataclasses.replace(rank, optimizer_states=states), None).forgotten
+        for states in ((), (state,))
+    )
+    assert without.units == ("later",)
+    assert with_state is None
 
 
 def test_masters_are_no_strangers():
