@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.analyzers.captured_pipeline import is_pipeline
+from memadvisor.cli.advise_by_rank import others_given
 from memadvisor.cli.advise_json import advice_to_json
 from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
@@ -32,7 +34,7 @@ from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.learn import Learnt
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
-from memadvisor.planning.tensor_parallel import is_tensor_parallel
+from memadvisor.planning.tensor_parallel import is_of_its_own, is_tensor_parallel
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
@@ -101,6 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
         from memadvisor.cli.advise_tensor_parallel import run_tensor_parallel  # and another
 
         return run_tensor_parallel(arguments, recorded)
+    if is_of_its_own(recorded) and not others_given(arguments):
+        from memadvisor.cli.advise_tensor_parallel import run_of_its_own
+
+        with contextlib.suppress(
+            UsageError
+        ):  # no choice of all ranks: what plans would give is said, and that none applies
+            return run_of_its_own(arguments, recorded)
     num_ranks = _num_ranks(arguments.gpus)
     if num_ranks is None and arguments.gpus is not None:
         from memadvisor.cli.advise_layouts import run_layouts  # another question, with modules of its own

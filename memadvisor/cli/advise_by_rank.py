@@ -29,12 +29,16 @@ OTHERS = (
 )
 
 
-def refuse_others(arguments: argparse.Namespace, what: str, others: Sequence[str]) -> None:
-    """Raise UsageError for options that a plan with choices by rank has no use for."""
+def others_given(arguments: argparse.Namespace, others: Sequence[str] = (*OTHERS, "hardware")) -> list[str]:
+    """Options that are for other plans."""
     others = (*others, "optimizer_bits", "fused_updates", "local_sgd", *FLAGS)
     given = [f"--{name.replace('_', '-')}" for name in others if getattr(arguments, name, None) is not None]
-    given += ["--learn"] if arguments.learn else []
-    if given:
+    return given + ["--learn"] * bool(arguments.learn)
+
+
+def refuse_others(arguments: argparse.Namespace, what: str, others: Sequence[str]) -> None:
+    """Raise UsageError for options that a plan with choices by rank has no use for."""
+    if given := others_given(arguments, others):
         raise UsageError(
             f"The run is of {what}, and its plan says which units each rank recomputes or moves: {given[0]} is not for it.",
             hint="leave it out.",

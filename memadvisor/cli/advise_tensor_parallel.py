@@ -1,4 +1,5 @@
-"""`memadvisor advise` on a run whose ranks split layers: what all of them recompute for a memory budget."""
+"""`memadvisor advise` on a run whose ranks split layers, or whose parallelism is their own in another way: what all of them
+recompute for a memory budget."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from memadvisor.cli.advise_by_rank import OTHERS, print_ending, refuse_others
 from memadvisor.cli.printing import stdout_console
+from memadvisor.cli.summary_script import script_changes
 from memadvisor.cli.tables import printable
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.budget import budget_bytes
@@ -26,20 +28,37 @@ def run_tensor_parallel(arguments: argparse.Namespace, run: Run) -> int:
     """Exit code 0 where every rank fits, 1 where one does not; then nothing is written."""
     refuse_others(arguments, "ranks that split layers", (*OTHERS, "hardware"))
     advice = advise_tensor_parallel(run, memory_bytes=budget_bytes(arguments.memory, run))
+    return _show(arguments, run, advice, "split the model's layers", "tensor_parallel")
+
+
+def run_of_its_own(arguments: argparse.Namespace, run: Run) -> int:
+    """The same of ranks that reduce gradients by themselves. Raises UsageError where they have different units."""
+    advice = advise_tensor_parallel(run, memory_bytes=budget_bytes(arguments.memory, run))
+    note = (
+        "ZeRO, and all else that brings ranks together, is for scripts that wrap their model in DistributedDataParallel: "
+        f"`--gpus {len(advice.ranks)}` says what it would give this one."
+    )
+    advice = dataclasses.replace(advice, notes=(*advice.notes, note))
+    what = "train without DistributedDataParallel and FSDP2"
+    return _show(arguments, run, advice, what, "own_parallelism")
+
+
+def _show(arguments: argparse.Namespace, run: Run, advice: TensorAdvice, what: str, key: str) -> int:
     if advice.plan is not None and arguments.output is not None:
         save_plan(advice.plan, Path(arguments.output))
     if arguments.json:
-        print(json.dumps(tensor_advice_to_json(advice), indent=1))
+        print(json.dumps(tensor_advice_to_json(advice, key), indent=1))
     else:
-        _print(advice, run, stdout_console(), arguments.output)
+        _print(advice, run, stdout_console(), arguments.output, what)
     return 0 if advice.plan is not None else 1
 
 
-def tensor_advice_to_json(advice: TensorAdvice) -> dict[str, Any]:
-    """Keys as those of `advise`, with `tensor_parallel` in place of `plans`."""
+def tensor_advice_to_json(advice: TensorAdvice, key: str) -> dict[str, Any]:
+    """Keys as those of `advise`, with `key` in place of `plans`, which are none for ranks whose parallelism is their own."""
     return {
         "budget_bytes": advice.budget_bytes,
-        "tensor_parallel": {
+        **({"plans": []} if key == "own_parallelism" else {}),
+        key: {
             "fits": advice.plan is not None,
             "recomputed": list(advice.recomputed),
             "num_units": advice.num_units,
@@ -50,6 +69,7 @@ def tensor_advice_to_json(advice: TensorAdvice) -> dict[str, Any]:
         "front": [_point_to_json(point) for point in advice.front],
         "smallest_budget_bytes": advice.smallest_budget_bytes,
         "measured": {"peak_bytes": advice.measured_peak_bytes, "step_time_s": advice.measured_step_time_s},
+        "script_changes": [dataclasses.asdict(change) for change in advice.script_changes],
         "notes": list(advice.notes),
     }
 
@@ -62,10 +82,10 @@ def _point_to_json(point: TensorPoint) -> dict[str, Any]:
     }
 
 
-def _print(advice: TensorAdvice, run: Run, console: Console, output: str | None) -> None:
+def _print(advice: TensorAdvice, run: Run, console: Console, output: str | None, what: str) -> None:
     console.print(
         printable(
-            f"Budget {format_bytes(advice.budget_bytes)} a rank. {len(advice.ranks)} ranks split the model's layers, and "
+            f"Budget {format_bytes(advice.budget_bytes)} a rank. {len(advice.ranks)} ranks {what}, and "
             f"recompute alike. Measured without a plan: fullest rank {format_bytes(advice.measured_peak_bytes)}, step "
             f"{format_seconds(advice.measured_step_time_s)}. What is not called measured is predicted."
         )
@@ -85,6 +105,8 @@ def _print(advice: TensorAdvice, run: Run, console: Console, output: str | None)
     )
     if len(advice.front) > 1:
         console.print(_front(advice))
+    if advice.script_changes:
+        console.print(script_changes(advice.script_changes))
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
     print_ending(advice, run, console, output)

@@ -198,7 +198,7 @@ def _run_notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Itera
     if min(num_ranks, recorded) > 1 and rank.process.has_ddp is False and not rank.shard_groups:
         yield (
             "The script's ranks train without DistributedDataParallel and FSDP2. `run` applies plans for several ranks to scripts "
-            "that wrap their model in either, and to others none."
+            "that wrap their model in either, and to others what all ranks recompute alike (`run --policy`)."
         )
     if min(num_ranks, recorded) > 1 and rank.process.has_ddp_hook:
         yield (

@@ -1,4 +1,5 @@
-"""Plans for a model whose layers ranks split among them (tensor parallelism): which units all of them recompute.
+"""Plans for ranks whose parallelism is their own: that split layers among them (tensor parallelism), or bring gradients
+together without DistributedDataParallel and FSDP2, as an optimizer of their own may. Which units do all of them recompute?
 
 A unit that runs again repeats its collectives, and a collective takes all ranks: so all recompute the same units, and those
 run again in the same order, for backwards go through the same graph. What a second forward takes is what the first one
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.planned_models import fingerprint_of
+from memadvisor.analyzers.script_changes.change import ScriptChange
+from memadvisor.analyzers.script_changes.found import changes_of
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
@@ -65,6 +68,7 @@ class TensorAdvice:
     measured_peak_bytes: int
     measured_step_time_s: float
     notes: tuple[str, ...]
+    script_changes: tuple[ScriptChange, ...] = ()
 
 
 class TensorSearch:
@@ -107,6 +111,19 @@ def is_tensor_parallel(run: Run) -> bool:
     return any(rank.tensor_parallel for rank in run.ranks)
 
 
+def is_of_its_own(run: Run) -> bool:
+    """Whether several ranks train as only such a plan can be applied to.
+
+    FSDP1 gathers a unit's parameters once more when it runs again, which is not played.
+    """
+    return run.manifest.world_size > 1 and all(
+        rank.process.has_ddp is False
+        and not rank.shard_groups
+        and all(module.type_name != "FullyShardedDataParallel" for module in rank.modules)
+        for rank in run.ranks
+    )
+
+
 @collecting_seldom()
 def advise_tensor_parallel(run: Run, *, memory_bytes: int) -> TensorAdvice:
     """Choose for all ranks. Raises UsageError for runs that no such plan is made for."""
@@ -140,6 +157,7 @@ def advise_tensor_parallel(run: Run, *, memory_bytes: int) -> TensorAdvice:
         measured_peak_bytes=max(step.peak_bytes for step in steps),
         measured_step_time_s=measured_s,
         notes=tuple(size_notes(run)),
+        script_changes=changes_of(run, run.ranks[0]),
     )
 
 

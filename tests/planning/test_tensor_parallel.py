@@ -1,5 +1,6 @@
 """Ranks that split layers recompute the same units: against all choices, with the fullest rank deciding."""
 
+import json
 import os
 from dataclasses import replace
 from itertools import combinations
@@ -15,8 +16,9 @@ from memadvisor.plan import Plan, RankPlan, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.plan_file import load_plan, save_plan
 from memadvisor.planning.stage_choice import Chosen
-from memadvisor.planning.tensor_parallel import TensorSearch, advise_tensor_parallel
+from memadvisor.planning.tensor_parallel import TensorSearch, advise_tensor_parallel, is_of_its_own
 from memadvisor.run.parallel_records import TensorParallel
+from memadvisor.run.records import Module
 from memadvisor.run.store import load_run
 from tests.make_run import make_run
 from tests.planning.small_pipelines import a_pipeline
@@ -50,11 +52,21 @@ def test_the_least_time_within_the_budget_is_found_for_all_ranks_at_once(of_unit
 ROOT = Path(__file__).parents[2]
 
 
-def memadvisor(command, directory, *options):
-    """The script under a command, on two ranks."""
-    words = [command, *options, "--nproc", "2", "--out", str(directory), "tests/scripts/split_layers.py"]
+def memadvisor(*words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return completed([warm_python(), "-m", "memadvisor", *words], cwd=ROOT, env=environment, timeout=150)
+
+
+def on_two_ranks(command, directory, *options, script=("split_layers.py",)):
+    """The script under a command."""
+    name, *words = script
+    return memadvisor(
+        command, *options, "--nproc", "2", "--out", str(directory), f"tests/scripts/{name}", *words
+    )
+
+
+def peaks_of(run):
+    return [rank.traced_step.peak_allocated_bytes for rank in run.ranks]
 
 
 @pytest.mark.timeout(600)
@@ -63,21 +75,63 @@ def test_ranks_that_split_layers_hold_what_is_predicted_and_losses_stay_the_same
 
 
 def peaks_otherwise(directory):
-    plain = memadvisor("profile", directory / "plain")
+    plain = on_two_ranks("profile", directory / "plain")
     assert plain.returncode == 0, plain.stderr
     recorded = load_run(directory / "plain")
-    peak_bytes = max(rank.traced_step.peak_allocated_bytes for rank in recorded.ranks)
+    peak_bytes = max(peaks_of(recorded))
     advice = advise_tensor_parallel(recorded, memory_bytes=int(0.85 * peak_bytes))
     save_plan(advice.plan, directory / "plan.json")
     assert load_plan(directory / "plan.json") == advice.plan and advice.recomputed
 
-    applied = memadvisor("run", directory / "run", "--plan", str(directory / "plan.json"))
+    applied = on_two_ranks("run", directory / "run", "--plan", str(directory / "plan.json"))
 
     assert applied.returncode == 0, applied.stderr
     assert applied.stdout == plain.stdout != ""
     pairs = analyze(load_run(directory / "run")).comparison.rank_peak_bytes.values()
     assert len(pairs) == 2
     return [fault for pair in pairs for fault in far_apart(pair.predicted, pair.measured, rel=0.005)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("words", [(), ("--split",)])
+def test_ranks_that_average_gradients_by_themselves_get_a_plan_that_applies(tmp_path, words):
+    """Plans of ZeRO were all that was advised, and refused by `run`. Layers may meet the other ranks, too."""
+    some_try(tmp_path, lambda directory: own_peaks_otherwise(directory, ("own_reductions.py", *words)))
+
+
+def own_peaks_otherwise(directory, script):
+    plain = on_two_ranks("profile", directory / "plain", script=script)
+    recorded, plan = str(directory / "plain"), str(directory / "plan.json")
+    advised = memadvisor("advise", recorded, "--memory", "85%", "--json", "-o", plan)
+    applied = on_two_ranks("run", directory / "run", "--plan", plan, script=script)
+    others = memadvisor("advise", recorded, "--memory", "85%", "--json", "--gpus", "2")
+
+    assert (plain.returncode, advised.returncode, applied.returncode) == (0, 0, 0), applied.stderr
+    advice = json.loads(advised.stdout)
+    predicted = [rank["predicted_peak_bytes"] for rank in advice["own_parallelism"]["ranks"]]
+    assert advice["own_parallelism"]["recomputed"] and advice["plans"] == []
+    assert any("DistributedDataParallel" in note for note in advice["notes"])
+    assert applied.stdout == plain.stdout != ""
+    assert json.loads(others.stdout)["plans"]
+    measured = peaks_of(load_run(directory / "run"))
+    return [
+        fault
+        for pair in zip(predicted, measured, strict=True)
+        for fault in far_apart(*pair, rel=0.005)
+    ]
+
+
+def test_fsdp1_and_older_runs_are_planned_for_as_before():
+    """What FSDP1 gathers for a second run of a unit is not played."""
+    run = make_run(num_ranks=2)
+    process = run.ranks[0].process
+    own = [replace(rank, process=replace(process, rank=n, has_ddp=False)) for n, rank in enumerate(run.ranks)]
+    sharding = [replace(rank, modules=(Module("", "FullyShardedDataParallel", ""),)) for rank in own]
+
+    assert not is_of_its_own(run)
+    assert is_of_its_own(replace(run, ranks=tuple(own)))
+    assert not is_of_its_own(replace(run, ranks=tuple(sharding)))
+    assert not is_of_its_own(replace(run, ranks=(own[0], run.ranks[1])))
 
 
 def test_a_plan_whose_ranks_would_wait_for_each_other_for_ever_is_refused():

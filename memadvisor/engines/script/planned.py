@@ -44,7 +44,8 @@ def unmet(plan: Plan) -> PlanError:
     return PlanError(
         f"The plan is for {plan.num_ranks} ranks, and the script does not use "
         "DistributedDataParallel: its parallelism is its own.",
-        hint="apply plans to scripts that wrap their model in torch.nn.parallel.DistributedDataParallel.",
+        hint="wrap its model in torch.nn.parallel.DistributedDataParallel, or let `memadvisor advise RUN --memory SIZE`, without "
+        "other options, choose what all ranks recompute alike.",
     )
 
 
