@@ -29,8 +29,12 @@ def caches_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def tensors_of(cache: Any, place: int) -> Iterator[torch.Tensor]:
-    """What a cache holds of one layer."""
+    """What a cache holds of one layer, itself or in caches of its own (an encoder's and a decoder's)."""
+    kind = kind_of_caches()
     for content in vars(cache).values():
+        if kind is not None and isinstance(content, kind):
+            yield from tensors_of(content, place)
+            continue
         if isinstance(content, list):
             layer = content[place] if place < len(content) else None
         else:

@@ -86,6 +86,8 @@ class Dense(nn.Module):
 class Caching(Gpt):
     """Its blocks put keys, which are repeated before they are used, in a cache, until its forward ends."""
 
+    make_cache = Cache
+
     class Block(nn.Module):
         def __init__(self, layer_idx):
             super().__init__()
@@ -104,7 +106,7 @@ class Caching(Gpt):
         self.blocks = nn.ModuleList(Caching.Block(number) for number in range(4))
 
     def forward(self, words):
-        x, cache = self.tokens(words), Cache()
+        x, cache = self.tokens(words), self.make_cache()
         for block in self.blocks:
             x = block(x, cache=cache)
         logits = self.head(x)
@@ -115,7 +117,27 @@ class Caching(Gpt):
         return self(torch.randint(VOCABULARY, (BATCH, LENGTH)))
 
 
-@pytest.mark.parametrize("kind", [Collecting, Keeping, Dense, Caching])
+class TwoCaches(Cache):
+    """As of an encoder and a decoder: a cache that holds others, one of which is used here."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.of_encoder = Cache(), Cache()
+
+    def get_seq_length(self, layer_idx):
+        return self.own.get_seq_length(layer_idx)
+
+    def update(self, keys, layer_idx):
+        return self.own.update(keys, layer_idx)
+
+
+class CachingInOneOfTwo(Caching):
+    """Predicted 2.7 % too high with T5 of transformers, whose decoder has such a cache."""
+
+    make_cache = TwoCaches
+
+
+@pytest.mark.parametrize("kind", [Collecting, Keeping, Dense, Caching, CachingInOneOfTwo])
 def test_what_the_script_holds_is_not_freed_by_recomputing_its_maker(kind, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.cache_utils", SimpleNamespace(Cache=Cache))
     names = [f"{'layers' if kind is Dense else 'blocks'}.{number}" for number in range(4)]
@@ -145,7 +167,7 @@ class HeldWithItsCache(Caching):
         self.blocks = nn.ModuleList(HeldWithItsCache.Block(number) for number in range(4))
 
     def forward(self, words):
-        x, cache = self.tokens(words), Cache()
+        x, cache = self.tokens(words), self.make_cache()
         for block in self.blocks:
             x = block(x, cache=cache)
         logits = self.head(x)
