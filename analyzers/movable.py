@@ -39,29 +39,38 @@ def cached_keys(placed: Sequence[Placed], passes: Passes) -> Iterable[Inner]:
     """What a cache of keys and values alone holds of a unit: beyond the unit's forward, or, of what autograd keeps too,
     beyond the release of that. What it still holds as the step ends, the step has begun with."""
     starts = [piece.start_s for piece in passes.pieces]
-    left: dict[tuple[str, str, int], list[str]] = defaultdict(list)  # by what tells them, units in order
     for item in placed:
-        unit, _ = passes.forward.get(item.birth, (None, 0))
-        if not item.is_cached or unit is None or (item.saved and passes.unit_that_frees(item) is None):
-            continue
+        unit = cached_unit(item, passes)
         alone_after = max((item.birth, *saved_until(item, starts).values()))
-        if item.death > alone_after:
+        if unit is not None and item.death > alone_after:
             yield _cached(unit, item, item.birth, alone_after)
-        if item.death == len(passes.pieces):
-            left[_looks(item)].append(unit)
-    begun: dict[tuple[str, str, int], list[Placed]] = defaultdict(list)
-    for item in placed:
-        if item.birth < 0 and item.death < len(passes.pieces) and item.row.category == "other":
-            begun[_looks(item)].append(item)
     forward_of = {unit: position for position, (unit, _) in passes.forward.items()}
-    for looks, units in left.items():
-        # Of another number, something else has their looks.
-        for unit, item in zip(units, begun[looks], strict=True) if len(units) == len(begun[looks]) else ():
-            yield _cached(unit, item, forward_of[unit], -1)
+    for number, unit in begun_with(placed, passes).items():
+        yield _cached(unit, placed[number], forward_of[unit], -1)
 
 
-def _looks(item: Placed) -> tuple[str, str, int]:
-    return item.row.shape, item.row.dtype, item.row.size_bytes
+def cached_unit(item: Placed, passes: Passes) -> str | None:
+    """The unit that has put it into a cache, which is called without one where it is recomputed; None for all else."""
+    unit, _ = passes.forward.get(item.birth, (None, 0))
+    if not item.is_cached or (item.saved and passes.unit_that_frees(item) is None):
+        return None
+    return unit
+
+
+def begun_with(placed: Sequence[Placed], passes: Passes) -> dict[int, str]:
+    """By number, the units of what a cache of the step before still held as this one began: it looks as what this one leaves."""
+    left: dict[tuple[str, str, int], list[str]] = defaultdict(list)
+    begun: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+    for number, item in enumerate(placed):
+        looks = item.row.shape, item.row.dtype, item.row.size_bytes
+        unit = cached_unit(item, passes)
+        if unit is not None and item.death == len(passes.pieces):
+            left[looks].append(unit)
+        elif item.birth < 0 and item.death < len(passes.pieces) and item.row.category == "other":
+            begun[looks].append(number)
+    # Where their number is another, something else looks so.
+    alike = ((begun[looks], units) for looks, units in left.items() if len(begun[looks]) == len(units))
+    return {number: unit for numbers, units in alike for number, unit in zip(numbers, units, strict=True)}
 
 
 def _cached(unit: str, item: Placed, forward: int, alone_after: int) -> Inner:

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from memadvisor.analyzers.first_products import first_products
+from memadvisor.analyzers.movable import begun_with, cached_unit
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.analyzers.sums_in_place import sums_in_place
@@ -47,6 +48,7 @@ def step_storages(
     first = first_products(rank.operators, (item.row for item in placed), passes.pieces)
     requested_bytes = requests(item.row for item in placed)
     products = sums_in_place((item.row for item in placed if item.birth >= 0), rank.parameters)
+    begun = begun_with(placed, passes)
     places: dict[int, int] = {}
     storages: list[StepStorage] = []
     for number, item in in_order_of_allocation(list(enumerate(placed)), rank, step):
@@ -75,6 +77,7 @@ def step_storages(
                 owner=row.unit if row.category in STATES else None,
                 comes=first.pop(0) if item.birth < 0 and row.operator == CUBLAS and first else None,
                 in_place_of=places.get(products.get(row.storage_id, -1)),
+                cached=(begun[number], (-1, 0.0)) if number in begun else _cached(item, passes),
             )
         )
     return (*storages, *_unexplained(rank, step, len(passes.pieces)))
@@ -120,6 +123,16 @@ def _unsaved_death(item: Placed, passes: Passes, *, is_cast: bool) -> tuple[int,
         return passes.end_of_forward(item.birth), math.inf
     end_s = item.needed_until_s
     return item.birth, math.inf if end_s is None else max(end_s, item.row.birth_s)
+
+
+def _cached(item: Placed, passes: Passes) -> tuple[str, tuple[int, float]] | None:
+    unit = cached_unit(item, passes)
+    if unit is None:
+        return None
+    if not item.saved:
+        return unit, _unsaved_death(item, passes, is_cast=False)
+    released_s = max(saved.released_s or 0.0 for saved in item.saved)
+    return unit, (passes.segment_at(released_s), released_s)
 
 
 def _streams(rank: RankRun, step: Step) -> Callable[[Storage], int]:

@@ -14,6 +14,7 @@ After `NUM_STEPS` steps the reservation has settled: the steps are alike. The la
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memadvisor.cost.allocation_events import StepEvents, Stretch
 from memadvisor.cost.allocation_log import AllocationLog
@@ -57,17 +58,18 @@ def planned_sequence(
         raise AssertionError("what stretches of several units reserve is not known")
     recomputed = frozenset(stretches.units)
     away = units_away(schedule)
+    storages = [_uncached(item, recomputed) for item in step.storages]
     absences = {
         number: absence
-        for number, item in enumerate(step.storages if away else ())
+        for number, item in enumerate(storages if away else ())
         if item.saved is not None and (absence := absence_of(item.saved, step, away, stretches)) is not None
     }
     asked_s = {n: line.asked_s for n, line in enumerate(step.timelines) if line.asked_s is not None}
     engine = memory_of(step, schedule)
     state_bytes = {name: engine.state_bytes(name) for name in schedule.offloaded_states}
     log = AllocationLog(
-        step.storages,
-        StepEvents(step.storages, step.segments, recomputed, absences, asked_s),
+        storages,
+        StepEvents(storages, step.segments, recomputed, absences, asked_s),
         step.segments,
         models_states=models_states,
         as_captured=_as_captured(step, schedule),
@@ -90,6 +92,16 @@ def planned_sequence(
         simulate(step, schedule if number else updated_at_step(schedule), times, log, transfers=transfers)
         log.end_step()
     return log.changes
+
+
+def _uncached(item: StepStorage, recomputed: frozenset[str]) -> StepStorage:
+    """As it lives where the unit that has put it into a cache is called without one, for it is called again."""
+    if item.cached is None or item.cached[0] not in recomputed:
+        return item
+    segment, time_s = item.cached[1]
+    if segment < 0:  # never there: a byte keeps its number
+        return replace(item, size_bytes=1)
+    return replace(item, death_segment=segment, death_s=time_s)
 
 
 def _as_captured(step: CapturedStep, schedule: Schedule) -> frozenset[str]:

@@ -147,7 +147,8 @@ class StepStorage:
     flows between units, `saved` for what an engine may take meanwhile. `runs_again`: a recomputation of its unit
     allocates it too. `stream`: whose memory it is; 0 is the one that computes. `owner`: the unit whose state it is.
     `comes`: segment and time of the training's first step in which what is there before the captured one came.
-    `in_place_of`: the number of the one in whose memory it is in steps that are not traced.
+    `in_place_of`: the number of the one in whose memory it is in steps that are not traced. `cached`: the unit that has put
+    it into a cache of keys and values, and from when on (segment, time) the cache alone holds it; -1: from the start.
     """
 
     category: str
@@ -165,6 +166,7 @@ class StepStorage:
     owner: str | None = None
     comes: tuple[int, float] | None = None
     in_place_of: int | None = None
+    cached: tuple[str, tuple[int, float]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
