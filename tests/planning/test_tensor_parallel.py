@@ -114,11 +114,7 @@ def own_peaks_otherwise(directory, script):
     assert applied.stdout == plain.stdout != ""
     assert json.loads(others.stdout)["plans"]
     measured = peaks_of(load_run(directory / "run"))
-    return [
-        fault
-        for pair in zip(predicted, measured, strict=True)
-        for fault in far_apart(*pair, rel=0.005)
-    ]
+    return [fault for pair in zip(predicted, measured, strict=True) for fault in far_apart(*pair, rel=0.005)]
 
 
 def test_fsdp1_and_older_runs_are_planned_for_as_before():
