@@ -19,6 +19,7 @@ from memadvisor.engines.lanes.disk import DiskFile
 from memadvisor.engines.lanes.tiers import DiskTier, HostTier, PinnedMemory, StagedDiskTier
 from memadvisor.engines.script.live import read_model
 from memadvisor.engines.sharding import one_process
+from memadvisor.engines.sharding.executor import Executor
 from memadvisor.engines.sharding.paged_flats import PagedTensor
 from memadvisor.engines.sharding.released import ReleasedParameter
 from memadvisor.engines.updates import state_offload
@@ -80,6 +81,55 @@ def test_training_is_the_same_in_every_bit(kind, model, plan):
     plain = train(kind, accumulate=2, model=make())
     plan = plan if isinstance(plan, Plan) else some_on_disk(make(), plan, gather_depth=2)
     assert_same(train(kind, plan, accumulate=2, model=make()), plain)
+
+
+class Biased(nn.Module):
+    """Each block hands on the bias that the first has made, as those of T5 do with a position bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(13, 8)
+        self.blocks = nn.ModuleList(_Handing(makes_bias=number == 0) for number in range(4))
+
+    def forward(self, words):
+        x, bias = self.tokens(words), None
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return x @ self.tokens.weight.T
+
+
+class _Handing(nn.Module):
+    def __init__(self, makes_bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.bias = nn.Embedding(5, 8) if makes_bias else None
+
+    def forward(self, x, bias):
+        bias = bias if self.bias is None else self.bias(torch.arange(5))
+        return x + torch.tanh(self.linear(x) + bias), bias
+
+
+def test_what_a_unit_hands_on_brings_its_parameters_back_no_second_time(monkeypatch):
+    """The bias's gradient is there when all blocks but the first are done with their backward."""
+    gathered: list[str] = []
+    make_room = Executor._make_room
+    monkeypatch.setattr(
+        Executor,
+        "_make_room",
+        lambda self, flat, full: (gathered.append(flat.unit), make_room(self, flat, full)),
+    )
+    after = []
+
+    def look(model, optimizer, step):
+        after.append([gathered.count(f"blocks.{number}") for number in range(4)])
+        gathered.clear()
+
+    torch.manual_seed(3)
+    model = Biased()
+    assert_same(
+        train("adamw", ON_DISK, model=copy.deepcopy(model), each_step=look), train("adamw", model=model)
+    )
+    assert after[1:] == [[2, 2, 2, 2]] * 5  # for the forward, and for the backward
 
 
 def test_whatever_reads_parameters_and_gradients_gets_them():

@@ -235,7 +235,9 @@ class Executor:
         self.reductions.begin()
 
     def _unit_backward_begins(self, unit: UnitState) -> None:
-        if not self.hooks.in_backward:
+        if not self.hooks.in_backward or self.reductions.has_come(unit):
+            # An output that a unit is given and hands on (T5's position bias) has its gradient only when all whom it went
+            # through are done with it: their parameters would come back, and stay until the backward ends.
             return
         for other in self.units.values():
             # Units without gradients of their own have no other sign that their backward is over.
