@@ -61,11 +61,15 @@ class StepEvents:
             for position, segment in enumerate(segments)
             if segment.phase == "forward" and segment.unit in recomputed
         }
-        again = self._reruns(set(forwards.values()))
-        for position, segment in enumerate(segments):
-            key = segment.unit, segment.pass_number
-            if segment.phase == "backward" and key in forwards:
-                self.again[position] = again[forwards[key]]
+        backwards = {
+            position: forwards[segment.unit, segment.pass_number]
+            for position, segment in enumerate(segments)
+            if segment.phase == "backward" and (segment.unit, segment.pass_number) in forwards
+        }
+        firsts = {forward: position for position, forward in reversed(backwards.items())}
+        again = self._reruns({forward: unit or "" for (unit, _), forward in forwards.items()}, firsts)
+        for position, forward in backwards.items():
+            self.again[position] = again[forward]
         self._place(frozenset(recomputed))
         for number, absence in absences.items():
             if absence.is_away:  # from the end of the segment before to that of the last one
@@ -99,20 +103,33 @@ class StepEvents:
                 kind = DEATH_AT_BIRTH if at_birth else DEATH
                 self.of[death[0]].append(Event(death[1], kind, number, False))
 
-    def _reruns(self, forwards: Collection[int]) -> dict[int, list[Event]]:
-        """By forward segment, what running it again allocates, and frees before the backward goes on."""
+    def _reruns(self, forwards: Mapping[int, str], backwards: Mapping[int, int]) -> dict[int, list[Event]]:
+        """By forward segment, what running it again allocates, and frees before the backward goes on. `forwards`: with their
+        units; `backwards`: the segment that each runs again for."""
         again: dict[int, list[Event]] = defaultdict(list)
         for number, item in enumerate(self._storages):
             if item.birth_segment not in forwards or not item.runs_again:
                 continue
             events = again[item.birth_segment]
             events.append(Event(item.birth_s, BIRTH, number, True))
-            if item.freed_by is None:
+            if (until := _saved_again(item, forwards[item.birth_segment])) in range(
+                backwards.get(item.birth_segment, len(self.of)), len(self.of)
+            ):
+                end_s = max(item.death_s, self.asked_s.get(until, -math.inf))
+                self.of[until].append(
+                    Event(end_s if until == item.death_segment else math.inf, DEATH, number, True)
+                )
+            elif item.freed_by is None:
                 end_s = item.death_s if item.death_segment == item.birth_segment else math.inf
                 events.append(Event(end_s, DEATH_AT_BIRTH, number, True))
         for events in again.values():
             events.sort()
         return again
+
+
+def _saved_again(item: StepStorage, unit: str) -> int:
+    """The segment in which a unit that runs again lets go of what it makes for others too, and saves itself; -1: of none."""
+    return -1 if item.boundary is None else item.boundary.saved_until.get(unit, -1)
 
 
 def renewed_storages(

@@ -12,7 +12,7 @@ from memadvisor.cost.allocation_sequence import NUM_STEPS, captured_sequence, pl
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
 from memadvisor.cost.simulate import simulate
-from memadvisor.cost.step import StepStorage
+from memadvisor.cost.step import BoundaryTensor, StepStorage
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan import UnitPlan
@@ -143,7 +143,11 @@ class Stretch:
 class Unit(Stretch):
     """A segment of one."""
 
-    unit, pass_number = "u", 0
+    pass_number = 0
+
+    def __init__(self, phase, unit="u"):
+        super().__init__(phase)
+        self.unit = unit
 
 
 SEGMENTS = [Stretch("forward"), Stretch("backward"), Stretch("optimizer")]
@@ -286,6 +290,34 @@ def test_a_unit_runs_again_where_its_backward_first_asks(asked_s, highest_mib):
 
     assert exact_peak(log.changes) == highest_mib * MIB
     assert sum(change.size_bytes > 0 for change in log.changes) == 4
+
+
+def test_what_a_unit_makes_for_others_and_saves_itself_is_there_again_in_its_backward():
+    """3 MiB that the next unit takes go after its forward; the second run makes them anew, for a backward with 4 MiB."""
+    segments = [Unit("forward"), Unit("forward", "v"), Unit("backward", "v"), Unit("backward")]
+    shared = BoundaryTensor(
+        category="activation",
+        size_bytes=3 * MIB,
+        birth_segment=0,
+        death_segment=3,
+        missed_bytes=0,
+        last_use_segment=1,
+        saved_until={"u": 3},
+        input_of={"v": 2},
+    )
+    made = storage("activation", 3, 0, 3, birth_s=1.0, death_s=32.0)
+    made = replace(made, boundary=shared, runs_again=True)
+    worked = storage("temporary", 4, 3, 3, birth_s=31.0, death_s=33.0)
+    storages = [made, worked]
+    log = AllocationLog(
+        storages, StepEvents(storages, segments, {"u"}, {}, {}), segments, models_states=False
+    )
+    for position in range(3):
+        log.segment(position, {}, 1.0)
+    log.recomputation(3)
+    log.segment(3, {}, 1.0)
+
+    assert [change.size_bytes // MIB for change in log.changes] == [3, 0, 3, 4, 0, 0]
 
 
 def test_what_autograd_let_go_of_before_a_unit_ran_again_goes_when_it_has_run():
