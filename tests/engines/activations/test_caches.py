@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from memadvisor.errors import PlanError
+from memadvisor.key_value_caches import tensors_of
 from tests.engines.trainings import applied, make_plan
 
 
@@ -52,6 +53,25 @@ class Language(torch.nn.Module):
         for layer in self.layers:
             x = layer(x, past_key_values=cache)
         return x, cache
+
+
+class TwoCaches(Cache):
+    """As transformers' EncoderDecoderCache."""
+
+    def __init__(self):
+        self.self_attention_cache, self.cross_attention_cache = Cache(), Cache()
+        self.is_updated = {1: True}
+
+
+def test_a_cache_of_encoder_and_decoder_is_two_caches(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.cache_utils", SimpleNamespace(Cache=Cache))
+    both = TwoCaches()
+    own, others = torch.ones(1, 2, 8), torch.ones(1, 3, 8)
+    both.self_attention_cache.update(own, 1)
+    both.cross_attention_cache.update(others, 1)
+    both.cross_attention_cache.update(torch.ones(1, 4, 8), 0)
+
+    assert [id(tensor) for tensor in tensors_of(both, 1)] == [id(own), id(others)]
 
 
 def test_recomputed_units_leave_a_cache_of_keys_that_is_empty(monkeypatch):
