@@ -7,7 +7,8 @@ allocated by then, and not beside the parameters.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -26,8 +27,17 @@ def first_products(
     operators: Iterable[Operator], storages: Iterable[Storage], pieces: Sequence[Piece]
 ) -> list[tuple[int, float]]:
     """Piece and time of the first product of the step's forward, and of its backward, as far as there are any."""
-    times = [(row.phase, row.start_s) for row in operators if _PRODUCTS in row.name]
+    storages = sorted(storages, key=lambda row: row.birth_s)
+    births = [row.birth_s for row in storages]
+    times = [(row.phase, _made_s(row, births)) for row in operators if _PRODUCTS in row.name]
     times += [(row.phase, row.birth_s) for row in storages if _CONVOLUTION in row.operator]
     starts = [piece.start_s for piece in pieces]
     found = [min((at for phase, at in times if phase == of), default=None) for of in ("forward", "backward")]
     return [(max(0, bisect_right(starts, at) - 1), at) for at in found if at is not None]
+
+
+def _made_s(product: Operator, births: Sequence[float]) -> float:
+    """Just after its result is there, the first that it allocates: only then does it ask for cuBLAS."""
+    place = bisect_left(births, product.start_s)
+    is_own = place < len(births) and births[place] <= product.end_s
+    return math.nextafter(births[place], math.inf) if is_own else product.start_s

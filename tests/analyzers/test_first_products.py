@@ -43,6 +43,15 @@ def test_they_are_the_first_of_the_forward_and_of_the_backward():
     assert first_products(rows, [], PIECES) == [(1, 1.2), (2, 2.5)]
 
 
+def test_a_product_asks_for_one_when_its_result_is_there():
+    rows = [operator("aten::mm", "forward", 1.2)]
+    result, before = storage(birth_s=1.25), storage(birth_s=1.1)
+    ((piece, at),) = first_products(rows, [storage(birth_s=1.4), result, before], PIECES)
+
+    assert piece == 1
+    assert 1.25 < at < 1.2500001
+
+
 def test_a_convolution_without_cudnn_is_one_and_with_it_none():
     rows = [operator("aten::convolution", "forward", 0.1)]
     inside = storage(birth_s=0.2, operator="inside aten::_slow_conv2d_forward")
