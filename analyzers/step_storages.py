@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from memadvisor.analyzers.first_products import first_products
 from memadvisor.analyzers.movable import begun_with, cached_unit
 from memadvisor.analyzers.placement import Passes, Placed
-from memadvisor.analyzers.shapes import dimensions
+from memadvisor.analyzers.requested_bytes import requests
 from memadvisor.analyzers.sums_in_place import sums_in_place
-from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES, SMALL_BYTES
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.step import STATES, BoundaryTensor, StepStorage
 from memadvisor.run.records import CUBLAS, UNEXPLAINED, Step, Storage
 from memadvisor.run.run import RankRun
-
-_ABOUT_AS_MUCH = 0.1  # how much smaller one may be, as a fraction
-_ITEM_BYTES = {
-    **dict.fromkeys(("float64", "int64", "complex64"), 8),
-    **dict.fromkeys(("float32", "int32", "uint32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
-}
 
 
 def step_storages(
@@ -46,7 +37,7 @@ def step_storages(
     last_saved_s = _last_saved(placed, passes)
     stream_of = _streams(rank, step)
     first = first_products(rank.operators, (item.row for item in placed), passes.pieces)
-    requested_bytes = requests(item.row for item in placed)
+    requested_bytes = requests([item.row for item in placed], rank.operators)
     products = sums_in_place((item.row for item in placed if item.birth >= 0), rank.parameters)
     begun = begun_with(placed, passes)
     places: dict[int, int] = {}
@@ -156,44 +147,6 @@ def _streams(rank: RankRun, step: Step) -> Callable[[Storage], int]:
         return numbers[segment.stream] if row.address < segment.address + segment.total_bytes else 0
 
     return stream_of
-
-
-def requests(rows: Iterable[Storage]) -> Callable[[Storage], int]:
-    """What was asked for, of each row: a CUDA block may be up to 1 MiB larger, where the rest was not worth splitting off.
-
-    Of what operators make inside themselves only the block is known. Layers are alike, so it is taken for the smallest one
-    of about as much that such an operator was given, and that for what others asked for that were mostly given as much.
-    """
-    blocks: dict[int, Counter[int]] = defaultdict(Counter)  # that were given for so many bytes
-    inside: dict[str, set[int]] = defaultdict(set)  # blocks of an operator's own
-    for row in rows:
-        if row.shape and row.device != "cpu":
-            blocks[_requested_bytes(row)][row.size_bytes] += 1
-        elif not row.shape:
-            inside[row.operator].add(row.size_bytes)
-    usual = {given.most_common(1)[0][0]: asked for asked, given in blocks.items()}
-
-    def requested_bytes(row: Storage) -> int:
-        if row.shape or row.device == "cpu" or row.operator == CUBLAS:
-            return _requested_bytes(row)
-        least_bytes = max(row.size_bytes - SMALL_BYTES, row.size_bytes * (1 - _ABOUT_AS_MUCH))
-        own = inside.get(row.operator, ())
-        smallest = min((size for size in own if least_bytes <= size), default=row.size_bytes)
-        smallest = min(smallest, row.size_bytes)
-        return usual.get(smallest, smallest)
-
-    return requested_bytes
-
-
-def _requested_bytes(row: Storage) -> int:
-    item_bytes = _ITEM_BYTES.get(row.dtype)
-    if row.device == "cpu" or item_bytes is None or not row.shape:
-        return row.size_bytes
-    size_bytes = item_bytes * math.prod(dimensions(row.shape))
-    rest_bytes = row.size_bytes - size_bytes
-    return (
-        size_bytes if size_bytes > 0 and 0 <= rest_bytes <= SMALL_BYTES + MIN_BLOCK_BYTES else row.size_bytes
-    )
 
 
 def _unexplained(rank: RankRun, step: Step, num_segments: int) -> tuple[StepStorage, ...]:
