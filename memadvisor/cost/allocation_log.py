@@ -29,7 +29,8 @@ class AllocationLog:
     gradients of units that are `as_captured`. `absences`: by number of the
     storage, what is on another tier meanwhile. `streams`: of `tensors`, by how their names begin; 0 of the others.
     `updates`: of units that are updated by themselves; None where none is. `keeps_gradients`: those of `tensors` are the
-    captured ones, until they are reduced.
+    captured ones, until they are reduced. `first_parameters`: by unit the bytes of the script's own, which are there before
+    the engine's take their place.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class AllocationLog:
         streams: Mapping[tuple[str, str], int] = MappingProxyType({}),
         updates: UnitUpdates | None = None,
         keeps_gradients: bool = False,
+        first_parameters: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self.changes: list[Change] = []
         self.is_traced = False  # as the captured step was, which is not quite like the others
@@ -70,38 +72,42 @@ class AllocationLog:
         self._has_stepped = not any(segment.phase == "optimizer" for segment in segments)
         self._has_gradients = False
         self._renewed = renewed_storages(storages, len(segments), self._is_modelled)
+        self._first_parameters = first_parameters
+        self._own: dict[str, list[_Owner]] = {unit: [] for unit in first_parameters}
         for number, item in enumerate(storages):
-            if item.birth_segment < 0 and self._is_there_first(number):
+            if item.birth_segment >= 0:
+                continue
+            if item.category == "parameter" and item.owner in self._own:
+                self._own[item.owner].append(self._begin(item.size_bytes))
+            elif self._is_there_first(number):
                 self._allocate((number, False), item.size_bytes, item.category, item.stream)
+        for unit in [unit for unit, owners in self._own.items() if not owners]:
+            self._own[unit] = [self._begin(size) for size in first_parameters[unit]]
 
-    def start(self, parameters: Mapping[str, Sequence[int]], sharded: Collection[str]) -> None:
-        """The script's `parameters`, by unit their bytes, are broadcast; those of `sharded` units make way, one unit after
-        another, for as much, and all that is there stays until it `has_started`.
+    def start(self, sharded: Collection[str]) -> None:
+        """The script's first parameters are broadcast; those of `sharded` units make way, one unit after another, for as much,
+        and all that is there stays until it `has_started`.
         """
-        own = {unit: [self._begin(size) for size in sizes] for unit, sizes in parameters.items()}
-        left_bytes = sum(map(sum, parameters.values()))
+        left_bytes = sum(map(sum, self._first_parameters.values()))
         while left_bytes > 0:
             self._allocate(("broadcast",), min(left_bytes, _BROADCAST_BYTES), "communication")
             self._free(("broadcast",))
             left_bytes -= _BROADCAST_BYTES
-        for unit in (name for name in own if name in sharded):
-            for size_bytes in parameters[unit]:
+        for unit in (name for name in self._own if name in sharded):
+            for size_bytes in self._first_parameters[unit]:
                 self._begin(size_bytes)
-            self._free_all(own[unit])
+            self._free_all(self._own[unit])
 
-    def put_away(
-        self, parameters: Mapping[str, Sequence[int]], tensors: Mapping[tuple[str, str], int]
-    ) -> None:
-        """The script's `parameters`, by unit their bytes, go to another tier, one unit's after another's: what stands for
-        them is there, then they are free, and then a flat is made, whose memory goes at once.
+    def put_away(self, tensors: Mapping[tuple[str, str], int]) -> None:
+        """The script's first parameters go to another tier, one unit's after another's: what stands for them is there, then
+        they are free, and then a flat is made, whose memory goes at once.
         """
-        own = {unit: [self._begin(size) for size in sizes] for unit, sizes in parameters.items()}
         there = self._tensors
-        for unit, owners in own.items():
+        for unit, owners in self._own.items():
             there = {**there, (STAND_IN, unit): tensors.get((STAND_IN, unit), 0)}
             self.states(there)
             self._free_all(owners)
-            self._free(self._begin(max(1, sum(parameters[unit]))))
+            self._free(self._begin(max(1, sum(self._first_parameters[unit]))))
 
     def _begin(self, size_bytes: int) -> _Owner:
         owner = ("first", len(self._first))

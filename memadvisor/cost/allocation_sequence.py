@@ -66,6 +66,8 @@ def planned_sequence(
     }
     asked_s = {n: line.asked_s for n, line in enumerate(step.timelines) if line.asked_s is not None}
     engine = memory_of(step, schedule)
+    shares = schedule.num_ranks > 1 and schedule.executor != "fsdp2"
+    own = _parameters(step) if models_states else {}
     state_bytes = {name: engine.state_bytes(name) for name in schedule.offloaded_states}
     log = AllocationLog(
         storages,
@@ -77,13 +79,13 @@ def planned_sequence(
         streams=streams_of(step, schedule),
         updates=UnitUpdates(step, schedule, state_bytes),
         keeps_gradients=schedule.executor == "fsdp2",
+        first_parameters=own if shares else {u: own[u] for u in own if u in schedule.paged},
     )
     if models_states:
-        if schedule.num_ranks > 1 and schedule.executor != "fsdp2":
-            sharded = {unit.name for unit in schedule.units if unit.stage_on(schedule.shard_ranks) == 3}
-            log.start(_parameters(step), sharded)
-        paged = {unit: sizes for unit, sizes in _parameters(step).items() if unit in schedule.paged}
-        log.put_away(paged, engine.tensors())
+        if shares:
+            log.start({unit.name for unit in schedule.units if unit.stage_on(schedule.shard_ranks) == 3})
+        else:
+            log.put_away(engine.tensors())
         log.states(engine.tensors())
         log.has_started()
     for number in range(NUM_STEPS):

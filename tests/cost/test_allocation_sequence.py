@@ -228,6 +228,26 @@ def test_steps_that_are_not_traced_add_in_place():
     assert exact_peak([c for c in changes if c.step < 2]) == 12 * MIB
 
 
+def test_first_parameters_come_in_their_order_among_those_that_stay():
+    """What makes way is not behind what stays, or the room that it leaves would be elsewhere."""
+    segments = [Unit("forward")]
+    sizes = {"u": [3, 1], "v": [2], "w": [4]}
+    storages = [
+        replace(storage("parameter", mib, -1, 1), owner=unit) for unit, mib in (("u", 3), ("v", 2), ("u", 1))
+    ]
+    log = AllocationLog(
+        storages,
+        StepEvents(storages, segments, (), {}, {}),
+        segments,
+        models_states=True,
+        as_captured=["v"],
+        first_parameters={unit: [size * MIB for size in sizes[unit]] for unit in ("u", "w")},
+    )
+    assert [change.size_bytes // MIB for change in log.changes] == [3, 2, 1, 4]  # w's were not recorded
+    log.put_away({})
+    assert [change.size_bytes // MIB for change in log.changes[4:]] == [0, 0, 4, 0, 0, 4, 0]
+
+
 def test_what_is_freed_for_good_was_there_from_the_start():
     """Two tensors from before the step that it drops, and leaves nothing for."""
     storages = [storage("other", 30, -1, 0), storage("other", 20, -1, 1), storage("activation", 40, 0, 1)]
