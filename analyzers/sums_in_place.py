@@ -5,7 +5,9 @@ tensor more for as long as that takes, and so other blocks of a GPU's allocator.
 
 - `linear` of an input that is not contiguous, or has more than three dimensions (aten/src/ATen/native/Linear.cpp):
   `aten::mm`, a view, and `aten::add` of the bias;
-- gradients that come to one place of the graph from several (torch/csrc/autograd/input_buffer.cpp): `aten::add`.
+- gradients that come to one place of the graph from several (torch/csrc/autograd/input_buffer.cpp): `aten::add`. Those that
+  come later are added to the first, if nobody else has it; in the account of a traced step that one ends where the sum begins
+  (capture/meeting_gradients.py).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def sums_in_place(rows: Iterable[Storage], parameters: Iterable[Parameter]) -> d
         end_s = ordered[place + 1].birth_s if place + 1 < len(ordered) else math.inf
         if row.operator == _SUM and row.phase == "backward":
             alike = recent[row.dtype, row.shape]
-            gone = [other for other in alike if _goes_with(other, row, end_s)]
+            gone = [other for other in alike if other.death_s == row.birth_s]
             recent[row.dtype, row.shape] = [other for other in alike if _lives_beyond(other, end_s)]
         elif row.operator == _SUM and place:
             gone = [other for other in ordered[place - 1 : place] if _is_product(other, row, biases)]

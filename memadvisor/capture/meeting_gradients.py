@@ -20,6 +20,7 @@ from memadvisor.capture.truth import AllocatorEvent
 # A mode is called with a tensor that its caller alone holds: the caller, the call's arguments and Python count.
 _OWNERS_OF_TENSOR = 4
 _OWNERS_OF_STORAGE = 2  # the tensor, and the object that is asked
+_REST_BYTES = 2**20  # by which a GPU's block may be larger than what was asked for
 
 
 def may_be_overwritten(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -60,18 +61,19 @@ def as_added_in_place(
 
 
 def _end_first_early(events: list[AllocatorEvent], born: int, address: int) -> None:
-    """Move the free of the block at `address` in front of event `born`, which allocates as much."""
+    """Move the free of the block at `address` in front of event `born`, which allocates as much, or as good as that."""
     size_bytes = events[born].delta_bytes
     freed = next((i for i in range(born + 1, len(events)) if events[i].address == address), len(events))
-    if freed == len(events) or events[freed].delta_bytes != -size_bytes:
+    first_bytes = -events[freed].delta_bytes if freed < len(events) else 0
+    if first_bytes <= 0 or abs(first_bytes - size_bytes) > _REST_BYTES:
         return
     free = dataclasses.replace(
         events[freed],
         time_ns=events[born].time_ns,
-        allocated_bytes=events[born].allocated_bytes - 2 * size_bytes,
+        allocated_bytes=events[born].allocated_bytes - size_bytes - first_bytes,
     )
     between = [
-        dataclasses.replace(event, allocated_bytes=event.allocated_bytes - size_bytes)
+        dataclasses.replace(event, allocated_bytes=event.allocated_bytes - first_bytes)
         for event in events[born:freed]
     ]
     events[born : freed + 1] = [free, *between]

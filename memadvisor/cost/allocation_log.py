@@ -71,6 +71,7 @@ class AllocationLog:
         self._place, self._again = "the start", ""
         self._has_stepped = not any(segment.phase == "optimizer" for segment in segments)
         self._has_gradients = False
+        self._heirs = _heirs(storages)
         self._renewed = renewed_storages(storages, len(segments), self._is_modelled)
         self._first_parameters = first_parameters
         self._own: dict[str, list[_Owner]] = {unit: [] for unit in first_parameters}
@@ -308,7 +309,7 @@ class AllocationLog:
                 return
             size_bytes = max(1, math.ceil(item.size_bytes * share))
             self._allocate((number, is_again), size_bytes, item.category, item.stream)
-        else:
+        elif self.is_traced or number not in self._heirs or self._is_modelled(self._heirs[number]):
             self._free((number, is_again))
 
     def _hand_on(self, owner: _Owner, to: _Owner) -> None:
@@ -352,3 +353,14 @@ class AllocationLog:
         for owner in owners:
             self._free(owner)
         owners.clear()
+
+
+def _heirs(storages: Sequence[StepStorage]) -> dict[int, StepStorage]:
+    """What has the memory, in steps that are not traced, of one that ends at the very moment in which this begins."""
+    found: dict[int, StepStorage] = {}
+    for item in storages:
+        if item.in_place_of is not None:
+            old = storages[item.in_place_of]
+            if (old.death_segment, old.death_s) == (item.birth_segment, item.birth_s):
+                found[item.in_place_of] = item
+    return found

@@ -40,12 +40,14 @@ def test_no_other_sum_is_taken_for_one(product, total, parameters):
     assert sums_in_place(rows, parameters) == {}
 
 
-def test_a_gradient_is_added_to_the_one_that_goes_with_that():
-    """Of as many bytes; a gradient that somebody still has stays as it is, and the sum is made anew in any step."""
-    first = storage(storage_id=1, phase="backward", shape="[3, 4]", birth_s=1.0, death_s=2.1)
+def test_a_gradient_is_added_to_the_one_that_ends_where_the_sum_begins():
+    """And not to the other, of as many bytes, that is gone right after; one that somebody still has stays as it is, and the
+    sum is made anew in any step."""
+    first = storage(storage_id=1, phase="backward", shape="[3, 4]", birth_s=1.0, death_s=2.0)
     kept = dataclasses.replace(first, storage_id=5, birth_s=1.5, death_s=8.0)
+    second = dataclasses.replace(first, storage_id=4, birth_s=1.7, death_s=2.1)
     total = dataclasses.replace(first, storage_id=2, operator="aten::add", birth_s=2.0, death_s=9.0)
 
-    assert sums_in_place([first, kept, total, NEXT], []) == {2: 1}
-    assert sums_in_place([kept, total, NEXT], []) == {}
+    assert sums_in_place([first, kept, second, total, NEXT], []) == {2: 1}
+    assert sums_in_place([kept, second, total, NEXT], []) == {}
     assert sums_in_place([dataclasses.replace(first, shape="[12]"), total, NEXT], []) == {}

@@ -1,5 +1,7 @@
 """Where gradients meet: what autograd's engine would do without our mode, told from within the mode."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -97,6 +99,19 @@ def test_the_first_ends_where_the_sum_begins():
     assert [(e.time_ns, e.address, e.delta_bytes, e.allocated_bytes) for e in moved] == [
         (1, 1, 100, 100), (2, 2, 100, 200), (10, 1, -100, 100), (10, 3, 100, 200), (11, 4, 7, 207),
     ]  # fmt: skip
+
+
+def test_a_block_may_have_had_more_than_was_asked_for():
+    """Of a GPU: a rest of up to 1 MiB is not split off. One that had far more is another's."""
+    born, other = event(10, 3, 100, 330, is_meeting=True), event(11, 4, 7, 337)
+    events = [event(1, 1, 130, 130), event(2, 2, 100, 230), born, other, event(12, 1, -130, 207)]
+    moved = as_added_in_place(events, [(9, 11, 1)])
+    larger = [dataclasses.replace(e, delta_bytes=e.delta_bytes * 2**20) for e in events]
+
+    assert [(e.time_ns, e.address, e.delta_bytes, e.allocated_bytes) for e in moved] == [
+        (1, 1, 130, 130), (2, 2, 100, 230), (10, 1, -130, 100), (10, 3, 100, 200), (11, 4, 7, 207),
+    ]  # fmt: skip
+    assert as_added_in_place(larger, [(9, 11, 1)]) == larger
 
 
 @pytest.mark.parametrize("added", [[], [(3, 9, 1)], [(9, 11, 5)]])

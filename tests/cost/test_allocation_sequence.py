@@ -248,6 +248,19 @@ def test_first_parameters_come_in_their_order_among_those_that_stay():
     assert [change.size_bytes // MIB for change in log.changes[4:]] == [0, 0, 4, 0, 0, 4, 0]
 
 
+def test_a_sum_has_the_memory_of_a_gradient_that_ends_where_it_begins():
+    """Where operators are not seen it is that tensor, and not the other that is gone with it."""
+    first = storage("temporary", 12, 0, 0, birth_s=1.0, death_s=2.0)
+    second = storage("temporary", 12, 0, 0, birth_s=1.5, death_s=2.1)
+    total = replace(storage("temporary", 12, 0, 1, birth_s=2.0), in_place_of=0)
+    changes = captured_sequence([first, second, total], SEGMENTS)
+    plain = [change for change in changes if change.step == 0]
+
+    assert [change.size_bytes // MIB for change in plain] == [12, 12, 0, 0]
+    assert [change.name for change in plain] == [1, 2, 2, 1]
+    assert [change.size_bytes // MIB for change in changes if change.step == 2] == [12, 12, 0, 12, 0, 0]
+
+
 def test_what_is_freed_for_good_was_there_from_the_start():
     """Two tensors from before the step that it drops, and leaves nothing for."""
     storages = [storage("other", 30, -1, 0), storage("other", 20, -1, 1), storage("activation", 40, 0, 1)]
