@@ -132,6 +132,35 @@ def test_what_a_unit_hands_on_brings_its_parameters_back_no_second_time(monkeypa
     assert after[1:] == [[2, 2, 2, 2]] * 5  # for the forward, and for the backward
 
 
+def test_no_buffer_outlives_the_update(monkeypatch):
+    """Also where three units take turns in one buffer, and none between them has parameters in the other."""
+    flats = {}
+    make_room = Executor._make_room
+    monkeypatch.setattr(
+        Executor,
+        "_make_room",
+        lambda self, flat, full: (flats.setdefault(flat.index, flat), make_room(self, flat, full)),
+    )
+    units = tuple(
+        UnitPlan(
+            name=unit.name,
+            zero_stage=3,
+            recompute=False,
+            optimizer_tier="disk",
+            parameter_tier="disk" if unit.name in ("", "tokens", "head") else "device",
+        )
+        for unit in read_model(Model()).units
+    )
+    held = []
+
+    def look(model, optimizer, step):
+        held.append([what for flat in flats.values() for _, what in flat.page.tensors()])
+
+    train("adamw", make_plan(1, 3, "chosen", units), model=Model(), each_step=look)
+    assert len(flats) > 2
+    assert held == [[]] * 6
+
+
 def test_whatever_reads_parameters_and_gradients_gets_them():
     """Evaluation, state dicts saved and loaded, writes in place, gradients zeroed in place, clipped by value or read."""
     seen = {}

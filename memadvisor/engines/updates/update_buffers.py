@@ -96,6 +96,9 @@ class UpdateBuffers:
                 if not is_same and (gradient := flat.paged_gradient) is not None:
                     gradient.put(self._view(unit, "gradient", flat, start, end))
             flat.own_shard = flat.own_gradient = None
+        # Units without flats come between: of the other side none may have been put away since, and what nobody settles
+        # keeps the buffer until the unit is read again. Its write is over, as this unit was read behind it.
+        self._settle(side)
         self._writing[side] = unit
         self._settle(1 - side)
 
