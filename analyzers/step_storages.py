@@ -40,6 +40,7 @@ def step_storages(
     requested_bytes = requests([item.row for item in placed], rank.operators)
     products = sums_in_place((item.row for item in placed if item.birth >= 0), rank.parameters)
     begun = begun_with(placed, passes)
+    starts = [piece.start_s for piece in passes.pieces]
     places: dict[int, int] = {}
     storages: list[StepStorage] = []
     for number, item in in_order_of_allocation(list(enumerate(placed)), rank, step):
@@ -69,6 +70,11 @@ def step_storages(
                 comes=first.pop(0) if item.birth < 0 and row.operator == CUBLAS and first else None,
                 in_place_of=places.get(products.get(row.storage_id, -1)),
                 cached=(begun[number], (-1, 0.0)) if number in begun else _cached(item, passes),
+                accumulated=(
+                    None
+                    if row.accumulated_s is None
+                    else (max(0, bisect_right(starts, row.accumulated_s) - 1), row.accumulated_s)
+                ),
             )
         )
     return (*storages, *_unexplained(rank, step, len(passes.pieces)))

@@ -128,6 +128,10 @@ def _apply_log(ledger: Ledger, log: LabelLog, final: Iterable[Named]) -> list[tu
         block = ledger.at(held.address, held.time_ns)
         if block is not None:
             block.last_held_ns = max(held.time_ns, block.last_held_ns or held.time_ns)
+    for time_ns, address in log.accumulated:
+        block = ledger.at(address, time_ns)
+        if block is not None and block.accumulated_ns is None:
+            block.accumulated_ns = time_ns
     for named in (*log.named, *final):
         block = ledger.at(named.address, named.time_ns)
         if block is not None:
@@ -240,6 +244,7 @@ def _storage_row(block: Block, seconds: Callable[[int | None], float | None], de
         last_forward_use_s=seconds(block.last_forward_use_ns),
         address=None if device == "cpu" else block.address,
         last_held_s=seconds(block.last_held_ns),
+        accumulated_s=seconds(block.accumulated_ns),
     )
 
 

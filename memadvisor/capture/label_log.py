@@ -102,6 +102,8 @@ class LabelLog:
     operator_of_node: dict[int, str] = field(default_factory=dict)  # by sequence number, forwards alone
     # (start, end, address of the first) of additions that autograd would have done in place without our mode
     added_aside: list[tuple[int, int, int]] = field(default_factory=list)
+    # (when, address) of what autograd came to add to a parameter's gradient, or to make it
+    accumulated: list[tuple[int, int]] = field(default_factory=list)
     uncounted: set[str] = field(default_factory=set)  # operators whose FLOPs could not be worked out
 
     def gather(self) -> None:

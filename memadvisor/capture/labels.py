@@ -28,7 +28,7 @@ from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.flops import NO_ARITHMETIC
 from memadvisor.capture.label_log import LabelLog, Named, Place, Sighting
 from memadvisor.capture.meeting_gradients import may_be_overwritten
-from memadvisor.capture.node_places import NodePlaces
+from memadvisor.capture.node_places import LEAST_OF_LEAVES, NodePlaces
 from memadvisor.capture.operator_cost import arithmetic_of, traffic_of
 from memadvisor.capture.operator_kinds import OperatorKind, kinds, learn
 from memadvisor.capture.position import Position
@@ -54,6 +54,8 @@ MOST_OF_LONG_STEP = 400_000
 
 _shape_of = attrgetter("shape")
 _SEVERAL = (tuple, list)
+# With which a node that accumulates a gradient takes it as it is, or adds it to the one before; hooks of others run there too.
+_ACCUMULATING = {"aten::detach", "aten::add_", "aten::add"}
 _NO_WRAPPERS = ((torch.Tensor,), (torch.nn.Parameter,))  # what autograd names where it detaches
 
 # Addresses of inputs, results as `LabelLog.flat` has them, bytes read and written.
@@ -85,6 +87,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.here = self.live_place()
         self._in_backward = self.here.phase == "backward"
         self._last_place: Place | None = None
+        self._is_at_leaf = False  # in the backward: whether the node that runs accumulates a gradient
         self.most_operators = self._num_left = MOST_OF_LONG_STEP if is_long else MOST_OPERATORS
         self.is_active = True
         self.names_nodes = True  # whether autograd may have a node for what runs now
@@ -141,6 +144,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.is_random:
             draws = not is_without_dropout(kind.dropout_position, args, kwargs or {})
         inputs, outputs, read_bytes, written_bytes = found
+        if self._is_at_leaf and self._in_backward and kind.name in _ACCUMULATING and inputs:
+            self._log.accumulated.append((start_ns, inputs[-1]))
         flat += (
             start_ns, end_ns, kind.name, place, node, arithmetic, read_bytes, written_bytes, draws,
             len(inputs), len(outputs), *inputs, *outputs,
@@ -189,6 +194,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.is_random:
             draws = not is_without_dropout(kind.dropout_position, args, kwargs)
         inputs, outputs, read_bytes, written_bytes = self._look(kind, args, kwargs, out, start_ns)
+        if self._is_at_leaf and self._in_backward and kind.name in _ACCUMULATING and inputs:
+            self._log.accumulated.append((start_ns, inputs[-1]))
         self._flat += (
             start_ns, end_ns, kind.name, place, node, arithmetic, read_bytes, written_bytes, draws,
             len(inputs), len(outputs), *inputs, *outputs,
@@ -326,8 +333,10 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _place_of_node(self, place: Place) -> Place:
         """In the backward: the module whose forward made the node that runs, by the node's sequence number."""
         node = _current_autograd_node()
+        self._is_at_leaf = False
         if node is not None:
             number = node._sequence_nr()
+            self._is_at_leaf = number >= LEAST_OF_LEAVES
             known = self._nodes.known.get(number)
             if known is None or known.micro_batch != place.micro_batch:
                 known = self._nodes.of_node(number, place)

@@ -53,6 +53,7 @@ class Block:
     last_use_ns: int | None = None
     last_forward_use_ns: int | None = None
     last_held_ns: int | None = None
+    accumulated_ns: int | None = None
     number: int = -1
 
 

@@ -10,7 +10,7 @@ from torch._C._autograd import _get_sequence_nr
 
 from memadvisor.capture.label_log import Place
 
-_LEAST_OF_LEAVES = 2**62  # gradient accumulation nodes carry the largest number
+LEAST_OF_LEAVES = 2**62  # gradient accumulation nodes carry the largest number
 
 
 class NodePlaces:
@@ -34,7 +34,7 @@ class NodePlaces:
                 low = middle + 1
             else:
                 high = middle
-        if low == 0 or number >= _LEAST_OF_LEAVES:
+        if low == 0 or number >= LEAST_OF_LEAVES:
             return now
         made = marks[low - 1][1]
         found = self.known[number] = Place("backward", made.module, made.unit, now.micro_batch)

@@ -133,6 +133,7 @@ class Tracer:
                 self.log.held,
                 self.log.places,
                 self.log.named,
+                self.log.accumulated,
                 self.module_calls.calls,
                 self.module_calls.given,
             ):

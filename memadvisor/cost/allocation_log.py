@@ -55,6 +55,7 @@ class AllocationLog:
         self._absences = absences or {}
         self._updates = updates
         self._keeps_gradients = keeps_gradients
+        self._passing: list[int] = []  # gradients that are there, until something takes them over
         self._made: list[list[_Owner]] = []  # in the first step, of units whose state is being put away
         self._segments = segments
         self._models_states = models_states
@@ -189,44 +190,72 @@ class AllocationLog:
             self._first_optimizer_step()
             self.states(tensors)
         gradients = self._new_gradients(position)
-        if phase == "backward" and not gradients:
+        if phase == "backward" and not gradients and not self._passing:
             self.states(tensors)  # they cannot be told from other temporaries, so their buffer is there first
-        passing: list[_Owner] = []
         for event in self._events.of[position]:
             self._run_again(event.time_s)
             is_birth, number = event.kind == BIRTH, event.number
             item = self._storages[number]
+            is_others = is_birth and not self._is_modelled(item)
+            self._hand_over(tensors, (position, event.time_s), is_over=is_others)
             if self._is_modelled(item):
                 if is_birth and number in gradients:
-                    passing.append(("passing", number))
-                    self._allocate(passing[-1], item.size_bytes, item.category, item.stream)
+                    self._passing.append(number)
+                    self._allocate(("passing", number), item.size_bytes, item.category, item.stream)
                 continue
-            if is_birth and passing and not self._keeps_gradients:
-                self.states(tensors)  # the buffer that collects them
-                self._free_all(passing)
             if phase != "optimizer" or self._updates is None or not self._updates.are_told:
                 self._play(event, share)
             elif self._updates.unit_of(number) not in self._updates.apart:
                 self._play(event, self._updates.share(number, share))
         self._run_again(math.inf)
         if self._keeps_gradients:
-            self._take(passing, tensors)
+            self._take(self._passing, tensors)
+        self._hand_over(tensors, (position, math.inf), is_over=True, is_last=True)
         self.states(tensors)
-        self._free_all(passing)
 
-    def _take(self, passing: list[_Owner], tensors: Mapping[tuple[str, str], int]) -> None:
+    def _hand_over(
+        self,
+        tensors: Mapping[tuple[str, str], int],
+        now: tuple[int, float],
+        *,
+        is_over: bool,
+        is_last: bool = False,
+    ) -> None:
+        """Gradients pass into the buffers that collect them: when autograd adds them to those of parameters; where that is not
+        known, when the operator that made them `is_over`, as something else is born."""
+        if not self._passing or (self._keeps_gradients and not is_last):
+            return
+        times = ((number, self._storages[number].accumulated) for number in self._passing)
+        due = [number for number, at in times if (is_over if at is None else at <= now)]
+        if due:
+            self._passing = [number for number in self._passing if number not in due]
+            for number in due:
+                item = self._storages[number]
+                key = ("gradient", item.owner or "")
+                # A unit's only gradient becomes its buffer.
+                if tensors.get(key) == item.size_bytes and key not in self._tensors and self._exists(*key):
+                    self._keep(number, key)
+            self.states(tensors)
+            self._free_all([("passing", number) for number in due])
+
+    def _take(self, passing: list[int], tensors: Mapping[tuple[str, str], int]) -> None:
         """Gradients that have come stay as they are: each is one of the new `tensors` of as many bytes."""
         self._told = None
-        alike: dict[int, list[_Owner]] = defaultdict(list)
-        for owner in passing:
-            alike[self._storages[int(str(owner[1]))].size_bytes].append(owner)
+        alike: dict[int, list[int]] = defaultdict(list)
+        for number in passing:
+            alike[self._storages[number].size_bytes].append(number)
         for key, size_bytes in tensors.items():
             if key[0] == "gradient" and key not in self._tensors and alike[size_bytes]:
-                owner = alike[size_bytes].pop(0)
-                passing.remove(owner)
-                kept = ("kept", self._alive[owner])
-                self._alive[kept] = self._alive.pop(owner)
-                self._pieces[key], self._tensors[key] = [kept], size_bytes
+                number = alike[size_bytes].pop(0)
+                passing.remove(number)
+                self._keep(number, key)
+
+    def _keep(self, number: int, key: tuple[str, str]) -> None:
+        """A gradient that has come is one of the tensors from here on."""
+        kept = ("kept", self._alive["passing", number])
+        self._alive[kept] = self._alive.pop(("passing", number))
+        self._pieces[key], self._told = [kept], None
+        self._tensors = {**self._tensors, key: self._storages[number].size_bytes}
 
     def update(self, unit: str, share: float) -> None:
         """What is born and dies in an optimizer step for this unit, with `share` scaling what cannot be told whose it is."""

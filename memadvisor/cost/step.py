@@ -149,6 +149,7 @@ class StepStorage:
     `comes`: segment and time of the training's first step in which what is there before the captured one came.
     `in_place_of`: the number of the one in whose memory it is in steps that are not traced. `cached`: the unit that has put
     it into a cache of keys and values, and from when on (segment, time) the cache alone holds it; -1: from the start.
+    `accumulated`: segment and time when autograd adds it to a parameter's gradient, where that is known.
     """
 
     category: str
@@ -167,6 +168,7 @@ class StepStorage:
     comes: tuple[int, float] | None = None
     in_place_of: int | None = None
     cached: tuple[str, tuple[int, float]] | None = None
+    accumulated: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,6 +161,7 @@ class Storage:
     a temporary inside an operator, `operator` names that operator; for what no tensor names and was there before the step,
     what it is for (cuBLAS's workspaces). `last_held_s`: when somebody beside autograd was
     last seen to hold what it keeps, where modules and backwards begin and end; None: never, or older runs.
+    `accumulated_s`: when autograd came to add it to a parameter's gradient, or to make it that; None likewise.
     """
 
     storage_id: int
@@ -180,6 +181,7 @@ class Storage:
     last_forward_use_s: float | None
     address: int | None = None  # on the device; not recorded on CPU
     last_held_s: float | None = None
+    accumulated_s: float | None = None
 
     @property
     def owner(self) -> str:

@@ -228,6 +228,45 @@ def test_steps_that_are_not_traced_add_in_place():
     assert exact_peak([c for c in changes if c.step < 2]) == 12 * MIB
 
 
+def test_a_sum_has_the_memory_of_a_gradient_that_ends_where_it_begins():
+    """Where operators are not seen it is that tensor, and not the other that is gone with it."""
+    first = storage("temporary", 12, 0, 0, birth_s=1.0, death_s=2.0)
+    second = storage("temporary", 12, 0, 0, birth_s=1.5, death_s=2.1)
+    total = replace(storage("temporary", 12, 0, 1, birth_s=2.0), in_place_of=0)
+    changes = captured_sequence([first, second, total], SEGMENTS)
+    plain = [change for change in changes if change.step == 0]
+
+    assert [change.size_bytes // MIB for change in plain] == [12, 12, 0, 0]
+    assert [change.name for change in plain] == [1, 2, 2, 1]
+    assert [change.size_bytes // MIB for change in changes if change.step == 2] == [12, 12, 0, 12, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("accumulated", "buffer_mib", "sizes"),
+    [
+        ((1, 13.0), 5, [4, 2, 3, 0, 0, 5, 0, 1, 0]),  # what its node had, and was given, is gone by then
+        (None, 5, [4, 2, 5, 0, 3, 0, 0, 1, 0]),
+        ((1, 13.0), 2, [4, 2, 3, 0, 0, 1, 0]),  # a unit's only gradient becomes its buffer
+        ((2, 20.0), 5, [4, 2, 3, 0, 0, 1, 0, 5, 0]),  # once a later unit's has been added
+    ],
+)
+def test_a_gradient_passes_to_its_buffer_when_autograd_accumulates_it(accumulated, buffer_mib, sizes):
+    segments = [Unit("forward"), Unit("backward"), Unit("backward", "v"), Stretch("optimizer")]
+    given = storage("temporary", 4, 1, 1, birth_s=9.0, death_s=12.5)
+    gradient = storage("gradient", 2, 1, 4, birth_s=10.0)
+    gradient = replace(gradient, owner="u", accumulated=accumulated)
+    inside = storage("temporary", 3, 1, 1, birth_s=11.0, death_s=12.0)
+    following = storage("temporary", 1, 1, 1, birth_s=14.0, death_s=15.0)
+    storages = [given, gradient, inside, following]
+    log = AllocationLog(storages, StepEvents(storages, segments, (), {}, {}), segments, models_states=True)
+    there = {("gradient", "u"): buffer_mib * MIB}
+    log.segment(0, {}, 1.0)
+    log.segment(1, {} if accumulated and accumulated[0] == 2 else there, 1.0)
+    log.segment(2, there, 1.0)
+
+    assert [change.size_bytes // MIB for change in log.changes] == sizes
+
+
 def test_first_parameters_come_in_their_order_among_those_that_stay():
     """What makes way is not behind what stays, or the room that it leaves would be elsewhere."""
     segments = [Unit("forward")]
@@ -246,19 +285,6 @@ def test_first_parameters_come_in_their_order_among_those_that_stay():
     assert [change.size_bytes // MIB for change in log.changes] == [3, 2, 1, 4]  # w's were not recorded
     log.put_away({})
     assert [change.size_bytes // MIB for change in log.changes[4:]] == [0, 0, 4, 0, 0, 4, 0]
-
-
-def test_a_sum_has_the_memory_of_a_gradient_that_ends_where_it_begins():
-    """Where operators are not seen it is that tensor, and not the other that is gone with it."""
-    first = storage("temporary", 12, 0, 0, birth_s=1.0, death_s=2.0)
-    second = storage("temporary", 12, 0, 0, birth_s=1.5, death_s=2.1)
-    total = replace(storage("temporary", 12, 0, 1, birth_s=2.0), in_place_of=0)
-    changes = captured_sequence([first, second, total], SEGMENTS)
-    plain = [change for change in changes if change.step == 0]
-
-    assert [change.size_bytes // MIB for change in plain] == [12, 12, 0, 0]
-    assert [change.name for change in plain] == [1, 2, 2, 1]
-    assert [change.size_bytes // MIB for change in changes if change.step == 2] == [12, 12, 0, 12, 0, 0]
 
 
 def test_what_is_freed_for_good_was_there_from_the_start():
