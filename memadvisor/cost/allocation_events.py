@@ -132,6 +132,18 @@ def _saved_again(item: StepStorage, unit: str) -> int:
     return -1 if item.boundary is None else item.boundary.saved_until.get(unit, -1)
 
 
+def heirs(storages: Sequence[StepStorage]) -> dict[int | None, StepStorage]:
+    """What has the memory, in steps that are not traced, of one that ends at the very moment in which this begins. In a
+    traced step it is made beside that, which its account leaves out."""
+    found: dict[int | None, StepStorage] = {}
+    for item in storages:
+        if item.in_place_of is not None:
+            old = storages[item.in_place_of]
+            if (old.death_segment, old.death_s) == (item.birth_segment, item.birth_s):
+                found[item.in_place_of] = item
+    return found
+
+
 def renewed_storages(
     storages: Sequence[StepStorage], num_segments: int, is_modelled: Callable[[StepStorage], bool]
 ) -> dict[int, list[int]]:

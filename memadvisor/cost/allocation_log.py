@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from memadvisor.cost.allocation_events import BIRTH, Event, StepEvents, Stretch, renewed_storages
+from memadvisor.cost.allocation_events import BIRTH, Event, StepEvents, Stretch, heirs, renewed_storages
 from memadvisor.cost.allocator_replay import Change
 from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES
 from memadvisor.cost.moved_activations import Absence
 from memadvisor.cost.places import place_in, second_run_of
-from memadvisor.cost.state_pieces import STAND_IN, category_of
+from memadvisor.cost.state_pieces import STAND_IN, category_of, stream_of
 from memadvisor.cost.step import NOTHING, STATES, Bytes, StepStorage
 from memadvisor.cost.unit_updates import UnitUpdates, passes_in
 
@@ -72,7 +72,7 @@ class AllocationLog:
         self._place, self._again = "the start", ""
         self._has_stepped = not any(segment.phase == "optimizer" for segment in segments)
         self._has_gradients = False
-        self._heirs = _heirs(storages)
+        self._heirs = heirs(storages)
         self._renewed = renewed_storages(storages, len(segments), self._is_modelled)
         self._first_parameters = first_parameters
         self._own: dict[str, list[_Owner]] = {unit: [] for unit in first_parameters}
@@ -161,7 +161,7 @@ class AllocationLog:
 
     def _piece(self, key: tuple[str, str], size_bytes: int) -> _Owner:
         owner = ("piece", self._num_allocated)
-        self._allocate(owner, size_bytes, category_of(key[0]), self._stream_of(key))
+        self._allocate(owner, size_bytes, category_of(key[0]), stream_of(key, self._streams))
         return owner
 
     def recomputation(self, position: int) -> None:
@@ -252,8 +252,7 @@ class AllocationLog:
 
     def _keep(self, number: int, key: tuple[str, str]) -> None:
         """A gradient that has come is one of the tensors from here on."""
-        kept = ("kept", self._alive["passing", number])
-        self._alive[kept] = self._alive.pop(("passing", number))
+        kept = self._renamed(("passing", number), ("kept", self._alive["passing", number]))
         self._pieces[key], self._told = [kept], None
         self._tensors = {**self._tensors, key: self._storages[number].size_bytes}
 
@@ -337,8 +336,12 @@ class AllocationLog:
                 self._hand_on((item.in_place_of, is_again), (number, is_again))
                 return
             size_bytes = max(1, math.ceil(item.size_bytes * share))
-            self._allocate((number, is_again), size_bytes, item.category, item.stream)
-        elif self.is_traced or number not in self._heirs or self._is_modelled(self._heirs[number]):
+            first = item.in_place_of if self._heirs.get(item.in_place_of) is item else None
+            is_aside = (first, is_again) in self._alive
+            self._allocate((number, is_again), size_bytes, item.category, item.stream, is_aside=is_aside)
+            if is_aside:
+                self._free((first, is_again))
+        elif number not in self._heirs or self._is_modelled(self._heirs[number]):
             self._free((number, is_again))
 
     def _hand_on(self, owner: _Owner, to: _Owner) -> None:
@@ -348,23 +351,20 @@ class AllocationLog:
         if old is not None:
             self._drop(old)
 
-    def _stream_of(self, key: tuple[str, str]) -> int:
-        what, where = key
-        return next(
-            (
-                stream
-                for (kind, begin), stream in self._streams.items()
-                if what == kind and where.startswith(begin)
-            ),
-            0,
-        )
+    def _renamed(self, owner: _Owner, to: _Owner) -> _Owner:
+        self._alive[to] = self._alive.pop(owner)
+        return to
 
-    def _allocate(self, owner: _Owner, size_bytes: int, category: str, stream: int = 0) -> None:
+    def _allocate(
+        self, owner: _Owner, size_bytes: int, category: str, stream: int = 0, *, is_aside: bool = False
+    ) -> None:
         """An owner that has something already drops it once the new one is there."""
         old = self._alive.get(owner)
         self._num_allocated += 1
         self._alive[owner] = name = self._num_allocated
-        self.changes.append(Change(name, size_bytes, stream, category, self._place, self._num_steps))
+        self.changes.append(
+            Change(name, size_bytes, stream, category, self._place, self._num_steps, is_aside)
+        )
         if old is not None:
             self._drop(old)
 
@@ -382,14 +382,3 @@ class AllocationLog:
         for owner in owners:
             self._free(owner)
         owners.clear()
-
-
-def _heirs(storages: Sequence[StepStorage]) -> dict[int, StepStorage]:
-    """What has the memory, in steps that are not traced, of one that ends at the very moment in which this begins."""
-    found: dict[int, StepStorage] = {}
-    for item in storages:
-        if item.in_place_of is not None:
-            old = storages[item.in_place_of]
-            if (old.death_segment, old.death_s) == (item.birth_segment, item.birth_s):
-                found[item.in_place_of] = item
-    return found

@@ -14,7 +14,8 @@ from memadvisor.cost.caching_allocator import CachingAllocator
 @dataclass(frozen=True, slots=True)
 class Change:
     """`size_bytes` above 0 allocates `name`; 0 or less frees it, at once. `category`: of what is allocated; `place`: words
-    for where that is in the step, whose number `step` is."""
+    for where that is in the step, whose number `step` is. `is_aside`: something as large is freed right after, and accounts of
+    steps have no moment with both."""
 
     name: Hashable
     size_bytes: int
@@ -22,6 +23,7 @@ class Change:
     category: str = "other"
     place: str = ""
     step: int = 0
+    is_aside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +58,9 @@ class ReplayedPeak:
 def last_peak(changes: Sequence[Change], played: Replay) -> ReplayedPeak:
     """Of the last step of these changes, whose replay is given. In the first ones the optimizer has no state yet, and steps
     that are measured come after them."""
-    start = next(at for at, change in enumerate(changes) if change.step == changes[-1].step)
-    peak_bytes = max(played.allocated_bytes[start:])
-    at = played.allocated_bytes.index(peak_bytes, start)
+    of_step = (at for at, change in enumerate(changes) if change.step == changes[-1].step)
+    at = max((at for at in of_step if not changes[at].is_aside), key=played.allocated_bytes.__getitem__)
+    peak_bytes = played.allocated_bytes[at]
     blocks: dict[Hashable, tuple[str, int]] = {}
     before_bytes = 0
     for change, after_bytes in zip(changes[: at + 1], played.allocated_bytes, strict=False):

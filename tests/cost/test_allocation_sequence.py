@@ -238,7 +238,9 @@ def test_a_sum_has_the_memory_of_a_gradient_that_ends_where_it_begins():
 
     assert [change.size_bytes // MIB for change in plain] == [12, 12, 0, 0]
     assert [change.name for change in plain] == [1, 2, 2, 1]
-    assert [change.size_bytes // MIB for change in changes if change.step == 2] == [12, 12, 0, 12, 0, 0]
+    traced = [change for change in changes if change.step == 2]
+    assert [change.size_bytes // MIB for change in traced] == [12, 12, 12, 0, 0, 0]
+    assert [change.is_aside for change in traced] == [False, False, True, False, False, False]
 
 
 @pytest.mark.parametrize(

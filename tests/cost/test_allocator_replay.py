@@ -51,6 +51,17 @@ def test_its_parts_sum_to_it_and_are_the_allocators_own_blocks(actions):
     }
 
 
+def test_a_moment_that_no_account_has_is_left_out():
+    """A sum beside what it is added to, which is freed at once."""
+    changes = [
+        Change("first", 30 * MIB, category="gradient"),
+        Change("sum", 30 * MIB, category="gradient", is_aside=True),
+        Change("first", 0),
+        Change("kept", 20 * MIB, category="activation"),
+    ]
+    assert last_peak(changes, replay(changes, AllocatorSettings())).allocated_bytes == 50 * MIB
+
+
 def test_it_is_of_the_last_step_alone():
     """The first had more; where the last has its most twice, the first place counts."""
     changes = [
