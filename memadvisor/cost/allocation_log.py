@@ -86,19 +86,29 @@ class AllocationLog:
         for unit in [unit for unit, owners in self._own.items() if not owners]:
             self._own[unit] = [self._begin(size) for size in first_parameters[unit]]
 
-    def start(self, sharded: Collection[str]) -> None:
-        """The script's first parameters are broadcast; those of `sharded` units make way, one unit after another, for as much,
-        and all that is there stays until it `has_started`.
+    def start(self, stages: Mapping[str, int], tensors: Mapping[tuple[str, str], int]) -> None:
+        """The script's first parameters are broadcast, and move into the engine's storage, one unit's after another's: of the
+        `stages` by unit 1 and 2 have the whole flat then, and 3 has it until there is a shard; 0 leaves them where they are.
         """
         left_bytes = sum(map(sum, self._first_parameters.values()))
         while left_bytes > 0:
             self._allocate(("broadcast",), min(left_bytes, _BROADCAST_BYTES), "communication")
             self._free(("broadcast",))
             left_bytes -= _BROADCAST_BYTES
-        for unit in (name for name in self._own if name in sharded):
-            for size_bytes in self._first_parameters[unit]:
-                self._begin(size_bytes)
-            self._free_all(self._own[unit])
+        for unit, owners in self._own.items():
+            whole_bytes, key = sum(self._first_parameters[unit]), ("parameter", unit)
+            moved = {each: tensors[each] for each in (key, (STAND_IN, unit)) if each in tensors}
+            if not stages.get(unit) and whole_bytes == tensors.get(key):
+                self._pieces[key] = [self._renamed(owner, ("own", *owner)) for owner in owners]
+                self._tensors = {**self._tensors, key: whole_bytes}
+            elif stages.get(unit) == 3:
+                full = self._begin(max(1, whole_bytes))
+                self._free_all(owners)
+                self.states({**self._tensors, **moved})
+                self._free(full)
+            else:
+                self.states({**self._tensors, **moved})
+                self._free_all(owners)
 
     def put_away(self, tensors: Mapping[tuple[str, str], int]) -> None:
         """The script's first parameters go to another tier, one unit's after another's: what stands for them is there, then

@@ -3,7 +3,7 @@
 The training is played from its first step on, because what is cached then decides what is reserved later:
 
 - before the first step there is what was alive before the captured one and is not made anew in every step;
-- where ranks share, the script's own parameters, which DDP broadcasts in large pieces, make way for the engine's;
+- where ranks share, the script's own parameters, which DDP broadcasts in large pieces, move into the engine's, unit by unit;
 - optimizer state comes into being in the first optimizer step, between what the backward has left free; where it lies
   elsewhere, the optimizer makes it unit by unit, and fetches it into buffers from the second step on;
 - what the captured step frees of the step before (gradients) is what it leaves itself, by size and category.
@@ -83,7 +83,8 @@ def planned_sequence(
     )
     if models_states:
         if shares:
-            log.start({unit.name for unit in schedule.units if unit.stage_on(schedule.shard_ranks) == 3})
+            stages = {unit.name: unit.stage_on(schedule.shard_ranks) for unit in schedule.units}
+            log.start(stages, engine.tensors())
         else:
             log.put_away(engine.tensors())
         log.states(engine.tensors())

@@ -289,6 +289,31 @@ def test_first_parameters_come_in_their_order_among_those_that_stay():
     assert [change.size_bytes // MIB for change in log.changes[4:]] == [0, 0, 4, 0, 0, 4, 0]
 
 
+def test_parameters_move_into_the_engines_storage_unit_by_unit():
+    """With stage 0 they stay, with 2 the whole flat comes first, and with 3 it is there until there is a shard."""
+    sizes = {"kept": [2, 1], "flat": [4], "shared": [6, 2]}
+    tensors = {("parameter", "kept"): 3, ("parameter", "flat"): 5, ("parameter", "shared"): 4}
+    segments = [Unit("forward")]
+    log = AllocationLog(
+        [],
+        StepEvents([], segments, (), {}, {}),
+        segments,
+        models_states=True,
+        first_parameters={unit: [mib * MIB for mib in own] for unit, own in sizes.items()},
+    )
+    wanted = {key: mib * MIB for key, mib in tensors.items()}
+    log.start({"flat": 2, "shared": 3}, wanted)
+    log.states(wanted)
+    log.has_started()
+
+    assert [change.size_bytes // MIB for change in log.changes] == [
+        *(2, 1, 4, 6, 2),  # as the script has them
+        *(15, 0),  # broadcast
+        *(5, 0),
+        *(8, 0, 0, 4, 0),
+    ]
+
+
 def test_what_is_freed_for_good_was_there_from_the_start():
     """Two tensors from before the step that it drops, and leaves nothing for."""
     storages = [storage("other", 30, -1, 0), storage("other", 20, -1, 1), storage("activation", 40, 0, 1)]
