@@ -90,10 +90,8 @@ class Applied:
         # Only a plan that leaves steps alone can begin inside one, in its closure.
         self._awaits_closure = plan.num_ranks == 1 and plan.leaves_updates_alone
         self._other_model: PlanError | None = None
-        if plan.fused_updates:
-            FusedUpdates(
-                self.slot_of, self._note, self._undo
-            )  # before the hooks, which give its groups to others
+        if plan.fused_updates:  # before the hooks, which put pieces into an optimizer's groups
+            FusedUpdates(self.slot_of, self._note, self._undo)
         self._hooks = Hooks(self, self._undo)
         self._new = NewOptimizers(self._hooks, self._undo)
         self._alone: Executor | None = None  # of a model of one process, which lives as long as it

@@ -161,6 +161,39 @@ def test_no_buffer_outlives_the_update(monkeypatch):
     assert held == [[]] * 6
 
 
+class _Adapted(nn.Module):
+    """As a layer with an adapter, which may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.adapter = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)
+
+    def forward(self, x, is_adapted):
+        return torch.tanh(self.base(x)) + (self.adapter(x) if is_adapted else 0)
+
+
+class Adapted(nn.Module):
+    """The gradients of a block have come when its second call's backward is over, and its first call's needs frozen weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(13, 8)
+        self.blocks = nn.ModuleList(_Adapted() for _ in range(3))
+
+    def forward(self, words):
+        x = self.tokens(words)
+        for is_adapted in (False, True):
+            for block in self.blocks:
+                x = block(x, is_adapted)
+        return x @ self.tokens.weight.T
+
+
+def test_frozen_weights_are_there_for_a_call_whose_backward_comes_after_the_units_last_gradient():
+    torch.manual_seed(3)
+    model = Adapted()
+    assert_same(train("adamw", ON_DISK, model=copy.deepcopy(model)), train("adamw", model=model))
+
+
 def test_whatever_reads_parameters_and_gradients_gets_them():
     """Evaluation, state dicts saved and loaded, writes in place, gradients zeroed in place, clipped by value or read."""
     seen = {}
