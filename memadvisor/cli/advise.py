@@ -106,9 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
     if is_of_its_own(recorded) and not others_given(arguments):
         from memadvisor.cli.advise_tensor_parallel import run_of_its_own
 
-        with contextlib.suppress(
-            UsageError
-        ):  # no choice of all ranks: what plans would give is said, and that none applies
+        # Where all ranks cannot choose alike, what plans would give is said, and that none applies.
+        with contextlib.suppress(UsageError):
             return run_of_its_own(arguments, recorded)
     num_ranks = _num_ranks(arguments.gpus)
     if num_ranks is None and arguments.gpus is not None:
