@@ -31,6 +31,11 @@ def with_closure_done(
         )
     with torch.enable_grad():
         loss = closure()
+    return with_closure(args, kwargs, lambda: loss)
+
+
+def with_closure(args: Any, kwargs: Any, closure: Callable[[], Any]) -> tuple[Any, Any]:
+    """The arguments of a step with another closure in place of its own."""
     if len(args) > 1:
-        return (args[0], lambda: loss, *args[2:]), kwargs
-    return args, {**kwargs, "closure": lambda: loss}
+        return (args[0], closure, *args[2:]), kwargs
+    return args, {**kwargs, "closure": closure}

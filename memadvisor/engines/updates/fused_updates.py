@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from memadvisor.cuda_graphs import is_capturing
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.sharded_step import FindSlot
+from memadvisor.engines.updates.closures import closure_of, with_closure
 from memadvisor.fused_updates import FUSED_OPTIMIZERS
 from memadvisor.run.torch_names import dtype_name
 
@@ -57,9 +58,19 @@ class FusedUpdates:
         undo.add(register_optimizer_step_pre_hook(self._before_step).remove)
         self._patch(undo)
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not is_capturing():
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if is_capturing():
+            return None
+        closure = closure_of(args, kwargs)
+        if closure is None:
             self._fuse(optimizer)
+            return None
+        return with_closure(args, kwargs, lambda: self._done(optimizer, closure()))
+
+    def _done(self, optimizer: Optimizer, loss: Any) -> Any:
+        """A closure has run, from which the step's gradients are; the settings are read behind it."""
+        self._fuse(optimizer)
+        return loss
 
     def _fuse(self, optimizer: Optimizer) -> None:
         if not any(type(optimizer).step is kind.step for kind in _KINDS):

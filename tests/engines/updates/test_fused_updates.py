@@ -189,6 +189,51 @@ def test_what_the_script_has_fused_itself_is_left_as_it_is_and_named():
     assert "of the plan's fused_updates: the script has made a group of AdamW fused itself" in ours[3]
 
 
+def test_gradients_that_come_in_a_closure_are_looked_at_when_it_has_run():
+    """As Lightning trains. Before it, those of the step before are there, or none."""
+
+    def losses(plan, as_keyword):
+        torch.manual_seed(0)
+        model, notes = Odd("sparse"), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model.loss()
+            loss.backward()
+            return loss.detach()
+
+        with applied(plan, note=lambda level, text: notes.append(text)):
+            words = {"closure": closure} if as_keyword else {}
+            found = [float(optimizer.step(*([] if as_keyword else [closure]), **words)) for _ in range(3)]
+        return found, notes
+
+    for as_keyword in (False, True):
+        ours, notes = losses(FUSED, as_keyword)
+        assert ours == losses(make_plan(1), as_keyword)[0]
+        assert [text for text in notes if "sparse gradients" in text]
+
+
+def test_a_closure_is_run_once_a_step_and_the_update_is_fused():
+    def trained_by_closure(plan, **how):
+        model, optimizer = new(KINDS["AdamW"], **how)
+        torch.manual_seed(5)
+        data, losses = torch.Generator().manual_seed(0), []
+
+        def closure():
+            optimizer.zero_grad()
+            losses.extend(clipped_gradients(model, data, 2))
+
+        with applied(plan):
+            for _ in range(4):
+                optimizer.step(closure)
+        return losses, model.state_dict()
+
+    ours, asked = trained_by_closure(FUSED), trained_by_closure(make_plan(1), fused=True)
+    assert ours[0] == asked[0] and len(ours[0]) == 8
+    torch.testing.assert_close(ours[1], asked[1], rtol=0, atol=0)
+
+
 def test_an_optimizer_without_a_fused_update_steps_as_it_does_and_is_named():
     plain = trained(lambda groups: torch.optim.NAdam(groups, lr=1e-2))
     ours = trained(lambda groups: torch.optim.NAdam(groups, lr=1e-2), FUSED)
