@@ -31,9 +31,13 @@ def first_products(
     births = [row.birth_s for row in storages]
     times = [(row.phase, _made_s(row, births)) for row in operators if _PRODUCTS in row.name]
     times += [(row.phase, row.birth_s) for row in storages if _CONVOLUTION in row.operator]
-    starts = [piece.start_s for piece in pieces]
     found = [min((at for phase, at in times if phase == of), default=None) for of in ("forward", "backward")]
-    return [(max(0, bisect_right(starts, at) - 1), at) for at in found if at is not None]
+    return [place_at(pieces, at) for at in found if at is not None]
+
+
+def place_at(pieces: Sequence[Piece], time_s: float) -> tuple[int, float]:
+    """The piece that a time begins or is in, the first of a time before them all; and that time."""
+    return max(0, bisect_right(pieces, time_s, key=lambda piece: piece.start_s) - 1), time_s
 
 
 def _made_s(product: Operator, births: Sequence[float]) -> float:

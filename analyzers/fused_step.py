@@ -8,12 +8,13 @@ are faster. Where nothing was measured their time is the recorded one's, which i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from memadvisor.errors import UsageError
 from memadvisor.fused_updates import FUSED_OPTIMIZERS, has_fused_update
 from memadvisor.hardware.hardware import OptimizerRate
+from memadvisor.run.records import Operator, Storage
 from memadvisor.run.run import RankRun
 
 _ADAMW_BYTES = 28  # of a float32 element
@@ -34,10 +35,19 @@ def with_fused_updates(rank: RankRun) -> RankRun:
             f"{'' if others else ', as one without states is not recorded'}.",
             hint="leave it out.",
         )  # fmt: skip
-    if any(row.phase == "optimizer" and row.name.startswith("aten::_fused_") for row in rank.operators):
+    if is_fused(rank.operators):
         raise UsageError("The script's updates are fused already.", hint="leave out --fused-updates.")
-    stays = [row for row in rank.storages if row.phase != "optimizer" or row.category != "temporary"]
-    return replace(rank, storages=tuple(stays))
+    return replace(rank, storages=tuple(row for row in rank.storages if not passes_in_update(row)))
+
+
+def is_fused(operators: Iterable[Operator]) -> bool:
+    """Whether an optimizer runs torch's fused update."""
+    return any(row.phase == "optimizer" and row.name.startswith("aten::_fused_") for row in operators)
+
+
+def passes_in_update(row: Storage) -> bool:
+    """Whether an optimizer has it for no longer than its step."""
+    return row.phase == "optimizer" and row.category == "temporary"
 
 
 def fused_seconds(rank: RankRun, rates: Sequence[OptimizerRate]) -> float | None:

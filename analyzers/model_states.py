@@ -181,6 +181,11 @@ class IdleParameters:
         )
 
 
+def expected_text(expected_bytes: int | None) -> str:
+    """What theory says, which may not know."""
+    return "not known" if expected_bytes is None else format_bytes(expected_bytes)
+
+
 def difference_text(expected_bytes: int | None, measured_bytes: int) -> str:
     """What is measured beyond theory, which may not know."""
     if expected_bytes is None:

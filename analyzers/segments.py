@@ -43,8 +43,6 @@ def captured_step(
     precision: Precision = FULL_PRECISION,
     num_ranks: int | None = None,
     of_rank: int | None = None,
-    fused_updates: bool = False,
-    optimizer_rates: Sequence[OptimizerRate] = (),
 ) -> CapturedStep:
     """The step of the rank whose traced peak is highest, or of that named, which may hold a stage of a pipeline or parts
     of layers.
@@ -53,23 +51,19 @@ def captured_step(
     batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as large, and as
     many as there were. `repeats`: that many in place of each, however large they are. With a precision, the step as the
     schedules of plans with that precision find it. Of several models the units are those that a plan for `num_ranks`, by
-    default the run's own, may be about (planned_models.py). With `fused_updates` its optimizers run torch's, which take what
-    `optimizer_rates` say, where these are known (fused_step.py). Raises UsageError when no step was traced, the run already
+    default the run's own, may be about (planned_models.py). Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
-    recorded = RecordedStep(
-        run,
-        precision=precision,
-        num_ranks=num_ranks,
-        of_rank=of_rank,
-        fused_updates=fused_updates,
-        optimizer_rates=optimizer_rates,
-    )
+    recorded = RecordedStep(run, precision=precision, num_ranks=num_ranks, of_rank=of_rank)
     return recorded.captured(micro_batch_divisor, repeats)
 
 
 class RecordedStep:
-    """What captured steps with other micro-batches have in common with the recorded one; see `captured_step`."""
+    """What captured steps with other micro-batches have in common with the recorded one; see `captured_step`.
+
+    With `fused_updates` its optimizers run torch's, which take what `optimizer_rates` say, where these are known
+    (fused_step.py). `measured_step_time_s`: of the step as it was.
+    """
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from memadvisor.analyzers.first_products import first_products
+from memadvisor.analyzers.first_products import first_products, place_at
 from memadvisor.analyzers.movable import begun_with, cached_unit
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.analyzers.requested_bytes import requests
@@ -40,7 +40,6 @@ def step_storages(
     requested_bytes = requests([item.row for item in placed], rank.operators)
     products = sums_in_place((item.row for item in placed if item.birth >= 0), rank.parameters)
     begun = begun_with(placed, passes)
-    starts = [piece.start_s for piece in passes.pieces]
     places: dict[int, int] = {}
     storages: list[StepStorage] = []
     for number, item in in_order_of_allocation(list(enumerate(placed)), rank, step):
@@ -71,9 +70,7 @@ def step_storages(
                 in_place_of=places.get(products.get(row.storage_id, -1)),
                 cached=(begun[number], (-1, 0.0)) if number in begun else _cached(item, passes),
                 accumulated=(
-                    None
-                    if row.accumulated_s is None
-                    else (max(0, bisect_right(starts, row.accumulated_s) - 1), row.accumulated_s)
+                    None if row.accumulated_s is None else place_at(passes.pieces, row.accumulated_s)
                 ),
             )
         )

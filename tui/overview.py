@@ -8,6 +8,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from memadvisor.analyzers.larger_steps import larger_steps
+from memadvisor.analyzers.model_states import expected_text
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.utilization import Utilization
@@ -107,13 +108,13 @@ def _model_states(view: View) -> list[Text]:
     states = view.result.model_states
     if states is None:
         return []
-    per_parameter, known = states.bytes_per_parameter, states.theory_bytes
-    expected = "not known" if known is None else format_bytes(known)
+    per_parameter = states.bytes_per_parameter
     each = "" if per_parameter is None else f", {per_parameter:.2f} B/parameter"
     return [
         paragraph(
             (f"{'model states':<{_NAME_WIDTH}}", "bold"),
-            f"{format_bytes(states.measured_bytes):>{_FIGURE_WIDTH}}, expected {expected}{each}",
+            f"{format_bytes(states.measured_bytes):>{_FIGURE_WIDTH}}, expected "
+            f"{expected_text(states.theory_bytes)}{each}",
         )
     ]
 

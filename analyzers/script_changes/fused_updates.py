@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memadvisor.analyzers.altered_curve import moved_death
+from memadvisor.analyzers.fused_step import is_fused, passes_in_update
 from memadvisor.analyzers.script_changes.change import WORTH_OF_STEP, Facts, ScriptChange
 from memadvisor.fused_updates import has_fused_update
 from memadvisor.units import format_fraction, format_seconds
@@ -13,22 +14,19 @@ _OF_SPARSE = {"aten::_values", "aten::_indices", "aten::_coalesced_"}  # gradien
 def fused_updates(facts: Facts) -> ScriptChange | None:
     found = {state.optimizer for state in facts.rank.optimizer_states}
     operators = {operator.name for operator in facts.calls.operators if operator.phase == "optimizer"}
-    is_fused = any(name.startswith("aten::_fused_") for name in operators)
     if (
         not found
         or not all(name and has_fused_update(name) for name in found)
         or not operators
-        or is_fused
+        or is_fused(facts.calls.operators)
         or operators & _OF_SPARSE
     ):
         return None
-    temporaries = [
-        storage
-        for storage in facts.calls.storages.values()
-        if storage.phase == "optimizer" and storage.category == "temporary"
-    ]
     saved_bytes = facts.peak_saved_bytes(
-        change for storage in temporaries for change in moved_death(storage, storage.birth_s)
+        change
+        for storage in facts.calls.storages.values()
+        if passes_in_update(storage)
+        for change in moved_death(storage, storage.birth_s)
     )
     optimizer_s = None if facts.time is None else facts.time.by_phase_s["optimizer"]
     spends = facts.time is not None and (optimizer_s or 0.0) >= WORTH_OF_STEP * facts.time.median_s

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 
 from memadvisor.analyzers.analysis import Analysis, analysis_to_json, analyze
 from memadvisor.analyzers.conventions import CONVENTIONS
+from memadvisor.analyzers.model_states import expected_text
 from memadvisor.analyzers.utilization import compute_dtype
 from memadvisor.cli import summary, summary_failures, summary_memory, summary_time
 from memadvisor.cli.printing import (
@@ -114,10 +115,9 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     yield from summary.larger(analysis)
     states, kept, time = rank.model_states, rank.activations, rank.step_time
     if states is not None and kept is not None:
-        known = states.theory_bytes
         yield _labelled(
             "states",
-            f"{format_bytes(states.measured_bytes)} (theory {'not known' if known is None else format_bytes(known)}); ",
+            f"{format_bytes(states.measured_bytes)} (theory {expected_text(states.theory_bytes)}); ",
             f"kept for the backward {format_bytes(kept.saved_bytes)}",
             summary_time.moved_text(kept),
         )

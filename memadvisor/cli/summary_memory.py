@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from memadvisor.analyzers.analysis import RankAnalysis
-from memadvisor.analyzers.model_states import ModelStates, difference_text
+from memadvisor.analyzers.model_states import ModelStates, difference_text, expected_text
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.state_components import StateComponent
 from memadvisor.cli.tables import NOT_RECORDED, grid, heading, shorten_left, table
@@ -121,8 +121,9 @@ def model_states(states: ModelStates | None) -> RenderableType:
 
 
 def _theory(expected_bytes: int | None, measured_bytes: int) -> tuple[Text, Text, Text]:
+    expected = expected_text(expected_bytes)
     return (
-        words("not known", "dim") if expected_bytes is None else number(format_bytes(expected_bytes)),
+        words(expected, "dim") if expected_bytes is None else number(expected),
         number(format_bytes(measured_bytes)),
         number(difference_text(expected_bytes, measured_bytes)),
     )

@@ -93,8 +93,8 @@ def advise(
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
     `num_ranks` defaults to the run's. All plans have the `precision`, the `compression`, `local_sgd` and the
-    `optimizer_bits`, which are never chosen: they are lossy. So have they `fused_updates`, which round otherwise. `policy`: one whose plan is shown beside them
-    (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
+    `optimizer_bits`, which are never chosen: they are lossy. So have they `fused_updates`, which round otherwise.
+    `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
     `near_ranks`: how many ranks that follow each other are of one node, and may share second copies
     (second_copies.py). `micro_batch`: samples of each, in place of the recorded ones (micro_batches.py). Raises
     UsageError where the run has no traced step, or where nothing is known of the collectives that several ranks need.
@@ -153,7 +153,7 @@ def advise(
         learnt=learnt,
         micro_batch=micro_batch,
         recorded_micro_batch=recorded_size,
-        script_changes=_script_changes(run, plain, hardware, () if not fused_updates else ("fused_updates",)),
+        script_changes=_script_changes(run, plain, hardware, ("fused_updates",) if fused_updates else ()),
         notes=(
             *notes(run, plays, plain, found),
             *(fused_notes(plain, bool(rates)) if fused_updates else ()),

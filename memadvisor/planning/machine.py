@@ -43,19 +43,21 @@ class Machine:
 def machine_for(run: Run, step: CapturedStep, num_ranks: int, hardware: Hardware | None) -> Machine:
     """From what was measured, else from the run. Raises UsageError where nothing is known of collectives that are needed."""
     moved_bytes = num_ranks * _movable_bytes(step)
-    link = host_link(run, hardware)
     return Machine(
         times=_collective_times(run, num_ranks, hardware, step),
         settings=allocator_settings(run.ranks[0]) if _is_for_cuda(step, hardware) else None,
-        transfers=with_sheet(transfer_times(hardware, moved_bytes), link),
-        paged_transfers=with_sheet(
-            transfer_times(hardware, moved_bytes + num_ranks * paged_bytes(step)), link
-        ),
+        transfers=transfers_of(run, hardware, moved_bytes),
+        paged_transfers=transfers_of(run, hardware, moved_bytes + num_ranks * paged_bytes(step)),
         algorithms=choose_algorithms(hardware, num_ranks),
     )
 
 
-def host_link(run: Run, hardware: Hardware | None) -> Link | None:
+def transfers_of(run: Run, hardware: Hardware | None, kept_bytes: int) -> TransferTimes | None:
+    """What was measured (`kept_bytes`: on the disk at one time), and of a known GPU the way to its host by its data sheet."""
+    return with_sheet(transfer_times(hardware, kept_bytes), _host_link(run, hardware))
+
+
+def _host_link(run: Run, hardware: Hardware | None) -> Link | None:
     """Of a GPU to its host, by the data sheet of the one that is named, else of the run's own; None on a CPU, and of GPUs that
     are not in the catalogue."""
     process = run.ranks[0].process

@@ -18,13 +18,13 @@ from memadvisor.cost.pipelines.captured import CapturedPipeline, PlayedPipeline
 from memadvisor.cost.pipelines.work import Kind, Work
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
-from memadvisor.cost.transfers import TransferTimes, transfer_times, with_sheet
+from memadvisor.cost.transfers import TransferTimes
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.plan import Plan, RankPlan
 from memadvisor.planning.advice_notes import rates_text, size_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
-from memadvisor.planning.machine import host_link
+from memadvisor.planning.machine import transfers_of
 from memadvisor.planning.stage_choice import Chosen, StageChoice
 from memadvisor.run.run import Run
 from memadvisor.schedule import Lane
@@ -175,8 +175,7 @@ def pipeline_search(run: Run, hardware: Hardware | None = None) -> PipelineSearc
     kept_bytes = sum(
         storages.size_bytes for each in pipelines for step in each.steps for storages in step.saved
     )
-    times = with_sheet(transfer_times(hardware, kept_bytes), host_link(run, hardware))
-    return PipelineSearch(*pipelines, times=times)
+    return PipelineSearch(*pipelines, times=transfers_of(run, hardware, kept_bytes))
 
 
 @collecting_seldom()

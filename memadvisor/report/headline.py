@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared
+from memadvisor.analyzers.model_states import expected_text
 from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.report.blocks import MEASURED, PREDICTED, Html, kinds_html, split_bar
 from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
@@ -169,11 +170,9 @@ def _kept(view: RankView) -> str:
     if kept.moved_bytes:
         lines += f"; {format_bytes(kept.moved_bytes)} of it away on another tier in between"
     if states is not None:
-        known = states.theory_bytes
-        theory = "not known" if known is None else format_bytes(known)
         lines += (
             f". Model states: {format_bytes(states.measured_bytes)} measured, "
-            f"{theory} in theory, {format_count(states.num_params)} parameters"
+            f"{expected_text(states.theory_bytes)} in theory, {format_count(states.num_params)} parameters"
         )
     return _card(
         "Kept for the backward",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memadvisor.analyzers.model_states import ModelStates, difference_text
+from memadvisor.analyzers.model_states import ModelStates, difference_text, expected_text
 from memadvisor.report.blocks import MEASURED, THEORY, Block, Missing, table
 from memadvisor.report.view import RankView
 from memadvisor.units import format_bytes, format_count
@@ -62,7 +62,7 @@ def _total(states: ModelStates) -> tuple[str, ...]:
 
 def _sizes(expected_bytes: int | None, measured_bytes: int, num_params: int) -> tuple[str, str, str, str]:
     return (
-        "not known" if expected_bytes is None else format_bytes(expected_bytes),
+        expected_text(expected_bytes),
         format_bytes(measured_bytes),
         difference_text(expected_bytes, measured_bytes),
         f"{measured_bytes / num_params:.2f}" if num_params else "-",

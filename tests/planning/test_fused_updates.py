@@ -7,7 +7,7 @@ import torch
 
 import memadvisor
 from memadvisor.analyzers.fused_step import fused_seconds
-from memadvisor.analyzers.segments import captured_step
+from memadvisor.analyzers.segments import RecordedStep, captured_step
 from memadvisor.engines.apply import apply
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import OptimizerRate
@@ -75,7 +75,7 @@ def test_the_peak_is_the_predicted_one(model, kind, tmp_path):
 
 def test_no_temporary_of_an_update_is_left(tmp_path):
     plain = recorded(tmp_path / "plain", MAKES["foreach"], model=Stack())
-    usual, fused = captured_step(plain), captured_step(plain, fused_updates=True)
+    usual, fused = captured_step(plain), RecordedStep(plain, fused_updates=True).captured()
 
     def temporaries(step):
         at = set(step.optimizer_at)
@@ -92,7 +92,9 @@ def test_time_is_that_of_the_bytes_at_the_measured_rate_where_that_is_less(tmp_p
     # Counts of steps are 4 B a parameter, read and written.
     expected_s = (28 * num_elements + 2 * 4 * 8) / (28 * 1e12)
     assert fused_seconds(plain.ranks[0], [rate]) == pytest.approx(expected_s)
-    usual, fast = (captured_step(plain, fused_updates=True, optimizer_rates=rates) for rates in ((), (rate,)))
+    usual, fast = (
+        RecordedStep(plain, fused_updates=True, optimizer_rates=rates).captured() for rates in ((), (rate,))
+    )
 
     def update_s(step):
         return sum(step.segments[place].duration_s for place in step.optimizer_at)
@@ -101,7 +103,10 @@ def test_time_is_that_of_the_bytes_at_the_measured_rate_where_that_is_less(tmp_p
     assert update_s(fast) == pytest.approx(expected_s)
     assert usual.step_time_s - fast.step_time_s == pytest.approx(update_s(usual) - expected_s)
     slow = OptimizerRate(optimizer="AdamW", implementation="fused", elements_per_s=1.0)
-    assert captured_step(plain, fused_updates=True, optimizer_rates=[slow]).step_time_s == usual.step_time_s
+    assert (
+        RecordedStep(plain, fused_updates=True, optimizer_rates=[slow]).captured().step_time_s
+        == usual.step_time_s
+    )
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ class Caching(Gpt):
     """Its blocks put keys, which are repeated before they are used, in a cache, until its forward ends."""
 
     make_cache = Cache
+    holds = False  # until the next forward has ended
 
     class Block(nn.Module):
         def __init__(self, layer_idx):
@@ -110,7 +111,7 @@ class Caching(Gpt):
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(Caching.Block(number) for number in range(4))
+        self.blocks = nn.ModuleList(self.Block(number) for number in range(4))
 
     def forward(self, words):
         x, cache = self.tokens(words), self.make_cache()
@@ -118,6 +119,8 @@ class Caching(Gpt):
             x = block(x, cache=cache)
         logits = self.head(x)
         logits.detach().repeat(1, 1, 16)  # the fullest moment
+        if self.holds:
+            self.outputs = cache
         return logits.square().mean()
 
     def loss(self):
@@ -158,6 +161,8 @@ class HeldWithItsCache(Caching):
     """Autograd keeps what the cache holds, and the script has the cache until its next forward has ended, as it has
     `outputs.past_key_values`."""
 
+    holds = True
+
     class Block(nn.Module):
         def __init__(self, layer_idx):
             super().__init__()
@@ -168,19 +173,6 @@ class HeldWithItsCache(Caching):
             if cache is not None:
                 k = cache.update(k, self.layer_idx)
             return x + (q @ k.transpose(1, 2)).softmax(-1) @ v
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(HeldWithItsCache.Block(number) for number in range(4))
-
-    def forward(self, words):
-        x, cache = self.tokens(words), self.make_cache()
-        for block in self.blocks:
-            x = block(x, cache=cache)
-        logits = self.head(x)
-        logits.detach().repeat(1, 1, 16)  # the fullest moment
-        self.outputs = cache
-        return logits.square().mean()
 
 
 def test_what_a_held_cache_has_of_recomputed_units_is_not_there_in_later_micro_batches(monkeypatch):

@@ -34,6 +34,7 @@ _KINDS = tuple(getattr(torch.optim, name) for name in FUSED_OPTIMIZERS)
 _COUNT = "step"  # the state that a fused update keeps on the device
 _WORDS = ("fused", "foreach")
 _TYPES = (torch.Tensor, torch.nn.Parameter)  # DTensors are recognised by their mesh
+_Words = tuple[bool | None, bool | None]
 _DEVICES = ("cpu", "cuda")
 
 
@@ -41,7 +42,7 @@ _DEVICES = ("cpu", "cuda")
 class _Known:
     """An optimizer's groups as the script has them, by their place, where they are ours now; and places left alone."""
 
-    words: dict[int, tuple[bool | None, bool | None]]
+    words: dict[int, _Words]
     alone: set[int]
 
 
@@ -98,8 +99,7 @@ class FusedUpdates:
         group = optimizer.param_groups[place]
         known.alone.add(place)
         if place in known.words:
-            group.update(zip(_WORDS, known.words.pop(place), strict=True))
-            _move_counts(optimizer, group, to_device=False)
+            _restore(optimizer, group, known.words.pop(place))
         self._tell(f"a group of {type(optimizer).__name__} is not updated by a fused kernel: {why}")
 
     def _tell(self, text: str) -> None:
@@ -148,9 +148,7 @@ class FusedUpdates:
         for optimizer, known in list(self._known.items()):
             for place, words in known.words.items():
                 if place < len(optimizer.param_groups):
-                    group = optimizer.param_groups[place]
-                    group.update(zip(_WORDS, words, strict=True))
-                    _move_counts(optimizer, group, to_device=False)
+                    _restore(optimizer, optimizer.param_groups[place], words)
         self._known.clear()
 
 
@@ -180,7 +178,7 @@ def _why_never(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence
             return f"it has parameters of the class {type(parameter).__name__}"
         if not parameter.is_floating_point() or parameter.device.type not in _DEVICES:
             return f"it has parameters in {dtype_name(parameter.dtype)} on {parameter.device.type}"
-        if not _is_dense(parameter):
+        if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
             return "it has parameters with gaps in memory"
         state = optimizer.state.get(parameter)
         for value in state.values() if isinstance(state, dict) else ():
@@ -190,16 +188,10 @@ def _why_never(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence
     return None
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements are side by side, in any order of its dimensions."""
-    expected = 1
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
-    ):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+def _restore(optimizer: Optimizer, group: dict[str, Any], words: _Words) -> None:
+    """A group is as the script made it, and so are its counts."""
+    group.update(zip(_WORDS, words, strict=True))
+    _move_counts(optimizer, group, to_device=False)
 
 
 def _move_counts(optimizer: Optimizer, group: dict[str, Any], *, to_device: bool) -> None:
