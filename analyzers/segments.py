@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from memadvisor.analyzers.batch_sizes import slow_convolutions
+from memadvisor.analyzers.chunked_step import again_s, settled, with_chunked_loss
 from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
@@ -26,6 +27,7 @@ from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.analyzers.split_times import split_durations
 from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
+from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.errors import UsageError
@@ -62,7 +64,8 @@ class RecordedStep:
     """What captured steps with other micro-batches have in common with the recorded one; see `captured_step`.
 
     With `fused_updates` its optimizers run torch's, which take what `optimizer_rates` say, where these are known
-    (fused_step.py). `measured_step_time_s`: of the step as it was.
+    (fused_step.py). With `chunked_loss` its loss is in chunks (chunked_step.py). `measured_step_time_s`: of the step as it was.
+    `chunked_loss`: with its layer and rows; `chunks_again_s`: what is done once more for it.
     """
 
     def __init__(
@@ -74,10 +77,15 @@ class RecordedStep:
         of_rank: int | None = None,
         fused_updates: bool = False,
         optimizer_rates: Sequence[OptimizerRate] = (),
+        chunked_loss: ChunkedLoss | None = None,
     ) -> None:
         traced, rank, step = _traced_ranks(run, of_rank)
         rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
         rank = with_fused_updates(rank) if fused_updates else rank
+        unchunked, self.chunked_loss = rank, chunked_loss
+        if chunked_loss is not None:
+            self.chunked_loss = settled(rank, chunked_loss)
+            rank = with_chunked_loss(rank, step, chunked_loss)
         self._is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
         # Stages keep theirs gathered for the whole step, and beside split layers each is gathered as it was: replayed as it is.
         self._groups = rank.shard_groups if rank.process.world_size > 1 and not self._is_apart else ()
@@ -93,6 +101,13 @@ class RecordedStep:
             self._step_time_s -= _shorten_updates(
                 self._pieces, self._durations, fused_seconds(rank, optimizer_rates)
             )
+        again = (
+            {} if chunked_loss is None else again_s(unchunked, chunked_loss, self._pieces, self._durations)
+        )
+        for place, more_s in again.items():
+            self._durations[place] += more_s
+        self.chunks_again_s = sum(again.values())
+        self._step_time_s += self.chunks_again_s
         if self._groups:
             self._exposed_s = take_collectives(
                 rank, step, self._pieces, self._durations, observed_collectives(run)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
+from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.errors import UsageError
 
 _T = TypeVar("_T")
@@ -36,6 +37,17 @@ def whole(value: Any, name: str, *, least: int, most: int = _MOST) -> int:
 
 def whole_or_none(value: Any, name: str, *, least: int) -> int | None:
     return None if value is None else whole(value, name, least=least)
+
+
+def chunked_loss_of(value: Any) -> ChunkedLoss | None:
+    """`"auto"`, or how many rows a chunk has."""
+    if value is None or value == "auto":
+        return None if value is None else ChunkedLoss()
+    if isinstance(value, str):
+        raise UsageError(
+            f"chunked_loss is {_shown(value)}.", hint='give "auto", or a whole number from 1 on.'
+        )
+    return ChunkedLoss(rows=whole(value, "chunked_loss", least=1))
 
 
 def of_kind(value: Any, kind: type[_T], name: str, hint: str) -> _T:

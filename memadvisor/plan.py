@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.executors import Algorithm
 from memadvisor.local_sgd import LocalSgd
@@ -152,6 +153,8 @@ class Plan:
     or shell pattern; all blocks where there is none. `activation_bits` and `compressed_units` likewise: which units'
     activations are rounded.
     `fused_updates`: torch's own optimizers that have a fused update run it (fused_updates.py). Rounded otherwise.
+    `chunked_loss`: the layer before the loss, and the loss, are done for some rows at a time (chunked_loss.py). Rounded
+    otherwise. None: they are as they are.
     `models`: of a script with several models, those that the plan is about, in the order in which the script first calls
     them with gradients: `units` are of these, and all others are left alone. Empty: the script has one model.
     `ranks`: of a pipeline whose ranks have models of their own, or of ranks that split layers (which all do the same), what
@@ -196,6 +199,7 @@ class Plan:
     parameter_tier: str = "device"
     delayed_update: bool = False
     fused_updates: bool = False
+    chunked_loss: ChunkedLoss | None = None
     models: tuple[PlannedModel, ...] = ()
     ranks: tuple[RankPlan, ...] = ()
     ranks_alike: bool = False

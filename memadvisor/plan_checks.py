@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memadvisor.activation_bits import BITS
+from memadvisor.chunked_loss import check_chunked_loss
 from memadvisor.coded_states import check_optimizer_bits
 from memadvisor.compression import check_compression
 from memadvisor.errors import PlanError
@@ -48,6 +49,17 @@ def check_plan(plan: Plan, source: str) -> None:
     _check_optimizer_tiers(plan, source)
     _check_parameter_tiers(plan, source)
     _check_delay(plan, source)
+    check_chunked_loss(
+        plan.chunked_loss,
+        {
+            "FSDP2 takes them back after the forward": plan.executor != "built-in",
+            "a rank has parts of layers, or of the model, alone": bool(plan.ranks),
+            "it computes in another dtype": plan.precision.param_dtype is not None,
+            "it updates in the backward": plan.update_in_backward,
+            "it updates one step late": plan.delayed_update,
+        },
+        source,
+    )
     check_optimizer_bits(
         plan.optimizer_codes,
         {

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.compression import Compression
 from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
@@ -108,6 +109,7 @@ def _plan_from_json(value: JsonField, source: str) -> Plan:
         parameter_tier=value.get("parameter_tier", "device").typed(str),
         delayed_update=value.get("delayed_update", False).typed(bool),
         fused_updates=value.get("fused_updates", False).typed(bool),
+        chunked_loss=value.get("chunked_loss").maybe(_chunked_loss_from_json),
         models=tuple(_model_from_json(model) for model in value.get("models", ())),
         ranks=tuple(_rank_from_json(rank) for rank in value.get("ranks", ())),
         ranks_alike=value.get("ranks_alike", False).typed(bool),
@@ -204,6 +206,12 @@ def _compression_from_json(value: JsonField) -> Compression:
 
 def _local_sgd_from_json(value: JsonField) -> LocalSgd:
     return LocalSgd(period=value["period"].typed(int), warmup_steps=value.get("warmup_steps", 0).typed(int))
+
+
+def _chunked_loss_from_json(value: JsonField) -> ChunkedLoss:
+    return ChunkedLoss(
+        layer=value.get("layer").typed(str, optional=True), rows=value.get("rows").typed(int, optional=True)
+    )
 
 
 def _algorithm_from_json(value: JsonField) -> Algorithm:

@@ -27,6 +27,7 @@ def options_text(plan: Plan) -> str:
         + (", reductions one unit behind" if plan.overlap else "")
         + (", units updated in the backward" if plan.update_in_backward else "")
         + (", fused updates" if plan.fused_updates else "")
+        + (", the loss in chunks" if plan.chunked_loss is not None else "")
     )
 
 

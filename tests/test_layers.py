@@ -17,6 +17,7 @@ DATA = (
     "memadvisor.activation_bits",
     "memadvisor.coded_states",
     "memadvisor.fused_updates",
+    "memadvisor.chunked_loss",
     "memadvisor.precision",
     "memadvisor.architecture",
     "memadvisor.architectures",

@@ -11,6 +11,7 @@ from memadvisor.analyzers.matching import match_collectives
 from memadvisor.analyzers.script_changes.attention_scores import attention_scores
 from memadvisor.analyzers.script_changes.bucket_views import bucket_views
 from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
+from memadvisor.analyzers.script_changes.chunked_loss import chunked_loss
 from memadvisor.analyzers.script_changes.fused_updates import fused_updates
 from memadvisor.analyzers.script_changes.growth import growth
 from memadvisor.analyzers.script_changes.held_results import held_results
@@ -30,6 +31,7 @@ _FINDERS: tuple[Callable[[Facts], ScriptChange | None], ...] = (
     narrow_products,
     held_results,
     attention_scores,
+    chunked_loss,
     stale_gradients,
     bucket_views,
     repeated_reductions,

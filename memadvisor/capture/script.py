@@ -199,6 +199,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--offload-optimizer",
         "--offload-parameters",
         "--optimizer-bits",
+        "--chunked-loss",
         "--offload-activations",
         "--offload-units",
         "--compress-activations",

@@ -17,6 +17,7 @@ from memadvisor.cli.advise_json import advice_to_json
 from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import (
+    add_chunked_loss,
     add_fused_updates,
     add_optimizer_bits,
     add_precision_options,
@@ -39,6 +40,9 @@ from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import GIB, format_bytes, format_seconds
+
+# Changes of the script that plans make where they are asked to.
+_ASKED = {"chunked_loss": "--chunked-loss auto", "fused_updates": "--fused-updates"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_precision_options(parser)
     add_optimizer_bits(parser)
     add_fused_updates(parser)
+    add_chunked_loss(parser)
     add_compression_options(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the best plan that fits")
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
@@ -129,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         local_sgd=local_sgd_of(arguments),
         optimizer_bits=arguments.optimizer_bits,
         fused_updates=bool(arguments.fused_updates),
+        chunked_loss=arguments.chunked_loss,
         policy=arguments.policy,
         learn_from=[load_run(path) for path in arguments.learn],
         near_ranks=arguments.near_ranks,
@@ -253,8 +259,9 @@ def _nothing_fits(advice: Advice) -> str:
             f", of a plan with smaller micro-batches; with micro-batches as they are {format_bytes(unchanged)} "
             f"({unchanged} bytes)"
         )
-    saves = any(each.kind == "fused_updates" and each.peak_saved_bytes for each in advice.script_changes)
-    return f"{text}.{' With --fused-updates it may be less.' if saves else ''}"
+    saving = {each.kind for each in advice.script_changes if each.peak_saved_bytes}
+    options = [option for kind, option in _ASKED.items() if kind in saving]
+    return f"{text}. With {' and '.join(options)} it may be less." if options else f"{text}."
 
 
 def _policy_text(advice: Advice, named: RankedPlan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.precision import Precision
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -45,6 +46,23 @@ def add_fused_updates(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="torch's Adam, AdamW and SGD update in one kernel, without temporaries (rounded otherwise)",
     )
+
+
+def add_chunked_loss(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--chunked-loss",
+        type=_chunked_loss,
+        metavar="auto|ROWS",
+        help="the product before the loss, and the loss, are done for so many rows (tokens) at a time (rounded otherwise)",
+    )
+
+
+def _chunked_loss(text: str) -> ChunkedLoss:
+    if text == "auto":
+        return ChunkedLoss()
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows; give auto, or 1 or more")
+    return ChunkedLoss(rows=int(text))
 
 
 def precision_of(arguments: argparse.Namespace) -> Precision:

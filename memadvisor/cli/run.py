@@ -22,6 +22,7 @@ from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.offload import FLAGS as OFFLOAD_FLAGS
 from memadvisor.cli.offload import add_offload_options, offload_of, with_disk_directory
 from memadvisor.cli.precision import (
+    add_chunked_loss,
     add_fused_updates,
     add_optimizer_bits,
     add_precision_options,
@@ -63,6 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_precision_options(parser)
     add_optimizer_bits(parser)
     add_fused_updates(parser)
+    add_chunked_loss(parser)
     add_compression_options(parser)
     add_offload_options(parser)
     add_rounding_options(parser)
@@ -111,6 +113,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         "secondary_ranks",
         "optimizer_bits",
         "fused_updates",
+        "chunked_loss",
         "local_sgd",
         *FLAGS,
         *OFFLOAD_FLAGS,
@@ -141,6 +144,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         optimizer_bits=arguments.optimizer_bits,
         delayed_update=bool(arguments.delayed_update),
         fused_updates=bool(arguments.fused_updates),
+        chunked_loss=arguments.chunked_loss,
         **offload_of(arguments),
         **rounding_of(arguments),
     )

@@ -24,6 +24,7 @@ from memadvisor.engines.activations.offloaded_activations import OffloadedActiva
 from memadvisor.engines.activations.recompute import Note, Recompute
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one
 from memadvisor.engines.fsdp2 import attach, is_for_fsdp2
+from memadvisor.engines.losses.chunked_losses import ChunkedLosses
 from memadvisor.engines.notes import (
     note_on_owners,
     notes_on,
@@ -92,6 +93,9 @@ class Applied:
         self._other_model: PlanError | None = None
         if plan.fused_updates:  # before the hooks, which put pieces into an optimizer's groups
             FusedUpdates(self.slot_of, self._note, self._undo)
+        self._losses = (
+            None if plan.chunked_loss is None else ChunkedLosses(plan.chunked_loss, self._note, self._undo)
+        )
         self._hooks = Hooks(self, self._undo)
         self._new = NewOptimizers(self._hooks, self._undo)
         self._alone: Executor | None = None  # of a model of one process, which lives as long as it
@@ -221,7 +225,7 @@ class Applied:
         return self.plan.parameter_tiers != {"device"}
 
     def _attach_recompute(self, model: LiveModel, schedule: Schedule, *, is_compiled: bool) -> None:
-        if is_compiled and (what := touched_activations(schedule)):
+        if is_compiled and (what := touched_activations(schedule) or "A loss in chunks" * bool(self._losses)):
             raise PlanError(
                 f"{what} cannot be applied to a model compiled by torch.compile.",
                 hint="run without torch.compile.",
@@ -304,6 +308,8 @@ class Applied:
     def _attach_others(self, model: LiveModel, schedule: Schedule) -> None:
         for part in (self.recompute, self._offload, self._activations, self._rounding):
             part.attach(model, schedule)
+        if self._losses is not None:
+            self._losses.attach(model, schedule)
         for text in without_effect(self.plan, schedule, type(model.root).__name__):
             self._note("warning", text)
         self._attached = True

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from memadvisor.activation_bits import rounding_text
+from memadvisor.chunked_loss import chunked_loss_text
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import compression_loss_text
 from memadvisor.engines.sharding.executor import Executor
@@ -37,6 +38,8 @@ def warnings_of(plan: Plan) -> Iterator[str]:
         yield f"This plan is lossy: {DELAY_LOSS_TEXT}"
     if plan.fused_updates:
         yield f"This plan rounds otherwise: {fused_updates_text()}"
+    if plan.chunked_loss is not None:
+        yield f"This plan rounds otherwise: {chunked_loss_text()}"
     if plan.rounded_to:
         yield f"This plan is lossy: {rounding_text(plan.rounded_to)}"
 

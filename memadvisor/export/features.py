@@ -184,6 +184,11 @@ FEATURES: dict[str, Feature] = {
         "the optimizer updates as the script made it, fused or not",
         MORE_MEMORY,
     ),
+    "chunked_loss": Feature(
+        _if(lambda plan: plan.chunked_loss is not None, lambda plan: "the loss in chunks"),
+        "the loss takes all of the last layer's output at once",
+        MORE_MEMORY,
+    ),
     "delayed_update": Feature(
         _if(lambda plan: plan.delayed_update, lambda plan: "updates one step late, under the next step"),
         "updates are done in their own step, with nothing beside them",

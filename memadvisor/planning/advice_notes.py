@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from memadvisor.analyzers.larger_steps import larger_steps
 from memadvisor.analyzers.own_checkpoints import own_checkpoints
+from memadvisor.chunked_loss import ChunkedLoss, chunked_loss_text
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import Compression, compression_loss_text
 from memadvisor.cost.allocator_settings import AllocatorSettings, settings_text
@@ -95,6 +96,18 @@ def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -
     if optimizer_bits is not None and transfers is not None:
         yield f"Every plan is lossy: {optimizer_bits_text(optimizer_bits)}"
         yield f"What coding takes is predicted from its measured throughput ({transfers.source})."
+
+
+def chunk_notes(chunked: ChunkedLoss | None, again_s: float) -> Iterator[str]:
+    """Of plans with a loss in chunks. again_s: what the layer's product takes once more."""
+    if chunked is None:
+        return
+    yield f"Every plan rounds otherwise: {chunked_loss_text()}"
+    yield (
+        f"The output of {chunked.layer!r} is made {chunked.rows} rows at a time, and once more in the backward, which takes "
+        f"{format_seconds(again_s)} of a step, as recorded for all rows at once. Plans of ZeRO stage 3, and with parameters "
+        "elsewhere, are left out: the layer's weights must be there until the loss."
+    )
 
 
 def fused_notes(plain: CapturedStep, is_timed: bool) -> Iterator[str]:

@@ -9,6 +9,7 @@ from memadvisor.analyzers.planned_models import check_trained
 from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import changes_of
 from memadvisor.analyzers.segments import RecordedStep
+from memadvisor.chunked_loss import ChunkedLoss, check_chunked_loss
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
@@ -16,7 +17,7 @@ from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
-from memadvisor.planning.advice_notes import fused_notes, notes
+from memadvisor.planning.advice_notes import chunk_notes, fused_notes, notes
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
@@ -85,6 +86,7 @@ def advise(
     local_sgd: LocalSgd | None = None,
     optimizer_bits: int | None = None,
     fused_updates: bool = False,
+    chunked_loss: ChunkedLoss | None = None,
     policy: str | None = None,
     learn_from: Sequence[Run] = (),
     near_ranks: int | None = None,
@@ -93,7 +95,8 @@ def advise(
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
     `num_ranks` defaults to the run's. All plans have the `precision`, the `compression`, `local_sgd` and the
-    `optimizer_bits`, which are never chosen: they are lossy. So have they `fused_updates`, which round otherwise.
+    `optimizer_bits`, which are never chosen: they are lossy. So have they `fused_updates` and
+    `chunked_loss`, which round otherwise.
     `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
     `near_ranks`: how many ranks that follow each other are of one node, and may share second copies
     (second_copies.py). `micro_batch`: samples of each, in place of the recorded ones (micro_batches.py). Raises
@@ -103,10 +106,16 @@ def advise(
     _check_options(ranks, precision, compression, local_sgd)
     rates = () if hardware is None else hardware.optimizers
     recorded = RecordedStep(
-        run, precision=precision, num_ranks=ranks, fused_updates=fused_updates, optimizer_rates=rates
+        run,
+        precision=precision,
+        num_ranks=ranks,
+        fused_updates=fused_updates,
+        optimizer_rates=rates,
+        chunked_loss=chunked_loss,
     )
     plain, recorded_size = step_with(recorded, micro_batch)
     _check_model(run, plain, ranks, precision, compression, local_sgd)
+    _check_chunks(recorded.chunked_loss, plain, precision)
     machine = machine_for(run, plain, ranks, hardware)
     learnt = learn(run, learn_from, machine.times, machine.transfers, rates) if learn_from else None
     plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
@@ -126,6 +135,7 @@ def advise(
         paged_transfers=machine.paged_transfers,
         optimizer_bits=optimizer_bits,
         fused_updates=fused_updates,
+        chunked_loss=recorded.chunked_loss,
         local_sgd=local_sgd,
         algorithms=machine.algorithms,
     )
@@ -153,10 +163,16 @@ def advise(
         learnt=learnt,
         micro_batch=micro_batch,
         recorded_micro_batch=recorded_size,
-        script_changes=_script_changes(run, plain, hardware, ("fused_updates",) if fused_updates else ()),
+        script_changes=_script_changes(
+            run,
+            plain,
+            hardware,
+            [*["fused_updates"] * fused_updates, *["chunked_loss"] * (chunked_loss is not None)],
+        ),
         notes=(
             *notes(run, plays, plain, found),
             *(fused_notes(plain, bool(rates)) if fused_updates else ()),
+            *chunk_notes(recorded.chunked_loss, recorded.chunks_again_s),
             *split_notes(recorded, recorded_size, (one.plan.micro_batch_size for one in found)),
         ),
     )
@@ -186,6 +202,14 @@ def _check_options(
     check_compression(compression, num_ranks, compression.stages, "This advice", precision.reduce_dtype)
     beside = {"compressed gradients": compression.is_lossy, "another precision": precision != FULL_PRECISION}
     check_local_sgd(local_sgd, num_ranks, {0}, beside, "This advice")
+
+
+def _check_chunks(chunked: ChunkedLoss | None, step: CapturedStep, precision: Precision) -> None:
+    excluded = {
+        "the script's FSDP2 takes them back after the forward": bool(step.shard_groups),
+        "--param-dtype has them in another dtype": precision.param_dtype is not None,
+    }
+    check_chunked_loss(chunked, excluded, "This advice", UsageError)
 
 
 def _check_one_update(optimizer_bits: int | None, step: CapturedStep) -> None:

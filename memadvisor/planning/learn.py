@@ -25,6 +25,7 @@ from memadvisor.analyzers.planned_models import fingerprint_of
 from memadvisor.analyzers.residuals import measured_components
 from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.analyzers.step_time import step_time
+from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import CapturedStep
@@ -117,17 +118,19 @@ def learn(
     """What runs of plans on `plain`'s model teach. Raises UsageError for one that teaches nothing about it."""
 
     @cache
-    def recorded(fused_updates: bool) -> RecordedStep:
-        return RecordedStep(plain, fused_updates=fused_updates, optimizer_rates=optimizer_rates)
+    def recorded(fused_updates: bool, chunked_loss: ChunkedLoss | None) -> RecordedStep:
+        return RecordedStep(
+            plain, fused_updates=fused_updates, optimizer_rates=optimizer_rates, chunked_loss=chunked_loss
+        )
 
     @cache
-    def captured(fused_updates: bool, divisor: int) -> CapturedStep:
-        return recorded(fused_updates).captured(divisor)
+    def captured(fused_updates: bool, chunked_loss: ChunkedLoss | None, divisor: int) -> CapturedStep:
+        return recorded(fused_updates, chunked_loss).captured(divisor)
 
     lessons = []
     for run in runs:
         plan = _usable_plan(plain, run)
-        step = captured(plan.fused_updates, _divisor(captured(False, 1), plan, run))
+        step = captured(plan.fused_updates, plan.chunked_loss, _divisor(captured(False, None, 1), plan, run))
         played = simulate(step, write_schedule(plan, step.units), times, transfers=transfers)
         lessons.append(_measured(run, played.components_s))
     return fit(lessons)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
+from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.allocation_sequence import planned_sequence
@@ -57,6 +58,7 @@ class Plays:
         paged_transfers: TransferTimes | None = None,
         optimizer_bits: int | None = None,
         fused_updates: bool = False,
+        chunked_loss: ChunkedLoss | None = None,
         local_sgd: LocalSgd | None = None,
         algorithms: tuple[Algorithm, ...] = (),
     ) -> None:
@@ -72,6 +74,7 @@ class Plays:
         self.paged_transfers = paged_transfers
         self.optimizer_bits = optimizer_bits
         self.fused_updates = fused_updates
+        self.chunked_loss = chunked_loss
         self.local_sgd = local_sgd
         self._algorithms = algorithms
         # Of the step that is played, and of the same with fewer micro-batches; of each way of having states the moments of
@@ -185,6 +188,7 @@ class Plays:
             algorithms=() if step.shard_groups or step.device != "cpu" else self._algorithms,
             update_in_backward=arrangement.early,
             fused_updates=self.fused_updates,
+            chunked_loss=self.chunked_loss,
             stretches=arrangement.stretches,
             models=self.models,
         )

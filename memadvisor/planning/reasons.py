@@ -58,6 +58,10 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
         parts.append(f"keeps optimizer state on the {' and the '.join(tiers)} between updates")
     if plan.fused_updates:
         parts.append("updates in fused kernels")
+    if plan.chunked_loss is not None:
+        parts.append(
+            f"makes the output of {plan.chunked_loss.layer!r}, and the loss, {plan.chunked_loss.rows} rows at a time"
+        )
     if plan.optimizer_codes:
         parts.append("keeps optimizer state in 8 bits between updates")
     if away := [unit for unit in plan.units if unit.activation_tier != "device"]:

@@ -40,7 +40,9 @@ class Search:
         self.plays = plays
         self.near_ranks = near_ranks  # that may share second copies
         stages = range(1) if plays.local_sgd is not None else plays.compression.stages
-        self.stages = stages[max(0, plays.precision.least_stage - stages[0]) :]
+        stages = stages[max(0, plays.precision.least_stage - stages[0]) :]
+        # A loss in chunks needs a layer's weights beyond its forward.
+        self.stages = [stage for stage in stages if stage < 3 or plays.chunked_loss is None]
         self.needs: list[int] = []
         self.needs_unchanged: list[int] = []  # of those that leave the script alone
         self._bounds = SplitBounds(plays.times)
@@ -99,7 +101,10 @@ class Search:
             usual += self._all_unbeaten(step, grouped, found)
             self._bounds.fit(usual)
             may_update_early = not (
-                step.shard_groups or self.plays.optimizer_bits or len(self.plays.models) > 1
+                step.shard_groups
+                or self.plays.optimizer_bits
+                or len(self.plays.models) > 1
+                or self.plays.chunked_loss is not None
             )
             early: list[RankedPlan] = []
             if stage >= 2 and step.leaves_gradients_alone and may_update_early:
@@ -127,7 +132,8 @@ class Search:
     def _paging(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """Where nothing else fits, parameters and gradients lie where optimizer state does, and then activations too."""
         tier = nearest_tier(step, self.plays.paged_transfers)
-        if tier is None or self.plays.optimizer_bits is not None or not may_page(step, self.plays.num_ranks):
+        is_asked = self.plays.optimizer_bits is not None or self.plays.chunked_loss is not None
+        if tier is None or is_asked or not may_page(step, self.plays.num_ranks):
             return
         best = min((self._alike(step, Way(3, *way, tier=tier, pages=True), []) for way in WAYS), key=order)
         best = with_fewest_paged(best, partial(self._paged, step, best.plan))

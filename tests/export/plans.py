@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.compression import Compression
 from memadvisor.errors import PlanError
 from memadvisor.local_sgd import LocalSgd
@@ -70,6 +71,7 @@ CHANGES = (
     lambda plan: replace(plan, update_in_backward=True),
     lambda plan: replace(plan, delayed_update=True),
     lambda plan: replace(plan, fused_updates=True),
+    lambda plan: replace(plan, chunked_loss=ChunkedLoss(layer="head", rows=256)),
 )
 
 

@@ -195,6 +195,7 @@ READ = {
         ),
         *("activation_tier", "activation_bits", "optimizer_bits", "parameter_tier", "delayed_update"),
         "fused_updates",
+        "chunked_loss",
         *(
             "executor",
             "activation_units",

@@ -39,6 +39,7 @@ class LiveModel:
     root: torch.nn.Module
     units: tuple[LiveUnit, ...]
     uses: dict[int, tuple[str, ...]]
+    name: str = ""
 
     @property
     def rows(self) -> list[Unit]:
@@ -76,7 +77,7 @@ def read_model(model: torch.nn.Module, model_name: str = "") -> LiveModel:
         user for name, module in modules.items() for user in uses.get(id(module), ()) if user != unit_of[name]
     }
     units = tuple(_live_unit(name, modules[name], owned[name], name in shared) for name in owned)
-    return LiveModel(root=root, units=units, uses=uses)
+    return LiveModel(root=root, units=units, uses=uses, name=model_name)
 
 
 def _live_unit(

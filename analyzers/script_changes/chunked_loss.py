@@ -1,0 +1,41 @@
+"""Scores of all rows at once, where a loss needs a chunk of them at a time (analyzers/chunked_step.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memadvisor.analyzers.altered_curve import FOREVER_S
+from memadvisor.analyzers.chunked_step import loss_layer, with_chunked_loss
+from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
+from memadvisor.chunked_loss import ChunkedLoss
+from memadvisor.run.records import Storage
+
+
+def chunked_loss(facts: Facts) -> ScriptChange | None:
+    layer = None if facts.rank.shard_groups else loss_layer(facts.rank, ChunkedLoss())
+    if layer is None:
+        return None
+    chunked = with_chunked_loss(facts.rank, facts.step, ChunkedLoss())
+    before, after = set(facts.rank.storages), set(chunked.storages)
+    saved_bytes = facts.peak_saved_bytes(
+        change
+        for rows, sign in ((before - after, -1), (after - before, 1))
+        for row in rows
+        for change in _life(row, sign)
+    )
+    if not facts.is_worth(saved_bytes):
+        return None
+    return ScriptChange(
+        kind="chunked_loss",
+        seen=f"All of the output of {layer.name}, {layer.num_rows} x {layer.num_classes}, is there at once, with what the loss makes "
+        "of it and its gradient.",
+        change="Have a plan make it for some rows at a time: `--chunked-loss auto` of `advise` and `run`; or, from torch 2.13 on, "
+        "call `torch.nn.functional.linear_cross_entropy(..., options=torch.nn.LinearCrossEntropyOptions())`. That layer's product is done once more.",
+        peak_saved_bytes=saved_bytes,
+        effect="rounded otherwise",
+    )
+
+
+def _life(row: Storage, sign: int) -> Iterator[tuple[float, int]]:
+    yield row.birth_s, sign * row.size_bytes
+    yield FOREVER_S if row.death_s is None else row.death_s, -sign * row.size_bytes
