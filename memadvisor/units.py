@@ -11,6 +11,7 @@ import re
 from memadvisor.errors import UsageError
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+_ROUNDS_TO_1 = 0.9995  # in three digits
 
 _FACTORS = {
     "": 1,
@@ -107,7 +108,8 @@ def format_bytes(size_bytes: float | None) -> str:
         return "not recorded"
     magnitude = abs(size_bytes)
     for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if magnitude >= factor:
+        # What would read 1024 of the unit below is 1.00 of this one.
+        if magnitude >= factor * (1 - 0.5 / 1024):
             return f"{_three_digits(size_bytes / factor)} {unit}"
     return f"{size_bytes:.0f} B"
 
@@ -117,15 +119,16 @@ def format_seconds(duration_s: float | None) -> str:
     if duration_s is None:
         return "not recorded"
     magnitude = abs(duration_s)
-    if magnitude >= 1 or magnitude == 0:
+    if magnitude >= _ROUNDS_TO_1 or magnitude == 0:
         return f"{_three_digits(duration_s)} s"
-    factor, unit = (1e3, "ms") if magnitude >= 1e-3 else (1e6, "us")
+    factor, unit = (1e3, "ms") if magnitude >= _ROUNDS_TO_1 * 1e-3 else (1e6, "us")
     return f"{_three_digits(duration_s * factor)} {unit}"
 
 
 def format_fraction(fraction: float | None) -> str:
     """A fraction of 1 as a percentage: `41.2 %`."""
-    return "not recorded" if fraction is None else f"{100 * fraction:.1f} %"
+    text = "not recorded" if fraction is None else f"{100 * fraction:.1f} %"
+    return "0.0 %" if text == "-0.0 %" else text
 
 
 def format_change(fraction: float | None) -> str:
@@ -141,8 +144,8 @@ def format_count(count: float | None, unit: str = "") -> str:
     """`1.24 G`, `51.0 M`, `983`: decimal prefixes, for parameters, FLOPs and rates."""
     if count is None:
         return "not recorded"
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= factor:
+    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= _ROUNDS_TO_1 * factor:
             return f"{_three_digits(count / factor)} {prefix}{unit}"
     text = f"{count:g}" if count == int(count) else _three_digits(count)
     return f"{text} {unit}".strip()
@@ -152,4 +155,6 @@ def _three_digits(value: float) -> str:
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    # Rounding may carry into one more digit: 9.996 is 10.0, and not 10.00.
+    decimals = max(0, 2 - math.floor(math.log10(abs(round(value, decimals)))))
     return f"{value:.{decimals}f}"

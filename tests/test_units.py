@@ -79,6 +79,10 @@ def test_formatting_keeps_the_order(first, second):
         (1024, "1.00 KiB"),
         (1.46 * GIB, "1.46 GiB"),
         (-3 * 2**20, "-3.00 MiB"),
+        (1023 * 2**10, "1023 KiB"),
+        (2**20 - 1, "1.00 MiB"),
+        (-(2**30) + 1, "-1.00 GiB"),
+        (9.996 * GIB, "10.0 GiB"),
         (None, "not recorded"),
     ],
 )
@@ -88,7 +92,8 @@ def test_sizes_have_three_digits_and_a_binary_unit(size_bytes, text):
 
 @pytest.mark.parametrize(
     ("duration_s", "text"),
-    [(0, "0 s"), (2.5, "2.50 s"), (0.0131, "13.1 ms"), (7.2e-6, "7.20 us"), (123.4, "123 s"), (None, "not recorded")],
+    [(0, "0 s"), (2.5, "2.50 s"), (0.0131, "13.1 ms"), (7.2e-6, "7.20 us"), (123.4, "123 s"), (None, "not recorded"),
+     (0.9994, "999 ms"), (0.9997, "1.00 s"), (-0.9997e-3, "-1.00 ms"), (9.996, "10.0 s"), (0.09996, "100 ms")],
 )  # fmt: skip
 def test_durations_have_three_digits_and_the_nearest_unit(duration_s, text):
     assert format_seconds(duration_s) == text
@@ -109,6 +114,10 @@ def test_a_formatted_duration_is_the_duration_within_its_three_digits(duration_s
         (1.24e9, "", "1.24 G"),
         (3.1e12, "FLOP/s", "3.10 TFLOP/s"),
         (12, "FLOPs", "12 FLOPs"),
+        (999_999, "", "1.00 M"),
+        (9_996, "", "10.0 k"),
+        (999.7, "", "1.00 k"),
+        (5.4e18, "FLOP", "5.40 EFLOP"),
         (None, "", "not recorded"),
     ],
 )
@@ -118,6 +127,7 @@ def test_counts_have_decimal_prefixes(count, unit, text):
 
 def test_fractions_are_percentages():
     assert format_fraction(0.4123) == "41.2 %"
+    assert format_fraction(-0.0004) == "0.0 %"
     assert format_fraction(None) == "not recorded"
 
 
