@@ -20,7 +20,7 @@ from memadvisor.cli.summary_memory import model_states, modules, peak
 from memadvisor.cli.summary_script import script_changes
 from memadvisor.cli.summary_time import communication, ranks, step_time, units
 from memadvisor.cli.tables import heading, table
-from memadvisor.report.words import clock_time, unfinished_in_words
+from memadvisor.report.words import clock_time, steps_in_words, unfinished_in_words
 from memadvisor.run.run import RankRun
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.units import format_bytes, format_change, format_seconds
@@ -76,11 +76,10 @@ def header(analysis: Analysis) -> RenderableType:
     num_ranks = max(run.manifest.world_size, len(run.ranks) + len(run.missing_ranks))
     command = " ".join((run.manifest.script, *run.manifest.arguments))
     traced = run.ranks[0].traced_step
-    steps = run.ranks[0].steps
     facts = (
         f"{num_ranks} rank{'s' if num_ranks > 1 else ''} on {process.device_name} ({process.device})",
         f"torch {process.torch_version}",
-        f"{len(steps)} step{'' if len(steps) == 1 else 's'}",
+        steps_in_words(run),
         "none traced" if traced is None else f"step {traced.index} traced",
     )
     return Group(paragraph((command, "bold"), "  ", ending(analysis)), paragraph((" | ".join(facts), "dim")))

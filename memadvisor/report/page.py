@@ -34,6 +34,7 @@ from memadvisor.report.traffic import (
     unit_table,
 )
 from memadvisor.report.view import RankView
+from memadvisor.report.words import steps_in_words
 from memadvisor.run.run import Run
 
 MAX_DETAILED_RANKS = 16
@@ -211,8 +212,7 @@ def _facts(run: Run) -> Iterator[str]:
     yield f"{num_ranks} rank{'s' if num_ranks > 1 else ''} on {process.device_name} ({process.device})"
     yield f"torch {process.torch_version}"
     yield f"Python {process.python_version}"
-    num_steps = len(run.ranks[0].steps)
-    yield f"{num_steps} step{'' if num_steps == 1 else 's'}"
+    yield steps_in_words(run)
     yield time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.manifest.created_unix_s))
     if run.plan is not None:
         yield "a plan was applied"

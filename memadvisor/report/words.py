@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
+from memadvisor.run.run import Run
 from memadvisor.units import GIB, KIB, MIB, TIB, format_seconds
 
 # From the bottom of a stack to its top: what is always there first, what comes and goes above it.
@@ -50,6 +51,13 @@ def unfinished_in_words(rank: UnfinishedRank) -> str:
     steps = f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}"
     how = "not recorded to its end" if rank.has_stopped else _WITHOUT_ENDING[rank.is_alive]
     return f"{how}; {steps}, last record {clock_time(rank.last_seen_unix_s)}{behind}"
+
+
+def steps_in_words(run: Run) -> str:
+    """`12 steps`, or `8 to 11 steps` where some ranks took fewer, as with inputs of uneven length."""
+    counts = sorted(len(rank.steps) for rank in run.ranks)
+    fewest, most = counts[0], counts[-1]
+    return f"{'' if fewest == most else f'{fewest} to '}{most} step{'' if most == 1 else 's'}"
 
 
 def category_name(category: str) -> str:

@@ -12,6 +12,7 @@ from memadvisor.analyzers.analysis import analyze
 from memadvisor.cli.main import main
 from memadvisor.cli.show import _short_peak, print_analysis, print_summary
 from memadvisor.errors import UsageError
+from memadvisor.report.page import render
 from memadvisor.run.documents import Note
 from memadvisor.run.records import TABLES
 from tests.analyzers.test_comparison import PLAN
@@ -190,6 +191,17 @@ def test_what_the_closing_summary_leaves_unnamed_of_the_peak_is_less_than_what_i
 
 def test_the_straggler_is_named():
     assert "the others wait most for rank 2" in shown(make_run(num_ranks=3, rank_delay_s=0.001))
+
+
+def test_ranks_that_took_unequal_numbers_of_steps_are_not_said_to_have_taken_the_firsts():
+    """As under torch's Join, where ranks have inputs of uneven length."""
+    run = make_run(num_ranks=2)
+    short = dataclasses.replace(run.ranks[0], steps=run.ranks[0].steps[:-3])
+    uneven = dataclasses.replace(run, ranks=(short, run.ranks[1]))
+
+    assert "| 8 steps |" in shown(run)
+    assert "| 5 to 8 steps |" in shown(uneven)
+    assert "5 to 8 steps" in render(analyze(uneven))
 
 
 def test_what_all_ranks_process_is_called_so_where_there_are_several():
