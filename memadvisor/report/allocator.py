@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memadvisor.analyzers.fragmentation import Fragmentation, Measured, SegmentUse
-from memadvisor.report.blocks import MEASURED, PREDICTED, Block, table
+from memadvisor.report.blocks import INNER, MEASURED, PREDICTED, Block, table
 from memadvisor.report.view import RankView
 from memadvisor.report.words import category_name
 from memadvisor.units import format_bytes, format_fraction
@@ -67,8 +67,8 @@ def _totals(measured: Measured) -> Iterator[Sequence[str]]:
     yield "peak active", format_bytes(measured.peak_active_bytes)
     yield "peak reserved", format_bytes(measured.peak_reserved_bytes)
     yield "reserved, not allocated, when the step ends", format_bytes(measured.fragmentation_bytes)
-    yield "\u2003inside segments in use", format_bytes(measured.pinned_free_bytes)
-    yield "\u2003in free segments", format_bytes(measured.cached_bytes)
+    yield INNER + "inside segments in use", format_bytes(measured.pinned_free_bytes)
+    yield INNER + "in free segments", format_bytes(measured.cached_bytes)
     yield (
         "outside the allocator (CUDA context, NCCL)",
         _NOT_RECORDED if outside is None else format_bytes(outside),

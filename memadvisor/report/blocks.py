@@ -13,6 +13,9 @@ from memadvisor.run.records import UNEXPLAINED
 MEASURED, PREDICTED, THEORY = "measured", "predicted", "theory"
 DATASHEET, GIVEN = "datasheet", "given"
 
+# Before the first cell of a table's row that is a part of a row above it.
+INNER = "\u2003"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -99,6 +102,9 @@ def _row(cells: Sequence[str], tag: str, num_text: int) -> str:
     texts = []
     for position, cell in enumerate(cells):
         kinds = ["number"] * (position >= num_text) + ["words"] * (len(cell) > _MOST_ON_A_LINE)
+        if cell.startswith(INNER):
+            # As a class: a line may break after a space of any width, and the name would stand beneath its own row.
+            kinds, cell = [*kinds, "inner"], cell.removeprefix(INNER)
         css_class = f' class="{" ".join(kinds)}"' if kinds else ""
         texts.append(f"<{tag}{css_class}>{html_text(cell)}</{tag}>")
     return f"<tr>{''.join(texts)}</tr>"

@@ -10,7 +10,7 @@ from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.plan import Plan
 from memadvisor.plan_words import options_text
 from memadvisor.policies import resolve_units
-from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
+from memadvisor.report.blocks import INNER, MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import format_bytes, format_change, format_seconds
@@ -101,17 +101,17 @@ def _errors(compared: Comparison) -> Block:
     rows = [
         ("peak", *_cells(compared.peak_bytes, in_bytes=True)),
         *(
-            (f"\u2003rank {rank}", *_cells(pair, in_bytes=True))
+            (f"{INNER}rank {rank}", *_cells(pair, in_bytes=True))
             for rank, pair in compared.rank_peak_bytes.items()
         ),
         *(
-            (f"\u2003{category_name(name)}", *_cells(compared.by_category_bytes[name], in_bytes=True))
+            (f"{INNER}{category_name(name)}", *_cells(compared.by_category_bytes[name], in_bytes=True))
             for name in STACK
             if name in compared.by_category_bytes
         ),
         ("step time", *_cells(compared.step_time_s, in_bytes=False)),
         *(
-            (f"\u2003{name.replace('_', ' ')}", *_cells(pair, in_bytes=False))
+            (f"{INNER}{name.replace('_', ' ')}", *_cells(pair, in_bytes=False))
             for name, pair in compared.components_s.items()
         ),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memadvisor.analyzers.model_states import ModelStates, difference_text, expected_text
-from memadvisor.report.blocks import MEASURED, THEORY, Block, Missing, table
+from memadvisor.report.blocks import INNER, MEASURED, THEORY, Block, Missing, table
 from memadvisor.report.view import RankView
 from memadvisor.units import format_bytes, format_count
 
@@ -52,7 +52,7 @@ def _rows(states: ModelStates) -> Iterator[tuple[str, ...]]:
         for row in rows:
             if row.recorded_bytes is not None:
                 sizes = _sizes(row.expected_bytes, row.recorded_bytes, states.num_params)
-                yield f"\u2003{row.component}", row.dtype, format_count(row.num_elements), *sizes
+                yield f"{INNER}{row.component}", row.dtype, format_count(row.num_elements), *sizes
 
 
 def _total(states: ModelStates) -> tuple[str, ...]:

@@ -118,6 +118,7 @@ th,td{padding:.28rem .9rem .28rem 0;border-bottom:1px solid var(--line)}
 td{vertical-align:top;white-space:nowrap}
 td.words{white-space:normal;min-width:9rem}
 td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:9rem}
+td.inner:first-child{padding-left:1em;min-width:10rem}
 th.number,td.number{text-align:right}
 th:last-child,td:last-child{padding-right:0}
 tr.total td{font-weight:650;border-bottom:0}

@@ -95,6 +95,28 @@ def test_choosing_another_rank_draws_its_figures(browse):
     assert "memory-rank1" in _drawn(dom)[0]
 
 
+def test_parts_of_a_row_stand_on_one_line_on_a_narrow_page(browse):
+    """Indented by a space, a long name broke after it and stood beneath its own figures."""
+    measure = """<script>
+      document.body.style.width = "400px";
+      document.querySelectorAll("[hidden]").forEach(part => part.hidden = false);
+      const lines = cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return new Set([...range.getClientRects()].map(rect => Math.round(rect.top))).size;
+      };
+      const cells = [...document.querySelectorAll("td:first-child")].filter(
+        cell => cell.textContent.trim() === "communication");
+      document.title = "lines " + cells.map(lines).join();
+    </script></body>"""
+    html = render(analyze(make_run(plan=PLAN)))
+    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
+
+    dom, _ = browse(html.replace("</body>", measure))
+
+    assert "<title>lines 1<" in dom
+
+
 def test_the_policy_stops_a_foreign_script(browse):
     html = render(analyze(make_run(num_blocks=1)))
     foreign = "<script>document.title = 'broken'</script></body>"
