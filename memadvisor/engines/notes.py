@@ -94,9 +94,15 @@ def without_effect(plan: Plan, schedule: Schedule, model: str) -> Iterator[str]:
         "the plan's activation_bits round": plan.activation_bits is not None
         and all(unit.activation_bits is None for unit in schedule.units),
     }
+    blocks_recompute = plan.activation_bits is not None and bool(schedule.stretches)
+    why = (
+        f"the policy {plan.policy} recomputes what they would"
+        if blocks_recompute
+        else "no two modules of one class stand side by side in it"
+    )
     for what, is_in_vain in asked.items():
         if is_in_vain and not plan.units:
-            yield f"{what} nothing of {model}: no two modules of one class stand side by side in it"
+            yield f"{what} nothing of {model}: {why}"
 
 
 def note_on_owners(optimizer: torch.optim.Optimizer, owners: Owners, num_ranks: int) -> str:

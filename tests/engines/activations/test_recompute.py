@@ -235,6 +235,19 @@ def test_what_is_asked_of_blocks_is_told_where_a_model_has_none(options, what):
         assert (told in notes) == is_told
 
 
+@pytest.mark.parametrize("named", [(), ("0", "1")])
+def test_rounding_that_recomputation_leaves_nothing_is_not_put_down_to_a_model_without_blocks(named):
+    notes = []
+    options = {"policy": "every-layer", "activation_bits": 8, "compressed_units": named}
+    with applied(make_plan(1, **options), note=lambda level, text: notes.append(text)):
+        model = torch.nn.Sequential(Stateful(), Stateful())
+        model(torch.randn(5, 9)).square().mean().backward()
+    assert (
+        "the plan's activation_bits round nothing of Sequential: the policy every-layer recomputes what they would"
+        in notes
+    )
+
+
 def test_units_that_the_script_checkpoints_are_left_alone_with_a_note():
     torch.manual_seed(4)
     plain = regress(Checkpointed())
