@@ -91,9 +91,11 @@ def _named(patterns: Sequence[str], units: Sequence[Unit], verb: str) -> frozens
     for pattern in patterns:
         matching = {unit.name for unit in units if fnmatchcase(unit.name, pattern)}
         if not matching:
+            # The unit of a model's own parameters has no name to give.
+            named = [repr(unit.name) for unit in units if unit.name]
             raise PlanError(
                 f"The model has no unit {pattern!r} to {verb}.",
-                hint=f"name one of {', '.join(repr(unit.name) for unit in units[:8])}{', ...' * (len(units) > 8)}.",
+                hint=f"name one of {', '.join(named[:8])}{', ...' * (len(named) > 8)}.",
             )
         found |= matching
     return frozenset(found)

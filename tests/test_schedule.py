@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.policies import blocks_of, resolve_units
 from memadvisor.run.records import Unit
@@ -184,6 +185,17 @@ def test_a_plans_own_word_on_a_unit_goes_before_its_policy():
 
     assert (chosen["blocks.1"].zero_stage, chosen["blocks.1"].recompute) == (0, False)
     assert (chosen["blocks.2"].zero_stage, chosen["blocks.2"].recompute) == (2, True)
+
+
+def test_of_a_unit_that_is_not_there_the_hint_names_those_that_can_be_named():
+    """The unit of a model's own parameters has no name."""
+    plan = dataclasses.replace(by_hand(num_ranks=1), activation_tier="disk", activation_units=("nope",))
+
+    with pytest.raises(PlanError, match="no unit 'nope' to offload") as caught:
+        resolve_units(plan, (unit("", is_block=False), *gpt_units()))
+
+    assert "''" not in caught.value.hint
+    assert "'blocks.0'" in caught.value.hint
 
 
 def test_blocks_are_units_of_modules_that_have_a_twin_beside_them():
