@@ -147,6 +147,9 @@ def _program() -> tuple[str, tuple[str, ...]]:
     return name or PROMPT, tuple(sys.argv[1:])
 
 
+_BUDGETS = 'give a text such as "24GiB" or "60%" of the run\'s own peak, or a whole number of bytes.'
+
+
 def load(path: str | Path) -> Run:
     """Read a run directory. Raises RunFormatError when it is none."""
     return load_run(path_of(path, "path", "name the directory of a run."))
@@ -184,7 +187,7 @@ def advise(
         recorded,
         memory_bytes=budget_bytes(memory, recorded)
         if isinstance(memory, str)
-        else whole(memory, "memory", least=1, most=2**60),
+        else whole(memory, "memory", least=1, most=2**60, hint=_BUDGETS),
         num_ranks=whole_or_none(gpus, "gpus", least=1),
         hardware=_hardware_of(hardware),
         precision=of_kind(precision, Precision, "precision", "give a memadvisor.precision.Precision."),

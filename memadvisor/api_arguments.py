@@ -24,14 +24,14 @@ def path_of(value: Any, name: str, hint: str) -> Path:
     return Path(value)
 
 
-def whole(value: Any, name: str, *, least: int, most: int = _MOST) -> int:
-    """A whole number, of numpy too; a bool is none."""
+def whole(value: Any, name: str, *, least: int, most: int = _MOST, hint: str | None = None) -> int:
+    """A whole number, of numpy too; a bool is none. `hint` is for what takes something else as well."""
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = least - 1
     if not least <= number <= most:
-        raise UsageError(f"{name} is {_shown(value)}.", hint=f"give a whole number from {least} on.")
+        raise UsageError(f"{name} is {_shown(value)}.", hint=hint or f"give a whole number from {least} on.")
     return number
 
 

@@ -115,6 +115,13 @@ def test_a_wrong_argument_is_named_and_nothing_is_begun(name, given, words, reco
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_budget_of_a_wrong_kind_is_told_the_texts_that_are_budgets(recorded):
+    with pytest.raises(MemadvisorError) as caught:
+        memadvisor.advise(recorded, memory=1.5)
+
+    assert '"24GiB"' in caught.value.hint and '"60%"' in caught.value.hint
+
+
 def test_a_hint_is_in_the_traceback(tmp_path):
     try:
         memadvisor.load(tmp_path / "missing")
