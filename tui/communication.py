@@ -162,7 +162,9 @@ def _skew_line(skew: Skew | None) -> Text:
     )
     clocks = clocks_in_words(skew)
     return paragraph(
-        ("Ranks: ", "bold"), f"{straggler}. Spread: {spreads}" + (f". {clocks}" if clocks else "")
+        ("Ranks: ", "bold"),
+        f"{straggler}. Spread: {spreads}. Compute and waits are of the traced step"
+        + (f". {clocks}" if clocks else ""),
     )
 
 

@@ -206,6 +206,7 @@ def ranks(analysis: Analysis) -> RenderableType:
         "Ranks",
         f"{straggler}; spread of step time {format_fraction(skew.step_time_spread)}",
         f", compute {format_fraction(skew.compute_spread)}, peak {format_fraction(skew.peak_spread)}",
+        "; compute and waits are of the traced step",
     )
     lines = table("rank", "peak", "step", "compute", "waits", "is waited for")
     for row in skew.ranks[:MAX_RANKS]:

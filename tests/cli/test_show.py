@@ -193,6 +193,13 @@ def test_the_straggler_is_named():
     assert "the others wait most for rank 2" in shown(make_run(num_ranks=3, rank_delay_s=0.001))
 
 
+def test_what_of_the_ranks_is_of_the_traced_step_is_said():
+    """Beside the step's own time, which is a median of others and may be less than what a traced one computes."""
+    said = " ".join(shown(make_run(num_ranks=2)).split())
+
+    assert "compute and waits are of the traced step" in said
+
+
 def test_ranks_that_took_unequal_numbers_of_steps_are_not_said_to_have_taken_the_firsts():
     """As under torch's Join, where ranks have inputs of uneven length."""
     run = make_run(num_ranks=2)
