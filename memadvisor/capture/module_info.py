@@ -23,6 +23,7 @@ class ModuleInfo:
     is_shared: bool = False  # without parameters, in several units: it works for the one that calls it
     is_around: bool = False  # its call holds steps of the training (around.py)
     may_be_length_first: bool = False  # it holds a layer that takes [length, samples, ...]
+    model: str = ""  # the name of the model that it is of
 
 
 def module_infos(
@@ -51,5 +52,6 @@ def module_infos(
                 is_plain=is_plain,
                 is_shared=is_shared,
                 may_be_length_first=name in length_first,
+                model=prefix,
             ),
         )

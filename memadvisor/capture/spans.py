@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -39,12 +40,14 @@ class Given:
     num_calls: int = 0
     num_samples: int | None = 0
     num_tokens: int | None = 0
+    model: str = ""
 
     def since(self, earlier: Given) -> Given:
         return Given(
             self.num_calls - earlier.num_calls,
             _difference(self.num_samples, earlier.num_samples),
             _difference(self.num_tokens, earlier.num_tokens),
+            self.model,
         )
 
 
@@ -81,12 +84,12 @@ class OpenStep:
     def main(self) -> Given:
         """Of the model that was given the most samples, the first of them; a part that the script calls beside the
         whole model (a generator over pieces of its output) is none."""
-        whole = [
-            given
-            for name, given in self.given.items()
-            if not any(name != other and innermost(name, {other}) == other for other in self.given)
-        ]
-        return max(whole, key=lambda given: given.num_samples or 0, default=Given(0, None, None))
+        models: dict[str, list[Given]] = {}
+        for name, given in self.given.items():
+            if not any(name != other and innermost(name, {other}) == other for other in self.given):
+                models.setdefault(given.model, []).append(given)
+        told = map(_what_most_were_given, models.values())
+        return max(told, key=lambda given: given.num_samples or 0, default=Given(0, None, None))
 
 
 class SpanLog:
@@ -294,7 +297,7 @@ class SpanLog:
     def _count_inputs(self, info: ModuleInfo, args: Any, kwargs: Any) -> None:
         self._note_size(num_elements_of(args, kwargs))
         step, name = self.step, info.name
-        given = step.given.setdefault(name, Given())
+        given = step.given.setdefault(name, Given(model=info.model))
         given.num_calls += 1
         is_length_first = self.length_first.leave_model(name, args, kwargs)
         num_samples, num_tokens = batch_of(args, kwargs, is_length_first=is_length_first)
@@ -349,6 +352,14 @@ def _first_tensor_with_grad(output: Any) -> torch.Tensor | None:
     elif is_dataclass(output) and not isinstance(output, type):
         values = (getattr(output, each.name, None) for each in fields(output))
     return next((found for value in values if (found := _first_tensor_with_grad(value)) is not None), None)
+
+
+def _what_most_were_given(parts: list[Given]) -> Given:
+    """The first of as many samples as most parts of a model were given: a loss among them has a row for each word, and
+    a part that reads words letter by letter one for each of these."""
+    known = Counter(part.num_samples or 0 for part in parts if part.num_samples)
+    most = max(known.values(), default=0)
+    return next((part for part in parts if known[part.num_samples or 0] == most), parts[0])
 
 
 def _sum(before: int | None, more: int | None) -> int | None:

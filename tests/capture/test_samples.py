@@ -201,6 +201,27 @@ def test_a_part_that_is_called_beside_the_whole_model_tells_no_samples(tmp_path)
     assert prof.run.ranks[0].steps[1].num_samples == 4
 
 
+def test_samples_are_what_most_parts_of_a_model_were_given(tmp_path):
+    """stanza's parser is called by a method of its own, its loss among its parts: 120 sentences were told as the 4,320
+    rows of three losses."""
+    layers = {
+        "words": torch.nn.Embedding(30, 16),
+        "letters": torch.nn.Embedding(30, 16),
+        "head": torch.nn.Linear(16, 9),
+    }
+    model = torch.nn.ModuleDict({**layers, "loss": torch.nn.CrossEntropyLoss()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            words, letters = torch.randint(30, (4, 7)), torch.randint(30, (28, 5))
+            scores = model["head"](model["words"](words) + model["letters"](letters).mean(1).view(4, 7, 16))
+            model["loss"](scores.flatten(0, 1), words.flatten() % 9).backward()
+            optimizer.step()
+
+    step = prof.run.ranks[0].steps[2]
+    assert (step.num_samples, step.num_tokens) == (4, 28)
+
+
 def test_how_large_the_largest_call_of_a_step_is(tmp_path):
     """By all tensors of the call, in containers too; a list that holds itself is no endless one."""
 
