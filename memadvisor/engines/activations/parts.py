@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from memadvisor.engines.activations.changing_buffers import Buffers, ChangingBuffers, WithBuffers
+from memadvisor.engines.activations.changing_state import ChangingState, State, WithState
 from memadvisor.engines.activations.inner_hooks import FiringOnce, InnerHooks
 from memadvisor.engines.activations.second_run import (
     Around,
@@ -50,12 +50,12 @@ _UNCHANGING = (type(None), bool, int, float, str, torch.dtype, torch.device)
 class Parts:
     """The parts of all units of a process. Modules are held weakly."""
 
-    def __init__(self, hooks: Hooks, told: Told, note: Note, undo: Undo, buffers: ChangingBuffers) -> None:
+    def __init__(self, hooks: Hooks, told: Told, note: Note, undo: Undo, state: ChangingState) -> None:
         self._hooks = hooks
         self._told = told
         self._note = note
         self._undo = undo
-        self._buffers = buffers
+        self._state = state
         self._inner_hooks = InnerHooks()
         self._forwards = UnitForwards(self, undo)
         self._place_of: weakref.WeakKeyDictionary[torch.nn.Module, _PlaceInUnit] = weakref.WeakKeyDictionary()
@@ -116,11 +116,11 @@ class Parts:
         if part is None or not place.number:
             running = getattr(self._running, "unit", None)
             part = _Part(place, args, kwargs, self._told, None if running is None else running[1])
-        before = self._buffers.before(module)
+        before = self._state.before(module)
         firing = self._inner_hooks.of(module)
         forward, around = functools.partial(original, module), functools.partial(_again, before, firing)
         output = part.call(forward, around, args, kwargs, firing)
-        self._buffers.learn(module, before)
+        self._state.learn(module, before)
         if place.number + 1 < len(place.part):
             self._open[place.part] = part
         return output
@@ -134,9 +134,9 @@ class Parts:
 
 
 @contextlib.contextmanager
-def _again(before: Buffers, firing: FiringOnce | None) -> Iterator[None]:
+def _again(before: State, firing: FiringOnce | None) -> Iterator[None]:
     """What a module of a part runs again inside."""
-    with WithBuffers(before), contextlib.nullcontext() if firing is None else firing.second_run():
+    with WithState(before), contextlib.nullcontext() if firing is None else firing.second_run():
         yield
 
 

@@ -1,9 +1,9 @@
 """Units whose forward keeps nothing but its inputs, and runs again in the backward.
 
 The first run is the script's own call (unit_forwards.py). second_run.py does the work, with the random state and autocast
-of the first run; buffers that a forward changes are put back for it (changing_buffers.py). Stretches of several units are
-stretches.py's; one whose units the script does not call one after the other, each with what the one before it returned,
-is left to its units, each by itself.
+of the first run; buffers and attributes that a forward changes are put back for it (changing_state.py). Stretches of
+several units are stretches.py's; one whose units the script does not call one after the other, each with what the one
+before it returned, is left to its units, each by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from memadvisor.cost.stretches import Stretches
 from memadvisor.engines.activations.caches import EmptyCaches, with_caches_as_they_were
-from memadvisor.engines.activations.changing_buffers import Buffers, ChangingBuffers, WithBuffers
+from memadvisor.engines.activations.changing_state import ChangingState, State, WithState
 from memadvisor.engines.activations.inner_hooks import FiringOnce, InnerHooks
 from memadvisor.engines.activations.kept import KeptOutputs
 from memadvisor.engines.activations.offloaded_activations import OffloadedActivations
@@ -60,7 +60,7 @@ class Recompute:
         self._note = note
         self._undo = undo
         self._units: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self._buffers = ChangingBuffers()
+        self._state = ChangingState()
         self._caches = EmptyCaches()
         self._inner_hooks = InnerHooks()
         self._noted: set[tuple[str, str]] = set()
@@ -69,7 +69,7 @@ class Recompute:
             weakref.WeakKeyDictionary()
         )
         self._kept: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
-        self._parts = Parts(hooks, self._label_kept, note, undo, self._buffers)
+        self._parts = Parts(hooks, self._label_kept, note, undo, self._state)
         self._broken: set[Stretch] = set()
         self._passes: dict[Stretch, Pass] = {}  # those that are under way
         undo.add(self._units.clear)
@@ -112,7 +112,7 @@ class Recompute:
         kwargs: dict[str, Any],
     ) -> Any:
         args, kwargs = self._caches.leave_out(module, args, kwargs)
-        before = self._buffers.before(module)
+        before = self._state.before(module)
         plain = functools.partial(original, module)
         forward, args, kwargs = with_caches_as_they_were(module, plain, args, kwargs)
         firing = self._inner_hooks.of(module)
@@ -135,14 +135,14 @@ class Recompute:
                 functools.partial(self._parts.within, unit),
                 firing,
             )
-        self._buffers.learn(module, before)
+        self._state.learn(module, before)
         return output
 
     @contextlib.contextmanager
-    def _again(self, module: torch.nn.Module, before: Buffers, firing: FiringOnce | None) -> Iterator[None]:
+    def _again(self, module: torch.nn.Module, before: State, firing: FiringOnce | None) -> Iterator[None]:
         """What a second run is done inside."""
         hooks = contextlib.nullcontext() if firing is None else firing.second_run()
-        with WithBuffers(before), self.watch(module), hooks:
+        with WithState(before), self.watch(module), hooks:
             yield
 
     def _label_kept(self, tensor: torch.Tensor) -> None:

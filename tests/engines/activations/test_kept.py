@@ -200,8 +200,7 @@ class Growing(torch.nn.Module):
         self.num_calls = 0
 
     def forward(self, x):
-        if torch._C._current_autograd_node() is None:
-            self.num_calls += 1
+        self.num_calls += 1
         for layer in self.layers[: 1 + self.num_calls % 4]:
             x = torch.tanh(layer(x))
         return x

@@ -107,10 +107,10 @@ class Stateful(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(dim, dim)
         self.register_buffer("u", torch.ones(dim))
-        self.num_calls = 0
+        self.runs = []
 
     def forward(self, x):
-        self.num_calls += 1
+        self.runs.append(x.shape)
         y = self.linear(x) * self.u.clone()
         with torch.no_grad():
             self.u.mul_(0.9).add_(0.01 * y.detach().mean(0))
@@ -141,7 +141,7 @@ def test_buffers_that_a_forward_uses_and_changes():
     with applied(make_plan(1, policy="every-layer")):
         model = stack(Stateful)
         ours = regress(model)
-    assert model[0].num_calls == 12  # it was recomputed
+    assert len(model[0].runs) == 12  # it was recomputed
     assert ours[0] == plain[0]
     assert all(torch.equal(ours[1][name], plain[1][name]) for name in plain[1])
 
