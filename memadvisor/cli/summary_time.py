@@ -41,7 +41,10 @@ def step_time(analysis: Analysis, rank: RankAnalysis, width: int) -> RenderableT
             number(format_fraction(spent_s / time.median_s if time.median_s else None)),
             Text(bar(spent_s, time.median_s, bar_width), PHASE_COLORS[phase]),
         )
-    facts = [f"recorder {format_fraction(time.recorder_fraction)} of a timed step"]
+    fraction = time.recorder_fraction
+    facts = [
+        f"recorder {NOT_RECORDED if fraction is None else f'{format_fraction(fraction)} of a timed step'}"
+    ]
     if time.num_listened_steps < time.num_steps:
         facts.append(
             f"phases and units from the {time.num_listened_steps} steps whose modules were listened to"
