@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from benchmarks.accuracy.blind import BLIND, FIRST
+from benchmarks.accuracy.blind_comparisons import COMPARISONS, FIRST_COMPARISONS
 from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
 from benchmarks.accuracy.blind_machines import FIRST_MACHINES, MACHINES
 from benchmarks.accuracy.blind_recipes import FIRST_RECIPES, RECIPES
@@ -171,6 +172,7 @@ UNSEEN = (
     *RECIPES,
     *MACHINES,
     *TRAINERS,
+    *COMPARISONS,
 )
 
 
@@ -223,7 +225,9 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         "| table | time MAPE, blind | bias | Spearman | today | bias | Spearman | memory MAPE, blind | bias | today | bias |",
         f"|{'---|' * 11}",
     ]
-    for name, first in (FIRST | FIRST_FINETUNING | FIRST_RECIPES | FIRST_MACHINES | FIRST_TRAINERS).items():
+    for name, first in (
+        FIRST | FIRST_FINETUNING | FIRST_RECIPES | FIRST_MACHINES | FIRST_TRAINERS | FIRST_COMPARISONS
+    ).items():
         frame = frames[name]
         time, memory = (
             errors(frame[f"predicted_{unit}"], frame[f"measured_{unit}"]) for unit in ("s", "bytes")

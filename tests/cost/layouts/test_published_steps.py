@@ -74,6 +74,11 @@ AT_MOST = {
     "trainers_2026": (0.3, 0.2),
     "xorl_qwen35_h100": (0.08, 0.32),
     "xorl_qwen35_8k_h100": (0.25, 0.4),
+    "paddlenlp_a100": (0.18, 0.22),
+    "lambda_bert": (0.75, None),
+    "timm_rtx3090": (0.09, None),
+    "halo_b300": (0.4, 0.28),
+    "trl_b300": (0.52, 0.08),
 }
 
 
